@@ -1,0 +1,241 @@
+//! Flags of `pageleap demo`, and what each accepts.
+
+use std::time::Duration;
+
+use clap::Args;
+use pageleap::{EngineChoice, PageSize};
+
+use super::lineitem::MIN_SCALE_FACTOR;
+use super::writer::Rate;
+
+/// Above this a table has 0.84 EB, and the figures in messages stop making sense.
+const MAX_SCALE_FACTOR: f64 = 1e9;
+
+/// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
+///
+/// Generates lineitem, keeps all its columns in a region on one node, repeats Q1 and Q6 in one thread while another
+/// writes L_ORDERKEY of random rows, moves the region, and compares the time with a memcpy of the same bytes in the
+/// same run. Then it verifies that the query results are equal, that every write is present and that the physical
+/// frames have changed. On a machine with one node the region moves to a second pool on that node: its frames are
+/// new, the node is the same.
+///
+/// The threads are not bound to CPUs; use `numactl --cpunodebind=N pageleap demo` for that.
+///
+/// Exit code: 0 everything verified; 1 a mismatch or a failure; 2 a request that this machine or this program cannot
+/// take; 130 interrupted by Ctrl-C.
+#[derive(Args, Clone, Debug)]
+pub struct DemoArgs {
+    /// TPC-H scale factor; 1 makes 6 million rows, 0.84 GB
+    #[arg(long, value_name = "F", default_value = "1", allow_hyphen_values = true, value_parser = scale_factor)]
+    pub scale_factor: f64,
+
+    /// Node that the table starts on [default: the first node with memory]
+    #[arg(long, value_name = "NODE")]
+    pub from: Option<u32>,
+
+    /// Node to move the table to [default: the next node with memory, or the same one if there is no other]
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<u32>,
+
+    /// Page size of both pools: 4k or 2m
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub page_size: PageSize,
+
+    /// Writes per second to L_ORDERKEY: a number such as 0, 100k or 10m, or max
+    #[arg(long, value_name = "RATE", default_value = "100k", allow_hyphen_values = true)]
+    pub writes_per_s: Rate,
+
+    /// Bytes that one migration step works on, such as 512k or 16m [default: the engine's]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = area)]
+    pub area: Option<usize>,
+
+    /// Migration engine: auto or mprotect
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub engine: EngineChoice,
+
+    /// Threads that copy during the migration; the memcpy it is compared with always has one
+    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = threads)]
+    pub threads: usize,
+
+    /// Give up the migration after this time, such as 10, 0.5s or 250ms [default: never]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = timeout)]
+    pub timeout: Option<Duration>,
+
+    /// Seed of the writer's choice of rows
+    #[arg(long, value_name = "SEED", default_value = "1")]
+    pub seed: u64,
+
+    /// With --page-size 2m: reserve the huge pages for the run and give them back afterwards (needs root)
+    #[arg(long)]
+    pub reserve_huge_pages: bool,
+
+    /// Print one JSON object to standard output instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl DemoArgs {
+    /// What only several flags together show; each on its own has been checked by its parser.
+    pub fn check(&self) -> Result<(), String> {
+        if self.reserve_huge_pages && self.page_size == PageSize::Base {
+            return Err(
+                "--reserve-huge-pages has no meaning with --page-size 4k; add --page-size 2m".to_owned()
+            );
+        }
+        let page = self.page_size.bytes();
+        if let Some(area) = self.area
+            && area % page != 0
+        {
+            return Err(format!(
+                "--area {area}: an area consists of whole pages; use a multiple of {page} bytes with --page-size {}",
+                self.page_size
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn scale_factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| "expected a number such as 1 or 0.1".to_owned())?;
+    if !factor.is_finite() || factor <= 0.0 {
+        return Err("expected a finite number above 0".to_owned());
+    }
+    if factor > MAX_SCALE_FACTOR {
+        return Err(format!("no machine has memory for more than scale factor {MAX_SCALE_FACTOR}"));
+    }
+    if factor < MIN_SCALE_FACTOR {
+        return Err(format!(
+            "the smallest table that TPC-H can generate has scale factor {MIN_SCALE_FACTOR}"
+        ));
+    }
+    Ok(factor)
+}
+
+fn area(text: &str) -> Result<usize, String> {
+    let expected = "expected bytes such as 65536, 512k, 16m or 1g";
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(expected.to_owned());
+    }
+    let bytes = digits.parse::<usize>().map_err(|_| expected.to_owned())?;
+    match bytes.checked_mul(1 << shift) {
+        Some(0) => Err("an area has at least one page".to_owned()),
+        Some(bytes) => Ok(bytes),
+        None => Err("more bytes than the address space has".to_owned()),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least one thread must copy".to_owned()),
+        Ok(threads) => Ok(threads),
+        Err(_) => Err("expected a number of threads, at least 1".to_owned()),
+    }
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds: f64 = digits.parse().map_err(|_| "expected seconds such as 10, 0.5s or 250ms".to_owned())?;
+    if seconds.is_nan() || seconds <= 0.0 {
+        return Err("a timeout must be longer than 0; leave it out to wait for ever".to_owned());
+    }
+    match Duration::try_from_secs_f64(seconds * unit) {
+        Ok(Duration::ZERO) => Err("a timeout must be at least one nanosecond".to_owned()),
+        Ok(timeout) => Ok(timeout),
+        Err(_) => Err("longer than this program can count; leave it out to wait for ever".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: DemoArgs,
+    }
+
+    fn parse(flags: &[&str]) -> Result<DemoArgs, String> {
+        let line = Line::try_parse_from(["demo"].iter().chain(flags)).map_err(|error| error.to_string())?;
+        line.args.check()?;
+        Ok(line.args)
+    }
+
+    #[test]
+    fn defaults() {
+        let args = parse(&[]).unwrap();
+        assert_eq!(args.scale_factor, 1.0);
+        assert_eq!((args.from, args.to, args.area, args.timeout), (None, None, None, None));
+        assert_eq!(args.page_size, PageSize::Base);
+        assert_eq!(args.writes_per_s, Rate::PerSecond(100_000));
+        assert_eq!(args.threads, 1);
+        assert!(!args.json && !args.reserve_huge_pages);
+    }
+
+    #[test]
+    fn scale_factors() {
+        assert_eq!(scale_factor("0.01"), Ok(0.01));
+        assert_eq!(scale_factor("1e3"), Ok(1000.0));
+        for text in ["0", "-1", "nan", "inf", "-inf", "1e-9", "1e10", "", "one", "1,5"] {
+            assert!(scale_factor(text).is_err(), "{text}");
+        }
+        assert!(parse(&["--scale-factor", "-1"]).unwrap_err().contains("above 0"));
+    }
+
+    #[test]
+    fn areas() {
+        for (text, bytes) in [("4096", 4096), ("512k", 512 << 10), ("16M", 16 << 20), ("1g", 1 << 30)] {
+            assert_eq!(area(text), Ok(bytes));
+        }
+        for text in ["0", "0k", "", "k", "-1", "1.5m", "99999999999g", "16mb", "+4k"] {
+            assert!(area(text).is_err(), "{text}");
+        }
+        assert!(parse(&["--area", "5000"]).unwrap_err().contains("multiple of 4096"));
+        assert!(parse(&["--area", "512k", "--page-size", "2m"]).unwrap_err().contains("multiple of 2097152"));
+        assert_eq!(parse(&["--area", "2m", "--page-size", "2m"]).unwrap().area, Some(2 << 20));
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, time) in [("10", 10_000), ("10s", 10_000), ("0.5", 500), ("250ms", 250)] {
+            assert_eq!(timeout(text), Ok(Duration::from_millis(time)));
+        }
+        for text in ["0", "0s", "-1", "nan", "inf", "1e-30", "1e300", "", "s", "ms", "soon"] {
+            assert!(timeout(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn thread_counts() {
+        assert_eq!(threads("3"), Ok(3));
+        for text in ["0", "-1", "two", "1.5", ""] {
+            assert!(threads(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_flags_refuse_what_they_cannot_take() {
+        for flags in [
+            ["--page-size", "3k"],
+            ["--engine", "magic"],
+            ["--from", "-1"],
+            ["--to", "one"],
+            ["--writes-per-s", "-5"],
+            ["--seed", "x"],
+        ] {
+            assert!(parse(&flags).is_err(), "{flags:?}");
+        }
+        assert!(parse(&["--reserve-huge-pages"]).unwrap_err().contains("--page-size 2m"));
+    }
+}

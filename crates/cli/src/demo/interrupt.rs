@@ -1,0 +1,33 @@
+//! Ctrl-C and its like ask the run to end; they do not end the process, which would leave huge pages reserved.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// The signal that arrived first, or 0.
+static RECEIVED: AtomicI32 = AtomicI32::new(0);
+
+/// From now on SIGINT, SIGTERM and SIGHUP are only noted.
+pub fn install() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: a zeroed sigaction is valid (no flags, empty mask); `note` does nothing but store to an atomic,
+        // which a signal handler may do; the call touches no memory beyond the structure.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note as *const () as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn note(signal: libc::c_int) {
+    // The first one names the exit code; a repeated Ctrl-C changes nothing.
+    let _ = RECEIVED.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// The signal that asks for the end, if one has arrived.
+pub fn received() -> Option<i32> {
+    match RECEIVED.load(Ordering::Relaxed) {
+        0 => None,
+        signal => Some(signal),
+    }
+}

@@ -1,0 +1,153 @@
+//! Where the run stands, as the query thread and the writer see it.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// Longest time that is recorded as what it is; longer ones count as this.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+/// Significant figures of recorded times.
+const FIGURES: u8 = 3;
+
+/// All phases, in the order in which results are kept in arrays.
+pub const PHASES: [Phase; 3] = [Phase::Before, Phase::During, Phase::After];
+
+/// A part of the run, by its relation to the leap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// The leap has not started.
+    Before,
+    /// The job is under way.
+    During,
+    /// The job has ended.
+    After,
+}
+
+impl Phase {
+    /// The phase of something that began in `from` and ended in `to`: whatever overlaps the leap is `During`.
+    pub fn of_interval(from: Phase, to: Phase) -> Phase {
+        if from == to { from } else { Phase::During }
+    }
+}
+
+/// The current phase, and whether the threads shall end.
+///
+/// All accesses are relaxed: the values order nothing, and a thread that sees a new phase a little late files one
+/// more result under the old one.
+#[derive(Debug)]
+pub struct Stage {
+    phase: AtomicU8,
+    stop: AtomicBool,
+}
+
+impl Stage {
+    /// Before the leap, not stopped.
+    pub fn new() -> Stage {
+        Stage { phase: AtomicU8::new(Phase::Before as u8), stop: AtomicBool::new(false) }
+    }
+
+    /// The current phase.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::Before,
+            1 => Phase::During,
+            _ => Phase::After,
+        }
+    }
+
+    /// Sets the phase.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    /// Whether the threads shall end.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Tells the threads to end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Times by phase.
+#[derive(Debug)]
+pub struct Times([Histogram<u64>; PHASES.len()]);
+
+impl Times {
+    /// No times yet.
+    pub fn new() -> Times {
+        // With fixed bounds, so that recording never allocates.
+        let empty = || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
+        Times([empty(), empty(), empty()])
+    }
+
+    /// Adds one time to those of `phase`.
+    pub fn add(&mut self, phase: Phase, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(LONGEST_NS);
+        self.0[phase as usize].saturating_record(ns);
+    }
+
+    /// How many there are in `phase`.
+    pub fn count(&self, phase: Phase) -> u64 {
+        self.0[phase as usize].len()
+    }
+
+    /// The time that the given share of those of `phase` does not exceed; `None` if there are none.
+    pub fn quantile_ns(&self, phase: Phase, share: f64) -> Option<u64> {
+        let histogram = &self.0[phase as usize];
+        (!histogram.is_empty()).then(|| histogram.value_at_quantile(share))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_overlaps_the_leap_is_during() {
+        use Phase::{After, Before, During};
+        for (from, to, phase) in [
+            (Before, Before, Before),
+            (Before, During, During),
+            (Before, After, During),
+            (During, During, During),
+            (During, After, During),
+            (After, After, After),
+        ] {
+            assert_eq!(Phase::of_interval(from, to), phase);
+        }
+    }
+
+    #[test]
+    fn times_keep_three_figures_by_phase() {
+        let mut times = Times::new();
+        for ms in 1..=1000 {
+            times.add(Phase::During, Duration::from_millis(ms));
+        }
+        times.add(Phase::After, Duration::from_secs(1_000_000));
+        let close = |ns: Option<u64>, expected: f64| (ns.unwrap() as f64 / expected - 1.0).abs() < 0.002;
+        assert!(close(times.quantile_ns(Phase::During, 0.5), 500e6));
+        assert!(close(times.quantile_ns(Phase::During, 0.999), 999e6));
+        assert!(close(times.quantile_ns(Phase::During, 1.0), 1000e6));
+        assert!(close(times.quantile_ns(Phase::After, 1.0), LONGEST_NS as f64));
+        assert_eq!(times.quantile_ns(Phase::Before, 0.5), None);
+        assert_eq!(PHASES.map(|phase| times.count(phase)), [0, 1000, 1]);
+    }
+
+    #[test]
+    fn a_stage_goes_through_its_phases() {
+        let stage = Stage::new();
+        assert_eq!(stage.phase(), Phase::Before);
+        stage.enter(Phase::During);
+        assert_eq!(stage.phase(), Phase::During);
+        stage.enter(Phase::After);
+        assert_eq!(stage.phase(), Phase::After);
+        assert!(!stage.stopped());
+        stage.stop();
+        assert!(stage.stopped());
+    }
+}

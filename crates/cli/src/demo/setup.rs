@@ -1,0 +1,221 @@
+//! Decides on which nodes the demo runs and whether it fits, before anything is generated.
+
+use std::fmt;
+
+use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
+use super::report::human_bytes;
+
+/// Share of the free memory that the demo takes at most; the rest is for page tables and everybody else.
+const USABLE_SHARE: f64 = 0.95;
+
+/// What must be known of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeMemory {
+    /// The kernel's number of the node.
+    pub id: u32,
+    /// All its memory; 0 for a node with CPUs only.
+    pub total_bytes: u64,
+    /// What is free of it.
+    pub free_bytes: u64,
+    /// Free huge pages of 2 MB.
+    pub free_huge_pages: u64,
+}
+
+/// Why the demo cannot start as asked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The nodes to start from and to move to.
+pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) -> Result<(u32, u32), Refusal> {
+    let with_memory: Vec<u32> =
+        nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id).collect();
+    for (flag, id) in [("--from", from), ("--to", to)] {
+        let Some(id) = id else { continue };
+        if with_memory.contains(&id) {
+            continue;
+        }
+        let what = if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
+        let known: Vec<String> = with_memory.iter().map(u32::to_string).collect();
+        return Err(Refusal(format!(
+            "{flag} {id}: node {id} {what}; nodes with memory: {}",
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        )));
+    }
+    let other_than = |id: u32| with_memory.iter().copied().find(|other| *other != id).unwrap_or(id);
+    let first =
+        *with_memory.first().ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
+    Ok(match (from, to) {
+        (Some(from), Some(to)) => (from, to),
+        (Some(from), None) => (from, other_than(from)),
+        (None, Some(to)) => (other_than(to), to),
+        (None, None) => (first, other_than(first)),
+    })
+}
+
+/// What the demo wants of the memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    /// TPC-H scale factor.
+    pub scale_factor: f64,
+    /// Node to start from.
+    pub from: u32,
+    /// Node to move to.
+    pub to: u32,
+    /// Whether the pools consist of huge pages, and of what size.
+    pub huge_page_bytes: Option<u64>,
+    /// Whether missing huge pages will be reserved.
+    pub reserve: bool,
+}
+
+impl Demand {
+    /// Refuses what will not fit.
+    pub fn check(&self, nodes: &[NodeMemory]) -> Result<(), Refusal> {
+        let from = find(nodes, self.from)?;
+        let to = find(nodes, self.to)?;
+        if self.from == self.to {
+            self.check_node(from, 2, true)
+        } else {
+            self.check_node(from, 1, true)?;
+            self.check_node(to, 1, false)
+        }
+    }
+
+    /// Whether `pools` pools of the table, and what else the demo keeps in memory if `ordinary` is set, fit on a node.
+    fn check_node(&self, node: &NodeMemory, pools: u32, ordinary: bool) -> Result<(), Refusal> {
+        let table = estimate_bytes(self.scale_factor);
+        // The shadow copy comes when the text that comments are cut from has gone.
+        let shadow = self.scale_factor * ROWS_AT_SF1 as f64 * size_of::<u64>() as f64;
+        let beside = if ordinary { shadow.max(TEXT_POOL_BYTES as f64) } else { 0.0 };
+        let pool_bytes = f64::from(pools) * table;
+
+        if let Some(page) = self.huge_page_bytes
+            && !self.reserve
+        {
+            let pages = f64::from(pools) * (table / page as f64).ceil();
+            if pages > node.free_huge_pages as f64 {
+                return Err(Refusal(format!(
+                    "--page-size 2m --scale-factor {}: needs {pages} free huge pages of 2 MB on node {id}, which has \
+                     {free}; add --reserve-huge-pages (needs root), or write the number that is missing on top of the \
+                     present one to /sys/devices/system/node/node{id}/hugepages/hugepages-2048kB/nr_hugepages, or use \
+                     --page-size 4k",
+                    self.scale_factor,
+                    id = node.id,
+                    free = node.free_huge_pages,
+                )));
+            }
+            return Ok(());
+        }
+        let usable = node.free_bytes as f64 * USABLE_SHARE;
+        if pool_bytes + beside <= usable {
+            return Ok(());
+        }
+        let largest = (usable - beside.min(TEXT_POOL_BYTES as f64)) / (pool_bytes / self.scale_factor);
+        let largest = largest.min(usable / ((pool_bytes + shadow) / self.scale_factor));
+        let remedy = if largest >= MIN_SCALE_FACTOR {
+            format!("use --scale-factor {} or less", round_down(largest))
+        } else {
+            "free some memory".to_owned()
+        };
+        Err(Refusal(format!(
+            "--scale-factor {}: needs about {} on node {id} ({pools} pool{} of {}, and {} for the generator and a shadow \
+             copy), but node {id} has {} free; {remedy}",
+            self.scale_factor,
+            human_bytes(pool_bytes + beside),
+            if pools == 1 { "" } else { "s" },
+            human_bytes(table),
+            human_bytes(beside),
+            human_bytes(node.free_bytes as f64),
+            id = node.id,
+        )))
+    }
+}
+
+fn find(nodes: &[NodeMemory], id: u32) -> Result<&NodeMemory, Refusal> {
+    nodes.iter().find(|node| node.id == id).ok_or_else(|| Refusal(format!("node {id} does not exist")))
+}
+
+/// Two significant digits, never more than `value`.
+fn round_down(value: f64) -> f64 {
+    let unit = 10f64.powf(value.log10().floor() - 1.0);
+    let rounded = (value / unit).floor() * unit;
+    // Printing through text removes the tail that the multiplication with a power of ten leaves.
+    format!("{rounded:.6}").parse().unwrap_or(rounded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: u32, total_gib: u64, free_gib: u64) -> NodeMemory {
+        NodeMemory { id, total_bytes: total_gib << 30, free_bytes: free_gib << 30, free_huge_pages: 0 }
+    }
+
+    #[test]
+    fn nodes_default_to_two_different_ones_where_there_are_two() {
+        let two = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
+        assert_eq!(choose_nodes(&two, None, None), Ok((0, 4)));
+        assert_eq!(choose_nodes(&two, Some(4), None), Ok((4, 0)));
+        assert_eq!(choose_nodes(&two, None, Some(0)), Ok((4, 0)));
+        assert_eq!(choose_nodes(&two, Some(4), Some(4)), Ok((4, 4)));
+        let one = [node(0, 8, 8)];
+        assert_eq!(choose_nodes(&one, None, None), Ok((0, 0)));
+        assert_eq!(choose_nodes(&one, None, Some(0)), Ok((0, 0)));
+    }
+
+    #[test]
+    fn unknown_nodes_and_nodes_without_memory_are_named() {
+        let nodes = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
+        let refusal = |from, to| choose_nodes(&nodes, from, to).unwrap_err().to_string();
+        assert_eq!(refusal(Some(2), None), "--from 2: node 2 does not exist; nodes with memory: 0, 4");
+        assert_eq!(refusal(None, Some(1)), "--to 1: node 1 has no memory; nodes with memory: 0, 4");
+        assert!(choose_nodes(&[], None, None).is_err());
+    }
+
+    fn demand(scale_factor: f64, to: u32) -> Demand {
+        Demand { scale_factor, from: 0, to, huge_page_bytes: None, reserve: false }
+    }
+
+    #[test]
+    fn what_fits_is_accepted_and_the_largest_that_fits_is_named() {
+        let nodes = [node(0, 24, 22), node(1, 24, 4)];
+        demand(1.0, 0).check(&nodes).unwrap();
+        demand(10.0, 0).check(&nodes).unwrap();
+        for (factor, to) in [(100.0, 0), (1e9, 0), (10.0, 1)] {
+            let refusal = demand(factor, to).check(&nodes).unwrap_err().to_string();
+            assert!(refusal.contains("free; use --scale-factor "), "{refusal}");
+            let named = refusal.split("use --scale-factor ").nth(1).unwrap().split(' ').next().unwrap();
+            demand(named.parse().unwrap(), to).check(&nodes).unwrap();
+        }
+        let refusal = demand(1.0, 0).check(&[node(0, 24, 0)]).unwrap_err().to_string();
+        assert!(refusal.ends_with("free some memory"), "{refusal}");
+    }
+
+    #[test]
+    fn huge_pages_must_be_free_or_be_reserved() {
+        let mut nodes = [node(0, 24, 22)];
+        let mut demand = Demand { huge_page_bytes: Some(2 << 20), ..demand(1.0, 0) };
+        let refusal = demand.check(&nodes).unwrap_err().to_string();
+        assert!(refusal.contains("needs 802 free huge pages of 2 MB on node 0, which has 0"), "{refusal}");
+        nodes[0].free_huge_pages = 802;
+        demand.check(&nodes).unwrap();
+        nodes[0].free_huge_pages = 0;
+        demand.reserve = true;
+        demand.check(&nodes).unwrap();
+    }
+
+    #[test]
+    fn rounding_never_exceeds() {
+        for (value, rounded) in [(12.96, 12.0), (129.0, 120.0), (0.0999, 0.099), (1.0, 1.0), (3.57, 3.5)] {
+            assert!((round_down(value) - rounded).abs() < 1e-9, "{value}");
+            assert!(round_down(value) <= value);
+        }
+    }
+}

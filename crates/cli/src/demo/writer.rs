@@ -1,0 +1,278 @@
+//! The thread that writes `L_ORDERKEY` of random rows, and the shadow copy that tells whether a write was lost.
+//!
+//! Every write stores a value that no other write stores: a mark, and the number of the write. The same value goes
+//! to the same row of the shadow, in ordinary memory that nothing moves. When the writer has ended, each row that
+//! differs from its shadow has lost its last write.
+//!
+//! A *gap* is the time from the end of one batch of writes to the end of the next. The writer reads the clock once
+//! per batch. Up to [`SLEEP_LIMIT_PER_S`] it sleeps between batches ([`TICK`], or until the next write is due) and
+//! does not occupy a core, so its ordinary gap is a tick, not zero; above, batches have [`SMALL_BATCH`] writes, and
+//! it spins. Writes that became due during a stall are caught up with at full speed.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::phase::{Phase, Stage, Times};
+
+/// Rates up to this are paced by sleeping.
+const SLEEP_LIMIT_PER_S: u64 = 1_000_000;
+/// How long the writer sleeps at rates that leave it something to do after each tick.
+const TICK: Duration = Duration::from_micros(50);
+/// Longest sleep, so that it notices the end of the run at the lowest rates.
+const LONGEST_SLEEP: Duration = Duration::from_millis(5);
+/// Writes per reading of the clock where the writer spins.
+const SMALL_BATCH: u64 = 16;
+/// Most writes per reading of the clock where the writer sleeps, reached only while it catches up.
+const LARGE_BATCH: u64 = 1024;
+/// Set in every value that the writer stores, and in no key of the table.
+const MARK: u64 = 1 << 63;
+/// Highest rate that can be asked for by number.
+const HIGHEST_PER_S: u64 = 1_000_000_000;
+
+/// How many writes per second the user asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// This many; at 0 there is no writer.
+    PerSecond(u64),
+    /// As many as it can.
+    Max,
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        if text.eq_ignore_ascii_case("max") {
+            return Ok(Rate::Max);
+        }
+        let expected = "expected a number such as 0, 500, 100k or 10m, or max";
+        let (digits, unit) = match text.char_indices().last() {
+            Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+            Some((at, 'm' | 'M')) => (&text[..at], 1e6),
+            _ => (text, 1.0),
+        };
+        if !digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') {
+            return Err(expected.to_owned());
+        }
+        let rate = digits.parse::<f64>().map_err(|_| expected.to_owned())? * unit;
+        if rate > HIGHEST_PER_S as f64 {
+            return Err(format!("no writer reaches more than {HIGHEST_PER_S} writes per second; use max"));
+        }
+        if rate.fract() != 0.0 {
+            return Err(format!("{rate} is not a whole number of writes per second"));
+        }
+        Ok(Rate::PerSecond(rate as u64))
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Rate::Max => f.write_str("max"),
+            Rate::PerSecond(rate) => rate.fmt(f),
+        }
+    }
+}
+
+/// What the writer leaves behind.
+#[derive(Debug)]
+pub struct WriteLog {
+    /// What the column must contain now.
+    pub shadow: Vec<u64>,
+    /// Number of writes.
+    pub writes: u64,
+    /// Gaps by phase.
+    pub gaps: Times,
+}
+
+impl WriteLog {
+    /// What is left where nothing writes.
+    pub fn none(shadow: Vec<u64>) -> WriteLog {
+        WriteLog { shadow, writes: 0, gaps: Times::new() }
+    }
+}
+
+/// Writes random rows of `slots` at `rate` until `stage` says stop. `completed` follows the number of writes.
+pub fn run(
+    slots: &[AtomicU64],
+    mut shadow: Vec<u64>,
+    rate: Rate,
+    seed: u64,
+    stage: &Stage,
+    completed: &AtomicU64,
+) -> WriteLog {
+    assert_eq!(slots.len(), shadow.len());
+    let mut random = SplitMix64(seed);
+    let mut gaps = Times::new();
+    let mut writes = 0u64;
+    let sleeps = matches!(rate, Rate::PerSecond(rate) if rate <= SLEEP_LIMIT_PER_S);
+    let largest_batch = if sleeps { LARGE_BATCH } else { SMALL_BATCH };
+    if sleeps {
+        wake_punctually();
+    }
+
+    let start = Instant::now();
+    let (mut last_end, mut last_phase) = (start, stage.phase());
+    let mut now = start;
+    while !stage.stopped() {
+        let due = match rate {
+            Rate::Max => u64::MAX,
+            Rate::PerSecond(rate) => ((now - start).as_nanos() as f64 * rate as f64 / 1e9) as u64,
+        };
+        let batch = due.saturating_sub(writes).min(largest_batch);
+        // A spinning writer waits until a full batch is due, so that its clock readings stay cheap.
+        if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
+            match rate {
+                Rate::PerSecond(rate) if sleeps => {
+                    let next_write = Duration::from_secs_f64((writes + 1) as f64 / rate.max(1) as f64);
+                    let wait = (start + next_write).saturating_duration_since(now);
+                    sleep(wait.clamp(TICK, LONGEST_SLEEP));
+                }
+                _ => std::hint::spin_loop(),
+            }
+            now = Instant::now();
+            continue;
+        }
+        for _ in 0..batch {
+            let row = random.below(slots.len());
+            writes += 1;
+            let value = MARK | writes;
+            slots[row].store(value, Ordering::Relaxed);
+            shadow[row] = value;
+        }
+        now = Instant::now();
+        completed.store(writes, Ordering::Relaxed);
+        let phase = stage.phase();
+        gaps.add(Phase::of_interval(last_phase, phase), now - last_end);
+        (last_end, last_phase) = (now, phase);
+        if sleeps && batch < LARGE_BATCH {
+            sleep(TICK);
+            now = Instant::now();
+        }
+    }
+    WriteLog { shadow, writes, gaps }
+}
+
+/// Number of rows whose content is not what was written to them last.
+pub fn lost(slots: &[AtomicU64], shadow: &[u64]) -> u64 {
+    slots.iter().zip(shadow).filter(|(slot, value)| slot.load(Ordering::Relaxed) != **value).count() as u64
+}
+
+/// Keeps the kernel from rounding this thread's sleeps up by its default of 50 us, which is a whole tick.
+fn wake_punctually() {
+    // SAFETY: PR_SET_TIMERSLACK takes one integer and changes this thread only. Failure leaves coarser sleeps.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong, 0, 0, 0) };
+}
+
+fn sleep(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+    // SAFETY: `time` is a valid time below one second (`LONGEST_SLEEP`); a null remainder is allowed. An early return
+    // through a signal only makes the next batch smaller.
+    unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut()) };
+}
+
+/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writer's speed is that of its writes.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`, uniform to one part in 2^64 / `end`.
+    fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn rates_parse() {
+        for (text, rate) in [
+            ("0", Rate::PerSecond(0)),
+            ("500", Rate::PerSecond(500)),
+            ("100k", Rate::PerSecond(100_000)),
+            ("1.5M", Rate::PerSecond(1_500_000)),
+            ("10m", Rate::PerSecond(10_000_000)),
+            ("max", Rate::Max),
+            ("MAX", Rate::Max),
+        ] {
+            assert_eq!(text.parse(), Ok(rate), "{text}");
+        }
+        for text in ["", "k", "-1", "+1", "nan", "inf", "1g", "ten", "0.5", "2000m", "1e400", "1 k", "١"] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+    }
+
+    fn column(rows: usize) -> (Vec<AtomicU64>, Vec<u64>) {
+        let keys: Vec<u64> = (1..=rows as u64).collect();
+        (keys.iter().map(|key| AtomicU64::new(*key)).collect(), keys)
+    }
+
+    fn run_until(rate: Rate, rows: usize, enough: u64) -> (Vec<AtomicU64>, WriteLog) {
+        let (slots, shadow) = column(rows);
+        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
+        let log = thread::scope(|scope| {
+            let writer = scope.spawn(|| run(&slots, shadow, rate, 7, &stage, &completed));
+            while completed.load(Ordering::Relaxed) < enough {
+                thread::yield_now();
+            }
+            stage.stop();
+            writer.join().unwrap()
+        });
+        (slots, log)
+    }
+
+    #[test]
+    fn the_shadow_follows_every_write_and_shows_each_lost_one() {
+        for rate in [Rate::PerSecond(200_000), Rate::PerSecond(3_000_000), Rate::Max] {
+            let (slots, log) = run_until(rate, 1000, 20_000);
+            assert_eq!(lost(&slots, &log.shadow), 0);
+            assert!(log.writes >= 20_000);
+            assert!(log.gaps.count(Phase::Before) > 0);
+            assert_eq!(log.gaps.count(Phase::During), 0);
+            slots[3].store(4, Ordering::Relaxed);
+            slots[999].store(1000, Ordering::Relaxed);
+            assert_eq!(lost(&slots, &log.shadow), 2);
+        }
+    }
+
+    #[test]
+    fn values_are_marked_and_unique_and_reach_all_rows() {
+        let (slots, log) = run_until(Rate::Max, 100, 100_000);
+        let mut values: Vec<u64> = slots.iter().map(|slot| slot.load(Ordering::Relaxed)).collect();
+        assert!(values.iter().all(|value| value & MARK != 0 && value & !MARK <= log.writes));
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!(values.len(), 100);
+    }
+
+    #[test]
+    fn a_paced_writer_never_exceeds_its_rate() {
+        let start = Instant::now();
+        let (_, log) = run_until(Rate::PerSecond(50_000), 10, 5_000);
+        assert!(log.writes as f64 <= start.elapsed().as_secs_f64() * 50_000.0 + 1.0);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_rows() {
+        let rows = |seed| {
+            let mut random = SplitMix64(seed);
+            (0..50).map(|_| random.below(1000)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(1), rows(1));
+        assert_ne!(rows(1), rows(2));
+        assert!(rows(3).iter().all(|row| *row < 1000));
+    }
+}

@@ -1,0 +1,46 @@
+//! The `pageleap` command.
+
+mod demo;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Moves memory between nodes while threads keep reading and writing it.
+#[derive(Parser)]
+#[command(name = "pageleap", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(Box<demo::DemoArgs>),
+}
+
+/// Exit code of a request that cannot be taken; clap uses the same for flags that it refuses.
+const USAGE: u8 = 2;
+/// Exit code of a failure or a mismatch.
+const FAILED: u8 = 1;
+/// Shells report a process that a signal ended as this plus the number of the signal.
+const SIGNALLED: u8 = 128;
+
+fn main() -> ExitCode {
+    let Cli { command: Command::Demo(args) } = Cli::parse();
+    match demo::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(demo::Stop::Refused(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(USAGE)
+        }
+        Err(demo::Stop::Failed(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(FAILED)
+        }
+        Err(demo::Stop::Interrupted { signal, found }) => {
+            eprintln!("interrupted: {found}");
+            ExitCode::from(SIGNALLED.wrapping_add(signal as u8))
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Which CPUs a thread of ours runs on.
+
+/// Confines the calling thread to those of `cpus` on which it may run at all. Returns whether that worked; with an empty list (a node
+/// without CPUs) nothing changes.
+pub(crate) fn run_on(cpus: &[usize]) -> bool {
+    if cpus.is_empty() {
+        return true;
+    }
+    // SAFETY: both calls read or write one CPU set of the calling thread; CPU_* stay inside it, as the range check ensures.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) != 0 {
+            return false;
+        }
+        let mut wanted: libc::cpu_set_t = std::mem::zeroed();
+        let fits = |cpu: &&usize| **cpu < libc::CPU_SETSIZE as usize;
+        let mut any = false;
+        for &cpu in cpus.iter().filter(fits) {
+            if libc::CPU_ISSET(cpu, &allowed) {
+                libc::CPU_SET(cpu, &mut wanted);
+                any = true;
+            }
+        }
+        any && libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &wanted) == 0
+    }
+}
+
+/// Blocks every signal in the calling thread except those that a fault raises, so that the application's handlers never run on a thread
+/// that holds an area closed.
+pub(crate) fn block_application_signals() {
+    // SAFETY: changes the mask of the calling thread only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,36 @@
+//! An executable invariant: every frame has one owner.
+
+use crate::pool::{Pool, Run};
+use crate::region::Region;
+use crate::sync::lock;
+
+/// Checks the books of pools and regions against each other: each frame that a region maps is taken, by this region only, and each taken
+/// frame is mapped by one of the regions. `regions` are all regions with frames of `pools`, and no job and no call is changing them.
+///
+/// Costs a few steps per frame. For tests, and for a service that wants to know.
+///
+/// # Errors
+/// A sentence that names the pool and the frames, if the books do not agree: a bug in this library.
+pub fn audit(pools: &[&Pool], regions: &[&Region]) -> Result<(), String> {
+    for pool in pools {
+        let mut owned: Vec<Run> = Vec::new();
+        for region in regions {
+            let extents = lock(&region.inner().extents);
+            let of_pool = extents.within(0..u64::MAX).filter(|e| e.pool == **pool);
+            owned.extend(of_pool.map(|e| Run { first: e.first_frame, frames: e.pages.end - e.pages.start }));
+        }
+        owned.sort();
+        if let Some(pair) = owned.windows(2).find(|w| w[0].end() > w[1].first) {
+            return Err(format!("{pool:?}: frames {:?} and {:?} have two owners", pair[0], pair[1]));
+        }
+        let sum: u64 = owned.iter().map(|run| run.frames).sum();
+        let (taken, all_taken) = pool.taken(&owned);
+        if !all_taken {
+            return Err(format!("{pool:?}: a frame that a region maps is free"));
+        }
+        if taken != sum {
+            return Err(format!("{pool:?}: {taken} frames are taken, regions own {sum}"));
+        }
+    }
+    Ok(())
+}

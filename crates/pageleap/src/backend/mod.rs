@@ -1,0 +1,199 @@
+//! The one boundary to the operating system's memory: every call that changes a mapping goes through [`Backend`].
+//!
+//! Three things live behind it: [`Linux`], which makes the system calls; [`Model`], a deterministic address space in
+//! ordinary memory, small enough for a model checker; and [`FailAt`], which wraps either and makes the Nth call fail
+//! before its side effect, after it, or in the middle of it. A per-job counter wraps the backend too.
+//!
+//! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either does what it says, or returns the
+//! error number; what can be true after an error is in the failure table of `docs/protocol.md`.
+
+mod count;
+mod fail_at;
+#[cfg(not(loom))]
+mod linux;
+mod model;
+
+use std::fmt;
+
+pub use count::Counted;
+pub use fail_at::{FailAt, FailMode};
+#[cfg(not(loom))]
+pub use linux::Linux;
+pub use model::{Model, ModelFault};
+pub use pageleap_sys::{Advice, Errno, Policy};
+
+use crate::error::Error;
+use crate::observe::AttributeRun;
+use crate::units::PageSize;
+
+/// A memory file that a backend has created. Closed by [`Backend::close_file`], exactly once, by the pool that owns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryFile(pub i32);
+
+/// Access that a mapping allows (`PROT_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Prot(pub i32);
+
+impl Prot {
+    /// No access.
+    pub const NONE: Prot = Prot(0);
+    /// Reading.
+    pub const READ: Prot = Prot(1);
+    /// Reading and writing.
+    pub const READ_WRITE: Prot = Prot(3);
+
+    /// Whether loads are allowed.
+    pub const fn readable(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether stores are allowed.
+    pub const fn writable(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// The same without permission to store.
+    pub const fn without_write(self) -> Prot {
+        Prot(self.0 & !2)
+    }
+}
+
+/// The operations of the boundary, as reports count them and errors name them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(usize)]
+pub enum Call {
+    /// Creation and sealing of a memory file.
+    CreateFile,
+    /// Reservation of address space.
+    Reserve,
+    /// Return of address space.
+    Release,
+    /// Replacement of a mapping by nothing, the address space being kept.
+    Vacate,
+    /// A fixed shared mapping of a memory file.
+    Map,
+    /// Page tables moved from one mapping to another.
+    Exchange,
+    /// A change of protection.
+    Protect,
+    /// `madvise` that changes no contents.
+    Advise,
+    /// `madvise` that fills page tables.
+    Populate,
+    /// `mlock2` or `munlock`.
+    Lock,
+    /// `mbind`.
+    Bind,
+    /// The query for the node of pages.
+    QueryNodes,
+}
+
+impl Call {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Call; 12] = [
+        Call::CreateFile,
+        Call::Reserve,
+        Call::Release,
+        Call::Vacate,
+        Call::Map,
+        Call::Exchange,
+        Call::Protect,
+        Call::Advise,
+        Call::Populate,
+        Call::Lock,
+        Call::Bind,
+        Call::QueryNodes,
+    ];
+
+    /// The system call's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Call::CreateFile => "memfd_create",
+            Call::Reserve => "mmap(PROT_NONE)",
+            Call::Release => "munmap",
+            Call::Vacate => "mmap(MAP_FIXED|PROT_NONE)",
+            Call::Map => "mmap(MAP_FIXED|MAP_SHARED)",
+            Call::Exchange => "mremap(DONTUNMAP)",
+            Call::Protect => "mprotect",
+            Call::Advise => "madvise",
+            Call::Populate => "madvise(POPULATE)",
+            Call::Lock => "mlock2",
+            Call::Bind => "mbind",
+            Call::QueryNodes => "move_pages(query)",
+        }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A fixed mapping of part of a memory file.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapping {
+    /// Where.
+    pub addr: usize,
+    /// How many bytes; a multiple of the file's page size, as are `addr` and `offset`.
+    pub len: usize,
+    /// Of which file.
+    pub file: MemoryFile,
+    /// From which byte of it on.
+    pub offset: u64,
+    /// With which access.
+    pub prot: Prot,
+    /// Whether page tables are filled before the call returns.
+    pub populate: bool,
+}
+
+/// The operating system's memory, as the engines see it. Addresses and lengths are bytes, aligned to the page size of the range.
+///
+/// All methods may be called from several threads at a time. [`Backend::protect`] and [`Backend::populate`] are also called
+/// from a signal handler, so they neither allocate nor lock.
+///
+/// # Safety of the `unsafe` methods
+/// They replace or forbid access to memory. The caller owns the ranges it names: it reserved them here, no Rust reference
+/// to them assumes what the call is about to change, and threads that access them are prepared for the outcome that the
+/// method states.
+#[allow(clippy::missing_safety_doc)] // stated once, above, for all methods
+pub trait Backend: Send + Sync {
+    /// Whether addresses of this backend are addresses of this process, so that pointers to them may be handed out.
+    fn is_host_memory(&self) -> bool;
+
+    /// Creates a memory file of `bytes` bytes that no child inherits and nobody can resize.
+    fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno>;
+    /// Closes it. Mappings stay.
+    fn close_file(&self, file: MemoryFile);
+    /// Reserves address space without access.
+    fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
+    /// Returns address space; what was mapped there is unmapped.
+    unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Unmaps, but keeps the address space.
+    unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Maps part of a file in place of what is there. On failure the range may be a hole.
+    unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
+    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is there. `from` stays mapped with empty
+    /// page tables. On failure `to` may be a hole. EINVAL, without side effect, where the kernel or the page size does not allow it.
+    unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
+    /// Changes access. When it returns, no CPU holds a translation that allows more.
+    unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
+    /// Gives advice that changes no contents.
+    unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno>;
+    /// Fills page tables for writing (or reading); fails where the mapping does not allow it, without raising a signal.
+    unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno>;
+    /// Locks into memory.
+    unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>;
+    /// Unlocks.
+    unsafe fn unlock(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Sets where new frames come from.
+    unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno>;
+    /// The attributes of a range as they are now, parts that are not mapped left out.
+    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error>;
+    /// Asks the kernel for the node of each address; negative numbers are negated error numbers.
+    fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
+    /// Copies bytes that other threads may be writing; the result may be torn. Not a mapping call: it cannot fail.
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize);
+    /// Zeroes bytes that nobody else accesses. Not a mapping call: it cannot fail.
+    unsafe fn zero(&self, addr: usize, len: usize);
+}

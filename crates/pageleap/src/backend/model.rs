@@ -1,0 +1,265 @@
+//! A model of the operating system's memory: files of pages, and an address space that maps addresses to them.
+//!
+//! Each call is one step under one lock, as the kernel's calls are under the address space's lock; a load or store checks
+//! and acts in one step, as the hardware does once `mprotect` has flushed the translations. A copy takes one step per
+//! page, so that writers get between its pages. Misuse (copying from a hole, mapping past the end of a file) panics.
+
+use std::collections::BTreeMap;
+
+use super::{Advice, Backend, Errno, Mapping, MemoryFile, Policy, Prot};
+use crate::error::Error;
+use crate::observe::{AttributeRun, Attributes};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::units::{BASE_PAGE, PageSize};
+
+/// Words of a model page that hold data; the rest of the page is not modelled. Small, so that a model checker copies little.
+const WORDS: usize = 4;
+
+/// An access that the address space does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelFault {
+    /// The address.
+    pub addr: usize,
+    /// Whether it was a store.
+    pub write: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// File and page in it; `None` for reserved address space.
+    frame: Option<(usize, usize)>,
+    prot: Prot,
+    dont_fork: bool,
+    dont_dump: bool,
+    locked: bool,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<Vec<[u64; WORDS]>>,
+    file_nodes: Vec<u32>,
+    space: BTreeMap<usize, Entry>,
+    next: usize,
+}
+
+/// The modelled machine. Files lie on the node that they were bound to, or on node 0.
+pub struct Model(Mutex<State>);
+
+impl Default for Model {
+    fn default() -> Self {
+        Model::new()
+    }
+}
+
+impl Model {
+    /// An empty address space.
+    pub fn new() -> Self {
+        Model(Mutex::new(State { next: 0x10_0000, ..State::default() }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
+    }
+
+    /// Loads the word at `addr`, as a CPU would.
+    pub fn load(&self, addr: usize) -> Result<u64, ModelFault> {
+        let state = self.state();
+        let fault = ModelFault { addr, write: false };
+        let (file, page) = state.translate(addr, Prot::readable).ok_or(fault)?;
+        Ok(state.files[file][page][word(addr)])
+    }
+
+    /// Stores the word at `addr`, as a CPU would.
+    pub fn store(&self, addr: usize, value: u64) -> Result<(), ModelFault> {
+        let mut state = self.state();
+        let fault = ModelFault { addr, write: true };
+        let (file, page) = state.translate(addr, Prot::writable).ok_or(fault)?;
+        state.files[file][page][word(addr)] = value;
+        Ok(())
+    }
+
+    /// Which page of which file is mapped at `addr`.
+    pub fn frame_at(&self, addr: usize) -> Option<(MemoryFile, usize)> {
+        let state = self.state();
+        state.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame).map(|(f, p)| (MemoryFile(f as i32), p))
+    }
+
+    /// Access, and whether children and core dumps leave the page out, and whether it is locked.
+    pub fn attributes_at(&self, addr: usize) -> Option<(Prot, bool, bool, bool)> {
+        let state = self.state();
+        state.space.get(&(addr / BASE_PAGE)).map(|e| (e.prot, e.dont_fork, e.dont_dump, e.locked))
+    }
+
+    /// How many pages of address space are in use: a leak shows here.
+    pub fn pages_in_use(&self) -> usize {
+        self.state().space.len()
+    }
+}
+
+fn word(addr: usize) -> usize {
+    assert_eq!(addr % 8, 0, "the model knows aligned words only");
+    let word = addr % BASE_PAGE / 8;
+    assert!(word < WORDS, "the model keeps the first {WORDS} words of a page only");
+    word
+}
+
+fn pages(addr: usize, len: usize) -> std::ops::Range<usize> {
+    assert!(
+        addr.is_multiple_of(BASE_PAGE) && len.is_multiple_of(BASE_PAGE) && len > 0,
+        "{addr:#x} + {len:#x}"
+    );
+    addr / BASE_PAGE..(addr + len) / BASE_PAGE
+}
+
+impl State {
+    fn translate(&self, addr: usize, allows: fn(Prot) -> bool) -> Option<(usize, usize)> {
+        self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
+    }
+
+    /// Changes each page of a range; ENOMEM, without side effect, if it has a hole.
+    fn each(&mut self, addr: usize, len: usize, mut change: impl FnMut(&mut Entry)) -> Result<(), Errno> {
+        let range = pages(addr, len);
+        if self.space.range(range.clone()).count() != range.len() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        self.space.range_mut(range).for_each(|(_, e)| change(e));
+        Ok(())
+    }
+
+    fn put(&mut self, addr: usize, len: usize, entry: impl Fn(usize) -> Entry) {
+        for (i, page) in pages(addr, len).enumerate() {
+            self.space.insert(page, entry(i));
+        }
+    }
+}
+
+const NOTHING: Entry =
+    Entry { frame: None, prot: Prot::NONE, dont_fork: false, dont_dump: false, locked: false };
+
+impl Backend for Model {
+    fn is_host_memory(&self) -> bool {
+        false
+    }
+    fn create_file(&self, _name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
+        if page != PageSize::Base {
+            return Err(Errno(libc::ENOMEM)); // a machine without huge pages
+        }
+        let mut state = self.state();
+        state.files.push(vec![[0; WORDS]; bytes / BASE_PAGE]);
+        state.file_nodes.push(0);
+        Ok(MemoryFile(state.files.len() as i32 - 1))
+    }
+    fn close_file(&self, file: MemoryFile) {
+        let mut state = self.state();
+        let used = state.space.values().any(|e| matches!(e.frame, Some((f, _)) if f == file.0 as usize));
+        assert!(!used, "file {} closed while mapped", file.0);
+        state.files[file.0 as usize].clear();
+    }
+    fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
+        let mut state = self.state();
+        let addr = state.next.next_multiple_of(align);
+        state.next = addr + len + BASE_PAGE;
+        state.put(addr, len, |_| NOTHING);
+        Ok(addr)
+    }
+    unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        for page in pages(addr, len) {
+            state.space.remove(&page);
+        }
+        Ok(())
+    }
+    unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        self.state().put(addr, len, |_| NOTHING);
+        Ok(())
+    }
+    unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
+        let mut state = self.state();
+        let (file, first) = (m.file.0 as usize, m.offset as usize / BASE_PAGE);
+        assert!(first + m.len / BASE_PAGE <= state.files[file].len(), "mapped past the end of the file");
+        state.put(m.addr, m.len, |i| Entry { frame: Some((file, first + i)), prot: m.prot, ..NOTHING });
+        Ok(())
+    }
+    unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        let source: Vec<Entry> = pages(from, len).map(|page| state.space[&page]).collect();
+        assert!(source.iter().all(|e| e.frame.is_some()), "page tables of a hole were to be exchanged");
+        state.put(to, len, |i| source[i]);
+        Ok(())
+    }
+    unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
+        self.state().each(addr, len, |e| e.prot = prot)
+    }
+    unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+        self.state().each(addr, len, |e| match advice {
+            Advice::DontFork => e.dont_fork = true,
+            Advice::DoFork => e.dont_fork = false,
+            Advice::DontDump => e.dont_dump = true,
+            Advice::DoDump => e.dont_dump = false,
+            _ => {}
+        })
+    }
+    unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
+        let state = self.state();
+        let allows = if write { Prot::writable } else { Prot::readable };
+        let all = pages(addr, len).all(|page| state.translate(page * BASE_PAGE, allows).is_some());
+        if all { Ok(()) } else { Err(Errno(libc::EFAULT)) }
+    }
+    unsafe fn lock(&self, addr: usize, len: usize, _on_fault: bool) -> Result<(), Errno> {
+        self.state().each(addr, len, |e| e.locked = true)
+    }
+    unsafe fn unlock(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        self.state().each(addr, len, |e| e.locked = false)
+    }
+    unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
+        let (Policy::Preferred(node) | Policy::Bind(node)) = policy;
+        let mut state = self.state();
+        let files: Vec<usize> =
+            state.space.range(pages(addr, len)).filter_map(|(_, e)| e.frame).map(|(file, _)| file).collect();
+        for file in files {
+            state.file_nodes[file] = node;
+        }
+        Ok(())
+    }
+    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
+        let state = self.state();
+        let runs = state.space.range(pages(addr, len)).map(|(page, e)| {
+            let (prot, dont_fork, dont_dump, locked) = (e.prot, e.dont_fork, e.dont_dump, e.locked);
+            let attributes = Attributes {
+                prot,
+                dont_fork,
+                dont_dump,
+                locked,
+                random: false,
+                sequential: false,
+                userfaultfd: false,
+            };
+            AttributeRun { start: page * BASE_PAGE, end: (page + 1) * BASE_PAGE, attributes }
+        });
+        Ok(crate::observe::joined(runs))
+    }
+    fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
+        let state = self.state();
+        for (addr, node) in pages.iter().zip(status) {
+            let frame = state.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
+            *node = frame.map_or(-libc::ENOENT, |(file, _)| state.file_nodes[file] as i32);
+        }
+        Ok(())
+    }
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
+        for at in (0..len).step_by(BASE_PAGE) {
+            let mut state = self.state();
+            let (file, page) = state.translate(src + at, Prot::readable).expect("copied from a hole");
+            let words = state.files[file][page];
+            let (file, page) = state.translate(dst + at, Prot::writable).expect("copied to a hole");
+            state.files[file][page] = words;
+        }
+    }
+    unsafe fn zero(&self, addr: usize, len: usize) {
+        let mut state = self.state();
+        for page in pages(addr, len) {
+            let (file, page) = state.translate(page * BASE_PAGE, Prot::writable).expect("zeroed a hole");
+            state.files[file][page] = [0; WORDS];
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other fault to whoever handled
+//! faults before.
+//!
+//! Inside the handler: atomics, futexes, `mprotect` and `madvise` only; no allocation, no lock, no thread-local. It runs on the
+//! alternate stack where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of it.
+
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use pageleap_sys::{Advice, set_advice};
+
+use super::slot::{SlotTable, Verdict};
+use crate::error::Error;
+use crate::sync::monotonic_ns;
+use crate::units::BASE_PAGE;
+
+/// Workers that can migrate at the same time in one process.
+pub(crate) const MAX_WORKERS: usize = 64;
+
+/// The slots of all workers.
+pub(crate) static SLOTS: SlotTable<MAX_WORKERS> = SlotTable::new();
+
+// The regions of the process ------------------------------------------------------------------------------------------
+
+const BLOCK: usize = 256;
+
+struct Block {
+    start: [AtomicUsize; BLOCK],
+    /// 0 marks a free entry. Written last by `add`, first by `remove`.
+    end: [AtomicUsize; BLOCK],
+    next: AtomicPtr<Block>,
+}
+
+impl Block {
+    const fn new() -> Self {
+        Block {
+            start: [const { AtomicUsize::new(0) }; BLOCK],
+            end: [const { AtomicUsize::new(0) }; BLOCK],
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+}
+
+/// The address ranges of all regions, readable from the handler. Grows by blocks that are never freed.
+pub(crate) struct RegionRanges {
+    first: Block,
+    changes: Mutex<()>,
+}
+
+pub(crate) static REGIONS: RegionRanges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+
+impl RegionRanges {
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        std::iter::successors(Some(&self.first), |block| {
+            let next = block.next.load(Ordering::Acquire);
+            // SAFETY: null, or a block leaked by `add` and published with release order.
+            unsafe { next.as_ref() }
+        })
+    }
+
+    pub(crate) fn add(&self, start: usize, len: usize) {
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = &self.first;
+        for block in self.blocks() {
+            last = block;
+            if let Some(i) = block.end.iter().position(|end| end.load(Ordering::Relaxed) == 0) {
+                block.start[i].store(start, Ordering::Relaxed);
+                block.end[i].store(start + len, Ordering::Release);
+                return;
+            }
+        }
+        let block = Block::new();
+        block.start[0].store(start, Ordering::Relaxed);
+        block.end[0].store(start + len, Ordering::Relaxed);
+        last.next.store(Box::leak(Box::new(block)), Ordering::Release);
+    }
+
+    pub(crate) fn remove(&self, start: usize) {
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        for block in self.blocks() {
+            for (s, e) in block.start.iter().zip(&block.end) {
+                if s.load(Ordering::Relaxed) == start && e.load(Ordering::Relaxed) != 0 {
+                    e.store(0, Ordering::Release);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether `addr` lies in a region. While an entry is being reused the answer may be "yes" by mistake, which costs one question
+    /// to the kernel; it is never "no" for a region that lives during the call.
+    fn contains(&self, addr: usize) -> bool {
+        self.blocks().any(|block| {
+            block.start.iter().zip(&block.end).any(|(start, end)| {
+                let end = end.load(Ordering::Acquire);
+                addr < end && addr >= start.load(Ordering::Relaxed)
+            })
+        })
+    }
+}
+
+// The handler ---------------------------------------------------------------------------------------------------------
+
+/// What handled SIGSEGV before us. Set before our handler is installed, never changed afterwards.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+type Action = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// What kind of access faulted, as far as the processor tells.
+#[derive(PartialEq, Eq)]
+enum Access {
+    Load,
+    Store,
+    /// An instruction fetch, or a protection key: never ours.
+    Other,
+}
+
+/// # Safety
+/// `context` is the one that the kernel passed to a SIGSEGV handler.
+#[cfg(target_arch = "x86_64")]
+unsafe fn access(_code: libc::c_int, context: *const libc::c_void) -> Access {
+    const WRITE: i64 = 1 << 1;
+    const FETCH: i64 = 1 << 4;
+    const PROTECTION_KEY: i64 = 1 << 5;
+    // SAFETY: the kernel passed a `ucontext_t`.
+    let error = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    if error & (FETCH | PROTECTION_KEY) != 0 {
+        Access::Other
+    } else if error & WRITE != 0 {
+        Access::Store
+    } else {
+        Access::Load
+    }
+}
+
+/// # Safety
+/// None needed: without the processor's error code, a missing mapping counts as a load, a forbidden access as a store.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn access(code: libc::c_int, _context: *const libc::c_void) -> Access {
+    if code == SEGV_MAPERR { Access::Load } else { Access::Store }
+}
+
+const SEGV_MAPERR: libc::c_int = 1;
+const SEGV_ACCERR: libc::c_int = 2;
+
+unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: errno is the thread's own; the kernel passed valid `info` and `context`.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let (code, addr) = ((*info).si_code, (*info).si_addr() as usize);
+        let ours = matches!(code, SEGV_MAPERR | SEGV_ACCERR)
+            && REGIONS.contains(addr)
+            && match access(code, context) {
+                Access::Load => resolve(addr, Advice::PopulateRead),
+                Access::Store => resolve(addr, Advice::PopulateWrite),
+                Access::Other => false,
+            };
+        *libc::__errno_location() = errno;
+        if !ours {
+            chain(signal, info, context);
+        }
+    }
+}
+
+/// Waits out or interrupts the migration that stood in the way of an access. `false` if none did.
+fn resolve(addr: usize, probe: Advice) -> bool {
+    let entered = monotonic_ns();
+    let page = addr & !(BASE_PAGE - 1);
+    // SAFETY: the page lies in a region; populating it changes neither contents nor access.
+    let accessible = || unsafe { set_advice(page, BASE_PAGE, probe) }.is_ok();
+    let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
+        slot.waits.record(monotonic_ns().saturating_sub(entered));
+    });
+    verdict == Verdict::Retry
+}
+
+/// Does what the kernel would have done had our handler not been there.
+///
+/// # Safety
+/// The arguments are those of a signal handler that does nothing more after this call.
+unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: set before the handler was installed, leaked, never changed.
+    let previous = unsafe { &*PREVIOUS.load(Ordering::Acquire) };
+    // SAFETY: the kernel passed a valid `info`.
+    let sent_by_process = unsafe { (*info).si_code } <= 0;
+    if previous.sa_sigaction == libc::SIG_IGN && sent_by_process {
+        return;
+    }
+    if matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+        // A real fault repeats itself and ends the process as it would have without us; a sent one has to be sent again.
+        // SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an empty mask.
+        unsafe {
+            let default: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, &default, ptr::null_mut());
+            if sent_by_process {
+                libc::raise(signal);
+            }
+        }
+        return;
+    }
+    // SAFETY: the kernel's mask is the first word of both sets; the previous handler gets the arguments and the mask that
+    // the kernel would have given it, and returns (or jumps) to where the kernel would have let it.
+    unsafe {
+        let interrupted = *ptr::addr_of!((*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
+        let wanted = *ptr::addr_of!(previous.sa_mask).cast::<u64>();
+        let own = if previous.sa_flags & libc::SA_NODEFER != 0 { 0 } else { 1u64 << (signal - 1) };
+        let mask = interrupted | wanted | own;
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &mask,
+            ptr::null_mut::<u64>(),
+            size_of::<u64>(),
+        );
+        if previous.sa_flags & libc::SA_RESETHAND != 0 {
+            let default: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, &default, ptr::null_mut());
+        }
+        // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the others are ignored then.
+        let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
+        action(signal, info, context);
+    }
+}
+
+fn current_action() -> libc::sigaction {
+    // SAFETY: with a null new action the call only writes the old one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGSEGV, ptr::null(), &mut action);
+        action
+    }
+}
+
+/// Installs the handler, once per process, in front of the one that is there. The engine `mprotect` does it when its first job starts;
+/// call it yourself if another library will install its own handler afterwards *and chains to the one that it finds*.
+///
+/// Refuses if somebody has replaced our handler since: a writer's fault would reach them and end the process.
+pub fn install() -> Result<(), Error> {
+    static ONCE: Mutex<()> = Mutex::new(());
+    let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    let ours = on_sigsegv as *const () as usize;
+    let found = current_action();
+    if found.sa_sigaction == ours {
+        return Ok(());
+    }
+    if !PREVIOUS.load(Ordering::Acquire).is_null() {
+        return Err(Error::EngineRefused {
+            engine: "mprotect",
+            reason: format!(
+                "another SIGSEGV handler (at {:#x}) was installed over pageleap's, and would receive the faults of writers",
+                found.sa_sigaction
+            ),
+            remedy: "install that handler before the first migration, so that pageleap can chain to it"
+                .into(),
+        });
+    }
+    PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
+    // SAFETY: the handler is async-signal-safe (see the module's head) and `PREVIOUS` is set.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ours;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigfillset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());
+    }
+    Ok(())
+}
+
+/// Refuses if a thread of the process blocks SIGSEGV: the kernel would kill the process at that thread's first write into an area that is
+/// being copied, without asking any handler.
+pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
+    match threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV) {
+        Ok(threads) if threads.is_empty() => Ok(()),
+        Ok(threads) => Err(Error::EngineRefused {
+            engine: "mprotect",
+            reason: format!("these threads block SIGSEGV: {}", threads.join(", ")),
+            remedy: "unblock it there (pthread_sigmask): a blocked SIGSEGV kills the process on the first write to a moving page"
+                .into(),
+        }),
+        Err(e) => Err(Error::SystemFile {
+            path: "/proc/self/task/*/status".into(),
+            reason: e.to_string(),
+            remedy: "mount /proc: the engine must know that no thread blocks SIGSEGV",
+        }),
+    }
+}
+
+/// Names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`.
+fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<String>> {
+    let mut blocking = Vec::new();
+    for task in std::fs::read_dir(tasks)? {
+        let task = task?;
+        // A thread that ends meanwhile does not matter.
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let blocked = field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
+        if blocked & 1 << (signal - 1) != 0 {
+            let name: String = field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
+            blocking.push(format!("{} ({name})", task.file_name().to_string_lossy()));
+        }
+    }
+    Ok(blocking)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn region_ranges_are_found_until_removed_beyond_one_block() {
+        let ranges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+        for i in 1..=3 * BLOCK {
+            ranges.add(i * 0x10000, 0x1000);
+        }
+        assert!(ranges.contains(0x10000) && ranges.contains(3 * BLOCK * 0x10000 + 0xfff));
+        assert!(!ranges.contains(0x10000 - 1) && !ranges.contains(0x11000));
+        ranges.remove(2 * BLOCK * 0x10000);
+        assert!(!ranges.contains(2 * BLOCK * 0x10000));
+        ranges.add(0x5000_0000, 0x1000);
+        assert!(ranges.contains(0x5000_0fff), "a freed entry is used again");
+        assert_eq!(ranges.blocks().count(), 3);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_thread_that_blocks_the_signal_is_named() {
+        let tasks = Path::new("/proc/self/task");
+        let (blocked, wait) = (std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+        let thread = std::thread::Builder::new().name("deaf\u{7}one".into()).spawn(move || {
+            // SAFETY: masks of this thread only.
+            unsafe {
+                let mut set = std::mem::zeroed();
+                libc::sigemptyset(&mut set);
+                libc::sigaddset(&mut set, libc::SIGUSR2);
+                libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut());
+            }
+            blocked.0.send(()).unwrap();
+            let _ = wait.1.recv();
+        });
+        blocked.1.recv().unwrap();
+        let found = threads_that_block(tasks, libc::SIGUSR2).unwrap();
+        drop(wait.0);
+        thread.unwrap().join().unwrap();
+        assert!(found.iter().any(|t| t.contains("deafone")), "{found:?}");
+        assert!(!threads_that_block(tasks, libc::SIGUSR2).unwrap().iter().any(|t| t.contains("deafone")));
+    }
+}

@@ -1,0 +1,343 @@
+//! The protocol against a modelled machine.
+//!
+//! The `loom_` tests run the real [`attempt`] and the real [`SlotTable::resolve`] under loom, which tries all interleavings of a migrator and
+//! writers up to `LOOM_MAX_PREEMPTIONS` forced switches (3 unless set: seconds; 4: minutes). The others check single paths
+//! with plain threads, so that they run under Miri too.
+
+use std::sync::Arc;
+
+use super::attempt::{Effort, Step, Target, Task, attempt};
+use super::slot::{Slot, SlotTable, Span, Verdict};
+use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
+use crate::units::{BASE_PAGE, PageSize};
+
+const PAGES: usize = 2;
+const LEN: usize = PAGES * BASE_PAGE;
+
+/// A region of two pages over one file, and the alias of another.
+struct Fixture {
+    model: Arc<Model>,
+    table: SlotTable<1>,
+    view: usize,
+    source: Mapping,
+    target: Target,
+}
+
+impl Fixture {
+    fn new(exchange: bool) -> Self {
+        let model = Arc::new(Model::new());
+        let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
+        let [view, alias] = [(); 2].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
+        let mapping =
+            |addr, file| Mapping { addr, len: LEN, file, offset: 0, prot: Prot::READ_WRITE, populate: true };
+        let source = mapping(view, files[0]);
+        // SAFETY: both ranges were reserved above.
+        unsafe {
+            model.map(&source).unwrap();
+            model.map(&mapping(alias, files[1])).unwrap();
+        }
+        let table = SlotTable::new();
+        assert_eq!(table.claim(), Some(0));
+        let target = Target { alias, file: files[1], offset: 0, exchange };
+        Fixture { model, table, view, source, target }
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.table.slots[0]
+    }
+
+    fn task(&self, hold: bool) -> Task {
+        let span = Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE };
+        Task { span, source: self.view, target: self.target, hold }
+    }
+
+    fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Effort) {
+        let mut effort = Effort::default();
+        // SAFETY: the fixture's span and target are used by this migrator only.
+        let step = unsafe { attempt(self.slot(), &self.table.epoch, backend, &self.task(hold), &mut effort) };
+        (step, effort)
+    }
+
+    /// Tries until it is done, as a job does: tracked once, then held.
+    fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
+        let mut steps = vec![self.attempt(backend, false).0];
+        while *steps.last().unwrap() != Step::Migrated {
+            steps.push(self.attempt(backend, true).0);
+        }
+        steps
+    }
+
+    /// A store by a thread of the program: faults as often as it must.
+    fn store(&self, addr: usize, value: u64) {
+        while self.model.store(addr, value).is_err() {
+            self.resolve(addr, true);
+        }
+    }
+
+    fn load(&self, addr: usize) -> u64 {
+        loop {
+            match self.model.load(addr) {
+                Ok(value) => return value,
+                Err(_) => self.resolve(addr, false),
+            }
+        }
+    }
+
+    fn resolve(&self, addr: usize, write: bool) {
+        let page = addr / BASE_PAGE * BASE_PAGE;
+        // SAFETY: asks, changes nothing.
+        let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
+        let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
+        assert_eq!(verdict, Verdict::Retry, "a fault that migration caused was taken for somebody else's");
+    }
+
+    fn is_migrated(&self) -> bool {
+        (0..PAGES).all(|i| self.model.frame_at(self.view + i * BASE_PAGE) == Some((self.target.file, i)))
+    }
+
+    fn is_accessible(&self) -> bool {
+        (0..PAGES).all(|i| self.model.attributes_at(self.view + i * BASE_PAGE).unwrap().0 == Prot::READ_WRITE)
+    }
+}
+
+#[cfg(loom)]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    fn check(test: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.max_branches = 10_000;
+        builder.check(test);
+    }
+
+    /// One writer against a migrator that retries: the write survives, whatever the order.
+    fn one_writer(exchange: bool) {
+        check(move || {
+            let f = Arc::new(Fixture::new(exchange));
+            let addr = f.view;
+            f.model.store(addr, 1).unwrap();
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || {
+                    f.store(addr, 2);
+                    f.store(addr + BASE_PAGE, 3);
+                })
+            };
+            f.migrate(&*f.model);
+            writer.join().unwrap();
+            assert_eq!((f.load(addr), f.load(addr + BASE_PAGE)), (2, 3), "LOST a write");
+            assert!(f.is_migrated() && f.is_accessible());
+        });
+    }
+
+    #[test]
+    fn loom_one_writer_exchange() {
+        one_writer(true);
+    }
+
+    #[test]
+    fn loom_one_writer_map() {
+        one_writer(false);
+    }
+
+    /// Two writers to the same area: one opens it while the other waits or comes late.
+    #[test]
+    fn loom_two_writers() {
+        check(|| {
+            let f = Arc::new(Fixture::new(true));
+            let addr = f.view;
+            let writers = [(addr, 5), (addr + BASE_PAGE, 6)].map(|(addr, value)| {
+                let f = f.clone();
+                thread::spawn(move || f.store(addr, value))
+            });
+            f.migrate(&*f.model);
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            assert_eq!((f.load(addr), f.load(addr + BASE_PAGE)), (5, 6), "LOST a write");
+            assert!(f.is_migrated() && f.is_accessible());
+        });
+    }
+
+    /// A writer that was held up in one attempt must not act on the next: the area is migrated twice, with tracking each time.
+    #[test]
+    fn loom_late_writer_meets_the_next_attempt() {
+        check(|| {
+            let f = Arc::new(Fixture::new(true));
+            let addr = f.view;
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || f.store(addr, 7))
+            };
+            let mut steps = 0;
+            while f.attempt(&*f.model, steps >= 2).0 != Step::Migrated {
+                assert!(f.is_accessible(), "after a disturbed attempt the area must be writable");
+                steps += 1;
+            }
+            writer.join().unwrap();
+            assert_eq!(f.load(addr), 7, "LOST a write");
+            assert!(f.is_accessible());
+        });
+    }
+
+    /// The call that lets a writer in fails, without effect or after it.
+    #[test]
+    fn loom_writer_cannot_open() {
+        for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+            check(move || {
+                let f = Arc::new(Fixture::new(true));
+                // The first protection change is the migrator's, the second, if any, the writer's.
+                let failing = Arc::new(FailAt::new(f.model.clone(), 2, mode, Errno(libc::ENOMEM)));
+                failing.arm();
+                let addr = f.view + BASE_PAGE;
+                let writer = {
+                    let f = f.clone();
+                    thread::spawn(move || f.store(addr, 9))
+                };
+                f.migrate(&*failing);
+                writer.join().unwrap();
+                assert_eq!(f.load(addr), 9, "LOST a write");
+                assert!(f.is_accessible());
+            });
+        }
+    }
+
+    /// A reader never sees anything but the old value or a newer one, through holes too (the commit fails half-way).
+    #[test]
+    fn loom_reader_and_a_commit_that_fails_half_way() {
+        check(|| {
+            let f = Arc::new(Fixture::new(true));
+            let addr = f.view;
+            f.model.store(addr, 1).unwrap();
+            let failing = Arc::new(FailAt::new(f.model.clone(), 2, FailMode::Partial, Errno(libc::ENOMEM)));
+            failing.arm();
+            let reader = {
+                let f = f.clone();
+                thread::spawn(move || assert_eq!(f.load(addr), 1))
+            };
+            f.migrate(&*failing);
+            reader.join().unwrap();
+            assert!(f.is_migrated() && f.is_accessible());
+        });
+    }
+}
+
+#[cfg(not(loom))]
+mod plain_tests {
+    use super::*;
+
+    #[test]
+    fn an_undisturbed_attempt_moves_contents_and_access() {
+        for exchange in [true, false] {
+            let f = Fixture::new(exchange);
+            f.model.store(f.view + 8, 42).unwrap();
+            let (step, effort) = f.attempt(&*f.model, false);
+            assert_eq!(step, Step::Migrated);
+            assert_eq!((effort.copied, effort.by_exchange, effort.repairs), (LEN as u64, exchange, 0));
+            assert_eq!(f.load(f.view + 8), 42);
+            assert!(f.is_migrated() && f.is_accessible());
+        }
+    }
+
+    #[test]
+    fn an_unsupported_exchange_is_mapped_instead_and_remembered() {
+        let f = Fixture::new(true);
+        let failing = FailAt::new(f.model.clone(), 2, FailMode::Before, Errno(libc::EINVAL));
+        failing.arm();
+        let (step, effort) = f.attempt(&failing, false);
+        assert_eq!(step, Step::Migrated);
+        assert!(effort.exchange_unsupported && !effort.by_exchange && f.is_migrated());
+    }
+
+    #[test]
+    fn whatever_fails_leaves_the_area_whole() {
+        for exchange in [true, false] {
+            let counting = {
+                let f = Fixture::new(exchange);
+                let counting = FailAt::never(f.model.clone());
+                counting.arm();
+                f.migrate(&counting);
+                counting.seen()
+            };
+            for at in 1..=counting {
+                for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+                    let f = Fixture::new(exchange);
+                    f.model.store(f.view, 11).unwrap();
+                    let failing = FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM));
+                    failing.arm();
+                    let steps = f.migrate(&failing);
+                    assert!(failing.struck().is_some());
+                    assert_eq!(f.load(f.view), 11, "call {at} failed {mode:?}: {steps:?}");
+                    assert!(f.is_migrated() && f.is_accessible(), "call {at} failed {mode:?}: {steps:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_fault_without_a_migration_is_foreign_unless_the_access_is_allowed() {
+        let f = Fixture::new(true);
+        assert_eq!(
+            f.table.resolve(f.view, &|| true, &mut |_| {}),
+            Verdict::Retry,
+            "left over from an attempt"
+        );
+        assert_eq!(f.table.resolve(f.view, &|| false, &mut |_| {}), Verdict::Foreign);
+    }
+
+    #[test]
+    fn a_read_only_span_is_moved_without_tracking_and_stays_read_only() {
+        let f = Fixture::new(true);
+        // SAFETY: the fixture's own mapping.
+        unsafe { f.model.protect(f.view, LEN, Prot::READ) }.unwrap();
+        let mut task = f.task(false);
+        task.span.prot = Prot::READ;
+        let counting = FailAt::never(f.model.clone());
+        counting.arm();
+        let mut effort = Effort::default();
+        // SAFETY: as in `Fixture::attempt`.
+        let step = unsafe { attempt(f.slot(), &f.table.epoch, &counting, &task, &mut effort) };
+        assert_eq!(step, Step::Migrated);
+        assert!(f.is_migrated());
+        assert_eq!(f.model.attributes_at(f.view).unwrap().0, Prot::READ);
+        assert_eq!(counting.seen(), 2, "one protection change of the alias and one exchange");
+    }
+
+    /// The same as the model checker's tests, with real threads and real futexes: what a checker's futex cannot show.
+    #[test]
+    fn writers_and_migrator_run_against_each_other() {
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        let f = Arc::new(Fixture::new(false));
+        let other = f.source;
+        let writers: Vec<_> = (0..2)
+            .map(|w| {
+                let f = f.clone();
+                std::thread::spawn(move || (1..=rounds).for_each(|v| f.store(f.view + w * BASE_PAGE, v)))
+            })
+            .collect();
+        let mut moves = 0u64;
+        while writers.iter().any(|w| !w.is_finished()) {
+            f.migrate(&*f.model);
+            moves += 1;
+            // Back, by hand: the alias of the source is not modelled, so map it while the slot is closed for a held attempt.
+            let mut task = f.task(true);
+            task.target = Target { file: other.file, alias: f.target.alias, ..f.target };
+            // SAFETY: the alias is the fixture's; it shows the file that is copied to.
+            unsafe { f.model.map(&Mapping { addr: f.target.alias, ..other }) }.unwrap();
+            // SAFETY: as in `Fixture::attempt`.
+            let step = unsafe { attempt(f.slot(), &f.table.epoch, &*f.model, &task, &mut Effort::default()) };
+            assert_eq!(step, Step::Migrated);
+            // SAFETY: as above.
+            let restored = Mapping { addr: f.target.alias, file: f.target.file, ..other };
+            // SAFETY: as above.
+            unsafe { f.model.map(&restored) }.unwrap();
+        }
+        writers.into_iter().for_each(|w| w.join().unwrap());
+        assert!(moves > 0);
+        for w in 0..2 {
+            assert_eq!(f.load(f.view + w * BASE_PAGE), rounds, "LOST a write");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Keeping what a user has set on a range across a change of its frames.
+//!
+//! A mapping that replaces another starts with default attributes. Where page tables are exchanged, the alias gets the range's attributes
+//! first, and they arrive with it in the same instant; where a file is mapped, they are set again right after.
+
+use crate::backend::{Advice, Backend, Call};
+use crate::error::Error;
+use crate::observe::Attributes;
+
+/// The attributes of a mapping that was just made with access `prot`.
+pub(crate) fn of_new_mapping(prot: crate::backend::Prot) -> Attributes {
+    Attributes {
+        prot,
+        dont_fork: false,
+        dont_dump: false,
+        locked: false,
+        random: false,
+        sequential: false,
+        userfaultfd: false,
+    }
+}
+
+/// Changes the advice of a range from `now` to `wanted`. Access and locks are not touched.
+///
+/// # Safety
+/// The range belongs to the caller.
+pub(crate) unsafe fn advise(
+    backend: &dyn Backend,
+    addr: usize,
+    len: usize,
+    now: &Attributes,
+    wanted: &Attributes,
+) -> Result<(), Error> {
+    let pattern = |a: &Attributes| {
+        if a.random {
+            Advice::Random
+        } else if a.sequential {
+            Advice::Sequential
+        } else {
+            Advice::Normal
+        }
+    };
+    let fork = if wanted.dont_fork { Advice::DontFork } else { Advice::DoFork };
+    let dump = if wanted.dont_dump { Advice::DontDump } else { Advice::DoDump };
+    let changes = [
+        (now.dont_fork != wanted.dont_fork).then_some(fork),
+        (now.dont_dump != wanted.dont_dump).then_some(dump),
+        (pattern(now) != pattern(wanted)).then_some(pattern(wanted)),
+    ];
+    changes.into_iter().flatten().try_for_each(|advice| {
+        // SAFETY: forwarded to the caller.
+        unsafe { backend.advise(addr, len, advice) }
+            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+    })
+}
+
+/// Locks a range if it was locked before. Its pages are present, so that "lock on fault" and "lock now" are the same.
+///
+/// # Safety
+/// The range belongs to the caller.
+pub(crate) unsafe fn relock(
+    backend: &dyn Backend,
+    addr: usize,
+    len: usize,
+    wanted: &Attributes,
+) -> Result<(), Error> {
+    if !wanted.locked {
+        return Ok(());
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { backend.lock(addr, len, false) }.map_err(|errno| Error::call(Call::Lock, addr, len, errno))
+}

@@ -1,0 +1,189 @@
+//! The handle on a running migration.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use pageleap_sys::EventFd;
+
+use super::report::{Ended, Report};
+use crate::backend::Call;
+use crate::error::Error;
+use crate::sync::lock;
+
+/// What a job is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Moving pages.
+    Migrating,
+    /// Pages have moved; vacated frames are made ready for use again.
+    Recycling,
+    /// Done; the report is there.
+    Finished,
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// What it is doing.
+    pub phase: Phase,
+    /// Bytes that have to move.
+    pub bytes_total: u64,
+    /// Bytes that have moved.
+    pub bytes_migrated: u64,
+    /// Bytes copied so far, those of disturbed copies included.
+    pub bytes_copied: u64,
+}
+
+/// Why a job is to stop. The first reason given counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stop {
+    No = 0,
+    Cancelled = 1,
+    TimedOut = 2,
+    RegionDropped = 3,
+}
+
+/// What the handle, the workers and the region know of a job.
+#[derive(Debug)]
+pub(crate) struct JobShared {
+    stop: AtomicU8,
+    phase: AtomicU8,
+    bytes_total: u64,
+    bytes_migrated: AtomicU64,
+    bytes_copied: AtomicU64,
+    report: Mutex<Option<Report>>,
+    finished: Condvar,
+    event: EventFd,
+}
+
+impl JobShared {
+    pub(crate) fn new(bytes_total: u64) -> Result<Self, Error> {
+        let event = EventFd::new().map_err(|errno| Error::call(Call::CreateFile, 0, 0, errno))?;
+        Ok(JobShared {
+            stop: AtomicU8::new(Stop::No as u8),
+            phase: AtomicU8::new(Phase::Migrating as u8),
+            bytes_total,
+            bytes_migrated: AtomicU64::new(0),
+            bytes_copied: AtomicU64::new(0),
+            report: Mutex::new(None),
+            finished: Condvar::new(),
+            event,
+        })
+    }
+
+    pub(crate) fn ask_to_stop(&self, why: Stop) {
+        let _ = self.stop.compare_exchange(Stop::No as u8, why as u8, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stop_for_dropped_region(&self) {
+        self.ask_to_stop(Stop::RegionDropped);
+    }
+
+    pub(crate) fn stop(&self) -> Option<Ended> {
+        match self.stop.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(Ended::Cancelled),
+            2 => Some(Ended::TimedOut),
+            _ => Some(Ended::RegionDropped),
+        }
+    }
+
+    pub(crate) fn count(&self, copied: u64, migrated: u64) {
+        self.bytes_copied.fetch_add(copied, Ordering::Relaxed);
+        self.bytes_migrated.fetch_add(migrated, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bytes_copied(&self) -> u64 {
+        self.bytes_copied.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    /// Delivers the report. The last thing a job does: its claims and frames have been given back.
+    pub(crate) fn finish(&self, report: Report) {
+        *lock(&self.report) = Some(report);
+        self.enter(Phase::Finished);
+        self.finished.notify_all();
+        self.event.signal();
+    }
+
+    pub(crate) fn wait_until_whole(&self) {
+        let mut report = lock(&self.report);
+        while self.phase() != Phase::Finished {
+            report = self.finished.wait(report).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Migrating,
+            1 => Phase::Recycling,
+            _ => Phase::Finished,
+        }
+    }
+}
+
+/// A running migration. Dropping it cancels it and waits until its ranges are whole; so does leaving it out of sight.
+#[must_use = "dropping a job cancels it"]
+pub struct Job {
+    shared: std::sync::Arc<JobShared>,
+}
+
+impl Job {
+    pub(crate) fn new(shared: std::sync::Arc<JobShared>) -> Self {
+        Job { shared }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            phase: self.shared.phase(),
+            bytes_total: self.shared.bytes_total,
+            bytes_migrated: self.shared.bytes_migrated.load(Ordering::Relaxed),
+            bytes_copied: self.shared.bytes_copied(),
+        }
+    }
+
+    /// Asks it to stop after the areas under way. What has moved stays moved, the rest stays where it is.
+    pub fn cancel(&self) {
+        self.shared.ask_to_stop(Stop::Cancelled);
+    }
+
+    /// Whether it has ended, so that [`Job::wait`] would return at once.
+    pub fn is_finished(&self) -> bool {
+        self.shared.phase() == Phase::Finished
+    }
+
+    /// Waits until it has ended and returns what it did.
+    pub fn wait(self) -> Report {
+        self.shared.wait_until_whole();
+        lock(&self.shared.report)
+            .take()
+            .expect("a finished job has a report, and `wait` consumes the only handle")
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.cancel();
+        self.shared.wait_until_whole();
+    }
+}
+
+impl AsFd for Job {
+    /// Readable once the job has ended: for `poll`, `epoll`, io_uring. Do not read from it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Job {:?}", self.progress())
+    }
+}

@@ -1,0 +1,156 @@
+//! From ranges to legs: consecutive pages that move to consecutive frames, with equal attributes.
+
+use std::ops::Range;
+
+use super::attributes;
+use super::plan;
+use super::report::PageOutcome;
+use crate::backend::Prot;
+use crate::error::Error;
+use crate::observe::Attributes;
+use crate::pool::{ALIAS_ATTRIBUTES, Pool, Run};
+use crate::region::{Claim, Region};
+use crate::sync::lock;
+
+/// Consecutive pages that move to consecutive frames.
+pub(crate) struct Leg {
+    /// Index of the item it belongs to.
+    pub(crate) item: usize,
+    /// Pages of the region.
+    pub(crate) pages: Range<u64>,
+    /// The destination's frame for the first page.
+    pub(crate) first_frame: u64,
+    /// What the user has set on them.
+    pub(crate) attributes: Attributes,
+    /// Where the pages can be read: at their own address, or, if the user forbids reading them, in their pool's alias.
+    pub(crate) source: usize,
+    /// Whether page tables can be exchanged: the alias has been given the attributes.
+    pub(crate) exchange: bool,
+}
+
+/// One range of a job: its claim, its legs, and the outcome of each page so far.
+pub(crate) struct Item {
+    pub(crate) claim: Claim,
+    pub(crate) to: Pool,
+    pub(crate) legs: Vec<Leg>,
+    pub(crate) outcomes: Vec<PageOutcome>,
+    /// Frames taken from the destination that no page maps yet.
+    unused: Vec<Run>,
+}
+
+impl Item {
+    /// Claims a range, takes frames for those of its pages that have to move, and prepares their aliases.
+    pub(crate) fn claim(
+        region: &Region,
+        bytes: Range<usize>,
+        to: &Pool,
+        exchange: bool,
+    ) -> Result<Item, Error> {
+        let inner = region.inner();
+        let claim = inner.claim(bytes.clone(), region.len())?;
+        let pages = inner.pages(&bytes);
+        let extents: Vec<_> = lock(&inner.extents).within(pages.clone()).collect();
+        let moving: Vec<_> = extents.into_iter().filter(|e| e.pool != *to).collect();
+        let spans = plan::joined(moving.iter().map(|e| e.pages.clone()));
+        let attributes =
+            inner.backend.attributes(claim.region().start + bytes.start, bytes.end - bytes.start)?;
+
+        let page_count = (pages.end - pages.start) as usize;
+        let mut item = Item {
+            claim,
+            to: to.clone(),
+            legs: Vec::new(),
+            outcomes: vec![PageOutcome::Unchanged; page_count],
+            unused: Vec::new(),
+        };
+        // From here on dropping the item gives the frames back.
+        for span in spans {
+            let runs = to.take(span.end - span.start)?;
+            item.unused.extend(&runs);
+            let mut page = span.start;
+            for run in runs {
+                let pages = page..page + run.frames;
+                page = pages.end;
+                let inner = item.claim.region().clone();
+                let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
+                for attribute_run in &attributes {
+                    let (start, end) = (page_of(attribute_run.start), page_of(attribute_run.end));
+                    let part = start.max(pages.start)..end.min(pages.end);
+                    if part.is_empty() {
+                        continue;
+                    }
+                    if attribute_run.attributes.userfaultfd {
+                        return Err(Error::EngineRefused {
+                            engine: "mprotect",
+                            reason:
+                                "part of the range is registered with a userfaultfd that is not pageleap's"
+                                    .into(),
+                            remedy: "unregister it first (UFFDIO_UNREGISTER)".into(),
+                        });
+                    }
+                    let readable = attribute_run.attributes.prot.readable();
+                    let cuts =
+                        if readable { Vec::new() } else { moving.iter().map(|e| e.pages.start).collect() };
+                    for pages in plan::cut(part.clone(), cuts) {
+                        let source = if readable {
+                            inner.addr(pages.start)
+                        } else {
+                            let from =
+                                moving.iter().find(|e| e.pages.contains(&pages.start)).expect("it moves");
+                            from.pool.0.alias_of(from.first_frame + (pages.start - from.pages.start))
+                        };
+                        let first_frame = run.first + (pages.start - (page - run.frames));
+                        let attributes = attribute_run.attributes;
+                        item.legs.push(Leg { item: 0, pages, first_frame, attributes, source, exchange });
+                    }
+                }
+            }
+        }
+        if exchange {
+            item.legs.iter_mut().for_each(|leg| leg.exchange = prepare_alias(to, leg));
+        }
+        for leg in &item.legs {
+            let at = (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
+            item.outcomes[at].fill(PageOutcome::NotAttempted);
+        }
+        Ok(item)
+    }
+
+    pub(crate) fn leg_count(&self) -> usize {
+        self.legs.len()
+    }
+
+    /// Notes the outcome of pages of the region.
+    pub(crate) fn set_outcome(&mut self, pages: &Range<u64>, outcome: PageOutcome) {
+        let first = self.claim.region().pages(&self.claim.range()).start;
+        self.outcomes[(pages.start - first) as usize..(pages.end - first) as usize].fill(outcome);
+    }
+
+    /// Notes that a page maps these frames now.
+    pub(crate) fn mark_used(&mut self, used: Run) {
+        let at = self.unused.iter().position(|r| r.first <= used.first && used.end() <= r.end());
+        let whole = self.unused.swap_remove(at.expect("frames of this item"));
+        let rest = [
+            Run { first: whole.first, frames: used.first - whole.first },
+            Run { first: used.end(), frames: whole.end() - used.end() },
+        ];
+        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0));
+    }
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
+        self.unused.drain(..).for_each(|run| drop(self.to.give_back(run)));
+    }
+}
+
+/// Gives the alias of a leg's frames the attributes of its pages. Access stays as it is until the commit: the copy needs it.
+fn prepare_alias(pool: &Pool, leg: &Leg) -> bool {
+    let frames = leg.pages.end - leg.pages.start;
+    let (addr, len) = (pool.0.alias_of(leg.first_frame), frames as usize * pool.page_size().bytes());
+    pool.mark_hollow(Run { first: leg.first_frame, frames });
+    let wanted = Attributes { prot: Prot::READ_WRITE, locked: false, ..leg.attributes };
+    // SAFETY: the alias of frames that this job has taken.
+    unsafe { attributes::advise(&*pool.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()
+}

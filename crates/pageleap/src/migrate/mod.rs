@@ -1,0 +1,261 @@
+//! Migrations: what to move where, the job that does it, and its report.
+
+mod attributes;
+mod job;
+mod legs;
+mod plan;
+mod report;
+mod run;
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use job::JobShared;
+pub use job::{Job, Phase, Progress};
+pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, WAIT_BUCKETS, Waits};
+
+use crate::engine::mprotect::fault;
+use crate::error::Error;
+use crate::observe;
+use crate::placement::Placement;
+use crate::region::Region;
+use crate::sync::lock;
+use crate::topology::Topology;
+use crate::units::PageSize;
+use legs::Item;
+use plan::RetryPolicy;
+use run::{Run, Settings};
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// [`Engine::Mprotect`], or an error.
+    Mprotect,
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        match s {
+            "auto" => Ok(EngineChoice::Auto),
+            "mprotect" => Ok(EngineChoice::Mprotect),
+            _ => Err(Error::BadArgument {
+                what: "engine",
+                reason: format!("`{s}` is none"),
+                remedy: "use auto or mprotect".into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EngineChoice::Auto => "auto",
+            EngineChoice::Mprotect => "mprotect",
+        })
+    }
+}
+
+/// The size of an area while nobody disturbs it, in bytes. The seed paper recommends 16 MB (section 6); with the races closed and
+/// page tables exchanged, 512 KB costs hardly more without writers and re-copies a hundredth under them (`docs/adr/0003`).
+pub const DEFAULT_AREA_BYTES: usize = 512 << 10;
+
+/// Describes a migration, then starts it. All ranges given are one job.
+#[derive(Debug)]
+pub struct Migration<'a> {
+    ranges: Vec<(&'a Region, Range<usize>, Placement)>,
+    engine: EngineChoice,
+    area_bytes: Option<usize>,
+    reduction_factor: u64,
+    max_disturbed: u32,
+    threads: Option<usize>,
+    timeout: Option<Duration>,
+}
+
+impl Default for Migration<'_> {
+    fn default() -> Self {
+        Migration::new()
+    }
+}
+
+impl<'a> Migration<'a> {
+    /// Nothing to move yet.
+    pub fn new() -> Self {
+        Migration {
+            ranges: Vec::new(),
+            engine: EngineChoice::Auto,
+            area_bytes: None,
+            reduction_factor: 2,
+            max_disturbed: 3,
+            threads: None,
+            timeout: None,
+        }
+    }
+
+    /// Adds bytes of a region, in whole pages. Pages that lie in the destination already, and unbacked ones, are left as they are.
+    pub fn range(mut self, region: &'a Region, bytes: Range<usize>, to: Placement) -> Self {
+        self.ranges.push((region, bytes, to));
+        self
+    }
+
+    /// Which engine to use; [`EngineChoice::Auto`] if not said.
+    pub fn engine(mut self, engine: EngineChoice) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The initial size of an area, a multiple of the page size; [`DEFAULT_AREA_BYTES`], but at least one page, if not said.
+    pub fn area_bytes(mut self, bytes: usize) -> Self {
+        self.area_bytes = Some(bytes);
+        self
+    }
+
+    /// Into how many parts a disturbed area is split; 2 if not said, 1 means that it is not.
+    pub fn reduction_factor(mut self, parts: u64) -> Self {
+        self.reduction_factor = parts;
+        self
+    }
+
+    /// After how many disturbed copies the writers of an area are held back until it has been moved. With 0 they are from the start.
+    pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
+        self.max_disturbed = copies;
+        self
+    }
+
+    /// How many threads copy; if not said, one for each four CPUs of the destination node, at least 1 and at most 8, so that
+    /// the application keeps its CPUs.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// The time after which no new area is begun.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Checks everything, takes the destination's frames, and starts the job. Returns at once.
+    ///
+    /// # Errors
+    /// If an argument makes no sense, ranges overlap each other or a running job's, a destination has too few free frames, or the engine cannot
+    /// work here. Nothing has changed then.
+    pub fn start(self) -> Result<Job, Error> {
+        let began = Instant::now();
+        let bad =
+            |what, reason: String, remedy: &str| Error::BadArgument { what, reason, remedy: remedy.into() };
+        let Some((first, _, destination)) = self.ranges.first() else {
+            return Err(bad("migration", "it names no range".into(), "add one with range()"));
+        };
+        if self.threads == Some(0) || self.threads > Some(fault::MAX_WORKERS) {
+            let remedy = format!("use 1 to {}", fault::MAX_WORKERS);
+            return Err(bad("number of threads", format!("{:?}", self.threads.unwrap_or(0)), &remedy));
+        }
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(bad("timeout", "0 s leave no time for any page".into(), "leave it out for none"));
+        }
+        if self.reduction_factor == 0 {
+            return Err(bad("reduction factor", "0 parts are none".into(), "use 1 (no splitting) or more"));
+        }
+        let page = first.page_size();
+        let area_bytes = self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()));
+        if area_bytes == 0 || !area_bytes.is_multiple_of(page.bytes()) {
+            let reason = format!("{area_bytes} bytes are no whole number of {page} pages");
+            return Err(bad("area size", reason, "use a multiple of the page size"));
+        }
+        let backend = first.inner().backend.clone();
+        for (region, range, to) in &self.ranges {
+            if region.page_size() != page || to.pool().page_size() != page {
+                let reason = format!(
+                    "bytes {range:?} mix page sizes: {}, {page}, {}",
+                    region.page_size(),
+                    to.pool().page_size()
+                );
+                return Err(bad("range", reason, "move regions and pools of one page size per job"));
+            }
+            if !Arc::ptr_eq(&region.inner().backend, &backend)
+                && !same_kind(&region.inner().backend, &backend)
+            {
+                return Err(bad(
+                    "range",
+                    "its region lives in another backend".into(),
+                    "use one backend per job",
+                ));
+            }
+        }
+        let mut warnings = Vec::new();
+        let node = destination.pool().node();
+        let mut cpus = Vec::new();
+        if backend.is_host_memory() {
+            fault::install()?;
+            fault::check_no_thread_blocks_sigsegv()?;
+            cpus = Topology::read()?.node(node)?.cpus.clone();
+            if cpus.is_empty() {
+                warnings.push(format!("{node} has no CPUs: the workers run where the scheduler puts them"));
+            }
+        }
+        let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
+
+        let mut items = Vec::new();
+        for (region, range, to) in &self.ranges {
+            items.push(Item::claim(region, range.clone(), to.pool(), page != PageSize::Huge2M)?);
+        }
+        if backend.is_host_memory() {
+            check_mapping_headroom(&items, threads)?;
+        }
+        let settings = Settings {
+            policy: RetryPolicy {
+                reduction_factor: self.reduction_factor,
+                max_disturbed: self.max_disturbed,
+                max_refused: 4,
+            },
+            area_bytes,
+            threads,
+            cpus,
+            deadline: self.timeout.map(|t| began + t),
+            engine_reason: match self.engine {
+                EngineChoice::Auto => "the only engine of this version; needs no privilege".into(),
+                EngineChoice::Mprotect => "asked for".into(),
+            },
+        };
+        let run = Run::new(backend, items, settings, warnings, began)?;
+        let shared = run.shared().clone();
+        for (region, ..) in &self.ranges {
+            let mut jobs = lock(&region.inner().jobs);
+            jobs.retain(|job| job.strong_count() > 0);
+            jobs.push(Arc::downgrade(&shared));
+        }
+        run.spawn()?;
+        Ok(Job::new(shared))
+    }
+}
+
+/// Two handles on this process' memory are the same backend.
+fn same_kind(a: &Arc<dyn crate::backend::Backend>, b: &Arc<dyn crate::backend::Backend>) -> bool {
+    a.is_host_memory() && b.is_host_memory()
+}
+
+/// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.
+fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<(), Error> {
+    let Some(limit) = observe::max_mapping_count() else { return Ok(()) };
+    let legs: usize = items.iter().map(Item::leg_count).sum();
+    // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
+    let needed = 2 * threads + 2 * legs + 16;
+    let count = observe::mapping_count()?;
+    if count + needed > limit {
+        return Err(Error::Limit {
+            what: "memory mappings of this process (vm.max_map_count)",
+            limit,
+            remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
+        });
+    }
+    Ok(())
+}

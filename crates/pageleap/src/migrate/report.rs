@@ -1,0 +1,231 @@
+//! What a job did. Reports are read by people and programs; nothing in the library decides by them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+pub use crate::engine::mprotect::waits::{WAIT_BUCKETS, Waits};
+use crate::error::Error;
+use crate::region::RegionId;
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageOutcome {
+    /// It lies in a frame of the destination now.
+    Migrated,
+    /// There was nothing to do: it lay there already, or it is unbacked.
+    Unchanged,
+    /// It was tried, writers disturbed the copy, and the job was stopped before the next try.
+    Busy,
+    /// A system call was refused each time it was tried.
+    Failed,
+    /// The job was stopped before it was tried.
+    NotAttempted,
+}
+
+/// Consecutive bytes of a region whose pages had the same outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The region.
+    pub region: RegionId,
+    /// Bytes, relative to its start.
+    pub range: Range<usize>,
+    /// What became of them.
+    pub outcome: PageOutcome,
+}
+
+/// How many pages had which outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// See [`PageOutcome::Migrated`].
+    pub migrated: u64,
+    /// See [`PageOutcome::Unchanged`].
+    pub unchanged: u64,
+    /// See [`PageOutcome::Busy`].
+    pub busy: u64,
+    /// See [`PageOutcome::Failed`].
+    pub failed: u64,
+    /// See [`PageOutcome::NotAttempted`].
+    pub not_attempted: u64,
+}
+
+impl PageCounts {
+    pub(crate) fn add(&mut self, outcome: PageOutcome, pages: u64) {
+        *match outcome {
+            PageOutcome::Migrated => &mut self.migrated,
+            PageOutcome::Unchanged => &mut self.unchanged,
+            PageOutcome::Busy => &mut self.busy,
+            PageOutcome::Failed => &mut self.failed,
+            PageOutcome::NotAttempted => &mut self.not_attempted,
+        } += pages;
+    }
+
+    /// All pages of the job.
+    pub fn total(&self) -> u64 {
+        self.migrated + self.unchanged + self.busy + self.failed + self.not_attempted
+    }
+}
+
+/// The method by which pages were moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Read-only areas and a fault handler: the method of page_leap, made correct.
+    Mprotect,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::Mprotect => "mprotect",
+        })
+    }
+}
+
+/// Why a job ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    /// Every page was dealt with.
+    Completed,
+    /// Somebody called `cancel` or dropped the job.
+    Cancelled,
+    /// The time was up.
+    TimedOut,
+    /// A region it worked on was dropped.
+    RegionDropped,
+    /// Some pages could not be moved; this was the first reason.
+    Failed(Error),
+}
+
+impl Ended {
+    /// Whether every page was dealt with.
+    pub fn is_completed(&self) -> bool {
+        matches!(self, Ended::Completed)
+    }
+}
+
+/// What a job did.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Why it ended. What moved has moved, the rest has not, and both are whole.
+    pub ended: Ended,
+    /// The engine that was used.
+    pub engine: Engine,
+    /// Why that one.
+    pub engine_reason: String,
+    /// The size of an undisturbed area, in bytes.
+    pub area_bytes: usize,
+    /// Worker threads.
+    pub threads: usize,
+    /// The outcome of each page, neighbours with the same one together, in the order in which the ranges were given.
+    pub runs: Vec<PageRun>,
+    /// The same, counted.
+    pub pages: PageCounts,
+    /// Bytes of all ranges.
+    pub bytes: u64,
+    /// Bytes copied, those of disturbed copies included.
+    pub bytes_copied: u64,
+    /// Bytes copied in vain: `bytes_copied` less what has been migrated.
+    pub bytes_recopied: u64,
+    /// Copies that a writer disturbed.
+    pub disturbed_copies: u64,
+    /// Areas that were split because of that.
+    pub splits: u64,
+    /// Areas whose writers were held back until they had been moved.
+    pub holds: u64,
+    /// Calls that were repeated because giving up would have left part of a region inaccessible.
+    pub repairs: u64,
+    /// How long threads were held up.
+    pub waits: Waits,
+    /// The longest time for which one area was closed to writers, in nanoseconds.
+    pub longest_window_ns: u64,
+    /// From the start of the job until the last page had moved, in nanoseconds.
+    pub migrate_ns: u64,
+    /// What came after that: making vacated frames ready for use again, in nanoseconds.
+    pub recycle_ns: u64,
+    /// System calls of the migration by name, with those of the fault handler, without those of recycling.
+    pub calls: BTreeMap<&'static str, u64>,
+    /// What went less well than asked, in words.
+    pub warnings: Vec<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let p = &self.pages;
+        match &self.ended {
+            Ended::Completed => write!(f, "completed")?,
+            Ended::Failed(error) => write!(f, "failed: {error}")?,
+            other => write!(f, "stopped ({other:?})")?,
+        }
+        writeln!(f, " after {:.1} ms (+ {:.1} ms recycling)", ms(self.migrate_ns), ms(self.recycle_ns))?;
+        writeln!(
+            f,
+            "engine {} ({}), areas of {} KB, {} thread(s)",
+            self.engine,
+            self.engine_reason,
+            self.area_bytes >> 10,
+            self.threads
+        )?;
+        writeln!(
+            f,
+            "pages: {} migrated, {} unchanged, {} busy, {} failed, {} not attempted",
+            p.migrated, p.unchanged, p.busy, p.failed, p.not_attempted
+        )?;
+        writeln!(
+            f,
+            "copied {} bytes, {} of them in vain; {} disturbed copies, {} splits, {} holds, {} repairs",
+            self.bytes_copied,
+            self.bytes_recopied,
+            self.disturbed_copies,
+            self.splits,
+            self.holds,
+            self.repairs
+        )?;
+        writeln!(
+            f,
+            "waits: {} (p50 <= {} us, p99 <= {} us, longest {} us); longest window {} us",
+            self.waits.count,
+            self.waits.quantile(0.5) / 1000,
+            self.waits.quantile(0.99) / 1000,
+            self.waits.max_ns / 1000,
+            self.longest_window_ns / 1000
+        )?;
+        let calls: Vec<String> = self.calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
+        write!(f, "calls: {}", calls.join(", "))?;
+        for warning in &self.warnings {
+            write!(f, "\nwarning: {warning}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Groups the outcomes of consecutive pages into runs.
+pub(crate) fn runs(
+    region: RegionId,
+    first_byte: usize,
+    page_bytes: usize,
+    outcomes: &[PageOutcome],
+) -> Vec<PageRun> {
+    let mut runs: Vec<PageRun> = Vec::new();
+    for (i, &outcome) in outcomes.iter().enumerate() {
+        let start = first_byte + i * page_bytes;
+        match runs.last_mut() {
+            Some(last) if last.outcome == outcome => last.range.end = start + page_bytes,
+            _ => runs.push(PageRun { region, range: start..start + page_bytes, outcome }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_neighbours_form_one_run() {
+        use PageOutcome::*;
+        let runs = runs(RegionId(1), 100, 10, &[Migrated, Migrated, Busy, Migrated]);
+        let seen: Vec<_> = runs.into_iter().map(|r| (r.range, r.outcome)).collect();
+        assert_eq!(seen, [(100..120, Migrated), (120..130, Busy), (130..140, Migrated)]);
+    }
+}

@@ -1,0 +1,428 @@
+//! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::attributes;
+use super::job::{JobShared, Phase, Stop};
+use super::legs::{Item, Leg};
+use super::plan::{Area, RetryPolicy, areas};
+use super::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::affinity;
+use crate::backend::{Backend, Counted, Mapping};
+use crate::engine::mprotect::attempt::{self, Effort, Step, Target, Task};
+use crate::engine::mprotect::fault::{MAX_WORKERS, SLOTS};
+use crate::engine::mprotect::slot::{Slot, Span};
+use crate::error::Error;
+use crate::pool::{self, Pool};
+use crate::region::Extent;
+use crate::sync::lock;
+
+/// What was asked of a job, checked and completed.
+pub(crate) struct Settings {
+    pub(crate) policy: RetryPolicy,
+    pub(crate) area_bytes: usize,
+    pub(crate) threads: usize,
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) engine_reason: String,
+}
+
+/// A slot of the process' table, given back on drop.
+struct ClaimedSlot(usize);
+
+impl ClaimedSlot {
+    fn slot(&self) -> &'static Slot {
+        &SLOTS.slots[self.0]
+    }
+}
+
+impl Drop for ClaimedSlot {
+    fn drop(&mut self) {
+        SLOTS.release(self.0);
+    }
+}
+
+/// What the workers of a job share.
+struct State {
+    queue: VecDeque<Area>,
+    /// Areas that workers have taken and not yet dealt with.
+    in_flight: usize,
+    items: Vec<Item>,
+    /// Frames that pages have left, to be given back when all is done.
+    vacated: Vec<(Pool, pool::Run)>,
+    tally: Tally,
+}
+
+/// Sums for the report.
+#[derive(Default)]
+struct Tally {
+    disturbed_copies: u64,
+    splits: u64,
+    holds: u64,
+    repairs: u64,
+    longest_window_ns: u64,
+    exchange_unsupported: bool,
+    first_failure: Option<Error>,
+    warnings: Vec<String>,
+}
+
+/// A job before and while it runs.
+pub(crate) struct Run {
+    backend: Arc<Counted>,
+    legs: Vec<Leg>,
+    state: Mutex<State>,
+    /// Signalled when areas are queued again, and when the last one has been dealt with.
+    changed: Condvar,
+    settings: Settings,
+    slots: Vec<ClaimedSlot>,
+    shared: Arc<JobShared>,
+    began: Instant,
+}
+
+impl Run {
+    pub(crate) fn new(
+        backend: Arc<dyn Backend>,
+        mut items: Vec<Item>,
+        settings: Settings,
+        warnings: Vec<String>,
+        began: Instant,
+    ) -> Result<Run, Error> {
+        let mut slots = Vec::new();
+        for _ in 0..settings.threads {
+            slots.push(SLOTS.claim().map(ClaimedSlot).ok_or(Error::Limit {
+                what: "migrating threads of this process",
+                limit: MAX_WORKERS,
+                remedy: "wait for running jobs, or use fewer threads",
+            })?);
+        }
+        let mut legs = Vec::new();
+        for (index, item) in items.iter_mut().enumerate() {
+            legs.extend(item.legs.drain(..).map(|leg| Leg { item: index, ..leg }));
+        }
+        let region_of = |leg: &Leg| items[leg.item].claim.region();
+        let bytes_total =
+            legs.iter().map(|leg| region_of(leg).bytes(leg.pages.end - leg.pages.start) as u64).sum();
+        let queue = legs.iter().enumerate().flat_map(|(i, leg)| {
+            let area_pages = (settings.area_bytes / region_of(leg).page.bytes()) as u64;
+            areas(i, leg.pages.clone(), area_pages)
+        });
+        let queue = queue.collect();
+        let tally = Tally { warnings, ..Tally::default() };
+        Ok(Run {
+            backend: Arc::new(Counted::new(backend)),
+            legs,
+            state: Mutex::new(State { queue, in_flight: 0, items, vacated: Vec::new(), tally }),
+            changed: Condvar::new(),
+            settings,
+            slots,
+            shared: Arc::new(JobShared::new(bytes_total)?),
+            began,
+        })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<JobShared> {
+        &self.shared
+    }
+
+    /// Starts the job's thread.
+    pub(crate) fn spawn(self) -> Result<(), Error> {
+        let main = move || {
+            // A bug in a worker could leave writers asleep on an area that nobody opens again. Ending the process says so; going on
+            // would look like a hang.
+            let bomb = AbortOnUnwind;
+            self.migrate();
+            self.conclude();
+            std::mem::forget(bomb);
+        };
+        let spawned = std::thread::Builder::new().name("pageleap".into()).spawn(main);
+        spawned.map(drop).map_err(|e| Error::SystemFile {
+            path: "a thread for the job".into(),
+            reason: e.to_string(),
+            remedy: "raise the limit of threads (ulimit -u, pids.max)",
+        })
+    }
+
+    fn migrate(&self) {
+        std::thread::scope(|scope| {
+            for slot in &self.slots[1..] {
+                let worker = std::thread::Builder::new().name("pageleap".into());
+                if let Err(e) = worker.spawn_scoped(scope, || self.work(slot.slot())) {
+                    lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
+                }
+            }
+            self.work(self.slots[0].slot());
+        });
+        self.join_mappings();
+    }
+
+    /// A worker's life.
+    fn work(&self, slot: &Slot) {
+        affinity::block_application_signals();
+        if self.backend.is_host_memory() && !affinity::run_on(&self.settings.cpus) {
+            let warning = "a worker may not run on the destination node's CPUs".to_owned();
+            lock(&self.state).tally.warnings.push(warning);
+        }
+        while let Some(area) = self.next() {
+            self.handle(slot, area);
+            let mut state = lock(&self.state);
+            state.in_flight -= 1;
+            // Also when the queue is empty: the last area may be what others wait for.
+            self.changed.notify_all();
+        }
+    }
+
+    /// The next area, or `None` when there will be none or the job is to stop.
+    fn next(&self) -> Option<Area> {
+        let mut state = lock(&self.state);
+        loop {
+            if self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+                && !state.queue.is_empty()
+            {
+                self.shared.ask_to_stop(Stop::TimedOut);
+            }
+            if self.shared.stop().is_some() {
+                return None;
+            }
+            if let Some(area) = state.queue.pop_front() {
+                state.in_flight += 1;
+                return Some(area);
+            }
+            if state.in_flight == 0 {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// One attempt on one area, and what follows from it.
+    fn handle(&self, slot: &Slot, area: Area) {
+        let leg = &self.legs[area.leg];
+        let (region, to, exchange_unsupported) = {
+            let state = lock(&self.state);
+            let item = &state.items[leg.item];
+            (item.claim.region().clone(), item.to.clone(), state.tally.exchange_unsupported)
+        };
+        let frames = self.frames(leg, &area.pages);
+        let len = region.bytes(frames.frames);
+        let task = Task {
+            span: Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot },
+            source: leg.source + region.bytes(area.pages.start - leg.pages.start),
+            target: Target {
+                alias: to.0.alias_of(frames.first),
+                file: to.0.file,
+                offset: to.0.offset_of(frames.first),
+                exchange: leg.exchange && !exchange_unsupported,
+            },
+            hold: self.settings.policy.holds(&area),
+        };
+        let mut effort = Effort::default();
+        // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
+        // until a page maps them; the backend lives as long as the job.
+        let step = unsafe { attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort) };
+        if effort.exchanged {
+            to.mark_hollow(frames);
+        }
+        let migrated = if step == Step::Migrated { len as u64 } else { 0 };
+        self.shared.count(effort.copied, migrated);
+        let unrestored = if step == Step::Migrated {
+            self.restore_attributes(leg, &task.span, effort.by_exchange)
+        } else {
+            None
+        };
+
+        let mut state = lock(&self.state);
+        let tally = &mut state.tally;
+        tally.repairs += effort.repairs;
+        tally.holds += u64::from(effort.held);
+        tally.longest_window_ns = tally.longest_window_ns.max(effort.window_ns);
+        tally.exchange_unsupported |= effort.exchange_unsupported;
+        tally.warnings.extend(unrestored);
+        match step {
+            Step::Migrated => {
+                let extent = Extent { pages: area.pages.clone(), pool: to, first_frame: frames.first };
+                let replaced = lock(&region.extents).replace(extent);
+                let vacated = replaced.into_iter().map(|e| {
+                    let frames = e.pages.end - e.pages.start;
+                    (e.pool, pool::Run { first: e.first_frame, frames })
+                });
+                state.vacated.extend(vacated);
+                let item = &mut state.items[leg.item];
+                item.mark_used(frames);
+                item.set_outcome(&area.pages, PageOutcome::Migrated);
+            }
+            Step::Dirty => {
+                let parts = self.settings.policy.after_disturbance(&area);
+                tally.disturbed_copies += 1;
+                tally.splits += u64::from(parts.len() > 1);
+                state.items[leg.item].set_outcome(&area.pages, PageOutcome::Busy);
+                state.queue.extend(parts);
+            }
+            Step::Refused(call, errno) => match self.settings.policy.after_refusal(&area) {
+                Some(again) => {
+                    state.queue.push_back(again);
+                    drop(state);
+                    // Mappings join again as neighbours are done; give them, or other threads, the time.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                None => {
+                    let error = Error::call(call, task.span.addr, len, errno);
+                    tally.first_failure.get_or_insert(error);
+                    state.items[leg.item].set_outcome(&area.pages, PageOutcome::Failed);
+                }
+            },
+        }
+    }
+
+    /// The destination's frames for pages of a leg.
+    fn frames(&self, leg: &Leg, pages: &Range<u64>) -> pool::Run {
+        pool::Run {
+            first: leg.first_frame + (pages.start - leg.pages.start),
+            frames: pages.end - pages.start,
+        }
+    }
+
+    /// Sets again what a new mapping does not have. Returns a warning if that failed.
+    fn restore_attributes(&self, leg: &Leg, span: &Span, by_exchange: bool) -> Option<String> {
+        let (addr, len, wanted) = (span.addr, span.len, &leg.attributes);
+        // An exchange brings all but the lock along.
+        let now = if by_exchange { *wanted } else { attributes::of_new_mapping(wanted.prot) };
+        // SAFETY: the span is claimed by this job.
+        unsafe {
+            attributes::advise(&*self.backend, addr, len, &now, wanted)
+                .and_then(|()| attributes::relock(&*self.backend, addr, len, wanted))
+        }
+        .err()
+        .map(|error| format!("an attribute of the range is lost: {error}"))
+    }
+
+    /// Where a finished run consists of many mappings that the kernel does not join (hugetlb), one call over all of it makes one of them.
+    fn join_mappings(&self) {
+        let mut state = lock(&self.state);
+        let mut warnings = Vec::new();
+        let mut repairs = 0;
+        for leg in &self.legs {
+            let item = &state.items[leg.item];
+            let region = item.claim.region();
+            if region.page == crate::units::PageSize::Base {
+                continue;
+            }
+            let extents: Vec<_> =
+                lock(&region.extents).within(leg.pages.clone()).filter(|e| e.pool == item.to).collect();
+            for extent in extents.into_iter().filter(|e| e.pages.end - e.pages.start > 1) {
+                let len = region.bytes(extent.pages.end - extent.pages.start);
+                let span = Span { addr: region.addr(extent.pages.start), len, prot: leg.attributes.prot };
+                let mapping = Mapping {
+                    addr: span.addr,
+                    len,
+                    file: item.to.0.file,
+                    offset: item.to.0.offset_of(extent.first_frame),
+                    prot: span.prot,
+                    populate: true,
+                };
+                let slot = self.slots[0].slot();
+                // SAFETY: the span is claimed, maps exactly these frames already, and the workers have ended.
+                repairs += unsafe {
+                    attempt::map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, || {
+                        warnings.extend(self.restore_attributes(leg, &span, false));
+                    })
+                };
+            }
+        }
+        state.tally.repairs += repairs;
+        state.tally.warnings.extend(warnings);
+    }
+
+    /// After the last page: give everything back and deliver the report.
+    fn conclude(self) {
+        let migrate_ns = self.began.elapsed().as_nanos() as u64;
+        self.shared.enter(Phase::Recycling);
+        let Run { backend, state, settings, slots, shared, .. } = self;
+        let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let State { items, vacated, tally, .. } = state;
+        let Tally { mut warnings, .. } = tally;
+
+        let mut waits = Waits::default();
+        for slot in &slots {
+            drain(slot.slot(), &mut waits);
+        }
+        drop(slots);
+
+        let recycling = Instant::now();
+        let mut pages = PageCounts::default();
+        let mut page_runs = Vec::new();
+        let (mut bytes, mut migrated_bytes) = (0, 0);
+        for item in &items {
+            let region = item.claim.region();
+            let item_runs = runs(region.id, item.claim.range().start, region.page.bytes(), &item.outcomes);
+            for run in &item_runs {
+                let len = run.range.end - run.range.start;
+                pages.add(run.outcome, (len / region.page.bytes()) as u64);
+                bytes += len as u64;
+                if run.outcome == PageOutcome::Migrated {
+                    migrated_bytes += len as u64;
+                }
+            }
+            page_runs.extend(item_runs);
+        }
+        for (pool, run) in vacated {
+            if let Err(error) = pool.give_back(run) {
+                warnings.push(format!("vacated frames are out of circulation for now: {error}"));
+            }
+        }
+        drop(items);
+        warnings.dedup();
+        let ended = match (shared.stop(), tally.first_failure) {
+            (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,
+            (_, Some(error)) => Ended::Failed(error),
+            _ => Ended::Completed,
+        };
+        let bytes_copied = shared.bytes_copied();
+        shared.finish(Report {
+            ended,
+            engine: Engine::Mprotect,
+            engine_reason: settings.engine_reason,
+            area_bytes: settings.area_bytes,
+            threads: settings.threads,
+            runs: page_runs,
+            pages,
+            bytes,
+            bytes_copied,
+            bytes_recopied: bytes_copied - migrated_bytes,
+            disturbed_copies: tally.disturbed_copies,
+            splits: tally.splits,
+            holds: tally.holds,
+            repairs: tally.repairs,
+            waits,
+            longest_window_ns: tally.longest_window_ns,
+            migrate_ns,
+            recycle_ns: recycling.elapsed().as_nanos() as u64,
+            calls: backend.calls().collect(),
+            warnings,
+        });
+    }
+}
+
+/// Collects what a slot has counted, after giving threads that were just woken the time to count their wait. A thread that does not run for
+/// so long (one that a debugger holds, say) is missing from the report.
+fn drain(slot: &Slot, waits: &mut Waits) {
+    const PATIENCE: Duration = Duration::from_millis(10);
+    let give_up = Instant::now() + PATIENCE;
+    while slot.sleepers() > 0 && Instant::now() < give_up {
+        std::thread::yield_now();
+    }
+    slot.waits.take_into(waits);
+}
+
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        eprintln!(
+            "pageleap: a migrating thread panicked; ending the process, because writers may wait for it for ever"
+        );
+        std::process::abort();
+    }
+}

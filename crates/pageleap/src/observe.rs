@@ -1,0 +1,262 @@
+//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. The observer is never the code that
+//! made the effect.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+
+use crate::backend::Prot;
+use crate::error::Error;
+use crate::units::BASE_PAGE;
+
+const SMAPS: &str = "/proc/self/smaps";
+const MAPS: &str = "/proc/self/maps";
+const PAGEMAP: &str = "/proc/self/pagemap";
+const NEEDS_PROC: &str = "mount /proc in this container";
+
+fn unreadable(path: &str, error: std::io::Error) -> Error {
+    Error::SystemFile { path: path.into(), reason: error.to_string(), remedy: NEEDS_PROC }
+}
+
+/// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from end to end, which takes about a
+/// millisecond per thousand mappings.
+pub fn mapping_count() -> Result<usize, Error> {
+    let file = File::open(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    let mut reader = BufReader::with_capacity(64 << 10, file);
+    let mut count = 0;
+    loop {
+        let bytes = reader.fill_buf().map_err(|e| unreadable(MAPS, e))?;
+        if bytes.is_empty() {
+            return Ok(count);
+        }
+        count += bytes.iter().filter(|b| **b == b'\n').count();
+        let len = bytes.len();
+        reader.consume(len);
+    }
+}
+
+/// The most mappings that a process may have (`vm.max_map_count`); `None` if it cannot be read.
+pub fn max_mapping_count() -> Option<usize> {
+    std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// What a user can set on a mapping, and a change of frames must not lose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Access.
+    pub prot: Prot,
+    /// Children do not get the range (`MADV_DONTFORK`, smaps `dc`).
+    pub dont_fork: bool,
+    /// Core dumps leave it out (`MADV_DONTDUMP`, smaps `dd`).
+    pub dont_dump: bool,
+    /// It is locked into memory (`mlock`, smaps `lo`).
+    pub locked: bool,
+    /// `MADV_RANDOM` (smaps `rr`).
+    pub random: bool,
+    /// `MADV_SEQUENTIAL` (smaps `sr`).
+    pub sequential: bool,
+    /// Somebody has registered it with a userfaultfd (smaps `um`, `uw`, `ui`).
+    pub userfaultfd: bool,
+}
+
+/// Consecutive addresses with equal attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttributeRun {
+    /// First address.
+    pub start: usize,
+    /// One past the last.
+    pub end: usize,
+    /// Their attributes.
+    pub attributes: Attributes,
+}
+
+/// One mapping as smaps shows it.
+struct SmapsEntry {
+    start: usize,
+    end: usize,
+    perms: String,
+    fields: Vec<(String, String)>,
+}
+
+impl SmapsEntry {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
+    }
+
+    fn kb(&self, name: &str) -> usize {
+        let value = self.field(name).and_then(|v| v.split_whitespace().next()?.parse().ok());
+        value.unwrap_or(0)
+    }
+
+    fn attributes(&self) -> Attributes {
+        let flags = self.field("VmFlags").unwrap_or_default();
+        let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
+        let perm = |at: usize, c: u8| self.perms.as_bytes().get(at) == Some(&c);
+        let prot = i32::from(perm(0, b'r')) | i32::from(perm(1, b'w')) << 1 | i32::from(perm(2, b'x')) << 2;
+        Attributes {
+            prot: Prot(prot),
+            dont_fork: has("dc"),
+            dont_dump: has("dd"),
+            locked: has("lo"),
+            random: has("rr"),
+            sequential: has("sr"),
+            userfaultfd: has("um") || has("uw") || has("ui"),
+        }
+    }
+}
+
+/// Reads the entries of smaps that overlap `[start, end)`. Stops behind them: producing an entry costs the kernel a walk over its page
+/// tables.
+fn smaps_entries(source: impl BufRead, start: usize, end: usize) -> std::io::Result<Vec<SmapsEntry>> {
+    let mut entries: Vec<SmapsEntry> = Vec::new();
+    for line in source.lines() {
+        let line = line?;
+        let mut words = line.split_whitespace();
+        let Some(head) = words.next() else { continue };
+        if let Some(name) = head.strip_suffix(':') {
+            if let Some(entry) = entries.last_mut() {
+                let value = line[head.len()..].trim().to_owned();
+                entry.fields.push((name.to_owned(), value));
+            }
+            continue;
+        }
+        // A new mapping: keep the previous one only if it overlaps.
+        if entries.last().is_some_and(|e| e.end <= start) {
+            entries.pop();
+        }
+        let range = head.split_once('-').and_then(|(a, b)| {
+            Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?))
+        });
+        let Some((from, to)) = range else { continue };
+        if from >= end {
+            return Ok(entries);
+        }
+        let perms = words.next().unwrap_or_default().to_owned();
+        entries.push(SmapsEntry { start: from, end: to, perms, fields: Vec::new() });
+    }
+    entries.retain(|e| e.end > start);
+    Ok(entries)
+}
+
+fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
+    let file = File::open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
+    // Small, so that reading ends soon behind the range.
+    smaps_entries(BufReader::with_capacity(4096, file), start, start + len).map_err(|e| unreadable(SMAPS, e))
+}
+
+/// The attributes of `[start, start + len)`, neighbours with equal ones joined. Parts that are not mapped are left out.
+pub fn attributes(start: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
+    let entries = smaps(start, len)?;
+    Ok(joined(entries.iter().map(|entry| AttributeRun {
+        start: entry.start.max(start),
+        end: entry.end.min(start + len),
+        attributes: entry.attributes(),
+    })))
+}
+
+/// Joins neighbours that are equal.
+pub(crate) fn joined(runs: impl Iterator<Item = AttributeRun>) -> Vec<AttributeRun> {
+    let mut joined: Vec<AttributeRun> = Vec::new();
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if last.end == run.start && last.attributes == run.attributes => last.end = run.end,
+            _ => joined.push(run),
+        }
+    }
+    joined
+}
+
+/// How large the pages really are with which a range is mapped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MappedPages {
+    /// The mapping's page size in bytes (`KernelPageSize`); the smallest, if the range has several.
+    pub kernel_page_size: usize,
+    /// The share of the resident bytes that lies in huge pages (hugetlb, or shmem mapped by PMD), 0 to 1.
+    pub huge_mapped_ratio: f64,
+}
+
+/// Looks up how a range is mapped.
+pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
+    let (mut smallest, mut resident_kb, mut huge_kb) = (usize::MAX, 0, 0);
+    for entry in smaps(start, len)? {
+        smallest = smallest.min(entry.kb("KernelPageSize") << 10);
+        let hugetlb = entry.kb("Shared_Hugetlb") + entry.kb("Private_Hugetlb");
+        huge_kb += hugetlb + entry.kb("ShmemPmdMapped");
+        resident_kb += hugetlb + entry.kb("Rss");
+    }
+    let kernel_page_size = if smallest == usize::MAX { BASE_PAGE } else { smallest };
+    Ok(MappedPages { kernel_page_size, huge_mapped_ratio: huge_kb as f64 / resident_kb.max(1) as f64 })
+}
+
+/// The physical frame number behind each page of `page_bytes` bytes in `[start, start + len)`; 0 for a page that is not present. `None`
+/// if the kernel hides frame numbers from this process (it shows them to CAP_SYS_ADMIN only).
+#[doc(alias = "pagemap")]
+pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Option<Vec<u64>>, Error> {
+    /// Bits 0-54 of an entry are the frame number, bit 63 says that the page is present
+    /// (Documentation/admin-guide/mm/pagemap.rst).
+    const FRAME: u64 = (1 << 55) - 1;
+    const PRESENT: u64 = 1 << 63;
+    /// Entries read at a time.
+    const BATCH: usize = 8192;
+    let file = File::open(PAGEMAP).map_err(|e| unreadable(PAGEMAP, e))?;
+    let base_pages = len / BASE_PAGE;
+    let stride = page_bytes / BASE_PAGE;
+    let mut frames = Vec::with_capacity(base_pages / stride);
+    let mut buffer = vec![0u8; BATCH * 8];
+    let mut hidden = false;
+    for batch in (0..base_pages).step_by(BATCH) {
+        let entries = BATCH.min(base_pages - batch);
+        let bytes = &mut buffer[..entries * 8];
+        let offset = (start / BASE_PAGE + batch) as u64 * 8;
+        file.read_exact_at(bytes, offset).map_err(|e| unreadable(PAGEMAP, e))?;
+        for (i, entry) in bytes.chunks_exact(8).enumerate() {
+            let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
+            hidden |= entry & PRESENT != 0 && entry & FRAME == 0;
+            if (batch + i).is_multiple_of(stride) {
+                frames.push(if entry & PRESENT != 0 { entry & FRAME } else { 0 });
+            }
+        }
+    }
+    Ok((!hidden).then_some(frames))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+00001000-00003000 rw-s 00000000 00:01 7   /memfd:a b: (deleted)
+Size:                  8 kB
+KernelPageSize:        4 kB
+VmFlags: rd wr sh mr mw me ms dc dd 
+00003000-00004000 r--s 00002000 00:01 7   /memfd:a (deleted)
+KernelPageSize:        4 kB
+VmFlags: rd sh mr mw me ms lo rr um 
+00008000-00009000 ---p 00000000 00:00 0 
+KernelPageSize:        4 kB
+VmFlags: mr mw me nr 
+";
+
+    fn read(start: usize, end: usize) -> Vec<(usize, usize, Attributes)> {
+        let entries = smaps_entries(TEXT.as_bytes(), start, end).unwrap();
+        entries.iter().map(|e| (e.start, e.end, e.attributes())).collect()
+    }
+
+    #[test]
+    fn attributes_come_from_permissions_and_flags() {
+        let all = read(0, usize::MAX);
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0].2.prot, Prot::READ_WRITE);
+        assert!(all[0].2.dont_fork && all[0].2.dont_dump && !all[0].2.locked);
+        assert_eq!(all[1].2.prot, Prot::READ);
+        assert!(all[1].2.locked && all[1].2.random && all[1].2.userfaultfd && !all[1].2.dont_fork);
+        assert_eq!(all[2].2.prot, Prot::NONE);
+    }
+
+    #[test]
+    fn only_overlapping_mappings_are_returned() {
+        assert_eq!(read(0x3000, 0x8000).iter().map(|e| e.0).collect::<Vec<_>>(), [0x3000]);
+        assert_eq!(read(0x2fff, 0x3001).len(), 2);
+        assert!(read(0x5000, 0x6000).is_empty());
+    }
+}

@@ -1,0 +1,344 @@
+//! Pools: pre-faulted memory of one node, from which regions take their frames and to which migrations return them.
+//!
+//! A pool is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a frame is either free or has one owner (a
+//! region, or a job that will hand it to one). **Invariant:** the page tables of the alias are filled for every free frame, so that a
+//! migration copies into it, and moves those page tables, without a fault. A migration leaves the alias of the frames
+//! that it used *hollow*; they are filled again when the frames come back.
+
+mod fill;
+mod frames;
+mod reserve;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub(crate) use frames::Run;
+use frames::{FrameAllocator, FrameSet};
+pub use reserve::HugePageReservation;
+
+use crate::backend::{Advice, Backend, Call, Errno, Linux, Mapping, MemoryFile, Prot};
+use crate::error::Error;
+use crate::observe::Attributes;
+use crate::placement::NodeCounts;
+use crate::sync::lock;
+use crate::units::{NodeId, PageSize, human_bytes};
+
+/// The attributes of an alias: neither children nor core dumps get a second copy of the data.
+pub(crate) const ALIAS_ATTRIBUTES: Attributes = Attributes {
+    prot: Prot::READ_WRITE,
+    dont_fork: true,
+    dont_dump: true,
+    locked: false,
+    random: false,
+    sequential: false,
+    userfaultfd: false,
+};
+
+/// Pre-faulted memory of one node. Clones are the same pool; the memory goes back to the system when the last clone and the last region
+/// with frames of it are gone.
+#[derive(Clone)]
+pub struct Pool(pub(crate) Arc<PoolInner>);
+
+pub(crate) struct PoolInner {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) file: MemoryFile,
+    node: NodeId,
+    page: PageSize,
+    frames: u64,
+    alias: usize,
+    /// Address space reserved for the alias, in bytes.
+    reserved: usize,
+    state: Mutex<State>,
+    id: u64,
+}
+
+struct State {
+    allocator: FrameAllocator,
+    /// Frames that have held data: to be zeroed before a region gets them as new memory.
+    used: FrameSet,
+    /// Frames whose alias must be mapped again before they are free.
+    hollow: FrameSet,
+    /// Frames whose alias could not be mapped again; tried again when frames are short.
+    unmapped: Vec<Run>,
+}
+
+/// Makes a [`Pool`].
+pub struct PoolBuilder {
+    node: NodeId,
+    bytes: u64,
+    page: PageSize,
+    threads: Option<usize>,
+    progress: Option<Box<dyn Fn(u64, u64) + Send + Sync>>,
+    backend: Arc<dyn Backend>,
+}
+
+impl PoolBuilder {
+    /// The size of its pages; [`PageSize::Base`] if not said.
+    pub fn page_size(mut self, page: PageSize) -> Self {
+        self.page = page;
+        self
+    }
+
+    /// How many threads fault the memory in; if not said, one for each CPU of the node, at most 8.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Called with the bytes done and the bytes to do, from the filling threads, about every 32 MB.
+    pub fn progress(mut self, report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Box::new(report));
+        self
+    }
+
+    /// Uses another backend than the kernel: for tests.
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
+        self.backend = backend;
+        self
+    }
+
+    /// Takes the memory, faults it in, and verifies with the kernel that it lies on the node.
+    ///
+    /// # Errors
+    /// With too little free memory or too few huge pages, an error that says how much there is and what to do; whatever had been taken is
+    /// given back.
+    pub fn build(self) -> Result<Pool, Error> {
+        let page_bytes = self.page.bytes() as u64;
+        if self.bytes == 0 || self.bytes > 1 << 46 {
+            return Err(Error::BadArgument {
+                what: "pool size",
+                reason: format!("{} bytes", self.bytes),
+                remedy: format!("use 1 to 2^46 bytes; the size is rounded up to pages of {page_bytes} bytes"),
+            });
+        }
+        if self.threads == Some(0) {
+            return Err(Error::BadArgument {
+                what: "number of threads",
+                reason: "0 threads fill no memory".into(),
+                remedy: "use at least 1".into(),
+            });
+        }
+        let frames = self.bytes.div_ceil(page_bytes);
+        let bytes = (frames * page_bytes) as usize;
+        fill::check_node(&*self.backend, self.node, self.page, bytes as u64)?;
+        let alias = reserve_aligned(&*self.backend, bytes)?;
+        let release = |error| {
+            // SAFETY: nothing has been mapped there, and nobody knows the address.
+            let _ = unsafe { self.backend.release(alias, bytes) };
+            error
+        };
+        let name = format!("pageleap:node{}", self.node.0);
+        let file = self
+            .backend
+            .create_file(&name, self.page, bytes)
+            .map_err(|errno| release(Error::call(Call::CreateFile, alias, bytes, errno)))?;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let state = State {
+            allocator: FrameAllocator::new(frames),
+            used: FrameSet::new(frames),
+            hollow: FrameSet::new(frames),
+            unmapped: Vec::new(),
+        };
+        // From here on dropping the pool gives everything back.
+        let pool = Pool(Arc::new(PoolInner {
+            backend: self.backend,
+            file,
+            node: self.node,
+            page: self.page,
+            frames,
+            alias,
+            reserved: bytes,
+            state: Mutex::new(state),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        }));
+        let all = Run { first: 0, frames };
+        pool.0.map_alias(all, false).map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
+        fill::fill(&pool, self.threads, self.progress.as_deref())?;
+        Ok(pool)
+    }
+}
+
+impl Pool {
+    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages) on a node.
+    pub fn builder(node: NodeId, bytes: u64) -> PoolBuilder {
+        let backend: Arc<dyn Backend> = Arc::new(Linux);
+        PoolBuilder { node, bytes, page: PageSize::Base, threads: None, progress: None, backend }
+    }
+
+    /// The node whose memory it is.
+    pub fn node(&self) -> NodeId {
+        self.0.node
+    }
+
+    /// The size of its pages.
+    pub fn page_size(&self) -> PageSize {
+        self.0.page
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.frames * self.0.page.bytes() as u64
+    }
+
+    /// What is free of it, in bytes.
+    pub fn free_bytes(&self) -> u64 {
+        let state = lock(&self.0.state);
+        let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
+        (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
+    }
+
+    /// Asks the kernel where the pages of the pool lie. Frames that a region uses are asked for too.
+    pub fn verify(&self) -> Result<NodeCounts, Error> {
+        let pages = (0..self.0.frames).map(|frame| self.0.alias_of(frame));
+        NodeCounts::of_pages(&*self.0.backend, pages)
+    }
+
+    /// Takes `frames` frames, contiguous if there is such a run, else as few runs as possible in ascending order.
+    pub(crate) fn take(&self, frames: u64) -> Result<Vec<Run>, Error> {
+        self.take_at_once(frames).or_else(|error| {
+            // What could not be mapped again earlier may be possible now.
+            let unmapped = std::mem::take(&mut lock(&self.0.state).unmapped);
+            if unmapped.is_empty() {
+                return Err(error);
+            }
+            unmapped.into_iter().for_each(|run| drop(self.give_back(run)));
+            self.take_at_once(frames)
+        })
+    }
+
+    fn take_at_once(&self, frames: u64) -> Result<Vec<Run>, Error> {
+        let page = self.0.page.bytes() as u64;
+        let mut state = lock(&self.0.state);
+        let free = state.allocator.free_frames();
+        state.allocator.take(frames).ok_or(Error::PoolExhausted {
+            node: self.0.node,
+            free_bytes: free * page,
+            pool_bytes: self.bytes(),
+            needed_bytes: frames * page,
+        })
+    }
+
+    /// Takes frames whose bytes are all zero.
+    pub(crate) fn take_zeroed(&self, frames: u64) -> Result<Vec<Run>, Error> {
+        let runs = self.take(frames)?;
+        for run in &runs {
+            let used = lock(&self.0.state).used.runs_in(*run);
+            for run in used {
+                let page = self.0.page.bytes();
+                // SAFETY: the frames are taken, so nobody else accesses them, and the alias of free frames is mapped writable.
+                unsafe { self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page) };
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Frees frames, after mapping the alias again where a migration left it hollow. On an error the frames stay out of circulation until
+    /// a later attempt succeeds; nothing is lost.
+    pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
+        let hollow = lock(&self.0.state).hollow.runs_in(run);
+        let result = hollow.into_iter().try_for_each(|part| {
+            self.0.map_alias(part, true).map_err(|(call, errno)| {
+                let len = part.frames as usize * self.0.page.bytes();
+                Error::call(call, self.0.alias_of(part.first), len, errno)
+            })?;
+            lock(&self.0.state).hollow.set(part, false);
+            Ok(())
+        });
+        let mut state = lock(&self.0.state);
+        state.used.set(run, true);
+        match result {
+            Ok(()) => state.allocator.give_back(run),
+            Err(_) => state.unmapped.push(run),
+        }
+        result
+    }
+
+    /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly among them.
+    pub(crate) fn taken(&self, runs: &[Run]) -> (u64, bool) {
+        let state = lock(&self.0.state);
+        let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
+        let mut frames = runs.iter().flat_map(|run| run.first..run.end());
+        let all_taken = frames.all(|frame| frame < self.0.frames && !state.allocator.is_free(frame));
+        (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
+    }
+
+    /// Notes that the alias of `run` must be mapped again before the frames can be free.
+    pub(crate) fn mark_hollow(&self, run: Run) {
+        lock(&self.0.state).hollow.set(run, true);
+    }
+}
+
+impl PoolInner {
+    /// Where the alias maps a frame.
+    pub(crate) fn alias_of(&self, frame: u64) -> usize {
+        self.alias + frame as usize * self.page.bytes()
+    }
+
+    /// Where in the file a frame begins.
+    pub(crate) fn offset_of(&self, frame: u64) -> u64 {
+        frame * self.page.bytes() as u64
+    }
+
+    /// Maps the alias of `run`, and fills its page tables if `populate` says so.
+    fn map_alias(&self, run: Run, populate: bool) -> Result<(), (Call, Errno)> {
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        let offset = self.offset_of(run.first);
+        let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
+        // SAFETY: the alias is ours, and the frames have no user.
+        unsafe {
+            self.backend.map(&mapping).map_err(|errno| (Call::Map, errno))?;
+            for advice in [Advice::DontFork, Advice::DontDump] {
+                self.backend.advise(addr, len, advice).map_err(|errno| (Call::Advise, errno))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PoolInner {
+    fn drop(&mut self) {
+        // SAFETY: no region and no job has frames of this pool any more: each would hold a clone of it. The mapping keeps no reference
+        // to the descriptor.
+        unsafe {
+            let _ = self.backend.release(self.alias, self.reserved);
+        }
+        self.backend.close_file(self.file);
+    }
+}
+
+impl PartialEq for Pool {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Pool {} ({} of {} pages on {}, {} free)",
+            self.0.id,
+            human_bytes(self.bytes()),
+            self.0.page,
+            self.0.node,
+            human_bytes(self.free_bytes())
+        )
+    }
+}
+
+/// Reserves address space so that whole page-table pages can later move between two such ranges: aligned to 1 GB if it is that large, else
+/// to 2 MB.
+pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
+    const ALIGN_SMALL: usize = 2 << 20;
+    const ALIGN_LARGE: usize = 1 << 30;
+    let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
+    backend.reserve(bytes, align).map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
+}
+
+/// The command that adds huge pages of 2 MB to a node.
+fn huge_page_line(node: NodeId, more: u64) -> String {
+    let file = crate::topology::huge_folder(node).join("nr_hugepages");
+    let total = crate::topology::read_count(&file).unwrap_or(0) + more;
+    format!("echo {total} > {}", file.display())
+}

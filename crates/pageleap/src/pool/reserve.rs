@@ -1,0 +1,69 @@
+//! Reservation of huge pages for as long as they are needed.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::error::Error;
+use crate::topology::{Topology, huge_folder, read_count};
+use crate::units::{NodeId, PageSize};
+
+/// Huge pages of 2 MB that were added to a node's pool and go back when this is dropped (after the pools that use them).
+#[derive(Debug)]
+pub struct HugePageReservation {
+    total: PathBuf,
+    added: u64,
+}
+
+impl HugePageReservation {
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of 2 MB are free there. Needs root.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
+    pub fn reserve(node: NodeId, pages: u64) -> Result<Self, Error> {
+        let free = Topology::read()?.node(node)?.free_huge_2m;
+        let total = huge_folder(node).join("nr_hugepages");
+        let missing = pages.saturating_sub(free);
+        let before = read_count(&total)?;
+        let mut reservation = HugePageReservation { total, added: 0 };
+        if missing == 0 {
+            return Ok(reservation);
+        }
+        reservation.write(before + missing)?;
+        let added = read_count(&reservation.total)?.saturating_sub(before);
+        reservation.added = added;
+        if added < missing {
+            let page = PageSize::Huge2M.bytes() as u64;
+            return Err(Error::OutOfMemory {
+                node,
+                needed_bytes: missing * page,
+                free_bytes: added * page,
+                limit: format!("the kernel, asked through {},", reservation.total.display()),
+                remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory".into(),
+            });
+        }
+        Ok(reservation)
+    }
+
+    /// How many pages were added.
+    pub fn added(&self) -> u64 {
+        self.added
+    }
+
+    fn write(&self, pages: u64) -> Result<(), Error> {
+        fs::write(&self.total, pages.to_string()).map_err(|e| Error::SystemFile {
+            path: self.total.display().to_string(),
+            reason: e.to_string(),
+            remedy: "run as root, or ask an administrator to write the number of huge pages there",
+        })
+    }
+}
+
+impl Drop for HugePageReservation {
+    fn drop(&mut self) {
+        if self.added > 0
+            && let Ok(now) = read_count(&self.total)
+        {
+            let _ = self.write(now.saturating_sub(self.added));
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Regions: stable virtual ranges whose pages change their frames while threads use them.
+//!
+//! A region owns its address space for life and every mapping in it (its *view*; one for now). Each page is either backed by a frame of a
+//! pool, or unbacked: touching an unbacked page raises SIGSEGV as any unmapped address does.
+//!
+//! **Invariant:** outside a running migration, what is mapped is what [`ExtentMap`] says. **Invariant:** bytes of a region that a job or a
+//! call is changing are *busy*, and nothing else changes them meanwhile.
+
+mod busy;
+mod extents;
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use busy::BusyRanges;
+pub(crate) use busy::Claim;
+pub(crate) use extents::{Extent, ExtentMap};
+
+use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
+use crate::engine::mprotect::fault::REGIONS;
+use crate::error::Error;
+use crate::migrate::JobShared;
+use crate::observe::{self, MappedPages};
+use crate::placement::NodeCounts;
+use crate::pool::{Pool, Run, reserve_aligned};
+use crate::sync::lock;
+use crate::units::PageSize;
+
+/// Identifies a region within the process, for reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u64);
+
+/// A stable virtual range over frames of one or several pools.
+///
+/// # The user's contract
+/// Threads of this process may read and write the region at any time, also while it is being migrated, with ordinary loads, stores and
+/// atomic operations; nothing is lost. This much is asked of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
+///
+/// * **System calls that write into a part that is being migrated** (`read`, `recv`, io_uring) may fail with EFAULT with the engine
+///   `mprotect`: repeat them. What they have written before is kept.
+/// * **No pinned pages**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice` or MSG_ZEROCOPY in flight on a part that is being
+///   migrated. The device would go on with the old frame.
+/// * **No process-shared futexes, mutexes or condition variables** inside: their waiters are found by frame, and would be missed.
+///   Process-private ones are fine.
+/// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
+///   (`MADV_DONTFORK` is set); a child must not touch it.
+/// * **No thread may block SIGSEGV**, and no thread's stack may lie in the region unless it has an alternate signal stack.
+/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
+///   survive migration. Mapping something else into its range is not allowed.
+///
+/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it: pointers to it dangle then.
+pub struct Region(Arc<RegionInner>);
+
+pub(crate) struct RegionInner {
+    pub(crate) id: RegionId,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) start: usize,
+    capacity: usize,
+    pub(crate) page: PageSize,
+    len: AtomicUsize,
+    pub(crate) extents: Mutex<ExtentMap<Pool>>,
+    busy: Mutex<BusyRanges>,
+    /// Jobs that work, or have worked, on this region.
+    pub(crate) jobs: Mutex<Vec<Weak<JobShared>>>,
+}
+
+/// Types for which every bit pattern is a value, so that a region's bytes can be seen as them.
+///
+/// # Safety
+/// Only for types without padding, invalid bit patterns, pointers or interior mutability.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($t:ty),*) => { $(
+        // SAFETY: integers and floats accept all bit patterns and have no padding.
+        unsafe impl Plain for $t {}
+    )* };
+}
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, f32, f64);
+// SAFETY: an array has no padding beyond its elements'.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+impl Region {
+    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of `pool`. Read [the contract](Region).
+    ///
+    /// # Errors
+    /// If the pool has too few free frames, or the mapping fails; everything is given back then.
+    pub fn new(pool: &Pool, bytes: usize) -> Result<Region, Error> {
+        let region = Region::reserve_with(pool.0.backend.clone(), bytes, pool.page_size())?;
+        region.grow(bytes, pool)?;
+        Ok(region)
+    }
+
+    /// A region of no bytes that can grow to `capacity` bytes at the same address. Read [the contract](Region).
+    pub fn reserve(capacity: usize, page: PageSize) -> Result<Region, Error> {
+        Region::reserve_with(Arc::new(Linux), capacity, page)
+    }
+
+    /// The same over another backend, for tests.
+    pub fn reserve_with(backend: Arc<dyn Backend>, capacity: usize, page: PageSize) -> Result<Region, Error> {
+        if capacity == 0 || capacity > 1 << 46 {
+            return Err(Error::BadArgument {
+                what: "region size",
+                reason: format!("{capacity} bytes"),
+                remedy: "use 1 to 2^46 bytes".into(),
+            });
+        }
+        let capacity = capacity.next_multiple_of(page.bytes());
+        let start = reserve_aligned(&*backend, capacity)?;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        if backend.is_host_memory() {
+            REGIONS.add(start, capacity);
+        }
+        Ok(Region(Arc::new(RegionInner {
+            id: RegionId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
+            backend,
+            start,
+            capacity,
+            page,
+            len: AtomicUsize::new(0),
+            extents: Mutex::new(ExtentMap::new()),
+            busy: Mutex::new(BusyRanges::default()),
+            jobs: Mutex::new(Vec::new()),
+        })))
+    }
+
+    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by `pool`. Addresses do not change.
+    pub fn grow(&self, len: usize, pool: &Pool) -> Result<(), Error> {
+        let inner = &*self.0;
+        let len = len.checked_next_multiple_of(inner.page.bytes()).unwrap_or(usize::MAX);
+        let old = self.len();
+        if len > inner.capacity {
+            return Err(inner.bad_range(old..len, "beyond the region's capacity", "reserve a larger region"));
+        }
+        if len <= old {
+            return Ok(());
+        }
+        self.back(old..len, pool)?;
+        inner.len.fetch_max(len, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Backs an unbacked part with zeroed frames of `pool`: what [`Region::discard`] left, or what lies beyond the end.
+    pub fn back(&self, range: Range<usize>, pool: &Pool) -> Result<(), Error> {
+        let inner = &self.0;
+        if pool.page_size() != inner.page {
+            return Err(Error::BadArgument {
+                what: "pool",
+                reason: format!("its pages are {} and the region's {}", pool.page_size(), inner.page),
+                remedy: "use a pool with pages of the region's size".into(),
+            });
+        }
+        let _claim = inner.claim(range.clone(), inner.capacity)?;
+        let pages = inner.pages(&range);
+        if lock(&inner.extents).within(pages.clone()).next().is_some() {
+            return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
+        }
+        let runs = pool.take_zeroed(pages.end - pages.start)?;
+        let mut page = pages.start;
+        for (i, run) in runs.iter().enumerate() {
+            if let Err(error) = inner.map_new(page, *run, pool) {
+                // SAFETY: the part was unbacked before and nobody may access it yet.
+                let _ = unsafe { inner.backend.vacate(inner.addr(page), inner.bytes(run.frames)) };
+                runs[i..].iter().for_each(|run| drop(pool.give_back(*run)));
+                inner.unback(pages.start..page);
+                return Err(error);
+            }
+            let extent =
+                Extent { pages: page..page + run.frames, pool: pool.clone(), first_frame: run.first };
+            lock(&inner.extents).replace(extent);
+            page += run.frames;
+        }
+        Ok(())
+    }
+
+    /// Gives the frames of a part back to their pools. Touching it raises SIGSEGV until it is backed again; its former contents are gone.
+    /// Takes `&mut self` because references into the part would dangle.
+    pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
+        let _claim = self.0.claim(range.clone(), self.len())?;
+        self.0.unback(self.0.pages(&range));
+        Ok(())
+    }
+
+    /// The first byte. The address never changes.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        NonNull::new(self.0.start as *mut u8).expect("the kernel maps nothing at 0")
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len.load(Ordering::Acquire)
+    }
+
+    /// Whether it has no bytes yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The size of its pages.
+    pub fn page_size(&self) -> PageSize {
+        self.0.page
+    }
+
+    /// Its identity in reports.
+    pub fn id(&self) -> RegionId {
+        self.0.id
+    }
+
+    /// A part of the region as 64-bit words that several threads may read and write.
+    pub fn atomics_u64(&self, range: Range<usize>) -> Result<&[AtomicU64], Error> {
+        // SAFETY: atomics may be shared with concurrent atomic accesses.
+        unsafe { self.view(range) }
+    }
+
+    /// A part of the region as 32-bit words that several threads may read and write.
+    pub fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
+        // SAFETY: as above.
+        unsafe { self.view(range) }
+    }
+
+    /// A part of the region as bytes that several threads may read and write.
+    pub fn atomics_u8(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
+        // SAFETY: as above.
+        unsafe { self.view(range) }
+    }
+
+    /// A part of the region as plain values.
+    ///
+    /// # Safety
+    /// While the slice lives nobody writes to that part (migration does not count: it never changes contents).
+    pub unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Error> {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.view(range) }
+    }
+
+    /// # Safety
+    /// `T` is valid for all bit patterns, and its accesses may race only as far as `T` allows.
+    unsafe fn view<T>(&self, range: Range<usize>) -> Result<&[T], Error> {
+        let inner = &*self.0;
+        if !inner.backend.is_host_memory() {
+            return Err(Error::BadArgument {
+                what: "region",
+                reason: "it lives in a model, not in this process".into(),
+                remedy: "read and write it through the model".into(),
+            });
+        }
+        if range.start > range.end || range.end > self.len() {
+            return Err(inner.bad_range(range, "not inside the region", "use 0..len()"));
+        }
+        if !range.start.is_multiple_of(align_of::<T>())
+            || !(range.end - range.start).is_multiple_of(size_of::<T>())
+        {
+            return Err(inner.bad_range(
+                range,
+                "not aligned to the element type",
+                "use multiples of its size",
+            ));
+        }
+        let page = inner.page.bytes();
+        let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
+        if !lock(&inner.extents).backs_all(pages) {
+            return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
+        }
+        // SAFETY: the part is mapped, aligned, and stays so while `self` is borrowed: `discard` and drop need it exclusively.
+        Ok(unsafe {
+            std::slice::from_raw_parts(
+                (inner.start + range.start) as *const T,
+                (range.end - range.start) / size_of::<T>(),
+            )
+        })
+    }
+
+    /// On which nodes the backed pages lie, as the kernel says.
+    pub fn placement(&self) -> Result<NodeCounts, Error> {
+        let inner = &*self.0;
+        let pages: Vec<Range<u64>> = lock(&inner.extents).within(0..u64::MAX).map(|e| e.pages).collect();
+        NodeCounts::of_pages(&*inner.backend, pages.into_iter().flatten().map(|page| inner.addr(page)))
+    }
+
+    /// The physical frame number of each page, `None` if the kernel hides them (it shows them to CAP_SYS_ADMIN only).
+    pub fn frame_numbers(&self) -> Result<Option<Vec<u64>>, Error> {
+        observe::frame_numbers(self.0.start, self.len(), self.0.page.bytes())
+    }
+
+    /// How large the pages really are with which the region is mapped.
+    pub fn mapped_pages(&self) -> Result<MappedPages, Error> {
+        observe::mapped_pages(self.0.start, self.len())
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<RegionInner> {
+        &self.0
+    }
+}
+
+impl RegionInner {
+    /// The address of a page.
+    pub(crate) fn addr(&self, page: u64) -> usize {
+        self.start + self.bytes(page)
+    }
+
+    /// The bytes of that many pages.
+    pub(crate) fn bytes(&self, pages: u64) -> usize {
+        pages as usize * self.page.bytes()
+    }
+
+    /// The pages of an aligned byte range.
+    pub(crate) fn pages(&self, range: &Range<usize>) -> Range<u64> {
+        (range.start / self.page.bytes()) as u64..(range.end / self.page.bytes()) as u64
+    }
+
+    pub(crate) fn bad_range(
+        &self,
+        range: Range<usize>,
+        reason: &'static str,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::BadRange {
+            start: range.start,
+            end: range.end,
+            region_start: self.start,
+            region_len: self.len.load(Ordering::Acquire),
+            reason,
+            remedy: remedy.into(),
+        }
+    }
+
+    /// Checks a byte range against `limit` and marks it busy until the claim is dropped.
+    pub(crate) fn claim(self: &Arc<Self>, range: Range<usize>, limit: usize) -> Result<Claim, Error> {
+        let page = self.page.bytes();
+        if range.start >= range.end {
+            return Err(self.bad_range(range, "empty", "name at least one page"));
+        }
+        if !range.start.is_multiple_of(page) || !range.end.is_multiple_of(page) {
+            return Err(self.bad_range(
+                range,
+                "not aligned to its pages",
+                format!("use multiples of {page} bytes"),
+            ));
+        }
+        if range.end > limit {
+            return Err(self.bad_range(range, "not inside the region", "use 0..len()"));
+        }
+        if !lock(&self.busy).insert(range.clone()) {
+            return Err(Error::RangeBusy { start: range.start, end: range.end });
+        }
+        Ok(Claim::new(self.clone(), range))
+    }
+
+    pub(crate) fn busy(&self) -> &Mutex<BusyRanges> {
+        &self.busy
+    }
+
+    fn map_new(&self, page: u64, run: Run, pool: &Pool) -> Result<(), Error> {
+        let (addr, len) = (self.addr(page), self.bytes(run.frames));
+        let offset = pool.0.offset_of(run.first);
+        let mapping =
+            Mapping { addr, len, file: pool.0.file, offset, prot: Prot::READ_WRITE, populate: true };
+        // SAFETY: the range is reserved, unbacked and claimed.
+        unsafe {
+            self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
+            self.backend
+                .advise(addr, len, Advice::DontFork)
+                .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+        }
+    }
+
+    /// Unmaps backed pages and gives their frames back. Never fails: frames whose range could not be unmapped stay out of circulation.
+    fn unback(&self, pages: Range<u64>) {
+        let extents = lock(&self.extents).remove(pages);
+        for extent in extents {
+            let frames = extent.pages.end - extent.pages.start;
+            // SAFETY: the owner has exclusive access (`discard`, drop) or the part was never handed out.
+            let vacated = unsafe { self.backend.vacate(self.addr(extent.pages.start), self.bytes(frames)) };
+            if vacated.is_ok() {
+                let _ = extent.pool.give_back(Run { first: extent.first_frame, frames });
+            }
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let jobs: Vec<_> = lock(&self.0.jobs).iter().filter_map(Weak::upgrade).collect();
+        jobs.iter().for_each(|job| job.stop_for_dropped_region());
+        jobs.iter().for_each(|job| job.wait_until_whole());
+    }
+}
+
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        let all = 0..(self.capacity / self.page.bytes()) as u64;
+        if self.backend.is_host_memory() {
+            REGIONS.remove(self.start);
+        }
+        let extents = self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
+        // SAFETY: the last owner is gone: no handle, no job. References into the region ended with the handle.
+        if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() {
+            for extent in extents {
+                let frames = extent.pages.end - extent.pages.start;
+                let _ = extent.pool.give_back(Run { first: extent.first_frame, frames });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region {} ({:#x}, {} bytes)", self.0.id.0, self.0.start, self.len())
+    }
+}

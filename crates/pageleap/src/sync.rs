@@ -1,0 +1,103 @@
+//! The synchronisation primitives that the protocol uses, in one place, so that a model checker can stand in for them.
+//!
+//! With `--cfg loom` every atomic, lock and wait below is loom's, which runs a test under all interleavings up to a
+//! bound (`LOOM_MAX_PREEMPTIONS`). Loom cannot show one thing: its `SeqCst` is only acquire-release, so there everybody is woken always, and
+//! that nobody is overlooked in [`WaitWord::set_and_wake`] rests on the argument given there, and on the stress oracle.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+/// Locks, also when another thread panicked while it held the lock: what the locks here protect is updated by steps that
+/// cannot leave it half-changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A word on which threads can sleep until it changes: a futex. Under loom a condition variable stands in for the kernel, so
+/// that a sleeper whom nobody wakes is found as a deadlock.
+pub(crate) struct WaitWord {
+    word: AtomicU64,
+    /// Threads that sleep, or are about to.
+    sleepers: AtomicU32,
+    #[cfg(loom)]
+    kernel: (Mutex<()>, loom::sync::Condvar),
+}
+
+impl WaitWord {
+    #[cfg(not(loom))]
+    pub(crate) const fn new(value: u64) -> Self {
+        WaitWord { word: AtomicU64::new(value), sleepers: AtomicU32::new(0) }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new(value: u64) -> Self {
+        let kernel = (Mutex::new(()), loom::sync::Condvar::new());
+        WaitWord { word: AtomicU64::new(value), sleepers: AtomicU32::new(0), kernel }
+    }
+
+    /// Reads it, with acquire order.
+    pub(crate) fn load(&self) -> u64 {
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Replaces `from` by `to`, acquiring and releasing; says whether it was `from`. Wakes nobody.
+    pub(crate) fn exchange(&self, from: u64, to: u64) -> bool {
+        self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Replaces the value and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed the word, then looked for
+    /// sleepers" and "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
+    pub(crate) fn set_and_wake(&self, to: u64) {
+        self.word.swap(to, Ordering::SeqCst);
+        #[cfg(not(loom))]
+        if self.sleepers() > 0 {
+            pageleap_sys::futex_wake_all(&self.word);
+        }
+        #[cfg(loom)]
+        {
+            let _kernel = lock(&self.kernel.0);
+            self.kernel.1.notify_all();
+        }
+    }
+
+    /// Sleeps until the word is (or may be) no longer `seen`; may return early. Async-signal-safe.
+    pub(crate) fn wait_while(&self, seen: u64) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        #[cfg(not(loom))]
+        pageleap_sys::futex_wait(&self.word, seen);
+        #[cfg(loom)]
+        {
+            let mut kernel = lock(&self.kernel.0);
+            while self.load() == seen {
+                kernel = self.kernel.1.wait(kernel).unwrap();
+            }
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Threads asleep on it, or just about to be, or just awake.
+    pub(crate) fn sleepers(&self) -> u32 {
+        self.sleepers.load(Ordering::SeqCst)
+    }
+}
+
+/// Nanoseconds of the monotonic clock. Async-signal-safe (a vDSO read).
+pub(crate) fn monotonic_ns() -> u64 {
+    #[cfg(loom)]
+    return 0;
+    #[cfg(not(loom))]
+    {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel (or the vDSO) writes one timespec.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    }
+}

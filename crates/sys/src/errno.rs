@@ -1,0 +1,66 @@
+//! The kernel's error number as a value: copyable, comparable and made without allocating, so that it can be carried
+//! through a signal handler and a freeze window.
+
+use std::fmt;
+
+/// A kernel error number (`errno(3)`), always positive.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The calling thread's `errno`, as the last failed C library call left it.
+    pub fn last() -> Self {
+        Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// The constant's name, such as `ENOMEM`, for the numbers that memory-mapping calls return.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            libc::EPERM => "EPERM",
+            libc::ENOENT => "ENOENT",
+            libc::EIO => "EIO",
+            libc::EBADF => "EBADF",
+            libc::EAGAIN => "EAGAIN",
+            libc::ENOMEM => "ENOMEM",
+            libc::EACCES => "EACCES",
+            libc::EFAULT => "EFAULT",
+            libc::EBUSY => "EBUSY",
+            libc::EEXIST => "EEXIST",
+            libc::EINVAL => "EINVAL",
+            libc::ENFILE => "ENFILE",
+            libc::EMFILE => "EMFILE",
+            libc::ENOSPC => "ENOSPC",
+            libc::ENOSYS => "ENOSYS",
+            libc::EOPNOTSUPP => "EOPNOTSUPP",
+            libc::EHWPOISON => "EHWPOISON",
+            _ => "errno",
+        }
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({})", self.name(), self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = std::io::Error::from_raw_os_error(self.0).to_string();
+        let text = text.split(" (os error").next().unwrap_or_default();
+        write!(f, "{} ({text})", self.name())
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<Errno> for std::io::Error {
+    fn from(e: Errno) -> Self {
+        std::io::Error::from_raw_os_error(e.0)
+    }
+}
+
+/// Turns the C convention "-1 and errno" into a result.
+pub(crate) fn check(rc: libc::c_long) -> Result<usize, Errno> {
+    if rc < 0 { Err(Errno::last()) } else { Ok(rc as usize) }
+}

@@ -1,0 +1,22 @@
+//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, memory-file flags, futexes,
+//! and copies of memory that other threads may be writing.
+//!
+//! Nothing here decides anything. Each function is one system call (or one loop of machine instructions), returns the
+//! kernel's error number unchanged, and says which kernel brought it.
+
+#![cfg(target_os = "linux")]
+
+mod copy;
+mod errno;
+mod futex;
+mod memory;
+mod mempolicy;
+
+pub use copy::{copy_racing, zero};
+pub use errno::Errno;
+pub use futex::{futex_wait, futex_wake_all};
+pub use memory::{
+    Advice, EventFd, exchange_page_tables, lock, map_file, memfd_create, memfd_seal, protect, reserve,
+    set_advice, unlock, unmap, vacate,
+};
+pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages};

@@ -1,0 +1,90 @@
+//! The cargo commands that more than one entry point runs, and where they build.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::mutants::Checker;
+
+/// Environment variable with the seconds per case of the stress oracle.
+pub const STRESS_SECONDS_VAR: &str = "PAGELEAP_STRESS_SECONDS";
+
+/// Seconds per case of the stress oracle unless the variable or a flag says otherwise.
+pub const STRESS_SECONDS: u64 = 5;
+
+/// Environment variable with loom's exploration bound.
+const LOOM_BOUND_VAR: &str = "LOOM_MAX_PREEMPTIONS";
+
+/// Preemptions per execution that loom explores. Its authors find that 2 or 3 show nearly all defects;
+/// without a bound the larger tests do not end.
+const LOOM_BOUND: &str = "3";
+
+/// Where the sources are and where the results go.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    /// Directory of the workspace manifest.
+    pub root: PathBuf,
+    /// Cargo's target directory for it.
+    pub target: PathBuf,
+}
+
+impl Workspace {
+    /// The workspace that this binary was started for.
+    pub fn locate() -> Result<Workspace> {
+        // cargo sets the variable for `cargo run`; the compiled-in value serves a binary that is started
+        // directly.
+        let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let root = Path::new(&manifest).parent().context("xtask lies inside the workspace")?.to_owned();
+        let target =
+            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));
+        Ok(Workspace { root, target })
+    }
+
+    /// A cargo command that runs in the root.
+    pub fn cargo(&self, arguments: &[&str]) -> Command {
+        // Not $CARGO: only the rustup proxy in PATH understands `+nightly`.
+        let mut command = Command::new("cargo");
+        command.args(arguments).current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command
+    }
+
+    /// The tests that `checker` stands for. With `build_only` they are compiled and not run.
+    pub fn checker(&self, checker: Checker, build_only: bool) -> Command {
+        let mut arguments = vec!["test", "-p", "pageleap"];
+        match checker {
+            Checker::Loom => arguments.extend(["--release", "--lib"]),
+            Checker::Unit => arguments.extend(["--lib"]),
+            Checker::Stress => arguments.extend(["--release", "--test", "stress"]),
+        }
+        if build_only {
+            arguments.push("--no-run");
+        }
+        match checker {
+            Checker::Loom => arguments.push("loom_"),
+            Checker::Unit => {}
+            Checker::Stress => arguments.extend(["--", "--nocapture"]),
+        }
+        let mut command = self.cargo(&arguments);
+        match checker {
+            Checker::Loom => {
+                let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
+                flags.push(" --cfg loom");
+                command.env("RUSTFLAGS", flags).env(LOOM_BOUND_VAR, or_default(LOOM_BOUND_VAR, LOOM_BOUND));
+            }
+            Checker::Unit => {}
+            Checker::Stress => {
+                let seconds = or_default(STRESS_SECONDS_VAR, &STRESS_SECONDS.to_string());
+                command.env(STRESS_SECONDS_VAR, seconds);
+            }
+        }
+        command
+    }
+}
+
+/// The variable's value, or `default` where it is not set.
+pub fn or_default(variable: &str, default: &str) -> OsString {
+    env::var_os(variable).unwrap_or_else(|| default.into())
+}

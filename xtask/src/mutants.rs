@@ -1,0 +1,156 @@
+//! The mutation list of the protocol: each row breaks one rule on purpose, and some checker must notice.
+//!
+//! The list is part of the argument in `docs/protocol.md`: a rule without a row is a claim, a rule with a
+//! surviving row is not tested. `cargo xtask mutants` applies the rows one by one to a copy of the workspace;
+//! see `mutation`.
+//!
+//! To add a row, append to [`TABLE`] and name it in `docs/protocol.md`. `find` must occur exactly once in the
+//! file, so take enough of the line, or several lines. A row whose text is gone fails the run: a stale list
+//! must not pass.
+
+use std::fmt::Write;
+
+/// What must notice a mutant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Checker {
+    /// The model checker: loom tests of the library.
+    Loom,
+    /// The library's unit tests.
+    Unit,
+    /// The stress oracle, which must report lost writes: another failure is not the one that was predicted.
+    Stress,
+}
+
+impl Checker {
+    /// All of them, cheapest first.
+    pub const ALL: [Checker; 3] = [Checker::Unit, Checker::Loom, Checker::Stress];
+
+    /// Its name in tables and paths.
+    pub fn name(self) -> &'static str {
+        match self {
+            Checker::Loom => "loom",
+            Checker::Unit => "unit",
+            Checker::Stress => "stress",
+        }
+    }
+
+    /// What its output must contain for a failure to count as a catch. In capitals, since the names of tests
+    /// and their ordinary reports ("0 lost") must not look like it.
+    pub fn evidence(self) -> Option<&'static str> {
+        match self {
+            Checker::Loom | Checker::Unit => None,
+            Checker::Stress => Some("LOST"),
+        }
+    }
+}
+
+/// One deliberate defect.
+#[derive(Debug, Clone, Copy)]
+pub struct Mutant {
+    /// Short name in kebab case; `docs/protocol.md` mentions it.
+    pub name: &'static str,
+    /// File from the workspace root.
+    pub file: &'static str,
+    /// Text that occurs exactly once in `file`.
+    pub find: &'static str,
+    /// Text to put in its place; it must still compile.
+    pub replace: &'static str,
+    /// What the change takes away, in one sentence.
+    pub why: &'static str,
+    /// Who must notice.
+    pub caught_by: Checker,
+}
+
+/// The list.
+pub const TABLE: &[Mutant] = &[];
+
+/// The list as a markdown table.
+pub fn markdown(table: &[Mutant]) -> String {
+    let cell = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+    let mut text = String::from("| mutant | file | what is changed | caught by |\n|---|---|---|---|\n");
+    for mutant in table {
+        let (name, file, checker) = (mutant.name, mutant.file, mutant.caught_by.name());
+        writeln!(text, "| `{name}` | `{file}` | {} | {checker} |", cell(mutant.why)).expect("a String grows");
+    }
+    text
+}
+
+/// Everything that is wrong with the list itself. `read` gives the text of a file from the workspace root.
+pub fn problems(
+    table: &[Mutant],
+    protocol: &str,
+    read: impl Fn(&str) -> std::io::Result<String>,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (index, mutant) in table.iter().enumerate() {
+        let name = mutant.name;
+        if table[..index].iter().any(|earlier| earlier.name == name) {
+            problems.push(format!("{name}: the name is used twice"));
+        }
+        match read(mutant.file) {
+            Ok(text) => problems.extend(mutate(mutant, &text).err()),
+            Err(error) => problems.push(format!("{name}: cannot read {}: {error}", mutant.file)),
+        }
+        if !protocol.contains(name) {
+            problems.push(format!("{name}: docs/protocol.md does not mention it"));
+        }
+    }
+    problems
+}
+
+/// The text of the mutated file, or why the row does not fit the file.
+pub fn mutate(mutant: &Mutant, text: &str) -> Result<String, String> {
+    let Mutant { name, file, find, replace, .. } = mutant;
+    if find.is_empty() || find == replace {
+        return Err(format!("{name}: the replacement changes nothing"));
+    }
+    match text.matches(find).count() {
+        1 => Ok(text.replacen(find, replace, 1)),
+        0 => Err(format!("{name}: stale, {file} no longer contains {find:?}")),
+        count => Err(format!("{name}: ambiguous, {file} contains {find:?} {count} times")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: Mutant = Mutant {
+        name: "weak-cas",
+        file: "src/state.rs",
+        find: "Ordering::AcqRel",
+        replace: "Ordering::Relaxed",
+        why: "the freeze is not ordered\n before the copy | at all",
+        caught_by: Checker::Loom,
+    };
+
+    #[test]
+    fn exactly_one_occurrence_is_replaced() {
+        assert_eq!(mutate(&ROW, "cas(Ordering::AcqRel);").unwrap(), "cas(Ordering::Relaxed);");
+        assert!(mutate(&ROW, "cas();").unwrap_err().contains("stale"));
+        assert!(mutate(&ROW, "Ordering::AcqRel Ordering::AcqRel").unwrap_err().contains("2 times"));
+        let idle = Mutant { replace: ROW.find, ..ROW };
+        assert!(mutate(&idle, ROW.find).unwrap_err().contains("changes nothing"));
+    }
+
+    #[test]
+    fn each_defect_of_the_list_is_named() {
+        let text = |_: &str| Ok(ROW.find.to_owned());
+        assert!(problems(&[ROW], "see `weak-cas`", text).is_empty());
+        assert_eq!(problems(&[ROW], "", text).len(), 1);
+        assert_eq!(problems(&[ROW, ROW], "weak-cas", text).len(), 1);
+        let gone = |_: &str| Err(std::io::ErrorKind::NotFound.into());
+        assert!(problems(&[ROW], "weak-cas", gone)[0].contains("src/state.rs"));
+    }
+
+    #[test]
+    fn markdown_keeps_one_row_per_line() {
+        let text = markdown(&[ROW]);
+        let row = text.lines().nth(2).unwrap();
+        assert_eq!(
+            row,
+            "| `weak-cas` | `src/state.rs` | the freeze is not ordered before the copy \\| at all | loom |"
+        );
+        assert_eq!(text.lines().count(), 3);
+    }
+}

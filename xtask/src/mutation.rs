@@ -1,0 +1,424 @@
+//! Applies the rows of the mutation list to a copy of the workspace and runs their checkers.
+//!
+//! Layout below the target directory: `mutants/tree` is the copy, `mutants/build-<checker>` is shared by all
+//! mutants of a checker so that only the mutated crate is compiled again, `mutants/log` holds what each run
+//! printed.
+//!
+//! A mutant counts as caught only when three things hold: its checker passes without it, it compiles, and the
+//! checker then fails or hangs. The working tree itself is never written.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::commands::Workspace;
+use crate::mutants::{Checker, Mutant, mutate, problems};
+use crate::process::{self, Ending};
+use crate::table::{Table, seconds};
+use crate::tally::{Counts, Tally};
+
+/// How long a checker may run on a mutant, unless `--limit` says otherwise.
+pub const RUN_LIMIT: Duration = Duration::from_secs(120);
+
+/// A checker that is slow without a mutant gets this many times its time with one, so that slow is not taken
+/// for hung.
+const SLOW_FACTOR: u32 = 3;
+
+/// How long compiling may take. The first build of a checker compiles its dependencies.
+const BUILD_LIMIT: Duration = Duration::from_secs(900);
+
+/// Lines of a failed build or run that are shown; all of them are in the log.
+const TAIL_LINES: usize = 25;
+
+/// What became of a mutant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    Caught,
+    CaughtByHang,
+    Survived,
+    /// It did not compile, or its checker failed in another way than predicted: the row is wrong.
+    Invalid(String),
+}
+
+/// Checks the list against the files and `docs/protocol.md`; returns what is wrong.
+pub fn check_list(root: &Path, table: &[Mutant]) -> Vec<String> {
+    let protocol = fs::read_to_string(root.join("docs/protocol.md")).unwrap_or_default();
+    problems(table, &protocol, |file| fs::read_to_string(root.join(file)))
+}
+
+/// Runs the rows whose name contains `filter`. Caught ones count as passed, all others as failed.
+pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duration) -> Result<Counts> {
+    let problems = check_list(&workspace.root, table);
+    ensure!(problems.is_empty(), "the mutation list is not true:\n  {}", problems.join("\n  "));
+    let rows: Vec<&Mutant> = table.iter().filter(|mutant| mutant.name.contains(filter)).collect();
+    ensure!(!rows.is_empty(), "no mutant's name contains {filter:?}; the list has {}", table.len());
+
+    let home = workspace.target.join("mutants");
+    let tree = home.join("tree");
+    let copied = sync(&workspace.root, &tree)?;
+    println!("mutants: {} rows on a copy in {} ({copied} files updated)", rows.len(), tree.display());
+
+    let mut counts = Counts::default();
+    let mut results = Table::new(&["mutant", "checker", "result", "seconds"]);
+    for checker in Checker::ALL {
+        let rows: Vec<&Mutant> = rows.iter().copied().filter(|row| row.caught_by == checker).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let build = home.join(format!("build-{}", checker.name()));
+        let bench =
+            Bench { workspace: Workspace { root: tree.clone(), target: build }, checker, home: &home };
+        let limit = limit.max(bench.baseline()? * SLOW_FACTOR);
+        for mutant in rows {
+            let start = Instant::now();
+            let verdict = bench.try_mutant(mutant, limit)?;
+            let text = match &verdict {
+                Verdict::Caught => "caught".to_owned(),
+                Verdict::CaughtByHang => "caught (hang)".to_owned(),
+                Verdict::Survived => "SURVIVED".to_owned(),
+                Verdict::Invalid(reason) => format!("INVALID: {reason}"),
+            };
+            println!("mutants: {}: {text}", mutant.name);
+            match verdict {
+                Verdict::Caught | Verdict::CaughtByHang => counts.passed += 1,
+                Verdict::Survived | Verdict::Invalid(_) => counts.failed += 1,
+            }
+            results.row(&[mutant.name, checker.name(), &text, &seconds(start.elapsed())]);
+        }
+    }
+    print!("\n{results}");
+    println!(
+        "mutants: {} caught, {} not; logs in {}",
+        counts.passed,
+        counts.failed,
+        home.join("log").display()
+    );
+    Ok(counts)
+}
+
+/// One checker on the copied tree.
+#[derive(Debug)]
+struct Bench<'a> {
+    workspace: Workspace,
+    checker: Checker,
+    home: &'a Path,
+}
+
+/// What a checker did.
+#[derive(Debug)]
+struct Observation {
+    ending: Ending,
+    output: Vec<String>,
+    elapsed: Duration,
+}
+
+impl Observation {
+    fn tail(&self) -> String {
+        self.output[self.output.len().saturating_sub(TAIL_LINES)..].join("\n    ")
+    }
+
+    fn tests_started(&self) -> usize {
+        let mut tally = Tally::default();
+        self.output.iter().for_each(|line| tally.line(line));
+        tally.counts().passed + tally.counts().failed
+    }
+}
+
+impl Bench<'_> {
+    /// Runs the checker without a mutant and returns how long it took. It must pass and must have tested
+    /// something.
+    fn baseline(&self) -> Result<Duration> {
+        let name = self.checker.name();
+        println!("mutants: {name}: first without a mutant");
+        let log = format!("baseline-{name}");
+        let built = self.observe(&log, true, BUILD_LIMIT)?;
+        ensure!(
+            built.ending.success(),
+            "{name} does not compile even without a mutant:\n    {}",
+            built.tail()
+        );
+        let run = self.observe(&log, false, BUILD_LIMIT)?;
+        ensure!(run.ending.success(), "{name} fails even without a mutant:\n    {}", run.tail());
+        ensure!(
+            run.tests_started() > 0,
+            "{name} ran no test, so it can catch nothing (all skipped?):\n    {}",
+            run.tail()
+        );
+        Ok(run.elapsed)
+    }
+
+    fn try_mutant(&self, mutant: &Mutant, limit: Duration) -> Result<Verdict> {
+        let applied = Applied::new(&self.workspace.root, mutant)?;
+        let verdict = self.judge(mutant, limit);
+        applied.restore()?;
+        verdict
+    }
+
+    fn judge(&self, mutant: &Mutant, limit: Duration) -> Result<Verdict> {
+        let built = self.observe(mutant.name, true, BUILD_LIMIT)?;
+        if !built.ending.success() {
+            println!("    {}", built.tail());
+            return Ok(Verdict::Invalid("does not compile".to_owned()));
+        }
+        let run = self.observe(mutant.name, false, limit)?;
+        Ok(verdict(self.checker, run.ending, &run.output))
+    }
+
+    /// Builds or runs the checker and writes its output to the log.
+    fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
+        let mut output = Vec::new();
+        let start = Instant::now();
+        let command = self.workspace.checker(self.checker, build_only);
+        let ending = process::run(command, limit, |line| output.push(line.to_owned()))?;
+        let directory = self.home.join("log");
+        fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let file = directory.join(format!("{log}.txt"));
+        fs::write(&file, output.join("\n") + "\n")
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(Observation { ending, output, elapsed: start.elapsed() })
+    }
+}
+
+/// Whether an ending is a catch.
+fn verdict(checker: Checker, ending: Ending, output: &[String]) -> Verdict {
+    match ending {
+        Ending::TimedOut => Verdict::CaughtByHang,
+        _ if ending.success() => Verdict::Survived,
+        Ending::Exited(_) => match checker.evidence() {
+            Some(word) if !output.iter().any(|line| line.contains(word)) => {
+                Verdict::Invalid(format!("{} failed without reporting {word:?}", checker.name()))
+            }
+            _ => Verdict::Caught,
+        },
+    }
+}
+
+/// A mutated file; gets its text back when dropped, also on the error path.
+#[derive(Debug)]
+struct Applied {
+    file: PathBuf,
+    original: Option<String>,
+}
+
+impl Applied {
+    fn new(root: &Path, mutant: &Mutant) -> Result<Applied> {
+        let file = root.join(mutant.file);
+        let original =
+            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let mutated = mutate(mutant, &original).map_err(anyhow::Error::msg)?;
+        fs::write(&file, mutated).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(Applied { file, original: Some(original) })
+    }
+
+    fn restore(mut self) -> Result<()> {
+        self.write_back().with_context(|| format!("cannot restore {}", self.file.display()))
+    }
+
+    fn write_back(&mut self) -> io::Result<()> {
+        self.original.take().map_or(Ok(()), |text| fs::write(&self.file, text))
+    }
+}
+
+impl Drop for Applied {
+    fn drop(&mut self) {
+        if let Err(error) = self.write_back() {
+            // The next run compares the whole tree with the workspace, so this one file cannot mislead it.
+            eprintln!("mutants: cannot restore {}: {error}", self.file.display());
+        }
+    }
+}
+
+/// Makes `tree` equal to the tracked and untracked, not ignored files of `root`; returns how many files were
+/// written. Equal files keep their times, so that cargo does not compile them again.
+fn sync(root: &Path, tree: &Path) -> Result<usize> {
+    let listed = list_files(root)?;
+    fs::create_dir_all(tree).with_context(|| format!("cannot make {}", tree.display()))?;
+    let mut written = 0;
+    let mut wanted = BTreeSet::new();
+    for path in listed {
+        let (from, to) = (root.join(&path), tree.join(&path));
+        // Listed by git, yet deleted in the working tree; or a submodule's directory.
+        let Ok(kind) = from.symlink_metadata() else { continue };
+        if kind.is_dir() {
+            continue;
+        }
+        let copied = copy_changed(&from, &to, kind.is_symlink());
+        written += usize::from(copied.with_context(|| format!("cannot copy {}", from.display()))?);
+        wanted.insert(to);
+    }
+    remove_others(tree, &wanted).with_context(|| format!("cannot clean {}", tree.display()))?;
+    Ok(written)
+}
+
+fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
+    // safe.directory: a checkout that is mounted into a container often belongs to another user.
+    let output = Command::new("git")
+        .args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .context("cannot start `git`, which lists the files to copy")?;
+    if !output.status.success() {
+        bail!("git ls-files in {}: {}", root.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+    Ok(names.map(|name| OsString::from_vec(name.to_vec()).into()).collect())
+}
+
+/// Copies one file unless the copy is already equal; true when it wrote.
+fn copy_changed(from: &Path, to: &Path, is_link: bool) -> io::Result<bool> {
+    let equal = if is_link {
+        fs::read_link(to).is_ok_and(|old| fs::read_link(from).is_ok_and(|new| old == new))
+    } else {
+        let plain = to.symlink_metadata().is_ok_and(|kind| kind.is_file());
+        plain && fs::read(to).is_ok_and(|old| fs::read(from).is_ok_and(|new| old == new))
+    };
+    if equal {
+        return Ok(false);
+    }
+    remove_any(to)?;
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    if is_link {
+        std::os::unix::fs::symlink(fs::read_link(from)?, to)?;
+    } else {
+        fs::copy(from, to)?;
+    }
+    Ok(true)
+}
+
+fn remove_any(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(kind) if kind.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Removes every file below `directory` that is not in `wanted`.
+fn remove_others(directory: &Path, wanted: &BTreeSet<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            remove_others(&path, wanted)?;
+        } else if !wanted.contains(&path) && path.file_name().is_some_and(|name| name != "Cargo.lock") {
+            // Cargo.lock: where the workspace has none, cargo has written one into the copy, which may stay.
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const ROW: Mutant = Mutant {
+        name: "drop-check",
+        file: "src/lib.rs",
+        find: "assert!(ready);",
+        replace: "",
+        why: "the check is gone",
+        caught_by: Checker::Unit,
+    };
+    const TEXT: &str = "fn f() {\n    assert!(ready);\n}\n";
+
+    fn tree_with(text: &str) -> Scratch {
+        let root = Scratch::new("mutation");
+        fs::create_dir(root.path().join("src")).unwrap();
+        fs::write(root.path().join("src/lib.rs"), text).unwrap();
+        root
+    }
+
+    fn source(root: &Scratch) -> String {
+        fs::read_to_string(root.path().join("src/lib.rs")).unwrap()
+    }
+
+    fn shell_ending(script: &str) -> Ending {
+        Ending::Exited(Command::new("sh").args(["-c", script]).status().unwrap())
+    }
+
+    #[test]
+    fn applied_row_is_restored() {
+        let root = tree_with(TEXT);
+        let applied = Applied::new(root.path(), &ROW).unwrap();
+        assert_eq!(source(&root), "fn f() {\n    \n}\n");
+        applied.restore().unwrap();
+        assert_eq!(source(&root), TEXT);
+    }
+
+    #[test]
+    fn applied_row_is_restored_on_the_error_path() {
+        let root = tree_with(TEXT);
+        let failed: Result<()> = (|| {
+            let _applied = Applied::new(root.path(), &ROW)?;
+            bail!("the checker cannot start")
+        })();
+        assert!(failed.is_err());
+        assert_eq!(source(&root), TEXT);
+    }
+
+    #[test]
+    fn stale_or_ambiguous_row_leaves_the_file_alone() {
+        for text in ["fn f() {}\n".to_owned(), TEXT.repeat(2)] {
+            let root = tree_with(&text);
+            let error = Applied::new(root.path(), &ROW).unwrap_err().to_string();
+            assert!(error.contains("drop-check"), "{error}");
+            assert_eq!(source(&root), text);
+        }
+    }
+
+    #[test]
+    fn list_is_checked_against_files_and_protocol() {
+        let root = tree_with(TEXT);
+        assert_eq!(check_list(root.path(), &[ROW]), ["drop-check: docs/protocol.md does not mention it"]);
+        fs::create_dir(root.path().join("docs")).unwrap();
+        fs::write(root.path().join("docs/protocol.md"), "- `drop-check`\n").unwrap();
+        assert!(check_list(root.path(), &[ROW]).is_empty());
+    }
+
+    #[test]
+    fn copy_follows_the_workspace_and_keeps_times_of_equal_files() {
+        let root = tree_with(TEXT);
+        let git = |arguments: &[&str]| {
+            assert!(Command::new("git").args(arguments).current_dir(root.path()).status().unwrap().success());
+        };
+        git(&["init", "--quiet"]);
+        fs::write(root.path().join(".gitignore"), "/target\n").unwrap();
+        fs::write(root.path().join("extra.txt"), "extra").unwrap();
+        let tree = root.path().join("target/mutants/tree");
+        assert_eq!(sync(root.path(), &tree).unwrap(), 3);
+        let copy = tree.join("src/lib.rs");
+        let before = fs::metadata(&copy).unwrap().modified().unwrap();
+        assert_eq!(sync(root.path(), &tree).unwrap(), 0);
+        assert_eq!(fs::metadata(&copy).unwrap().modified().unwrap(), before);
+
+        // An interrupted run left a mutant behind, and a file of the workspace was removed.
+        fs::write(&copy, "mutated").unwrap();
+        fs::remove_file(root.path().join("extra.txt")).unwrap();
+        assert_eq!(sync(root.path(), &tree).unwrap(), 1);
+        assert_eq!(fs::read_to_string(&copy).unwrap(), TEXT);
+        assert!(!tree.join("extra.txt").exists());
+    }
+
+    #[test]
+    fn only_the_predicted_failure_is_a_catch() {
+        let lost = ["panicked: 3 writes LOST".to_owned()];
+        assert_eq!(verdict(Checker::Unit, shell_ending("exit 101"), &[]), Verdict::Caught);
+        assert_eq!(verdict(Checker::Loom, shell_ending("exit 0"), &[]), Verdict::Survived);
+        assert_eq!(verdict(Checker::Unit, Ending::TimedOut, &[]), Verdict::CaughtByHang);
+        assert_eq!(verdict(Checker::Stress, shell_ending("exit 101"), &lost), Verdict::Caught);
+        let named = ["test no_write_is_lost ... FAILED".to_owned()];
+        assert!(matches!(verdict(Checker::Stress, shell_ending("exit 101"), &named), Verdict::Invalid(_)));
+        assert_eq!(verdict(Checker::Stress, shell_ending("exit 0"), &lost), Verdict::Survived);
+    }
+}

@@ -1,0 +1,192 @@
+//! Runs one child command at a time, in a process group of its own, and reads what it prints line by line.
+//!
+//! The group is what makes a time limit and an interrupt work: `cargo` starts test binaries, and these start
+//! more. Killing only `cargo` would leave them running, with their memory mapped and their huge pages in use.
+//!
+//! stdout and stderr share one pipe, so lines keep the order in which they were printed.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How often a silent child is looked at.
+const POLL: Duration = Duration::from_millis(50);
+
+/// How long output is still awaited after the child has ended while a descendant holds the pipe open.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// The process group of the running child. Taken by [`run`] around spawn and reap, and by [`kill_running`].
+static RUNNING: Mutex<Option<i32>> = Mutex::new(None);
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It ended by itself.
+    Exited(ExitStatus),
+    /// It ran past its limit and its whole process group was killed.
+    TimedOut,
+}
+
+impl Ending {
+    /// True for exit status 0.
+    pub fn success(self) -> bool {
+        matches!(self, Ending::Exited(status) if status.success())
+    }
+
+    /// Why this ending is not a success, for the results table.
+    pub fn reason(self, limit: Duration) -> String {
+        match self {
+            Ending::Exited(status) => status.to_string(),
+            Ending::TimedOut => format!("killed after its limit of {} s", limit.as_secs()),
+        }
+    }
+}
+
+/// Runs `command` for at most `limit` and hands each line of its output, without the line end, to `on_line`.
+pub fn run(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Ending> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let (reader, mut child) = spawn(command).with_context(|| format!("cannot start `{name}`"))?;
+    let group = child.id() as i32;
+
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+            line.clear();
+            if sender.send(text).is_err() {
+                break;
+            }
+        }
+    });
+
+    let deadline = Instant::now() + limit;
+    let mut ended: Option<(Ending, Instant)> = None;
+    let mut pipe_closed = false;
+    loop {
+        match lines.recv_timeout(POLL) {
+            Ok(line) => on_line(&line),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                pipe_closed = true;
+                if ended.is_none() {
+                    thread::sleep(POLL);
+                }
+            }
+        }
+        if let Some((ending, since)) = ended {
+            if pipe_closed {
+                return Ok(ending);
+            }
+            if since.elapsed() > DRAIN {
+                // A descendant outlived the child and still holds the pipe: it must not outlive the step.
+                kill_group(group);
+                return Ok(ending);
+            }
+            continue;
+        }
+        let mut running = lock(&RUNNING);
+        if let Some(status) = child.try_wait().context("cannot wait for the child")? {
+            *running = None;
+            ended = Some((Ending::Exited(status), Instant::now()));
+        } else if Instant::now() >= deadline {
+            kill_group(group);
+            child.wait().context("cannot reap the killed child")?;
+            *running = None;
+            ended = Some((Ending::TimedOut, Instant::now()));
+        }
+    }
+}
+
+/// Kills the running child and its descendants, for the interrupt path. Returns the lock that keeps [`run`]
+/// from starting another one; hold it until the process exits.
+pub fn kill_running() -> MutexGuard<'static, Option<i32>> {
+    let running = lock(&RUNNING);
+    if let Some(group) = *running {
+        kill_group(group);
+    }
+    running
+}
+
+fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Child)> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().context("cannot duplicate the pipe")?)
+        .stderr(writer);
+    command.process_group(0);
+    // Spawning under the lock: an interrupt either sees the new group or prevents it.
+    let mut running = lock(&RUNNING);
+    let child = command.spawn()?;
+    *running = Some(child.id() as i32);
+    // `command` holds the last write ends in this process; dropping it lets the reader see the end of output.
+    drop(command);
+    Ok((reader, child))
+}
+
+fn kill_group(group: i32) {
+    // SAFETY: kill takes no pointers. The group leader is either unreaped or a member of the group still
+    // holds our pipe, so the kernel cannot have given the number to a stranger.
+    unsafe { libc::kill(-group, libc::SIGKILL) };
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The data behind both uses is a plain number, valid even if a holder panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [`RUNNING`] holds one group, so these tests take turns.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+    fn shell(script: &str, limit: Duration) -> (Ending, Vec<String>, Duration) {
+        let _turn = lock(&ONE_AT_A_TIME);
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let mut lines = Vec::new();
+        let start = Instant::now();
+        let ending = run(command, limit, |line| lines.push(line.to_owned())).expect("sh starts");
+        (ending, lines, start.elapsed())
+    }
+
+    #[test]
+    fn both_streams_arrive_in_order() {
+        let (ending, lines, _) = shell("echo a; echo b >&2; printf c; exit 3", Duration::from_secs(20));
+        assert_eq!(lines, ["a", "b", "c"]);
+        assert!(!ending.success());
+        assert!(matches!(ending, Ending::Exited(status) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn limit_kills_descendants_too() {
+        // The inner sleep inherits the pipe: if it survived, `run` would wait for DRAIN after the limit.
+        let (ending, lines, elapsed) =
+            shell("echo start; sleep 60 & sleep 60; wait", Duration::from_millis(300));
+        assert_eq!(ending, Ending::TimedOut);
+        assert_eq!(lines, ["start"]);
+        assert!(elapsed < DRAIN, "{elapsed:?}");
+    }
+
+    #[test]
+    fn left_over_descendant_does_not_block() {
+        let (ending, lines, elapsed) = shell("sleep 60 & echo done", Duration::from_secs(30));
+        assert!(ending.success());
+        assert_eq!(lines, ["done"]);
+        assert!(elapsed < DRAIN + Duration::from_secs(5), "{elapsed:?}");
+    }
+
+    #[test]
+    fn limit_counts_for_a_child_that_closed_its_output() {
+        let (ending, _, _) = shell("exec >&- 2>&-; sleep 60", Duration::from_millis(300));
+        assert_eq!(ending, Ending::TimedOut);
+    }
+}
