@@ -49,7 +49,7 @@ pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 #[cfg(not(loom))]
 pub use {
     audit::audit,
-    engine::mprotect::fault::install as install_fault_handler,
+    engine::mprotect::fault::{MAX_THREADS, install as install_fault_handler},
     migrate::{
         DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, Job, Migration, PageCounts, PageOutcome, PageRun,
         Phase, Progress, Report, WAIT_BUCKETS, Waits,

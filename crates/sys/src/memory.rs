@@ -124,6 +124,37 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
+/// Reserves one base page just below the lowest mapping of the process, so that it comes first in `/proc/self/smaps`. `lowest` is
+/// the address of that mapping. Fails with EEXIST if another thread was faster (`MAP_FIXED_NOREPLACE`, Linux 4.17).
+pub fn reserve_below(lowest: usize, page: usize) -> Result<usize, Errno> {
+    // A page apart, so that the two are never joined.
+    let at = lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
+    // SAFETY: the flag keeps the kernel from replacing anything.
+    let got = unsafe { map_nothing(at, page, libc::MAP_FIXED_NOREPLACE) }?;
+    if got == at {
+        return Ok(at);
+    }
+    // An older kernel took the address as a hint.
+    // SAFETY: the mapping that was just made, known to nobody.
+    let _ = unsafe { unmap(got, page) };
+    Err(Errno(libc::EEXIST))
+}
+
+/// Nothing is placed below: near-null pointers must keep faulting.
+const MIN_ADDRESS: usize = 1 << 20;
+
+/// Makes a second mapping of the page at `from`, with the attributes of the first and empty page tables, at `to`, in place of what is
+/// mapped there (`mremap(2)` with an old size of 0: shared mappings only).
+///
+/// # Safety
+/// The caller owns `to`, and unmaps it again before the first mapping changes.
+pub unsafe fn duplicate_mapping(from: usize, to: usize, page: usize) -> Result<(), Errno> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: forwarded to the caller; with an old size of 0 `from` stays as it is.
+    let p = unsafe { libc::mremap(from as *mut _, 0, page, flags, to as *mut libc::c_void) };
+    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+}
+
 /// Changes the protection of a range. Async-signal-safe.
 ///
 /// # Safety

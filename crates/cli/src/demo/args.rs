@@ -11,6 +11,9 @@ use super::writer::Rate;
 /// Above this a table has 0.84 EB, and the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
 
+/// As many as a migration takes; refused here already, before anything is generated.
+const MOST_THREADS: usize = 64;
+
 /// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
 ///
 /// Generates lineitem, keeps all its columns in a region on one node, repeats Q1 and Q6 in one thread while another
@@ -133,6 +136,7 @@ fn area(text: &str) -> Result<usize, String> {
 fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("at least one thread must copy".to_owned()),
+        Ok(threads) if threads > MOST_THREADS => Err(format!("at most {MOST_THREADS} threads can copy")),
         Ok(threads) => Ok(threads),
         Err(_) => Err("expected a number of threads, at least 1".to_owned()),
     }
@@ -219,7 +223,8 @@ mod tests {
     #[test]
     fn thread_counts() {
         assert_eq!(threads("3"), Ok(3));
-        for text in ["0", "-1", "two", "1.5", ""] {
+        assert_eq!(threads("64"), Ok(64));
+        for text in ["0", "65", "-1", "two", "1.5", ""] {
             assert!(threads(text).is_err(), "{text}");
         }
     }

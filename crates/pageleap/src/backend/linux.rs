@@ -73,7 +73,7 @@ impl Backend for Linux {
         unsafe { sys::bind(addr, len, policy) }
     }
     fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-        crate::observe::attributes(addr, len)
+        super::attribute_probe::attributes(addr, len)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         sys::nodes_of_pages(pages, status)

@@ -7,6 +7,8 @@
 //! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either does what it says, or returns the
 //! error number; what can be true after an error is in the failure table of `docs/protocol.md`.
 
+#[cfg(not(loom))]
+mod attribute_probe;
 mod count;
 mod fail_at;
 #[cfg(not(loom))]

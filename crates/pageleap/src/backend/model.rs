@@ -225,15 +225,8 @@ impl Backend for Model {
         let state = self.state();
         let runs = state.space.range(pages(addr, len)).map(|(page, e)| {
             let (prot, dont_fork, dont_dump, locked) = (e.prot, e.dont_fork, e.dont_dump, e.locked);
-            let attributes = Attributes {
-                prot,
-                dont_fork,
-                dont_dump,
-                locked,
-                random: false,
-                sequential: false,
-                userfaultfd: false,
-            };
+            let attributes =
+                Attributes { prot, dont_fork, dont_dump, locked, random: false, sequential: false };
             AttributeRun { start: page * BASE_PAGE, end: (page + 1) * BASE_PAGE, attributes }
         });
         Ok(crate::observe::joined(runs))

@@ -9,15 +9,7 @@ use crate::observe::Attributes;
 
 /// The attributes of a mapping that was just made with access `prot`.
 pub(crate) fn of_new_mapping(prot: crate::backend::Prot) -> Attributes {
-    Attributes {
-        prot,
-        dont_fork: false,
-        dont_dump: false,
-        locked: false,
-        random: false,
-        sequential: false,
-        userfaultfd: false,
-    }
+    Attributes { prot, dont_fork: false, dont_dump: false, locked: false, random: false, sequential: false }
 }
 
 /// Changes the advice of a range from `now` to `wanted`. Access and locks are not touched.

@@ -7,23 +7,25 @@ use super::plan;
 use super::report::PageOutcome;
 use crate::backend::Prot;
 use crate::error::Error;
-use crate::observe::Attributes;
+use crate::observe::{AttributeRun, Attributes};
 use crate::pool::{ALIAS_ATTRIBUTES, Pool, Run};
 use crate::region::{Claim, Region};
 use crate::sync::lock;
 
-/// Consecutive pages that move to consecutive frames.
+/// Consecutive pages that move from consecutive frames to consecutive frames.
 pub(crate) struct Leg {
     /// Index of the item it belongs to.
     pub(crate) item: usize,
     /// Pages of the region.
     pub(crate) pages: Range<u64>,
+    /// Whose frames they leave.
+    pub(crate) from: Pool,
+    /// The frame that the first page leaves.
+    pub(crate) from_frame: u64,
     /// The destination's frame for the first page.
-    pub(crate) first_frame: u64,
+    pub(crate) to_frame: u64,
     /// What the user has set on them.
     pub(crate) attributes: Attributes,
-    /// Where the pages can be read: at their own address, or, if the user forbids reading them, in their pool's alias.
-    pub(crate) source: usize,
     /// Whether page tables can be exchanged: the alias has been given the attributes.
     pub(crate) exchange: bool,
 }
@@ -64,45 +66,36 @@ impl Item {
             unused: Vec::new(),
         };
         // From here on dropping the item gives the frames back.
+        let inner = item.claim.region().clone();
+        let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
         for span in spans {
-            let runs = to.take(span.end - span.start)?;
+            let runs = to.take(span.end - span.start, span.start)?;
             item.unused.extend(&runs);
             let mut page = span.start;
             for run in runs {
                 let pages = page..page + run.frames;
                 page = pages.end;
-                let inner = item.claim.region().clone();
-                let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
-                for attribute_run in &attributes {
-                    let (start, end) = (page_of(attribute_run.start), page_of(attribute_run.end));
-                    let part = start.max(pages.start)..end.min(pages.end);
-                    if part.is_empty() {
+                let boundaries =
+                    moving.iter().map(|e| e.pages.start).chain(attributes.iter().map(|a| page_of(a.start)));
+                for part in plan::cut(pages.clone(), boundaries) {
+                    let address = inner.addr(part.start);
+                    let covers = |a: &&AttributeRun| (a.start..a.end).contains(&address);
+                    let Some(attributes) = attributes.iter().find(covers).map(|a| a.attributes) else {
                         continue;
-                    }
-                    if attribute_run.attributes.userfaultfd {
-                        return Err(Error::EngineRefused {
-                            engine: "mprotect",
-                            reason:
-                                "part of the range is registered with a userfaultfd that is not pageleap's"
-                                    .into(),
-                            remedy: "unregister it first (UFFDIO_UNREGISTER)".into(),
-                        });
-                    }
-                    let readable = attribute_run.attributes.prot.readable();
-                    let cuts =
-                        if readable { Vec::new() } else { moving.iter().map(|e| e.pages.start).collect() };
-                    for pages in plan::cut(part.clone(), cuts) {
-                        let source = if readable {
-                            inner.addr(pages.start)
-                        } else {
-                            let from =
-                                moving.iter().find(|e| e.pages.contains(&pages.start)).expect("it moves");
-                            from.pool.0.alias_of(from.first_frame + (pages.start - from.pages.start))
-                        };
-                        let first_frame = run.first + (pages.start - (page - run.frames));
-                        let attributes = attribute_run.attributes;
-                        item.legs.push(Leg { item: 0, pages, first_frame, attributes, source, exchange });
-                    }
+                    };
+                    let source = moving
+                        .iter()
+                        .find(|e| e.pages.contains(&part.start))
+                        .expect("the spans are made of them");
+                    item.legs.push(Leg {
+                        item: 0,
+                        from: source.pool.clone(),
+                        from_frame: source.first_frame + (part.start - source.pages.start),
+                        to_frame: run.first + (part.start - pages.start),
+                        pages: part,
+                        attributes,
+                        exchange,
+                    });
                 }
             }
         }
@@ -148,8 +141,8 @@ impl Drop for Item {
 /// Gives the alias of a leg's frames the attributes of its pages. Access stays as it is until the commit: the copy needs it.
 fn prepare_alias(pool: &Pool, leg: &Leg) -> bool {
     let frames = leg.pages.end - leg.pages.start;
-    let (addr, len) = (pool.0.alias_of(leg.first_frame), frames as usize * pool.page_size().bytes());
-    pool.mark_hollow(Run { first: leg.first_frame, frames });
+    let (addr, len) = (pool.0.alias_of(leg.to_frame), frames as usize * pool.page_size().bytes());
+    pool.mark_borrowed(Run { first: leg.to_frame, frames });
     let wanted = Attributes { prot: Prot::READ_WRITE, locked: false, ..leg.attributes };
     // SAFETY: the alias of frames that this job has taken.
     unsafe { attributes::advise(&*pool.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()

@@ -13,6 +13,40 @@ pub(crate) struct RetryPolicy {
     pub(crate) max_refused: u32,
 }
 
+/// How often writers disturb areas that are tried for the first time, lately.
+///
+/// Tracking pays while most copies get through. When every third or more is disturbed, it costs more than it spares: signals, calls and
+/// copies in vain, for writers as for the migrator. Then areas are held from the start, and every sixteenth is tracked to notice when
+/// the pressure is over. (An addition to the seed paper, whose method only ever splits; `docs/adr/0003` has the measurements.)
+#[derive(Debug, Default)]
+pub(crate) struct Pressure {
+    disturbed_share: f64,
+    held_in_a_row: u32,
+}
+
+impl Pressure {
+    /// Weight of the latest attempt in the running share.
+    const WEIGHT: f64 = 1.0 / 8.0;
+    /// Above this share areas are held from the start.
+    const HOLD_ABOVE: f64 = 1.0 / 3.0;
+    /// One in so many areas is tracked all the same.
+    const TRACK_EVERY: u32 = 16;
+
+    /// Takes the end of a first, tracked attempt into account.
+    pub(crate) fn observe(&mut self, disturbed: bool) {
+        self.disturbed_share += (f64::from(u8::from(disturbed)) - self.disturbed_share) * Self::WEIGHT;
+    }
+
+    /// Whether the next new area is to be held from the start.
+    pub(crate) fn holds_next(&mut self) -> bool {
+        if self.disturbed_share <= Self::HOLD_ABOVE {
+            return false;
+        }
+        self.held_in_a_row = (self.held_in_a_row + 1) % Self::TRACK_EVERY;
+        self.held_in_a_row != 0
+    }
+}
+
 /// Consecutive pages that are migrated in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
@@ -94,6 +128,19 @@ mod tests {
         let pages: Vec<_> = areas(0, 3..20, 8).map(|a| a.pages).collect();
         assert_eq!(pages, [3..8, 8..16, 16..20]);
         assert_eq!(areas(0, 4..4, 8).count(), 0);
+    }
+
+    #[test]
+    fn pressure_holds_areas_and_its_end_is_noticed() {
+        let mut pressure = Pressure::default();
+        assert!(!pressure.holds_next(), "calm at first");
+        (0..100).for_each(|_| pressure.observe(true));
+        let tracked = (0..160).filter(|_| !pressure.holds_next()).count();
+        assert_eq!(tracked, 10, "one in sixteen is tracked");
+        (0..20).for_each(|_| pressure.observe(false));
+        assert!((0..100).all(|_| !pressure.holds_next()));
+        (0..1000).for_each(|i| pressure.observe(i % 5 == 0));
+        assert!(!pressure.holds_next(), "one in five is worth tracking");
     }
 
     #[test]

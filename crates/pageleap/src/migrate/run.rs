@@ -1,19 +1,18 @@
 //! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::attributes;
 use super::job::{JobShared, Phase, Stop};
 use super::legs::{Item, Leg};
-use super::plan::{Area, RetryPolicy, areas};
+use super::plan::{Area, Pressure, RetryPolicy, areas};
 use super::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::affinity;
 use crate::backend::{Backend, Counted, Mapping};
-use crate::engine::mprotect::attempt::{self, Effort, Step, Target, Task};
-use crate::engine::mprotect::fault::{MAX_WORKERS, SLOTS};
+use crate::engine::mprotect::attempt::{self, Effort, Parked, Step, Target, Task};
+use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::error::Error;
 use crate::pool::{self, Pool};
@@ -51,8 +50,9 @@ struct State {
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
     items: Vec<Item>,
-    /// Frames that pages have left, to be given back when all is done.
+    /// Frames that pages have left, and their pools, to be given back when all is done.
     vacated: Vec<(Pool, pool::Run)>,
+    pressure: Pressure,
     tally: Tally,
 }
 
@@ -94,7 +94,7 @@ impl Run {
         for _ in 0..settings.threads {
             slots.push(SLOTS.claim().map(ClaimedSlot).ok_or(Error::Limit {
                 what: "migrating threads of this process",
-                limit: MAX_WORKERS,
+                limit: MAX_THREADS,
                 remedy: "wait for running jobs, or use fewer threads",
             })?);
         }
@@ -114,7 +114,14 @@ impl Run {
         Ok(Run {
             backend: Arc::new(Counted::new(backend)),
             legs,
-            state: Mutex::new(State { queue, in_flight: 0, items, vacated: Vec::new(), tally }),
+            state: Mutex::new(State {
+                queue,
+                in_flight: 0,
+                items,
+                vacated: Vec::new(),
+                pressure: Pressure::default(),
+                tally,
+            }),
             changed: Condvar::new(),
             settings,
             slots,
@@ -200,23 +207,32 @@ impl Run {
     /// One attempt on one area, and what follows from it.
     fn handle(&self, slot: &Slot, area: Area) {
         let leg = &self.legs[area.leg];
-        let (region, to, exchange_unsupported) = {
-            let state = lock(&self.state);
+        let first_try = area.disturbed == 0 && area.refused == 0;
+        let (region, to, exchange_unsupported, hold) = {
+            let mut state = lock(&self.state);
+            let hold = self.settings.policy.holds(&area) || first_try && state.pressure.holds_next();
             let item = &state.items[leg.item];
-            (item.claim.region().clone(), item.to.clone(), state.tally.exchange_unsupported)
+            (item.claim.region().clone(), item.to.clone(), state.tally.exchange_unsupported, hold)
         };
-        let frames = self.frames(leg, &area.pages);
+        let within = area.pages.start - leg.pages.start;
+        let frames = pool::Run { first: leg.to_frame + within, frames: area.pages.end - area.pages.start };
+        let vacated = pool::Run { first: leg.from_frame + within, ..frames };
         let len = region.bytes(frames.frames);
+        let span = Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot };
+        let exchange = leg.exchange && !exchange_unsupported;
+        let alias = leg.from.0.alias_of(vacated.first);
         let task = Task {
-            span: Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot },
-            source: leg.source + region.bytes(area.pages.start - leg.pages.start),
+            span,
+            source: if span.prot.readable() { span.addr } else { alias },
+            // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK that the alias must not have.
+            park: (exchange && !leg.attributes.locked).then_some(alias),
             target: Target {
                 alias: to.0.alias_of(frames.first),
                 file: to.0.file,
                 offset: to.0.offset_of(frames.first),
-                exchange: leg.exchange && !exchange_unsupported,
+                exchange,
             },
-            hold: self.settings.policy.holds(&area),
+            hold,
         };
         let mut effort = Effort::default();
         // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
@@ -224,6 +240,11 @@ impl Run {
         let step = unsafe { attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort) };
         if effort.exchanged {
             to.mark_hollow(frames);
+        }
+        match effort.parked {
+            Parked::No => {}
+            Parked::Yes => leg.from.mark_borrowed(vacated),
+            Parked::Failed => leg.from.mark_hollow(vacated),
         }
         let migrated = if step == Step::Migrated { len as u64 } else { 0 };
         self.shared.count(effort.copied, migrated);
@@ -234,6 +255,9 @@ impl Run {
         };
 
         let mut state = lock(&self.state);
+        if first_try && !hold {
+            state.pressure.observe(step == Step::Dirty);
+        }
         let tally = &mut state.tally;
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);
@@ -244,11 +268,8 @@ impl Run {
             Step::Migrated => {
                 let extent = Extent { pages: area.pages.clone(), pool: to, first_frame: frames.first };
                 let replaced = lock(&region.extents).replace(extent);
-                let vacated = replaced.into_iter().map(|e| {
-                    let frames = e.pages.end - e.pages.start;
-                    (e.pool, pool::Run { first: e.first_frame, frames })
-                });
-                state.vacated.extend(vacated);
+                debug_assert!(replaced.iter().all(|e| e.pool == leg.from));
+                state.vacated.push((leg.from.clone(), vacated));
                 let item = &mut state.items[leg.item];
                 item.mark_used(frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);
@@ -273,14 +294,6 @@ impl Run {
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Failed);
                 }
             },
-        }
-    }
-
-    /// The destination's frames for pages of a leg.
-    fn frames(&self, leg: &Leg, pages: &Range<u64>) -> pool::Run {
-        pool::Run {
-            first: leg.first_frame + (pages.start - leg.pages.start),
-            frames: pages.end - pages.start,
         }
     }
 
@@ -367,7 +380,7 @@ impl Run {
             }
             page_runs.extend(item_runs);
         }
-        for (pool, run) in vacated {
+        for (pool, run) in merged(vacated) {
             if let Err(error) = pool.give_back(run) {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));
             }
@@ -403,6 +416,21 @@ impl Run {
             warnings,
         });
     }
+}
+
+/// Joins neighbouring runs of each pool, so that their alias is mapped again by few calls.
+fn merged(mut vacated: Vec<(Pool, pool::Run)>) -> Vec<(Pool, pool::Run)> {
+    vacated.sort_by_key(|(pool, run)| (pool.id(), run.first));
+    let mut merged: Vec<(Pool, pool::Run)> = Vec::new();
+    for (pool, run) in vacated {
+        match merged.last_mut() {
+            Some((last_pool, last)) if *last_pool == pool && last.end() == run.first => {
+                last.frames += run.frames
+            }
+            _ => merged.push((pool, run)),
+        }
+    }
+    merged
 }
 
 /// Collects what a slot has counted, after giving threads that were just woken the time to count their wait. A thread that does not run for

@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+/// Base pages that one page-table page maps.
+const PAGES_PER_TABLE: u64 = 512;
+
 /// Consecutive frames of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
@@ -40,16 +43,29 @@ impl FrameAllocator {
 
     /// Takes `frames` frames: from the smallest run that holds them all, else from the largest runs, in ascending order. `None`, and
     /// nothing taken, if there are not enough.
-    pub(crate) fn take(&mut self, frames: u64) -> Option<Vec<Run>> {
+    ///
+    /// If they fill a page-table page, the first one is, where possible, at the same place within its page-table page as `beside`
+    /// within its own: then whole page-table pages can move between the two.
+    pub(crate) fn take(&mut self, frames: u64, beside: u64) -> Option<Vec<Run>> {
         if frames > self.free_frames {
             return None;
         }
+        if frames == 0 {
+            return Some(Vec::new());
+        }
         let mut runs: Vec<Run> = self.free.iter().map(|(&first, &frames)| Run { first, frames }).collect();
+        let skip = |run: &Run| {
+            let table = PAGES_PER_TABLE;
+            if frames >= table { (beside % table + table - run.first % table) % table } else { 0 }
+        };
+        let aligned =
+            runs.iter().filter(|r| r.frames >= skip(r) + frames).min_by_key(|r| (r.frames, r.first));
+        let whole = runs.iter().filter(|r| r.frames >= frames).min_by_key(|r| (r.frames, r.first));
         let mut taken = Vec::new();
-        if let Some(run) = runs.iter().filter(|r| r.frames >= frames).min_by_key(|r| (r.frames, r.first)) {
-            if frames > 0 {
-                taken.push(Run { first: run.first, frames });
-            }
+        if let Some(run) = aligned {
+            taken.push(Run { first: run.first + skip(run), frames });
+        } else if let Some(run) = whole {
+            taken.push(Run { first: run.first, frames });
         } else {
             runs.sort_by_key(|r| (std::cmp::Reverse(r.frames), r.first));
             let mut missing = frames;
@@ -63,15 +79,20 @@ impl FrameAllocator {
             }
             taken.sort();
         }
-        taken.iter().for_each(|run| self.remove_head(*run));
+        taken.iter().for_each(|run| self.remove(*run));
         Some(taken)
     }
 
-    /// Takes `run`, which begins where a free run begins.
-    fn remove_head(&mut self, run: Run) {
-        let len = self.free.remove(&run.first).expect("a run of the free list");
-        if len > run.frames {
-            self.free.insert(run.end(), len - run.frames);
+    /// Takes `run` out of the free run that contains it.
+    fn remove(&mut self, run: Run) {
+        let (&first, &frames) = self.free.range(..=run.first).next_back().expect("part of a free run");
+        let whole = Run { first, frames };
+        assert!(run.end() <= whole.end(), "{run:?} is not all free");
+        self.free.remove(&first);
+        let before = Run { first, frames: run.first - first };
+        let after = Run { first: run.end(), frames: whole.end() - run.end() };
+        for rest in [before, after].into_iter().filter(|r| r.frames > 0) {
+            self.free.insert(rest.first, rest.frames);
         }
         self.free_frames -= run.frames;
     }
@@ -151,19 +172,27 @@ mod tests {
     #[test]
     fn a_fitting_run_is_taken_whole_and_the_smallest_is_preferred() {
         let mut a = FrameAllocator::new(100);
-        assert_eq!(a.take(100).unwrap(), [run(0, 100)]);
+        assert_eq!(a.take(100, 0).unwrap(), [run(0, 100)]);
         a.give_back(run(10, 5));
         a.give_back(run(40, 20));
-        assert_eq!(a.take(4).unwrap(), [run(10, 4)]);
-        assert_eq!(a.take(21).unwrap(), [run(14, 1), run(40, 20)], "ascending when one run does not do");
-        assert_eq!(a.take(1), None);
+        assert_eq!(a.take(4, 0).unwrap(), [run(10, 4)]);
+        assert_eq!(a.take(21, 0).unwrap(), [run(14, 1), run(40, 20)], "ascending when one run does not do");
+        assert_eq!(a.take(1, 0), None);
+    }
+
+    #[test]
+    fn long_runs_begin_where_their_pages_begin_in_a_page_table() {
+        let mut a = FrameAllocator::new(4000);
+        assert_eq!(a.take(512, 5 * 512 + 7).unwrap(), [run(7, 512)]);
+        assert_eq!(a.take(3, 9).unwrap(), [run(0, 3)], "short ones do not care");
+        assert_eq!(a.take(3400, 0).unwrap(), [run(519, 3400)], "any place is better than two runs");
     }
 
     #[test]
     #[should_panic(expected = "given back twice")]
     fn giving_back_twice_is_caught() {
         let mut a = FrameAllocator::new(8);
-        a.take(8).unwrap();
+        a.take(8, 0).unwrap();
         a.give_back(run(2, 3));
         a.give_back(run(4, 1));
     }
@@ -183,7 +212,7 @@ mod tests {
                     free[run.first as usize..run.end() as usize].fill(true);
                 } else {
                     let count = free.iter().filter(|f| **f).count() as u64;
-                    let taken = a.take(want);
+                    let taken = a.take(want, 0);
                     prop_assert_eq!(taken.is_some(), want <= count);
                     for run in taken.unwrap_or_default() {
                         for f in run.first..run.end() {

@@ -2,8 +2,8 @@
 //!
 //! A pool is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a frame is either free or has one owner (a
 //! region, or a job that will hand it to one). **Invariant:** the page tables of the alias are filled for every free frame, so that a
-//! migration copies into it, and moves those page tables, without a fault. A migration leaves the alias of the frames
-//! that it used *hollow*; they are filled again when the frames come back.
+//! migration copies into it, and moves those page tables, without a fault. A migration takes the page tables of the alias of the frames that
+//! it uses, and puts those of the frames that it vacates back into theirs, so that little is left to do when frames come back.
 
 mod fill;
 mod frames;
@@ -32,7 +32,6 @@ pub(crate) const ALIAS_ATTRIBUTES: Attributes = Attributes {
     locked: false,
     random: false,
     sequential: false,
-    userfaultfd: false,
 };
 
 /// Pre-faulted memory of one node. Clones are the same pool; the memory goes back to the system when the last clone and the last region
@@ -59,6 +58,8 @@ struct State {
     used: FrameSet,
     /// Frames whose alias must be mapped again before they are free.
     hollow: FrameSet,
+    /// Frames whose alias is filled, but with the access and the attributes of a region.
+    borrowed: FrameSet,
     /// Frames whose alias could not be mapped again; tried again when frames are short.
     unmapped: Vec<Run>,
 }
@@ -138,6 +139,7 @@ impl PoolBuilder {
             allocator: FrameAllocator::new(frames),
             used: FrameSet::new(frames),
             hollow: FrameSet::new(frames),
+            borrowed: FrameSet::new(frames),
             unmapped: Vec::new(),
         };
         // From here on dropping the pool gives everything back.
@@ -188,30 +190,34 @@ impl Pool {
         (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
     }
 
-    /// Asks the kernel where the pages of the pool lie. Frames that a region uses are asked for too.
+    /// Asks the kernel where the free frames of the pool lie. (Those that a region uses, [`Region::placement`](crate::Region::placement)
+    /// asks for.)
     pub fn verify(&self) -> Result<NodeCounts, Error> {
-        let pages = (0..self.0.frames).map(|frame| self.0.alias_of(frame));
-        NodeCounts::of_pages(&*self.0.backend, pages)
+        let free: Vec<u64> = {
+            let state = lock(&self.0.state);
+            (0..self.0.frames).filter(|frame| state.allocator.is_free(*frame)).collect()
+        };
+        NodeCounts::of_pages(&*self.0.backend, free.into_iter().map(|frame| self.0.alias_of(frame)))
     }
 
-    /// Takes `frames` frames, contiguous if there is such a run, else as few runs as possible in ascending order.
-    pub(crate) fn take(&self, frames: u64) -> Result<Vec<Run>, Error> {
-        self.take_at_once(frames).or_else(|error| {
+    /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
+    pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        self.take_at_once(frames, beside).or_else(|error| {
             // What could not be mapped again earlier may be possible now.
             let unmapped = std::mem::take(&mut lock(&self.0.state).unmapped);
             if unmapped.is_empty() {
                 return Err(error);
             }
             unmapped.into_iter().for_each(|run| drop(self.give_back(run)));
-            self.take_at_once(frames)
+            self.take_at_once(frames, beside)
         })
     }
 
-    fn take_at_once(&self, frames: u64) -> Result<Vec<Run>, Error> {
+    fn take_at_once(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         let page = self.0.page.bytes() as u64;
         let mut state = lock(&self.0.state);
         let free = state.allocator.free_frames();
-        state.allocator.take(frames).ok_or(Error::PoolExhausted {
+        state.allocator.take(frames, beside).ok_or(Error::PoolExhausted {
             node: self.0.node,
             free_bytes: free * page,
             pool_bytes: self.bytes(),
@@ -220,8 +226,8 @@ impl Pool {
     }
 
     /// Takes frames whose bytes are all zero.
-    pub(crate) fn take_zeroed(&self, frames: u64) -> Result<Vec<Run>, Error> {
-        let runs = self.take(frames)?;
+    pub(crate) fn take_zeroed(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        let runs = self.take(frames, beside)?;
         for run in &runs {
             let used = lock(&self.0.state).used.runs_in(*run);
             for run in used {
@@ -236,14 +242,8 @@ impl Pool {
     /// Frees frames, after mapping the alias again where a migration left it hollow. On an error the frames stay out of circulation until
     /// a later attempt succeeds; nothing is lost.
     pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
-        let hollow = lock(&self.0.state).hollow.runs_in(run);
-        let result = hollow.into_iter().try_for_each(|part| {
-            self.0.map_alias(part, true).map_err(|(call, errno)| {
-                let len = part.frames as usize * self.0.page.bytes();
-                Error::call(call, self.0.alias_of(part.first), len, errno)
-            })?;
-            lock(&self.0.state).hollow.set(part, false);
-            Ok(())
+        let result = self.mend_alias(run).map_err(|(call, part, errno)| {
+            Error::call(call, self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes(), errno)
         });
         let mut state = lock(&self.0.state);
         state.used.set(run, true);
@@ -252,6 +252,31 @@ impl Pool {
             Err(_) => state.unmapped.push(run),
         }
         result
+    }
+
+    /// Orders pools.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Makes the alias of `run` as it is for free frames: filled, writable, with [`ALIAS_ATTRIBUTES`].
+    fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
+        let borrowed = lock(&self.0.state).borrowed.runs_in(run);
+        for part in borrowed {
+            // If that fails, a new mapping does what is wanted too.
+            let hollow = self.0.reclaim_alias(part).is_err();
+            let mut state = lock(&self.0.state);
+            state.borrowed.set(part, false);
+            if hollow {
+                state.hollow.set(part, true);
+            }
+        }
+        let hollow = lock(&self.0.state).hollow.runs_in(run);
+        for part in hollow {
+            self.0.map_alias(part, true).map_err(|(call, errno)| (call, part, errno))?;
+            lock(&self.0.state).hollow.set(part, false);
+        }
+        Ok(())
     }
 
     /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly among them.
@@ -263,9 +288,18 @@ impl Pool {
         (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
     }
 
+    /// Notes that the alias of `run` is filled, but as a region had or will have it.
+    pub(crate) fn mark_borrowed(&self, run: Run) {
+        let mut state = lock(&self.0.state);
+        state.borrowed.set(run, true);
+        state.hollow.set(run, false);
+    }
+
     /// Notes that the alias of `run` must be mapped again before the frames can be free.
     pub(crate) fn mark_hollow(&self, run: Run) {
-        lock(&self.0.state).hollow.set(run, true);
+        let mut state = lock(&self.0.state);
+        state.hollow.set(run, true);
+        state.borrowed.set(run, false);
     }
 }
 
@@ -286,13 +320,27 @@ impl PoolInner {
         let offset = self.offset_of(run.first);
         let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
         // SAFETY: the alias is ours, and the frames have no user.
+        unsafe { self.backend.map(&mapping) }.map_err(|errno| (Call::Map, errno))?;
+        self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
+    }
+
+    /// Takes the alias of `run` back from the access and the attributes of a region. Its page tables stay, and become writable again.
+    fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        // SAFETY: the alias is ours, and the frames have no user.
         unsafe {
-            self.backend.map(&mapping).map_err(|errno| (Call::Map, errno))?;
-            for advice in [Advice::DontFork, Advice::DontDump] {
-                self.backend.advise(addr, len, advice).map_err(|errno| (Call::Advise, errno))?;
-            }
+            self.backend.protect(addr, len, Prot::READ_WRITE)?;
+            self.backend.advise(addr, len, Advice::Normal)?;
         }
-        Ok(())
+        self.advise_alias(run)
+    }
+
+    fn advise_alias(&self, run: Run) -> Result<(), Errno> {
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        [Advice::DontFork, Advice::DontDump].into_iter().try_for_each(|advice| {
+            // SAFETY: the alias is ours, and the frames have no user.
+            unsafe { self.backend.advise(addr, len, advice) }
+        })
     }
 }
 

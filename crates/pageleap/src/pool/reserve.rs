@@ -1,7 +1,8 @@
 //! Reservation of huge pages for as long as they are needed.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 use crate::topology::{Topology, huge_folder, read_count};
@@ -20,8 +21,9 @@ impl HugePageReservation {
     /// # Errors
     /// If the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
     pub fn reserve(node: NodeId, pages: u64) -> Result<Self, Error> {
-        let free = Topology::read()?.node(node)?.free_huge_2m;
         let total = huge_folder(node).join("nr_hugepages");
+        let _only_us = lock_file(&total);
+        let free = Topology::read()?.node(node)?.free_huge_2m;
         let missing = pages.saturating_sub(free);
         let before = read_count(&total)?;
         let mut reservation = HugePageReservation { total, added: 0 };
@@ -60,10 +62,20 @@ impl HugePageReservation {
 
 impl Drop for HugePageReservation {
     fn drop(&mut self) {
+        let _only_us = lock_file(&self.total);
         if self.added > 0
             && let Ok(now) = read_count(&self.total)
         {
             let _ = self.write(now.saturating_sub(self.added));
         }
     }
+}
+
+/// Keeps other reservations of this node away until the file is dropped: each reads the number of pages and writes another. Without
+/// permission there is nothing to keep away from, for writing will fail too.
+fn lock_file(path: &Path) -> Option<File> {
+    let file = File::open(path).ok()?;
+    // SAFETY: locks a descriptor of ours; closing it unlocks.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) };
+    Some(file)
 }

@@ -45,6 +45,7 @@ pub struct RegionId(pub u64);
 ///   migrated. The device would go on with the old frame.
 /// * **No process-shared futexes, mutexes or condition variables** inside: their waiters are found by frame, and would be missed.
 ///   Process-private ones are fine.
+/// * **No userfaultfd of your own** on it: a change of frames ends the registration.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
 /// * **No thread may block SIGSEGV**, and no thread's stack may lie in the region unless it has an alternate signal stack.
@@ -158,7 +159,7 @@ impl Region {
         if lock(&inner.extents).within(pages.clone()).next().is_some() {
             return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
         }
-        let runs = pool.take_zeroed(pages.end - pages.start)?;
+        let runs = pool.take_zeroed(pages.end - pages.start, pages.start)?;
         let mut page = pages.start;
         for (i, run) in runs.iter().enumerate() {
             if let Err(error) = inner.map_new(page, *run, pool) {
@@ -353,13 +354,24 @@ impl RegionInner {
         &self.busy
     }
 
+    /// Maps frames that the region has taken, with the attributes of a new region.
     fn map_new(&self, page: u64, run: Run, pool: &Pool) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
-        let offset = pool.0.offset_of(run.first);
-        let mapping =
-            Mapping { addr, len, file: pool.0.file, offset, prot: Prot::READ_WRITE, populate: true };
-        // SAFETY: the range is reserved, unbacked and claimed.
+        let alias = pool.0.alias_of(run.first);
+        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which are ours.
         unsafe {
+            if self.page == PageSize::Base {
+                // The alias' page tables are filled already: move them instead of filling others.
+                let dumped = self.backend.advise(alias, len, Advice::DoDump);
+                let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
+                pool.mark_hollow(run);
+                if exchanged.is_ok() {
+                    return Ok(());
+                }
+            }
+            let offset = pool.0.offset_of(run.first);
+            let mapping =
+                Mapping { addr, len, file: pool.0.file, offset, prot: Prot::READ_WRITE, populate: true };
             self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
             self.backend
                 .advise(addr, len, Advice::DontFork)

@@ -1,11 +1,18 @@
-//! What several test binaries need: pools on the first node, skips that leave a trace, and reproducible random numbers.
+//! What several test binaries need: pools on the first node, skips that leave a trace, the kernel's view of the process, child
+//! processes, and reproducible random numbers.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use pageleap::{Error, NodeId, PageSize, Pool, topology::Topology};
+use pageleap::{Error, Migration, NodeId, PageSize, Placement, Pool, Region, Report, topology::Topology};
 
 /// Two pools of the same size, on two nodes where the machine has them, else on one.
 pub fn pools(page: PageSize, bytes: u64) -> Result<[Pool; 2], Error> {
@@ -29,6 +36,175 @@ pub fn skip(test: &str, reason: &dyn Display) {
 pub fn pool_mappings() -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("memfd:pageleap")).map(str::to_owned).collect()
+}
+
+/// Tests that look at the whole process (mappings, descriptors) or need scarce huge pages take turns.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a test with two pools of `pages` pages: once with base pages, and once with huge pages where the machine has enough of them.
+pub fn for_page_sizes(test: &str, pages: usize, body: impl Fn([Pool; 2])) {
+    body(pools(PageSize::Base, (pages * PageSize::Base.bytes()) as u64).unwrap());
+    match pools(PageSize::Huge2M, (pages * PageSize::Huge2M.bytes()) as u64) {
+        Ok(pools) => body(pools),
+        Err(error @ Error::OutOfMemory { .. }) => skip(&format!("{test} (huge pages)"), &error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A job over one range, in areas of two pages.
+pub fn migration<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {
+    let area = 2 * region.page_size().bytes();
+    Migration::new().range(region, range, Placement::On(to.clone())).area_bytes(area)
+}
+
+/// Moves a range and expects that every page of it ends in the pool.
+pub fn leap(region: &Region, range: Range<usize>, to: &Pool) -> Report {
+    let report = migration(region, range, to).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(report.pages.migrated + report.pages.unchanged, report.pages.total(), "{report}");
+    assert!(report.warnings.is_empty(), "{report}");
+    report
+}
+
+/// Words between two that [`stamp`] writes: some in each page, at changing places.
+const STAMP_STRIDE: usize = 61;
+
+fn stamped(seed: u64, word: usize) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word as u64 | 1
+}
+
+/// The words of a range that are stamped, with their values.
+fn stamps(region: &Region, range: Range<usize>, seed: u64) -> impl Iterator<Item = (usize, &AtomicU64, u64)> {
+    let first = range.start / 8;
+    let words = region.atomics_u64(range).unwrap().iter().enumerate();
+    let chosen = words.map(move |(i, word)| (first + i, word)).filter(|(i, _)| i % STAMP_STRIDE == 0);
+    chosen.map(move |(i, word)| (i, word, stamped(seed, i)))
+}
+
+/// Writes values that depend on `seed` and the place into a range of a region.
+pub fn stamp(region: &Region, range: Range<usize>, seed: u64) {
+    stamps(region, range, seed).for_each(|(_, word, value)| word.store(value, Relaxed));
+}
+
+/// Checks what [`stamp`] wrote, into this range or a larger one.
+pub fn check_stamp(region: &Region, range: Range<usize>, seed: u64) {
+    for (i, word, value) in stamps(region, range, seed) {
+        assert_eq!(word.load(Relaxed), value, "LOST: word {i} of {region:?}");
+    }
+}
+
+/// Whether every byte of a range is zero.
+pub fn is_zero(region: &Region, range: Range<usize>) -> bool {
+    region.atomics_u64(range).unwrap().iter().all(|word| word.load(Relaxed) == 0)
+}
+
+/// The permissions and the flags (`VmFlags`) of each part of an address range, from smaps, equal neighbours joined.
+pub fn vm_flags(start: usize, len: usize) -> Vec<(Range<usize>, String)> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut parts: Vec<(Range<usize>, String)> = Vec::new();
+    let mut current: Option<(Range<usize>, String)> = None;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let head = words.next().unwrap_or_default();
+        if head == "VmFlags:" {
+            let Some((range, perms)) = current.take() else { continue };
+            let range = range.start.max(start)..range.end.min(start + len);
+            let text = format!("{perms} {}", words.collect::<Vec<_>>().join(" "));
+            match parts.last_mut() {
+                _ if range.is_empty() => {}
+                Some((last, t)) if last.end == range.start && *t == text => last.end = range.end,
+                _ => parts.push((range, text)),
+            }
+        } else if let Some((from, to)) = head.split_once('-') {
+            let hex = |s| usize::from_str_radix(s, 16).unwrap();
+            current = Some((hex(from)..hex(to), words.next().unwrap().to_owned()));
+        }
+    }
+    parts
+}
+
+/// The same for all of a region.
+pub fn region_flags(region: &Region) -> Vec<(Range<usize>, String)> {
+    vm_flags(region.as_ptr().as_ptr() as usize, region.len())
+}
+
+/// What the process' open descriptors are, as far as pools and jobs could have opened them.
+pub fn own_descriptors() -> Vec<String> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let names = open.filter_map(|fd| Some(std::fs::read_link(fd.ok()?.path()).ok()?.display().to_string()));
+    names.filter(|name| name.contains("memfd:pageleap") || name.contains("eventfd")).collect()
+}
+
+/// Waits for something that another thread is about to do. Gives up, and returns false, only after far more time than it takes.
+pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    while !condition() {
+        if began.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// Far more time than anything takes that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Names the case that a child process runs.
+const CASE: &str = "PAGELEAP_TEST_CASE";
+
+/// The case that this process is to run, if it is a child that [`run_case`] started.
+pub fn case() -> Option<String> {
+    std::env::var(CASE).ok()
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Exited(i32),
+    Killed(i32),
+    /// It was killed because it did nothing any more.
+    Hung,
+}
+
+/// Runs `test` of this binary again in a child process, which finds `case` in [`case`]. Returns how it ended, and what it wrote.
+pub fn run_case(test: &str, case: &str) -> (End, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CASE, case)
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = out.read_to_string(&mut text);
+        let _ = err.read_to_string(&mut text);
+        text
+    });
+    let began = Instant::now();
+    let mut hung = false;
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if began.elapsed() > PATIENCE && !hung => {
+                hung = true;
+                child.kill().unwrap();
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    let end = match (status.code(), status.signal()) {
+        _ if hung => End::Hung,
+        (Some(code), _) => End::Exited(code),
+        (None, signal) => End::Killed(signal.unwrap_or(0)),
+    };
+    (end, reader.join().unwrap())
 }
 
 /// Seconds that each stress case runs.

@@ -34,6 +34,8 @@ pub(crate) struct Task {
     /// Where the current frames can be read: the span itself, or their pool's alias if the span may not be read.
     pub(crate) source: usize,
     pub(crate) target: Target,
+    /// Where the page tables of the current frames go when those of the target come: their pool's alias.
+    pub(crate) park: Option<usize>,
     /// Writers are held back from the start, so that the attempt cannot be disturbed.
     pub(crate) hold: bool,
 }
@@ -49,6 +51,18 @@ pub(crate) enum Step {
     Refused(Call, Errno),
 }
 
+/// Whether the alias of the frames that an attempt has vacated received their page tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Parked {
+    /// It was not touched.
+    #[default]
+    No,
+    /// It has them, with the access and the attributes of the span.
+    Yes,
+    /// It may be a hole.
+    Failed,
+}
+
 /// What an attempt did, besides its end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Effort {
@@ -62,6 +76,8 @@ pub(crate) struct Effort {
     pub(crate) exchanged: bool,
     /// The exchange was what put the frames in place, so that the span has the attributes of the alias.
     pub(crate) by_exchange: bool,
+    /// What became of the alias of the vacated frames.
+    pub(crate) parked: Parked,
     /// Writers were held back for this attempt, by plan or because letting one in failed.
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it.
@@ -161,6 +177,13 @@ unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
     let target = &task.target;
     if target.exchange {
         effort.exchanged = true;
+        if let Some(park) = task.park {
+            // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
+            // the same contents. If this fails, the next call drops the old page tables instead.
+            // SAFETY: the span is the job's and closed; the alias is that of its own frames.
+            let moved = unsafe { backend.exchange(addr, park, len) };
+            effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
+        }
         // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The alias gets the user's
         // protection first, because the page tables bring it along.
         let exchanged = unsafe {

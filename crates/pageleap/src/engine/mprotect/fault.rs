@@ -16,11 +16,11 @@ use crate::error::Error;
 use crate::sync::monotonic_ns;
 use crate::units::BASE_PAGE;
 
-/// Workers that can migrate at the same time in one process.
-pub(crate) const MAX_WORKERS: usize = 64;
+/// Threads of all jobs together that can migrate at the same time in one process.
+pub const MAX_THREADS: usize = 64;
 
 /// The slots of all workers.
-pub(crate) static SLOTS: SlotTable<MAX_WORKERS> = SlotTable::new();
+pub(crate) static SLOTS: SlotTable<MAX_THREADS> = SlotTable::new();
 
 // The regions of the process ------------------------------------------------------------------------------------------
 

@@ -21,13 +21,15 @@ struct Fixture {
     view: usize,
     source: Mapping,
     target: Target,
+    /// The alias of the frames that are mapped at first.
+    park: Option<usize>,
 }
 
 impl Fixture {
     fn new(exchange: bool) -> Self {
         let model = Arc::new(Model::new());
         let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
-        let [view, alias] = [(); 2].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
+        let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
         let mapping =
             |addr, file| Mapping { addr, len: LEN, file, offset: 0, prot: Prot::READ_WRITE, populate: true };
         let source = mapping(view, files[0]);
@@ -35,11 +37,12 @@ impl Fixture {
         unsafe {
             model.map(&source).unwrap();
             model.map(&mapping(alias, files[1])).unwrap();
+            model.map(&mapping(park, files[0])).unwrap();
         }
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
         let target = Target { alias, file: files[1], offset: 0, exchange };
-        Fixture { model, table, view, source, target }
+        Fixture { model, table, view, source, target, park: exchange.then_some(park) }
     }
 
     fn slot(&self) -> &Slot {
@@ -48,7 +51,7 @@ impl Fixture {
 
     fn task(&self, hold: bool) -> Task {
         let span = Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE };
-        Task { span, source: self.view, target: self.target, hold }
+        Task { span, source: self.view, target: self.target, park: self.park, hold }
     }
 
     fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Effort) {
@@ -211,7 +214,8 @@ mod loom_tests {
             let f = Arc::new(Fixture::new(true));
             let addr = f.view;
             f.model.store(addr, 1).unwrap();
-            let failing = Arc::new(FailAt::new(f.model.clone(), 2, FailMode::Partial, Errno(libc::ENOMEM)));
+            // 1 protects, 2 parks the old page tables, 3 brings the new ones.
+            let failing = Arc::new(FailAt::new(f.model.clone(), 3, FailMode::Partial, Errno(libc::ENOMEM)));
             failing.arm();
             let reader = {
                 let f = f.clone();
@@ -244,7 +248,7 @@ mod plain_tests {
     #[test]
     fn an_unsupported_exchange_is_mapped_instead_and_remembered() {
         let f = Fixture::new(true);
-        let failing = FailAt::new(f.model.clone(), 2, FailMode::Before, Errno(libc::EINVAL));
+        let failing = FailAt::new(f.model.clone(), 3, FailMode::Before, Errno(libc::EINVAL));
         failing.arm();
         let (step, effort) = f.attempt(&failing, false);
         assert_eq!(step, Step::Migrated);
@@ -302,7 +306,7 @@ mod plain_tests {
         assert_eq!(step, Step::Migrated);
         assert!(f.is_migrated());
         assert_eq!(f.model.attributes_at(f.view).unwrap().0, Prot::READ);
-        assert_eq!(counting.seen(), 2, "one protection change of the alias and one exchange");
+        assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
     }
 
     /// The same as the model checker's tests, with real threads and real futexes: what a checker's futex cannot show.
@@ -323,6 +327,7 @@ mod plain_tests {
             moves += 1;
             // Back, by hand: the alias of the source is not modelled, so map it while the slot is closed for a held attempt.
             let mut task = f.task(true);
+            task.park = None;
             task.target = Target { file: other.file, alias: f.target.alias, ..f.target };
             // SAFETY: the alias is the fixture's; it shows the file that is copied to.
             unsafe { f.model.map(&Mapping { addr: f.target.alias, ..other }) }.unwrap();

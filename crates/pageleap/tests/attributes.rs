@@ -1,0 +1,273 @@
+//! What a user has set on parts of a region is there after a leap: access, locks and advice, as smaps shows them.
+
+mod common;
+
+use std::ops::Range;
+
+use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, stamp, turn};
+use common::{End, case};
+use pageleap::{Ended, Migration, Placement, Pool, Region, audit};
+
+/// Pages of each region. Small, because a part of them is locked and RLIMIT_MEMLOCK may be 8 MB.
+const PAGES: usize = 8;
+const ALL: Range<usize> = 0..PAGES;
+
+/// One thing that a user does to a range: in words, and the call.
+#[derive(Clone, Copy)]
+struct Setting(&'static str, fn(*mut libc::c_void, usize) -> libc::c_int);
+
+macro_rules! setting {
+    ($name:ident, $words:literal, |$p:ident, $len:ident| $call:expr) => {
+        const $name: Setting = Setting($words, |$p, $len| {
+            // SAFETY: only for whole pages of a region, none of which any other thread uses; the call changes no contents.
+            unsafe { $call }
+        });
+    };
+}
+
+setting!(LOCK, "mlock", |p, len| libc::mlock(p, len));
+setting!(LOCK_ON_FAULT, "mlock2(MLOCK_ONFAULT)", |p, len| libc::mlock2(p, len, libc::MLOCK_ONFAULT));
+setting!(DONT_DUMP, "MADV_DONTDUMP", |p, len| libc::madvise(p, len, libc::MADV_DONTDUMP));
+setting!(DO_DUMP, "MADV_DODUMP", |p, len| libc::madvise(p, len, libc::MADV_DODUMP));
+setting!(DO_FORK, "MADV_DOFORK", |p, len| libc::madvise(p, len, libc::MADV_DOFORK));
+setting!(RANDOM, "MADV_RANDOM", |p, len| libc::madvise(p, len, libc::MADV_RANDOM));
+setting!(SEQUENTIAL, "MADV_SEQUENTIAL", |p, len| libc::madvise(p, len, libc::MADV_SEQUENTIAL));
+setting!(NO_HUGE_PAGES, "MADV_NOHUGEPAGE", |p, len| libc::madvise(p, len, libc::MADV_NOHUGEPAGE));
+setting!(HUGE_PAGES, "MADV_HUGEPAGE", |p, len| libc::madvise(p, len, libc::MADV_HUGEPAGE));
+setting!(READ, "mprotect READ", |p, len| libc::mprotect(p, len, libc::PROT_READ));
+setting!(NONE, "mprotect NONE", |p, len| libc::mprotect(p, len, libc::PROT_NONE));
+setting!(WRITE, "mprotect WRITE", |p, len| libc::mprotect(p, len, libc::PROT_WRITE));
+setting!(READ_EXEC, "mprotect READ|EXEC", |p, len| libc::mprotect(
+    p,
+    len,
+    libc::PROT_READ | libc::PROT_EXEC
+));
+setting!(READ_WRITE, "mprotect READ|WRITE", |p, len| libc::mprotect(
+    p,
+    len,
+    libc::PROT_READ | libc::PROT_WRITE
+));
+
+fn bytes(region: &Region, pages: &Range<usize>) -> Range<usize> {
+    let page = region.page_size().bytes();
+    pages.start * page..pages.end * page
+}
+
+/// Applies a setting; false if the kernel does not know it for such memory.
+fn apply(region: &Region, pages: &Range<usize>, setting: Setting) -> bool {
+    let range = bytes(region, pages);
+    let start = region.as_ptr().as_ptr().wrapping_add(range.start);
+    if (setting.1)(start.cast(), range.len()) == 0 {
+        return true;
+    }
+    let error = std::io::Error::last_os_error();
+    assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{}: {error}", setting.0);
+    false
+}
+
+/// Applies the settings to a region, lets it leap there and back twice, and compares what smaps says, and the contents.
+fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
+    let words: Vec<_> = settings.iter().map(|(pages, setting)| format!("{} on {pages:?}", setting.0)).collect();
+    let region = Region::new(near, PAGES * near.page_size().bytes()).unwrap();
+    let all = bytes(&region, &ALL);
+    stamp(&region, all.clone(), 11);
+    if !settings.iter().all(|(pages, setting)| apply(&region, pages, *setting)) {
+        return;
+    }
+    let before = region_flags(&region);
+    for to in [far, near, far, near] {
+        let report = leap(&region, all.clone(), to);
+        assert_eq!(report.pages.migrated, PAGES as u64, "{report}");
+        assert_eq!(region_flags(&region), before, "{words:?}");
+        audit(&[near, far], &[&region]).unwrap();
+    }
+    assert!(apply(&region, &ALL, READ_WRITE));
+    check_stamp(&region, all.clone(), 11);
+    stamp(&region, all.clone(), 12);
+    leap(&region, all.clone(), far);
+    check_stamp(&region, all, 12);
+}
+
+fn each_survives(test: &str, settings: &[&[(Range<usize>, Setting)]]) {
+    let _turn = turn();
+    for_page_sizes(test, PAGES, |pools| settings.iter().for_each(|settings| survives(&pools, settings)));
+}
+
+#[test]
+fn a_new_region_is_kept_from_children_and_stays_so() {
+    let _turn = turn();
+    for_page_sizes("a_new_region_is_kept_from_children_and_stays_so", PAGES, |pools| {
+        let region = Region::new(&pools[0], PAGES * pools[0].page_size().bytes()).unwrap();
+        let flags = region_flags(&region);
+        assert_eq!(flags.len(), 1, "{flags:?}");
+        let has = |flag| flags[0].1.split(' ').any(|f| f == flag);
+        assert!(flags[0].1.starts_with("rw-s ") && has("dc") && !has("dd") && !has("lo"), "{flags:?}");
+        drop(region);
+        survives(&pools, &[]);
+    });
+}
+
+#[test]
+fn locks_survive() {
+    each_survives("locks_survive", &[&[(ALL, LOCK)], &[(2..5, LOCK)], &[(0..1, LOCK), (7..8, LOCK)]]);
+}
+
+#[test]
+fn locks_on_fault_survive() {
+    each_survives("locks_on_fault_survive", &[&[(ALL, LOCK_ON_FAULT)], &[(1..4, LOCK), (3..6, LOCK_ON_FAULT)]]);
+}
+
+#[test]
+fn what_children_and_core_dumps_get_survives() {
+    each_survives(
+        "what_children_and_core_dumps_get_survives",
+        &[
+            &[(ALL, DONT_DUMP)],
+            &[(3..6, DONT_DUMP)],
+            &[(ALL, DONT_DUMP), (2..4, DO_DUMP)],
+            &[(ALL, DO_FORK)],
+            &[(0..3, DO_FORK)],
+            &[(ALL, DO_FORK), (4..6, DONT_DUMP)],
+        ],
+    );
+}
+
+#[test]
+fn access_patterns_survive() {
+    each_survives(
+        "access_patterns_survive",
+        &[&[(ALL, RANDOM)], &[(ALL, SEQUENTIAL)], &[(1..2, RANDOM), (4..7, SEQUENTIAL)]],
+    );
+}
+
+#[test]
+fn advice_on_huge_pages_survives() {
+    each_survives(
+        "advice_on_huge_pages_survives",
+        &[&[(ALL, NO_HUGE_PAGES)], &[(ALL, HUGE_PAGES)], &[(1..3, NO_HUGE_PAGES), (5..6, HUGE_PAGES)]],
+    );
+}
+
+#[test]
+fn read_only_parts_survive() {
+    each_survives(
+        "read_only_parts_survive",
+        &[&[(ALL, READ)], &[(3..5, READ)], &[(0..1, READ), (1..2, READ_EXEC), (6..8, READ)]],
+    );
+}
+
+/// In a child: a migrating thread that reads what nobody may read would end the process.
+#[test]
+fn parts_without_access_survive() {
+    const NAME: &str = "parts_without_access_survive";
+    if case().is_none() {
+        let (end, output) = run_case(NAME, "all");
+        assert_eq!(end, End::Exited(0), "{output}");
+        return;
+    }
+    each_survives(
+        NAME,
+        &[
+            &[(ALL, NONE)],
+            &[(2..5, NONE)],
+            &[(0..1, NONE), (3..4, NONE), (6..8, READ)],
+            &[(ALL, DO_FORK), (2..4, NONE), (2..3, DONT_DUMP)],
+            &[(2..4, WRITE)],
+        ],
+    );
+}
+
+#[test]
+fn combinations_survive() {
+    each_survives(
+        "combinations_survive",
+        &[
+            &[(ALL, LOCK), (ALL, DONT_DUMP), (ALL, DO_FORK), (ALL, RANDOM)],
+            &[(0..5, LOCK), (2..7, DONT_DUMP), (3..4, READ), (6..8, RANDOM), (1..6, DO_FORK)],
+            &[(4..8, READ), (4..6, LOCK), (5..7, SEQUENTIAL), (7..8, DONT_DUMP)],
+        ],
+    );
+}
+
+#[test]
+fn they_survive_pieces_and_several_threads() {
+    let _turn = turn();
+    for_page_sizes("they_survive_pieces_and_several_threads", PAGES, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, PAGES * page).unwrap();
+        for (pages, setting) in [(0..3, LOCK), (2..6, DONT_DUMP), (4..5, READ), (5..8, RANDOM)] {
+            assert!(apply(&region, &pages, setting));
+        }
+        let before = region_flags(&region);
+        // In a wild order, so that the frames are not neighbours any more.
+        for pages in [6..7, 0..1, 3..6, 1..2, 7..8, 2..3] {
+            let range = bytes(&region, &pages);
+            let job = Migration::new().range(&region, range, Placement::On(far.clone()));
+            let report = job.area_bytes(page).threads(3).start().unwrap().wait();
+            assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+            assert_eq!(region_flags(&region), before);
+        }
+        leap(&region, 0..PAGES * page, &near);
+        assert_eq!(region_flags(&region), before);
+    });
+}
+
+#[test]
+fn they_survive_a_job_that_is_stopped() {
+    let _turn = turn();
+    for_page_sizes("they_survive_a_job_that_is_stopped", PAGES, |[near, far]| {
+        let page = near.page_size().bytes();
+        let settings = [(0..6, DONT_DUMP), (2..8, LOCK), (3..4, READ), (5..7, DO_FORK), (6..7, NONE)];
+        // Stopped before it began, and then wherever it was.
+        for waits in [0, 0, 100, 1_000, 10_000, 100_000] {
+            let region = Region::new(&near, PAGES * page).unwrap();
+            stamp(&region, 0..PAGES * page, 3);
+            settings.iter().for_each(|(pages, setting)| assert!(apply(&region, pages, *setting)));
+            let before = region_flags(&region);
+            let job = migration(&region, 0..PAGES * page, &far).area_bytes(page).start().unwrap();
+            (0..waits).for_each(|_| std::hint::spin_loop());
+            job.cancel();
+            let report = job.wait();
+            assert!(matches!(report.ended, Ended::Cancelled | Ended::Completed), "{report}");
+            assert!(report.warnings.is_empty(), "{report}");
+            assert_eq!(region_flags(&region), before, "{report}");
+            audit(&[&near, &far], &[&region]).unwrap();
+            assert!(apply(&region, &ALL, READ_WRITE));
+            check_stamp(&region, 0..PAGES * page, 3);
+        }
+    });
+}
+
+/// A sealed mapping can neither be protected nor replaced. In a child, because it can never be unmapped either.
+#[test]
+fn a_sealed_part_fails_and_the_rest_moves() {
+    const NAME: &str = "a_sealed_part_fails_and_the_rest_moves";
+    if case().is_none() {
+        let (end, output) = run_case(NAME, "sealed");
+        assert_eq!(end, End::Exited(0), "{output}");
+        if let Some(line) = output.lines().find(|line| line.contains("SKIP")) {
+            common::skip(NAME, &line);
+        }
+        return;
+    }
+    /// The number of mseal(2), since Linux 6.10 the same on all architectures.
+    const SYS_MSEAL: libc::c_long = 462;
+    let [near, far] = common::pools(pageleap::PageSize::Base, 8 * 4096).unwrap();
+    let region = std::mem::ManuallyDrop::new(Region::new(&near, 8 * 4096).unwrap());
+    stamp(&region, 0..8 * 4096, 1);
+    // SAFETY: forbids changes of two pages of the region; their contents stay writable.
+    if unsafe { libc::syscall(SYS_MSEAL, region.as_ptr().as_ptr(), 2 * 4096, 0) } != 0 {
+        return println!("SKIP no mseal: {}", std::io::Error::last_os_error());
+    }
+    match migration(&region, 0..8 * 4096, &far).start() {
+        Err(error) => println!("refused: {error}"),
+        Ok(job) => {
+            let report = job.wait();
+            assert!(matches!(report.ended, Ended::Failed(_)), "{report}");
+            assert_eq!((report.pages.failed, report.pages.migrated), (2, 6), "{report}");
+        }
+    }
+    check_stamp(&region, 0..8 * 4096, 1);
+    stamp(&region, 0..8 * 4096, 2);
+    check_stamp(&region, 0..8 * 4096, 2);
+}

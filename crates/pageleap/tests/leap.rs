@@ -1,0 +1,585 @@
+//! What a leap does, seen from outside: contents, frames, placement, outcomes, mappings, and what is left when all is gone.
+
+mod common;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use common::{
+    check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
+    region_flags, skip, stamp, turn,
+};
+use pageleap::{Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Placement, Pool, Region, audit};
+
+/// A region that takes long enough in single pages for a thread to step in between.
+const LONG: usize = 32 << 20;
+
+fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
+    Migration::new()
+        .range(region, 0..region.len(), Placement::On(to.clone()))
+        .area_bytes(region.page_size().bytes())
+        .threads(1)
+}
+
+fn wait_until_something_moved(job: &Job) {
+    while job.progress().bytes_migrated == 0 {
+        std::thread::yield_now();
+    }
+}
+
+fn free(pools: &[Pool; 2]) -> u64 {
+    pools[0].free_bytes() + pools[1].free_bytes()
+}
+
+fn region_mappings(region: &Region) -> usize {
+    let start = region.as_ptr().as_ptr() as usize;
+    let inside = |line: &String| {
+        let from = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        (start..start + region.len()).contains(&from)
+    };
+    pool_mappings().into_iter().filter(inside).count()
+}
+
+/// Checks which pages have other frames than before. Says so where the kernel hides frame numbers.
+fn check_frames(test: &str, region: &Region, before: Option<Vec<u64>>, moved: impl Fn(usize) -> bool) {
+    let (Some(before), Some(now)) = (before, region.frame_numbers().unwrap()) else {
+        return skip(&format!("{test} (frame numbers)"), &"the kernel hides frame numbers from this process");
+    };
+    assert_eq!(before.len(), now.len());
+    for (page, (then, now)) in before.iter().zip(&now).enumerate() {
+        assert_eq!(then != now, moved(page), "page {page}: frame {then:#x} before, {now:#x} now");
+    }
+    let mut backed: Vec<u64> = now.into_iter().filter(|frame| *frame != 0).collect();
+    let count = backed.len();
+    backed.sort_unstable();
+    backed.dedup();
+    assert_eq!(backed.len(), count, "a frame is mapped twice");
+}
+
+#[test]
+fn contents_stay_and_frames_change() {
+    let _turn = turn();
+    for_page_sizes("contents_stay_and_frames_change", 8, |pools| {
+        let [near, far] = &pools;
+        let page = near.page_size().bytes();
+        let region = Region::new(near, 8 * page).unwrap();
+        assert_eq!((region.len(), region.page_size()), (8 * page, near.page_size()));
+        stamp(&region, 0..8 * page, 1);
+        let (address, before) = (region.as_ptr(), region.frame_numbers().unwrap());
+        let (mappings, flags) = (pool_mappings().len(), region_flags(&region));
+
+        let report = leap(&region, 0..8 * page, far);
+
+        check_stamp(&region, 0..8 * page, 1);
+        check_frames("contents_stay_and_frames_change", &region, before, |_| true);
+        assert_eq!(region.as_ptr(), address);
+        assert_eq!((report.pages.migrated, report.pages.total()), (8, 8));
+        assert_eq!(
+            (report.bytes, report.bytes_copied, report.bytes_recopied),
+            (report.bytes, report.bytes, 0)
+        );
+        let [run] = &report.runs[..] else { panic!("{:?}", report.runs) };
+        assert_eq!((run.region, run.range.clone()), (region.id(), 0..8 * page));
+        assert_eq!(run.outcome, PageOutcome::Migrated);
+        let counts = region.placement().unwrap();
+        assert_eq!((counts.on(far.node()), counts.absent()), (8, 0), "{counts}");
+        assert_eq!(region_mappings(&region), 1);
+        assert!(pool_mappings().len() <= mappings, "{}", pool_mappings().join("\n"));
+        assert_eq!(region_flags(&region), flags);
+        assert_eq!((near.free_bytes(), far.free_bytes()), (near.bytes(), 0));
+        let size = region.mapped_pages().unwrap().kernel_page_size;
+        assert_eq!(size, page);
+        audit(&[near, far], &[&region]).unwrap();
+    });
+}
+
+/// The pools are larger than the region, so that the aliases of moved frames have neighbours that never moved.
+#[test]
+fn a_round_trip_leaves_as_many_mappings_as_before() {
+    let _turn = turn();
+    for_page_sizes("a_round_trip_leaves_as_many_mappings_as_before", 12, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, 8 * page).unwrap();
+        let before = pool_mappings();
+        for _ in 0..3 {
+            leap(&region, 0..8 * page, &far);
+            leap(&region, 0..8 * page, &near);
+        }
+        let now = pool_mappings();
+        assert_eq!(now.len(), before.len(), "before:\n{}\nnow:\n{}", before.join("\n"), now.join("\n"));
+    });
+}
+
+#[test]
+fn leaping_back_and_forth_ends_where_it_should() {
+    let _turn = turn();
+    for_page_sizes("leaping_back_and_forth_ends_where_it_should", 8, |pools| {
+        let page = pools[0].page_size().bytes();
+        let region = Region::new(&pools[0], 8 * page).unwrap();
+        for round in 0..24 {
+            stamp(&region, 0..8 * page, round);
+            let to = &pools[(round as usize + 1) % 2];
+            let report = Migration::new()
+                .range(&region, 0..8 * page, Placement::On(to.clone()))
+                .area_bytes(page << (round % 5))
+                .threads(1 + round as usize % 3)
+                .start()
+                .unwrap()
+                .wait();
+            assert_eq!((report.ended.is_completed(), report.pages.migrated), (true, 8), "{report}");
+            check_stamp(&region, 0..8 * page, round);
+            assert_eq!(to.free_bytes(), 0);
+            audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+        }
+    });
+}
+
+#[test]
+fn scattered_ranges_of_one_job_have_their_own_outcomes() {
+    let _turn = turn();
+    for_page_sizes("scattered_ranges_of_one_job_have_their_own_outcomes", 12, |[near, far]| {
+        let page = near.page_size().bytes();
+        let bytes = |pages: Range<usize>| pages.start * page..pages.end * page;
+        let mut region = Region::new(&near, 12 * page).unwrap();
+        region.discard(bytes(9..10)).unwrap();
+        leap(&region, bytes(4..5), &far);
+        let parts = [0..9, 10..12];
+        parts.iter().for_each(|part| stamp(&region, bytes(part.clone()), 5));
+        let before = region.frame_numbers().unwrap();
+
+        // Not in the order of the addresses.
+        let ranges = [10..11, 1..2, 3..6, 8..10];
+        let mut job = Migration::new().area_bytes(2 * page);
+        for range in ranges {
+            job = job.range(&region, bytes(range), Placement::On(far.clone()));
+        }
+        let report = job.start().unwrap().wait();
+
+        use PageOutcome::{Migrated, Unchanged};
+        let outcomes: Vec<_> = report.runs.iter().map(|run| (run.range.clone(), run.outcome)).collect();
+        let expected = [
+            (bytes(10..11), Migrated),
+            (bytes(1..2), Migrated),
+            (bytes(3..4), Migrated),
+            (bytes(4..5), Unchanged), // there already
+            (bytes(5..6), Migrated),
+            (bytes(8..9), Migrated),
+            (bytes(9..10), Unchanged), // unbacked
+        ];
+        assert_eq!(outcomes, expected);
+        assert!(report.ended.is_completed(), "{report}");
+        assert_eq!((report.pages.migrated, report.pages.unchanged), (5, 2));
+        assert_eq!(report.bytes_copied, 5 * page as u64);
+        let moved = |p: usize| [1, 3, 5, 8, 10].contains(&p);
+        check_frames("scattered_ranges_of_one_job_have_their_own_outcomes", &region, before, moved);
+        parts.iter().for_each(|part| check_stamp(&region, bytes(part.clone()), 5));
+        assert_eq!(near.free_bytes(), (near.bytes() / page as u64 - 5) * page as u64);
+        audit(&[&near, &far], &[&region]).unwrap();
+    });
+}
+
+#[test]
+fn pages_that_are_there_already_are_not_touched() {
+    let _turn = turn();
+    for_page_sizes("pages_that_are_there_already_are_not_touched", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, 8 * page).unwrap();
+        leap(&region, 0..8 * page, &far);
+        stamp(&region, 0..8 * page, 2);
+        let before = region.frame_numbers().unwrap();
+        let job = migration(&region, 0..8 * page, &far).start().unwrap();
+        assert_eq!(job.progress().bytes_total, 0);
+        let report = job.wait();
+        assert!(report.ended.is_completed(), "{report}");
+        assert_eq!((report.pages.unchanged, report.pages.total(), report.bytes_copied), (8, 8, 0));
+        check_frames("pages_that_are_there_already_are_not_touched", &region, before, |_| false);
+        check_stamp(&region, 0..8 * page, 2);
+    });
+}
+
+#[test]
+fn unbacked_parts_stay_unbacked() {
+    let _turn = turn();
+    for_page_sizes("unbacked_parts_stay_unbacked", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let mut region = Region::new(&near, 8 * page).unwrap();
+        stamp(&region, 0..8 * page, 3);
+        region.discard(2 * page..5 * page).unwrap();
+        assert_eq!(near.free_bytes(), 3 * page as u64);
+        let report = leap(&region, 0..8 * page, &far);
+        assert_eq!((report.pages.migrated, report.pages.unchanged), (5, 3));
+        assert_eq!(far.free_bytes(), 3 * page as u64, "an unbacked page took a frame");
+        let error = region.atomics_u64(page..3 * page).unwrap_err();
+        assert!(matches!(error, Error::BadRange { reason, .. } if reason.contains("unbacked")), "{error}");
+        let flags = region_flags(&region);
+        assert_eq!(flags.len(), 3, "{flags:?}");
+        assert!(flags[1].1.starts_with("---p"), "{flags:?}");
+        check_stamp(&region, 0..2 * page, 3);
+        check_stamp(&region, 5 * page..8 * page, 3);
+
+        // Nothing but unbacked pages is a job too.
+        let report = leap(&region, 2 * page..5 * page, &near);
+        assert_eq!((report.pages.unchanged, report.pages.total()), (3, 3));
+        audit(&[&near, &far], &[&region]).unwrap();
+    });
+}
+
+#[test]
+fn frames_come_back_zeroed() {
+    let _turn = turn();
+    for_page_sizes("frames_come_back_zeroed", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let all = 0..8 * page;
+        let mut region = Region::new(&near, 8 * page).unwrap();
+        assert!(is_zero(&region, all.clone()));
+        stamp(&region, all.clone(), 7);
+
+        // Vacated by a leap.
+        leap(&region, all.clone(), &far);
+        let second = Region::new(&near, 8 * page).unwrap();
+        assert!(is_zero(&second, all.clone()), "a vacated frame kept its contents");
+        stamp(&second, all.clone(), 8);
+        drop(second);
+
+        // Vacated by dropping a region.
+        let third = Region::new(&near, 8 * page).unwrap();
+        assert!(is_zero(&third, all.clone()), "a frame of a dropped region kept its contents");
+        drop(third);
+
+        // Vacated by discarding, after having come in by an exchange of page tables.
+        region.discard(all.clone()).unwrap();
+        assert_eq!(far.free_bytes(), far.bytes());
+        region.back(all.clone(), &far).unwrap();
+        assert!(is_zero(&region, all.clone()), "a discarded frame kept its contents");
+
+        // Taken by a job that moved nothing into them.
+        stamp(&region, all.clone(), 9);
+        let report =
+            migration(&region, all.clone(), &near).timeout(Duration::from_nanos(1)).start().unwrap().wait();
+        assert_eq!(report.pages.not_attempted, 8, "{report}");
+        let fourth = Region::new(&near, 8 * page).unwrap();
+        assert!(is_zero(&fourth, all.clone()), "a frame of a stopped job is not zero");
+        audit(&[&near, &far], &[&region, &fourth]).unwrap();
+    });
+}
+
+#[test]
+fn a_region_grows_at_its_address_from_several_pools() {
+    let _turn = turn();
+    for_page_sizes("a_region_grows_at_its_address_from_several_pools", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let mut region = Region::reserve(10 * page, near.page_size()).unwrap();
+        assert!(region.is_empty());
+        let address = region.as_ptr();
+        region.grow(3 * page - 1, &near).unwrap();
+        assert_eq!(region.len(), 3 * page, "rounded up to whole pages");
+        stamp(&region, 0..3 * page, 1);
+        region.grow(page, &near).unwrap();
+        assert_eq!(region.len(), 3 * page, "never shrinks");
+        region.grow(10 * page, &far).unwrap();
+        assert!(is_zero(&region, 3 * page..10 * page));
+        check_stamp(&region, 0..3 * page, 1);
+        stamp(&region, 3 * page..10 * page, 2);
+        let counts = region.placement().unwrap();
+        assert_eq!(counts.iter().map(|(_, pages)| pages).sum::<u64>(), 10);
+
+        let error = region.back(page..2 * page, &near).unwrap_err();
+        assert!(matches!(error, Error::BadRange { .. }), "{error}");
+        region.discard(page..4 * page).unwrap();
+        region.back(2 * page..4 * page, &near).unwrap();
+        region.back(page..2 * page, &far).unwrap();
+        assert!(is_zero(&region, page..4 * page));
+        check_stamp(&region, 4 * page..10 * page, 2);
+        assert_eq!(region.as_ptr(), address);
+
+        let report = leap(&region, 0..8 * page, &near);
+        assert_eq!((report.pages.migrated, report.pages.unchanged), (5, 3), "{report}");
+        check_stamp(&region, 4 * page..10 * page, 2);
+        audit(&[&near, &far], &[&region]).unwrap();
+    });
+}
+
+#[test]
+fn jobs_on_disjoint_ranges_run_at_the_same_time() {
+    let _turn = turn();
+    const PART: usize = 2 << 20;
+    let pools = pools(PageSize::Base, 4 * PART as u64).unwrap();
+    let region = Region::new(&pools[0], 4 * PART).unwrap();
+    let stop = AtomicBool::new(false);
+    let ready = Barrier::new(3);
+    let words = region.atomics_u64(0..4 * PART).unwrap();
+    std::thread::scope(|scope| {
+        let mut writers = Vec::new();
+        for owner in 0..2 {
+            let (stop, ready) = (&stop, &ready);
+            writers.push(scope.spawn(move || {
+                ready.wait();
+                let mut round = 0;
+                while !stop.load(Relaxed) {
+                    round += 1;
+                    words.iter().skip(owner).step_by(512).for_each(|w| w.store(round, Relaxed));
+                }
+                round
+            }));
+        }
+        ready.wait();
+        for round in 0..6 {
+            let to = &pools[(round + 1) % 2];
+            let jobs: Vec<Job> = (0..4)
+                .map(|part| long_part(&region, part * PART..(part + 1) * PART, to).start().unwrap())
+                .collect();
+            for job in jobs {
+                let report = job.wait();
+                assert!(report.ended.is_completed(), "{report}");
+                assert_eq!(report.pages.migrated, (PART / 4096) as u64, "{report}");
+            }
+            assert_eq!(to.free_bytes(), 0);
+        }
+        stop.store(true, Relaxed);
+        for (owner, writer) in writers.into_iter().enumerate() {
+            let last = writer.join().unwrap();
+            let lost = words.iter().skip(owner).step_by(512).filter(|w| w.load(Relaxed) != last).count();
+            assert_eq!(lost, 0, "LOST {lost} writes of writer {owner}");
+        }
+    });
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
+fn long_part<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {
+    Migration::new().range(region, range, Placement::On(to.clone())).area_bytes(64 << 10)
+}
+
+#[test]
+fn one_job_moves_several_regions_to_several_pools() {
+    let _turn = turn();
+    for_page_sizes("one_job_moves_several_regions_to_several_pools", 12, |[near, far]| {
+        let page = near.page_size().bytes();
+        let first = Region::new(&near, 4 * page).unwrap();
+        let second = Region::new(&near, 3 * page).unwrap();
+        let third = Region::new(&far, 4 * page).unwrap();
+        for (region, seed) in [(&first, 1), (&second, 2), (&third, 3)] {
+            stamp(region, 0..region.len(), seed);
+        }
+        let report = Migration::new()
+            .range(&first, 0..4 * page, Placement::On(far.clone()))
+            .range(&third, page..4 * page, Placement::On(near.clone()))
+            .range(&second, 2 * page..3 * page, Placement::On(far.clone()))
+            .threads(2)
+            .area_bytes(page)
+            .start()
+            .unwrap()
+            .wait();
+        assert!(report.ended.is_completed(), "{report}");
+        let runs: Vec<_> = report.runs.iter().map(|r| (r.region, r.range.len(), r.outcome)).collect();
+        let moved = PageOutcome::Migrated;
+        let expected =
+            [(first.id(), 4 * page, moved), (third.id(), 3 * page, moved), (second.id(), page, moved)];
+        assert_eq!(runs, expected);
+        for (region, seed) in [(&first, 1), (&second, 2), (&third, 3)] {
+            check_stamp(region, 0..region.len(), seed);
+        }
+        assert_eq!((near.free_bytes(), far.free_bytes()), (7 * page as u64, 6 * page as u64));
+        audit(&[&near, &far], &[&first, &second, &third]).unwrap();
+    });
+}
+
+#[test]
+fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
+    let _turn = turn();
+    let pools = pools(PageSize::Base, LONG as u64).unwrap();
+    let [near, far] = &pools;
+    let region = Region::new(near, LONG).unwrap();
+    stamp(&region, 0..LONG, 1);
+    let pages = (LONG / 4096) as u64;
+
+    // At once: whatever it has done by then.
+    let job = long_job(&region, far).start().unwrap();
+    job.cancel();
+    let report = job.wait();
+    assert!(matches!(report.ended, Ended::Cancelled), "{report}");
+    assert_eq!(report.pages.total(), pages);
+    let moved_first = report.pages.migrated;
+    check_stamp(&region, 0..LONG, 1);
+
+    // In the middle.
+    let job = long_job(&region, far).start().unwrap();
+    wait_until_something_moved(&job);
+    job.cancel();
+    let report = job.wait();
+    assert!(matches!(report.ended, Ended::Cancelled), "{report}");
+    assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
+    assert_eq!(report.pages.unchanged, moved_first);
+    let moved = report.pages.migrated + report.pages.unchanged;
+    assert_eq!(far.free_bytes(), (pages - moved) * 4096);
+    assert_eq!(free(&pools), LONG as u64, "frames leaked");
+    check_stamp(&region, 0..LONG, 1);
+    audit(&[near, far], &[&region]).unwrap();
+
+    // The rest, and a cancellation that comes too late.
+    let job = migration(&region, 0..LONG, far).area_bytes(1 << 20).start().unwrap();
+    while !job.is_finished() {
+        std::thread::yield_now();
+    }
+    job.cancel();
+    let report = job.wait();
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(report.pages.migrated, pages - moved);
+    check_stamp(&region, 0..LONG, 1);
+    audit(&[near, far], &[&region]).unwrap();
+}
+
+#[test]
+fn a_timeout_stops_a_job_between_areas() {
+    let _turn = turn();
+    for_page_sizes("a_timeout_stops_a_job_between_areas", 8, |pools| {
+        let [near, far] = &pools;
+        let page = near.page_size().bytes();
+        let region = Region::new(near, 8 * page).unwrap();
+        stamp(&region, 0..8 * page, 1);
+        let mappings = pool_mappings().len();
+        let start = |time| migration(&region, 0..8 * page, far).timeout(time).start().unwrap().wait();
+        let report = start(Duration::from_nanos(1));
+        assert!(matches!(report.ended, Ended::TimedOut), "{report}");
+        assert_eq!((report.pages.not_attempted, report.bytes_copied), (8, 0), "{report}");
+        assert_eq!(free(&pools), 8 * page as u64, "frames leaked");
+        assert!(pool_mappings().len() <= mappings + 1);
+        check_stamp(&region, 0..8 * page, 1);
+        let report = start(Duration::from_secs(3600));
+        assert_eq!((report.ended.is_completed(), report.pages.migrated), (true, 8), "{report}");
+        check_stamp(&region, 0..8 * page, 1);
+        audit(&[near, far], &[&region]).unwrap();
+    });
+}
+
+#[test]
+fn dropping_a_job_cancels_it_and_waits() {
+    let _turn = turn();
+    let pools = pools(PageSize::Base, LONG as u64).unwrap();
+    let [near, far] = &pools;
+    let region = Region::new(near, LONG).unwrap();
+    stamp(&region, 0..LONG, 1);
+    let job = long_job(&region, far).start().unwrap();
+    wait_until_something_moved(&job);
+    drop(job);
+    // Nothing of it runs any more: frames are back, the range is free for others.
+    assert_eq!(free(&pools), LONG as u64);
+    let here = near.free_bytes();
+    assert!(here > 0 && here < LONG as u64, "it was stopped in the middle");
+    audit(&[near, far], &[&region]).unwrap();
+    leap(&region, 0..LONG, near);
+    check_stamp(&region, 0..LONG, 1);
+}
+
+#[test]
+fn dropping_a_region_ends_its_job_and_frees_its_frames() {
+    let _turn = turn();
+    let pools = pools(PageSize::Base, LONG as u64 + (64 << 10)).unwrap();
+    let [near, far] = &pools;
+    let other = Region::new(near, 64 << 10).unwrap();
+    stamp(&other, 0..64 << 10, 2);
+    for together in [false, true] {
+        let region = Region::new(near, LONG).unwrap();
+        let mut job = long_job(&region, far);
+        if together {
+            job = job.range(&other, 0..64 << 10, Placement::On(far.clone()));
+        }
+        let job = job.start().unwrap();
+        wait_until_something_moved(&job);
+        drop(region);
+        assert!(job.is_finished(), "the drop returned before the job had ended");
+        let report = job.wait();
+        assert!(matches!(report.ended, Ended::RegionDropped), "{report}");
+        assert_eq!(free(&pools), 2 * LONG as u64 + (64 << 10), "frames leaked");
+        audit(&[near, far], &[&other]).unwrap();
+        check_stamp(&other, 0..64 << 10, 2);
+    }
+    leap(&other, 0..64 << 10, far);
+    check_stamp(&other, 0..64 << 10, 2);
+}
+
+fn readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, written by the call.
+    let ready = unsafe { libc::poll(&mut poll, 1, timeout_ms) };
+    assert!(ready >= 0 && poll.revents & !libc::POLLIN == 0, "{ready} {:#x}", poll.revents);
+    ready == 1
+}
+
+#[test]
+fn a_job_becomes_readable_when_it_has_ended() {
+    let _turn = turn();
+    let [near, far] = pools(PageSize::Base, LONG as u64).unwrap();
+    let region = Region::new(&near, LONG).unwrap();
+    let job = long_job(&region, &far).start().unwrap();
+    let fd = job.as_fd().try_clone_to_owned().unwrap();
+    let mut before = 0;
+    loop {
+        let (ended, ready) = (job.is_finished(), readable(job.as_fd(), 0));
+        assert!(!ready || job.is_finished(), "readable before the end");
+        if ended {
+            break;
+        }
+        before += u64::from(!ready);
+    }
+    assert!(before > 0, "it was not seen while it ran");
+    assert!(readable(job.as_fd(), -1) && readable(job.as_fd(), 0), "and stays readable");
+    assert!(job.wait().ended.is_completed());
+    assert!(readable(fd.as_fd(), 0));
+
+    // Sleeping in poll(2) until the end.
+    let job = long_job(&region, &near).start().unwrap();
+    assert!(readable(job.as_fd(), -1) && job.is_finished());
+    assert_eq!(job.wait().pages.migrated, (LONG / 4096) as u64);
+}
+
+#[test]
+fn progress_only_grows() {
+    let _turn = turn();
+    let [near, far] = pools(PageSize::Base, LONG as u64).unwrap();
+    let region = Region::new(&near, LONG).unwrap();
+    let job = long_job(&region, &far).start().unwrap();
+    let rank = |phase| match phase {
+        Phase::Migrating => 0,
+        Phase::Recycling => 1,
+        Phase::Finished => 2,
+    };
+    let mut last = job.progress();
+    let mut steps = 0;
+    while last.phase != Phase::Finished {
+        let now = job.progress();
+        assert!(rank(now.phase) >= rank(last.phase), "{last:?} then {now:?}");
+        assert!(now.bytes_migrated >= last.bytes_migrated && now.bytes_copied >= last.bytes_copied);
+        assert_eq!(now.bytes_total, LONG as u64);
+        assert!(now.bytes_migrated <= now.bytes_total, "{now:?}");
+        steps += u64::from(now.bytes_migrated > last.bytes_migrated);
+        last = now;
+    }
+    assert!(steps > 2, "it was not seen while it ran");
+    assert_eq!(job.progress().bytes_migrated, LONG as u64);
+    assert_eq!(job.wait().bytes_copied, LONG as u64);
+}
+
+#[test]
+fn nothing_is_left_when_pools_and_regions_are_gone() {
+    let _turn = turn();
+    for_page_sizes("nothing_is_left_when_pools_and_regions_are_gone", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, 8 * page).unwrap();
+        stamp(&region, 0..8 * page, 1);
+        let job = migration(&region, 0..8 * page, &far).start().unwrap();
+        assert_eq!(own_descriptors().len(), 3, "two files and an event: {:?}", own_descriptors());
+        drop(job.wait());
+        // The job's thread closes the event as it ends.
+        assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
+        drop((near, far));
+        // The region keeps its pool.
+        check_stamp(&region, 0..8 * page, 1);
+        assert_eq!(own_descriptors().len(), 1, "{:?}", own_descriptors());
+        drop(region);
+        assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
+    });
+    assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
+}
