@@ -135,6 +135,14 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// The machine is not one that this library can work on.
+    #[error("{what}; {remedy}")]
+    Unsupported {
+        /// What is missing or different.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A fixed limit of this library was reached.
     #[error("{what}: at most {limit} at a time; {remedy}")]
     Limit {
@@ -164,8 +172,10 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
     match (call, errno.0) {
         (Call::Protect | Call::Map | Call::Exchange | Call::Advise, libc::ENOMEM) => {
             "the process probably has as many mappings as vm.max_map_count allows, or reached RLIMIT_AS: raise \
-             vm.max_map_count (sysctl -w vm.max_map_count=262144) or the limit"
+             vm.max_map_count (sysctl -w vm.max_map_count=262144) or the limit; with huge pages, others may have reserved those \
+             that were free"
         }
+        (Call::Populate, libc::EINVAL) => "MADV_POPULATE_WRITE needs Linux 5.14: use a newer kernel",
         (Call::Populate, libc::EFAULT | libc::ENOMEM) => {
             "the node or the memory cgroup ran out of pages: make the pool smaller or free memory"
         }

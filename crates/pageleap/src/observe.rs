@@ -21,18 +21,20 @@ fn unreadable(path: &str, error: std::io::Error) -> Error {
 /// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from end to end, which takes about a
 /// millisecond per thousand mappings.
 pub fn mapping_count() -> Result<usize, Error> {
-    let file = File::open(MAPS).map_err(|e| unreadable(MAPS, e))?;
-    let mut reader = BufReader::with_capacity(64 << 10, file);
-    let mut count = 0;
-    loop {
-        let bytes = reader.fill_buf().map_err(|e| unreadable(MAPS, e))?;
-        if bytes.is_empty() {
-            return Ok(count);
-        }
-        count += bytes.iter().filter(|b| **b == b'\n').count();
-        let len = bytes.len();
-        reader.consume(len);
-    }
+    count_mappings(|_| true)
+}
+
+/// How many of them are pageleap's: the views of regions and the aliases of pools.
+pub fn pool_mapping_count() -> Result<usize, Error> {
+    count_mappings(|line| line.contains(POOL_FILE))
+}
+
+/// What the names of pools' memory files begin with, as `/proc/self/maps` shows them.
+pub(crate) const POOL_FILE: &str = "/memfd:pageleap:";
+
+fn count_mappings(counts: impl Fn(&str) -> bool) -> Result<usize, Error> {
+    let maps = std::fs::read_to_string(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    Ok(maps.lines().filter(|line| counts(line)).count())
 }
 
 /// The most mappings that a process may have (`vm.max_map_count`); `None` if it cannot be read.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Bytes of a base page. pageleap supports 4 KB kernels; [`crate::backend::Linux`] checks this when it starts.
+/// Bytes of a base page. Kernels with larger ones (arm64 with 64 KB) are refused when a pool or a region is made.
 pub const BASE_PAGE: usize = 4096;
 
 /// The operating system's number of a memory node. Node numbers are sparse: 0 and 4 may be all there is.

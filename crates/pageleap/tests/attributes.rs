@@ -4,8 +4,8 @@ mod common;
 
 use std::ops::Range;
 
-use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, stamp, turn};
 use common::{End, case};
+use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, stamp, turn};
 use pageleap::{Ended, Migration, Placement, Pool, Region, audit};
 
 /// Pages of each region. Small, because a part of them is locked and RLIMIT_MEMLOCK may be 8 MB.
@@ -37,11 +37,7 @@ setting!(HUGE_PAGES, "MADV_HUGEPAGE", |p, len| libc::madvise(p, len, libc::MADV_
 setting!(READ, "mprotect READ", |p, len| libc::mprotect(p, len, libc::PROT_READ));
 setting!(NONE, "mprotect NONE", |p, len| libc::mprotect(p, len, libc::PROT_NONE));
 setting!(WRITE, "mprotect WRITE", |p, len| libc::mprotect(p, len, libc::PROT_WRITE));
-setting!(READ_EXEC, "mprotect READ|EXEC", |p, len| libc::mprotect(
-    p,
-    len,
-    libc::PROT_READ | libc::PROT_EXEC
-));
+setting!(READ_EXEC, "mprotect READ|EXEC", |p, len| libc::mprotect(p, len, libc::PROT_READ | libc::PROT_EXEC));
 setting!(READ_WRITE, "mprotect READ|WRITE", |p, len| libc::mprotect(
     p,
     len,
@@ -67,12 +63,13 @@ fn apply(region: &Region, pages: &Range<usize>, setting: Setting) -> bool {
 
 /// Applies the settings to a region, lets it leap there and back twice, and compares what smaps says, and the contents.
 fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
-    let words: Vec<_> = settings.iter().map(|(pages, setting)| format!("{} on {pages:?}", setting.0)).collect();
+    let words: Vec<_> =
+        settings.iter().map(|(pages, setting)| format!("{} on {pages:?}", setting.0)).collect();
     let region = Region::new(near, PAGES * near.page_size().bytes()).unwrap();
     let all = bytes(&region, &ALL);
     stamp(&region, all.clone(), 11);
     if !settings.iter().all(|(pages, setting)| apply(&region, pages, *setting)) {
-        return;
+        return skip(&format!("{words:?} on {} pages", near.page_size()), &"the kernel answers EINVAL");
     }
     let before = region_flags(&region);
     for to in [far, near, far, near] {
@@ -114,7 +111,10 @@ fn locks_survive() {
 
 #[test]
 fn locks_on_fault_survive() {
-    each_survives("locks_on_fault_survive", &[&[(ALL, LOCK_ON_FAULT)], &[(1..4, LOCK), (3..6, LOCK_ON_FAULT)]]);
+    each_survives(
+        "locks_on_fault_survive",
+        &[&[(ALL, LOCK_ON_FAULT)], &[(1..4, LOCK), (3..6, LOCK_ON_FAULT)]],
+    );
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_sealed_part_fails_and_the_rest_moves() {
         let (end, output) = run_case(NAME, "sealed");
         assert_eq!(end, End::Exited(0), "{output}");
         if let Some(line) = output.lines().find(|line| line.contains("SKIP")) {
-            common::skip(NAME, &line);
+            skip(NAME, &line);
         }
         return;
     }

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
-use pageleap::{EngineChoice, PageSize};
+use pageleap::{EngineChoice, MAX_THREADS, PageSize};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use super::writer::Rate;
 
 /// Above this a table has 0.84 EB, and the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
-
-/// As many as a migration takes; refused here already, before anything is generated.
-const MOST_THREADS: usize = 64;
 
 /// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
 ///
@@ -136,7 +133,7 @@ fn area(text: &str) -> Result<usize, String> {
 fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("at least one thread must copy".to_owned()),
-        Ok(threads) if threads > MOST_THREADS => Err(format!("at most {MOST_THREADS} threads can copy")),
+        Ok(threads) if threads > MAX_THREADS => Err(format!("at most {MAX_THREADS} threads can copy")),
         Ok(threads) => Ok(threads),
         Err(_) => Err("expected a number of threads, at least 1".to_owned()),
     }

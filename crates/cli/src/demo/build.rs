@@ -34,7 +34,8 @@ pub struct Built {
     pub to: u32,
     /// Number of nodes with memory.
     pub nodes: usize,
-    _source: Pool,
+    /// The pool that the region starts in.
+    pub source: Pool,
     _reservations: Vec<HugePageReservation>,
 }
 
@@ -154,7 +155,7 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         from,
         to,
         nodes: nodes.iter().filter(|node| node.total_bytes > 0).count(),
-        _source: source,
+        source: source,
         _reservations: reservations,
     })
 }

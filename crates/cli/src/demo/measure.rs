@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use pageleap::{Job, Migration, Placement, Pool, Region, Report, observe};
 
 use super::args::DemoArgs;
@@ -25,11 +25,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const MEMCPY_STEP: usize = 16 << 20;
 /// Timed memcpy runs, after one that is not.
 const MEMCPY_RUNS: usize = 3;
+/// Leaps without load, to the destination and back.
+const QUIET_ROUND_TRIPS: usize = 2;
 
 /// What was measured.
 pub struct Measured {
     /// Time of a memcpy of the region without load.
     pub memcpy_ns: u64,
+    /// Times of leaps without load, to the destination and back in turns.
+    pub quiet_ns: Vec<u64>,
     /// What the query thread saw.
     pub query_log: QueryLog,
     /// What the writer did.
@@ -48,13 +52,14 @@ pub struct Leap {
     pub elapsed: Duration,
     /// Writes that ended in this time.
     pub writes: u64,
-    /// Mappings of the process before the leap, at most, and after it.
+    /// Mappings of region and pools before the leap, at most, and after it.
     pub mappings: [usize; 3],
 }
 
 /// Measures everything. The threads have ended when it returns.
 pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
     let memcpy_ns = memcpy(&built.region, &built.destination)?;
+    let quiet_ns = quiet_leaps(args, built)?;
     let columns = built.columns()?;
     let slots = built.order_keys()?;
     let shadow: Vec<u64> = slots.iter().map(|slot| slot.load(Ordering::Relaxed)).collect();
@@ -93,7 +98,14 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
             bar.finish_and_clear();
         }
         drop(stop);
-        Ok(Measured { memcpy_ns, query_log: join(queries), write_log: join(writer), rate_before, leap })
+        Ok(Measured {
+            memcpy_ns,
+            quiet_ns,
+            query_log: join(queries),
+            write_log: join(writer),
+            rate_before,
+            leap,
+        })
     })
 }
 
@@ -118,20 +130,51 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
     }
 }
 
+/// The whole region to `pool`, with what the arguments say about the method.
+fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<'a> {
+    let migration = Migration::new()
+        .range(region, 0..region.len(), Placement::On(pool.clone()))
+        .engine(args.engine)
+        .threads(args.threads);
+    match args.area {
+        Some(area) => migration.area_bytes(area),
+        None => migration,
+    }
+}
+
+/// Times of leaps that nothing disturbs, to compare with the memcpy just timed. The region ends where it was.
+fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
+    let bar = progress::spinner("timing leaps without load");
+    let mut times = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
+    for pool in [&built.destination, &built.source].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS) {
+        super::stop_if_interrupted()?;
+        let job = migration(args, &built.region, pool).start()?;
+        while !finished_within(&job, LOOK_EVERY) {
+            bar.tick();
+            if interrupt::received().is_some() {
+                job.cancel();
+            }
+        }
+        let report = job.wait();
+        super::stop_if_interrupted()?;
+        if !report.ended.is_completed() {
+            return Err(anyhow!("a leap without load did not complete: {report}").into());
+        }
+        times.push(report.migrate_ns);
+    }
+    bar.finish_and_clear();
+    times.sort_unstable();
+    Ok(times)
+}
+
 /// Moves the region and watches it.
 fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) -> Result<Leap, Stop> {
     let region = &built.region;
-    let mut migration = Migration::new()
-        .range(region, 0..region.len(), Placement::On(built.destination.clone()))
-        .engine(args.engine)
-        .threads(args.threads);
-    if let Some(area) = args.area {
-        migration = migration.area_bytes(area);
-    }
+    let mut migration = migration(args, region, &built.destination);
     if let Some(timeout) = args.timeout {
         migration = migration.timeout(timeout);
     }
-    let mappings_before = observe::mapping_count()?;
+    let mappings_before = observe::pool_mapping_count()?;
     let mut mappings_peak = mappings_before;
     let bar = progress::bytes("leaping", region.len() as u64);
 
@@ -142,7 +185,7 @@ fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) ->
     let mut cancelled = false;
     while !finished_within(&job, LOOK_EVERY) {
         bar.set_position(job.progress().bytes_migrated);
-        mappings_peak = mappings_peak.max(observe::mapping_count()?);
+        mappings_peak = mappings_peak.max(observe::pool_mapping_count()?);
         if interrupt::received().is_some() && !cancelled {
             job.cancel();
             cancelled = true;
@@ -155,7 +198,7 @@ fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) ->
     let report = job.wait();
     bar.set_position(report.pages.migrated * args.page_size.bytes() as u64);
     bar.abandon();
-    let mappings_after = observe::mapping_count()?;
+    let mappings_after = observe::pool_mapping_count()?;
     let mappings = [mappings_before, mappings_peak.max(mappings_after), mappings_after];
     Ok(Leap { report, elapsed, writes, mappings })
 }

@@ -29,7 +29,7 @@ use build::Built;
 use measure::{Leap, Measured};
 use phase::{PHASES, Phase};
 use queries::{Decimal, Series};
-use report::{Latency, Mappings, NodePages, Pages, Placements, Queries, Summary, TextOnly, Writes};
+use report::{Latency, Mappings, NodePages, Pages, Placements, Queries, Quiet, Summary, TextOnly, Writes};
 use writer::Rate;
 
 /// Why the demo ended without success.
@@ -178,6 +178,7 @@ fn summarise(
             .ended
             .is_completed()
             .then(|| report.migrate_ns as f64 / measured.memcpy_ns as f64),
+        quiet: quiet(&measured.quiet_ns, measured.memcpy_ns),
         extra_copied_ratio: report.bytes_recopied as f64 / report.bytes as f64,
         max_wait_ns: report.waits.max_ns,
         pages: Pages {
@@ -235,6 +236,16 @@ fn writes(rate: Rate, measured: &Measured, leap: &Leap, lost: u64) -> Writes {
         lost,
         max_gap_ns: gaps.quantile_ns(Phase::During, 1.0),
         p999_gap_ns: gaps.quantile_ns(Phase::During, 0.999),
+    }
+}
+
+fn quiet(times: &[u64], memcpy_ns: u64) -> Quiet {
+    let median = times[times.len() / 2];
+    Quiet {
+        migrate_ns: median,
+        migrate_ns_min: times[0],
+        migrate_ns_max: times[times.len() - 1],
+        ratio_to_memcpy: median as f64 / memcpy_ns as f64,
     }
 }
 

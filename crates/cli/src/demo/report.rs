@@ -35,6 +35,8 @@ pub struct Summary {
     pub memcpy_ns: u64,
     /// `migrate_ns` / `memcpy_ns`; null if not everything moved.
     pub ratio_to_memcpy: Option<f64>,
+    /// Leaps without load, before the one under load, in the same run.
+    pub quiet: Quiet,
     /// Bytes copied again because they were written meanwhile / `bytes`.
     pub extra_copied_ratio: f64,
     /// Longest time that the library held back a writer; it counts those that it sees itself.
@@ -49,7 +51,7 @@ pub struct Summary {
     pub frames_changed_ratio: Option<f64>,
     /// Pages by node.
     pub placement: Placements,
-    /// Mappings of the process.
+    /// Mappings of region and pools.
     pub mappings: Mappings,
     /// Kernel release.
     pub kernel: String,
@@ -58,6 +60,19 @@ pub struct Summary {
     /// What only the text shows.
     #[serde(skip)]
     pub text: TextOnly,
+}
+
+/// Leaps of the whole region that no query and no write disturbed, to the destination and back in turns.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Quiet {
+    /// Median time.
+    pub migrate_ns: u64,
+    /// Shortest.
+    pub migrate_ns_min: u64,
+    /// Longest.
+    pub migrate_ns_max: u64,
+    /// Median / `memcpy_ns`.
+    pub ratio_to_memcpy: f64,
 }
 
 /// Pages by outcome.
@@ -126,7 +141,7 @@ pub struct Placements {
     pub after: NodePages,
 }
 
-/// Lines of `/proc/self/maps`.
+/// Mappings of region and pools, as lines of `/proc/self/maps`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Mappings {
     /// Before the leap.
@@ -249,10 +264,18 @@ impl Summary {
             None => write!(out, "ratio       none, as not everything moved")?,
         }
         writeln!(out, "; copied again because written meanwhile: {}", percent(self.extra_copied_ratio))?;
+        writeln!(
+            out,
+            "no load     {}  ({} to {}), ratio {:.2}: leaps there and back before queries and writes began",
+            human_ns(self.quiet.migrate_ns),
+            human_ns(self.quiet.migrate_ns_min),
+            human_ns(self.quiet.migrate_ns_max),
+            self.quiet.ratio_to_memcpy
+        )?;
         if one_node {
-            writeln!(out, "            both on this machine and on one node: this is no NUMA speed-up")?;
+            writeln!(out, "            all on this machine and on one node: this is no NUMA speed-up")?;
         } else {
-            writeln!(out, "            both on this machine")?;
+            writeln!(out, "            all on this machine")?;
         }
         writeln!(out)?;
 
@@ -288,7 +311,7 @@ impl Summary {
         )?;
         writeln!(
             out,
-            "mapped      in pages of {}, {} huge; mappings of the process: {} before, {} at most, {} after",
+            "mapped      in pages of {}, {} huge; mappings of region and pools: {} before, {} at most, {} after",
             human_bytes(self.kernel_page_size as f64),
             percent(self.huge_mapped_ratio),
             self.mappings.before,
@@ -482,6 +505,12 @@ mod tests {
             migrate_ns: 212_000_000,
             memcpy_ns: 205_000_000,
             ratio_to_memcpy: Some(1.034),
+            quiet: Quiet {
+                migrate_ns: 200_000_000,
+                migrate_ns_min: 190_000_000,
+                migrate_ns_max: 230_000_000,
+                ratio_to_memcpy: 1.01,
+            },
             extra_copied_ratio: 0.004,
             max_wait_ns: 95_000,
             pages: Pages { migrated: 206_250, unchanged: 0, busy: 0, failed: 0, not_attempted: 0 },
@@ -540,6 +569,7 @@ mod tests {
             "migrate_ns",
             "memcpy_ns",
             "ratio_to_memcpy",
+            "quiet",
             "extra_copied_ratio",
             "max_wait_ns",
             "pages",

@@ -19,6 +19,9 @@ use crate::pool::{self, Pool};
 use crate::region::Extent;
 use crate::sync::lock;
 
+/// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
+const JOIN_EVERY: u64 = 4096;
+
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
@@ -49,6 +52,8 @@ struct State {
     queue: VecDeque<Area>,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
+    /// Attempts so far.
+    dealt_with: u64,
     items: Vec<Item>,
     /// Frames that pages have left, and their pools, to be given back when all is done.
     vacated: Vec<(Pool, pool::Run)>,
@@ -117,6 +122,7 @@ impl Run {
             state: Mutex::new(State {
                 queue,
                 in_flight: 0,
+                dealt_with: 0,
                 items,
                 vacated: Vec::new(),
                 pressure: Pressure::default(),
@@ -162,7 +168,7 @@ impl Run {
             }
             self.work(self.slots[0].slot());
         });
-        self.join_mappings();
+        self.join_mappings(self.slots[0].slot());
     }
 
     /// A worker's life.
@@ -176,6 +182,12 @@ impl Run {
             self.handle(slot, area);
             let mut state = lock(&self.state);
             state.in_flight -= 1;
+            state.dealt_with += 1;
+            let join = state.dealt_with.is_multiple_of(JOIN_EVERY);
+            drop(state);
+            if join {
+                self.join_mappings(slot);
+            }
             // Also when the queue is empty: the last area may be what others wait for.
             self.changed.notify_all();
         }
@@ -311,8 +323,8 @@ impl Run {
         .map(|error| format!("an attribute of the range is lost: {error}"))
     }
 
-    /// Where a finished run consists of many mappings that the kernel does not join (hugetlb), one call over all of it makes one of them.
-    fn join_mappings(&self) {
+    /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
+    fn join_mappings(&self, slot: &Slot) {
         let mut state = lock(&self.state);
         let mut warnings = Vec::new();
         let mut repairs = 0;
@@ -335,8 +347,7 @@ impl Run {
                     prot: span.prot,
                     populate: true,
                 };
-                let slot = self.slots[0].slot();
-                // SAFETY: the span is claimed, maps exactly these frames already, and the workers have ended.
+                // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
                 repairs += unsafe {
                     attempt::map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, || {
                         warnings.extend(self.restore_attributes(leg, &span, false));

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::placement::NodeCounts;
 use crate::sync::lock;
-use crate::units::{NodeId, PageSize, human_bytes};
+use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
 /// The attributes of an alias: neither children nor core dumps get a second copy of the data.
 pub(crate) const ALIAS_ATTRIBUTES: Attributes = Attributes {
@@ -129,6 +129,7 @@ impl PoolBuilder {
             let _ = unsafe { self.backend.release(alias, bytes) };
             error
         };
+        // `observe::POOL_FILE` finds the mappings by it.
         let name = format!("pageleap:node{}", self.node.0);
         let file = self
             .backend
@@ -380,6 +381,18 @@ impl fmt::Debug for Pool {
 pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
     const ALIGN_SMALL: usize = 2 << 20;
     const ALIGN_LARGE: usize = 1 << 30;
+    if backend.is_host_memory() {
+        // SAFETY: reads a constant of the system.
+        let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        if base != BASE_PAGE as libc::c_long {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "this kernel's base pages have {base} bytes, and pageleap knows {BASE_PAGE} only"
+                ),
+                remedy: "use a kernel with 4 KB pages",
+            });
+        }
+    }
     let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
     backend.reserve(bytes, align).map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
 }
