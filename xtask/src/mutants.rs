@@ -62,7 +62,164 @@ pub struct Mutant {
 }
 
 /// The list.
-pub const TABLE: &[Mutant] = &[];
+pub const TABLE: &[Mutant] = &[
+    Mutant {
+        name: "commit-without-cas",
+        file: SLOT,
+        find: "if self.word.exchange(tracking.0, closed.0) {",
+        replace: "if self.word.load() == tracking.0 {",
+        why: "the migrator only checks that nobody wrote, as the paper does, instead of closing the area in the same step",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "commit-without-cas-for-real",
+        file: SLOT,
+        find: "if self.word.exchange(tracking.0, closed.0) {",
+        replace: "if self.word.load() == tracking.0 {",
+        why: "the same on the real kernel: the unguarded variant loses writes",
+        caught_by: Checker::Stress,
+    },
+    Mutant {
+        name: "open-without-cas",
+        file: SLOT,
+        find: "if !self.word.exchange(seen.0, opening.0) {\n            return; // somebody else was faster; look again\n        }",
+        replace: "self.change(opening);",
+        why: "a writer enters without checking that the attempt it saw is still tracking",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "open-before-the-call",
+        file: SLOT,
+        find: "let opening = seen.with(Phase::Opening);",
+        replace: "let opening = seen.with(Phase::Open);",
+        why: "no handshake: the migrator may start the next attempt before the writer's mprotect has run",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "track-before-protect",
+        file: ATTEMPT,
+        find: "        if trackable {\n            // SAFETY: the span is ours to migrate;",
+        replace: "        if trackable {\n            if !hold {\n                slot.track();\n            }\n            // SAFETY: the span is ours to migrate;",
+        why: "writers may enter before the area is read-only, and are shut out again with nobody to let them in",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "opener-failure-ignored",
+        file: SLOT,
+        find: "if opened.is_ok() { Phase::Open } else { Phase::Closed }",
+        replace: "if opened.is_ok() { Phase::Open } else { Phase::Open }",
+        why: "a failed mprotect in the handler counts as done: the area stays read-only and writers fault for ever",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "handed-over-copy-committed",
+        file: ATTEMPT,
+        find: "                    hold = true;\n                    continue;",
+        replace: "                    hold = true;",
+        why: "a copy is committed although the writer's failed call may have made the area writable",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "retire-before-commit",
+        file: ATTEMPT,
+        find: "        // SAFETY: the area is closed and the copy is complete.\n",
+        replace: "        slot.retire();\n        // SAFETY: the area is closed and the copy is complete.\n",
+        why: "writers are let go before the new frames are in place",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "publish-without-epoch",
+        file: SLOT,
+        find: "epoch.fetch_add(1, Ordering::Release);",
+        replace: "let _ = epoch;",
+        why: "a fault that an attempt has caused can be taken for somebody else's, which ends the process",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "epoch-not-released",
+        file: SLOT,
+        find: "epoch.fetch_add(1, Ordering::Release);",
+        replace: "epoch.fetch_add(1, Ordering::Relaxed);",
+        why: "the new epoch can be seen before the slot's new word",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "epoch-not-acquired",
+        file: SLOT,
+        find: "let epoch = self.epoch.load(Ordering::Acquire);",
+        replace: "let epoch = self.epoch.load(Ordering::Relaxed);",
+        why: "the slots can be looked at as they were before the epoch",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "word-not-acquired",
+        file: SYNC,
+        find: "self.word.load(Ordering::Acquire)",
+        replace: "self.word.load(Ordering::Relaxed)",
+        why: "a writer that sees the word need not see the span and the backend that it speaks of",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "word-not-released",
+        file: SYNC,
+        find: "self.word.swap(to, Ordering::SeqCst);",
+        replace: "self.word.swap(to, Ordering::Relaxed);",
+        why: "the same from the other side",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "nobody-is-woken",
+        file: SYNC,
+        find: "if self.sleepers() > 0 {",
+        replace: "if self.sleepers() > u32::MAX - 1 {",
+        why: "threads that wait for an area sleep for ever",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "no-generation",
+        file: SLOT,
+        find: "wrapping_add(1 << PHASE_BITS)",
+        replace: "wrapping_add(0)",
+        why: "a thread held up by one attempt cannot tell it from the next, and waits for that one too",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "refused-protect-not-undone",
+        file: ATTEMPT,
+        find: "unsafe { give_access_back(backend, &task.span, effort) };",
+        replace: "let _ = give_access_back;",
+        why: "a protection change that failed after its effect leaves the area read-only",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "commit-gives-up",
+        file: ATTEMPT,
+        find: "    persist(effort, || unsafe { backend.map(&mapping) });\n}\n\n/// Maps frames again",
+        replace: "    let _ = unsafe { backend.map(&mapping) };\n}\n\n/// Maps frames again",
+        why: "a commit that failed half-way leaves a hole",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "never-hold",
+        file: "crates/pageleap/src/migrate/plan.rs",
+        find: "area.disturbed >= self.max_disturbed",
+        replace: "area.disturbed >= self.max_disturbed && area.disturbed == 0",
+        why: "areas under constant writes are retried without end",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "frames-given-back-twice",
+        file: "crates/pageleap/src/pool/frames.rs",
+        find: "before.is_none_or(|b| b.end() <= run.first)",
+        replace: "before.is_none_or(|b| b.end() <= run.end())",
+        why: "a frame can get a second owner unnoticed",
+        caught_by: Checker::Unit,
+    },
+];
+
+const SLOT: &str = "crates/pageleap/src/engine/mprotect/slot.rs";
+const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
+const SYNC: &str = "crates/pageleap/src/sync.rs";
 
 /// The list as a markdown table.
 pub fn markdown(table: &[Mutant]) -> String {

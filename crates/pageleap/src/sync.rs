@@ -15,6 +15,29 @@ pub(crate) use std::sync::{
     atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
+/// A cell whose accesses the caller orders; loom checks that it does.
+#[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell;
+
+/// A cell whose accesses the caller orders, with the interface of loom's.
+#[cfg(not(loom))]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
+
 /// Locks, also when another thread panicked while it held the lock: what the locks here protect is updated by steps that
 /// cannot leave it half-changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -48,12 +71,13 @@ impl WaitWord {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Replaces `from` by `to`, acquiring and releasing; says whether it was `from`. Wakes nobody.
+    /// Replaces `from` by `to` and says whether it was `from`. Wakes nobody. Orders nothing: a caller that needs to see what came
+    /// before `from` has loaded it first, and values do not repeat.
     pub(crate) fn exchange(&self, from: u64, to: u64) -> bool {
-        self.word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Replaces the value and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed the word, then looked for
+    /// Replaces the value, releasing what came before, and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed the word, then looked for
     /// sleepers" and "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
     pub(crate) fn set_and_wake(&self, to: u64) {
         self.word.swap(to, Ordering::SeqCst);

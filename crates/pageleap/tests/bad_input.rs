@@ -280,11 +280,13 @@ fn a_pool_that_is_too_small() {
         assert_eq!(small.free_bytes(), small.bytes());
         leap(&scene.region, 5 * page..8 * page, &small);
         leap(&scene.region, all, &scene.pools[0]);
+        let scene = Scene { mappings: pool_mappings(), ..scene };
 
         let region = Region::new(&small, 4 * page);
         scene.refused(region, false, &["are needed"]);
         let region = Region::reserve(8 * page, scene.region.page_size()).unwrap();
         region.grow(2 * page, &small).unwrap();
+        let scene = Scene { mappings: pool_mappings(), ..scene };
         let grown = region.grow(4 * page, &small);
         scene.refused(grown, false, &["are needed"]);
         assert_eq!(region.len(), 2 * page);

@@ -155,7 +155,7 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         from,
         to,
         nodes: nodes.iter().filter(|node| node.total_bytes > 0).count(),
-        source: source,
+        source,
         _reservations: reservations,
     })
 }

@@ -61,6 +61,19 @@ impl Fixture {
         (step, effort)
     }
 
+    /// One attempt on one page.
+    #[cfg(loom)]
+    fn attempt_page(&self, page: usize, hold: bool) -> Step {
+        let offset = page * BASE_PAGE;
+        let mut task = self.task(hold);
+        task.span = Span { addr: self.view + offset, len: BASE_PAGE, ..task.span };
+        task.source += offset;
+        task.park = task.park.map(|park| park + offset);
+        task.target = Target { alias: task.target.alias + offset, offset: offset as u64, ..task.target };
+        // SAFETY: as in `attempt`.
+        unsafe { attempt(self.slot(), &self.table.epoch, &*self.model, &task, &mut Effort::default()) }
+    }
+
     /// Tries until it is done, as a job does: tracked once, then held.
     fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
         let mut steps = vec![self.attempt(backend, false).0];
@@ -185,6 +198,32 @@ mod loom_tests {
         });
     }
 
+    /// Pages move one after the other through the same slot, while a writer is at the page that moves next or moved before: the slot is
+    /// reused under the writer's eyes.
+    #[test]
+    fn loom_a_slot_is_reused_for_the_next_area() {
+        check(|| {
+            let f = Arc::new(Fixture::new(true));
+            let (first, second) = (f.view, f.view + BASE_PAGE);
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || {
+                    f.store(second, 3);
+                    f.store(first, 4);
+                })
+            };
+            for page in 0..PAGES {
+                let mut hold = false;
+                while f.attempt_page(page, hold) != Step::Migrated {
+                    hold = true;
+                }
+            }
+            writer.join().unwrap();
+            assert_eq!((f.load(first), f.load(second)), (4, 3), "LOST a write");
+            assert!(f.is_migrated() && f.is_accessible());
+        });
+    }
+
     /// The call that lets a writer in fails, without effect or after it.
     #[test]
     fn loom_writer_cannot_open() {
@@ -289,6 +328,22 @@ mod plain_tests {
             "left over from an attempt"
         );
         assert_eq!(f.table.resolve(f.view, &|| false, &mut |_| {}), Verdict::Foreign);
+    }
+
+    #[test]
+    fn a_thread_held_up_by_one_attempt_does_not_wait_for_the_next() {
+        let f = Fixture::new(true);
+        let backend: *const dyn Backend = &raw const *f.model;
+        let publish = || {
+            // SAFETY: the model outlives both attempts.
+            unsafe { f.slot().publish(&f.table.epoch, &f.task(true).span, backend) }
+        };
+        publish();
+        let seen = f.slot().covering(f.view).expect("the attempt covers the view");
+        f.slot().retire();
+        publish();
+        f.slot().sleep(seen); // returns
+        f.slot().retire();
     }
 
     #[test]

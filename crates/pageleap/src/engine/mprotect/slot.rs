@@ -24,13 +24,11 @@
 //!   a later attempt.
 //! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a retry.
 //!
-//! The word carries a generation, raised by each publish, so that a thread that slept through several attempts cannot act
-//! on a later one.
-
-use std::cell::UnsafeCell;
+//! The word carries a generation, raised by each publish, so that a thread that slept through several attempts neither acts on a later
+//! one nor waits for it.
 
 use crate::backend::{Backend, Errno, Prot};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, WaitWord};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord};
 
 use super::waits::WaitCounters;
 
@@ -107,8 +105,8 @@ pub(crate) struct Slot {
 }
 
 // SAFETY: `backend` is the only field without its own synchronisation. It is written while the word is Idle and read in Opening, by one
-// thread each; the word's release store in `publish` and the acquiring compare-and-swap into Opening order the two, and the
-// pointee is `Send + Sync`.
+// thread each; the word, released by `publish` and acquired by `covering`, orders the write before the read, and, released by the
+// opener and acquired by the migrator, the read before the next write. The pointee is `Send + Sync`.
 unsafe impl Sync for Slot {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Slot {}
@@ -147,7 +145,7 @@ impl Slot {
     }
 
     /// Sleeps while the word is `seen`. May return early.
-    fn sleep(&self, seen: Word) {
+    pub(super) fn sleep(&self, seen: Word) {
         self.word.wait_while(seen.0);
     }
 
@@ -161,15 +159,16 @@ impl Slot {
     pub(crate) unsafe fn publish(&self, epoch: &AtomicU64, span: &Span, backend: *const dyn Backend) {
         let word = self.load();
         debug_assert_eq!(word.phase(), Phase::Idle, "a slot serves one attempt at a time");
-        // Release, and acquire in `covering`: who reads a new field also sees that the old generation is over.
-        self.start.store(span.addr, Ordering::Release);
-        self.len.store(span.len, Ordering::Release);
-        self.prot.store(span.prot.0 as u32, Ordering::Release);
+        // Relaxed: who sees the new generation sees these (`change` releases). Who sees the old one and these fields decides wrongly, and
+        // finds out: it opens nothing, because the word has changed, and declares nothing foreign, because the epoch has.
+        self.start.store(span.addr, Ordering::Relaxed);
+        self.len.store(span.len, Ordering::Relaxed);
+        self.prot.store(span.prot.0 as u32, Ordering::Relaxed);
         // SAFETY: the word is Idle, so no thread can be in Opening and read the cell (see `Sync`).
-        unsafe { *self.backend.get() = Some(backend) };
+        self.backend.with_mut(|cell| unsafe { *cell = Some(backend) });
         self.change(word.next_generation(Phase::Closed));
-        // After the word, before the first protection change: see `SlotTable::resolve`.
-        epoch.fetch_add(1, Ordering::SeqCst);
+        // After the word, and before the first protection change; see `SlotTable::resolve`. Release: who sees the new epoch sees the word.
+        epoch.fetch_add(1, Ordering::Release);
     }
 
     /// Lets writers interrupt the attempt from now on. The span must be read-only by now: a writer that is let in earlier
@@ -216,19 +215,12 @@ impl Slot {
 
     // Writer's side ---------------------------------------------------------------------------------------------------
 
-    /// The word, if the slot's attempt covers `addr`.
-    fn covering(&self, addr: usize) -> Option<Word> {
-        loop {
-            let word = self.load();
-            if word.phase() == Phase::Idle {
-                return None;
-            }
-            let start = self.start.load(Ordering::Acquire);
-            let len = self.len.load(Ordering::Acquire);
-            if self.load() == word {
-                return (addr.wrapping_sub(start) < len).then_some(word);
-            }
-        }
+    /// The word, if the slot's attempt covers `addr`. If the attempt ends meanwhile, the answer may be wrong either way (see `publish`).
+    pub(super) fn covering(&self, addr: usize) -> Option<Word> {
+        let word = self.load();
+        let covers = word.phase() != Phase::Idle
+            && addr.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed);
+        covers.then_some(word)
     }
 
     /// A writer's attempt to enter: makes the area writable again if it is still the attempt that `seen` belongs to.
@@ -244,12 +236,12 @@ impl Slot {
         };
         // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the backend, lives until we leave it; the
         // span belongs to a region under migration, and giving access back is what its users expect.
-        let opened: Result<(), Errno> = unsafe {
-            match *self.backend.get() {
+        let opened: Result<(), Errno> = self.backend.with(|cell| unsafe {
+            match *cell {
                 Some(backend) => (*backend).protect(span.addr, span.len, span.prot),
                 None => Err(Errno(0)),
             }
-        };
+        });
         // Leaving Opening must be the last thing done for this attempt.
         let next = if opened.is_ok() { Phase::Open } else { Phase::Closed };
         self.change(opening.with(next));
@@ -300,8 +292,8 @@ impl<const N: usize> SlotTable<N> {
     pub(crate) fn claim(&self) -> Option<usize> {
         let free = |c: &AtomicU32| c.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let index = self.claimed.iter().position(free)?;
-        // SeqCst: before any publish in this slot, hence before the epoch that a faulting thread would see changed.
-        self.high.fetch_max(index + 1, Ordering::SeqCst);
+        // Before any publish in this slot, hence visible to whoever sees the epoch that the publish raised.
+        self.high.fetch_max(index + 1, Ordering::Relaxed);
         Some(index)
     }
 
@@ -325,8 +317,9 @@ impl<const N: usize> SlotTable<N> {
         held_up: &mut dyn FnMut(&Slot),
     ) -> Verdict {
         loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            let high = self.high.load(Ordering::SeqCst);
+            // Acquire: the slots are looked at as they were when the epoch was, or later.
+            let epoch = self.epoch.load(Ordering::Acquire);
+            let high = self.high.load(Ordering::Relaxed);
             let found =
                 self.slots[..high].iter().find_map(|slot| slot.covering(addr).map(|word| (slot, word)));
             if let Some((slot, word)) = found {
@@ -342,7 +335,8 @@ impl<const N: usize> SlotTable<N> {
             if accessible() {
                 return Verdict::Retry;
             }
-            if self.epoch.load(Ordering::SeqCst) == epoch {
+            // Relaxed: if an attempt made the kernel refuse, the kernel's lock orders its publish before this load.
+            if self.epoch.load(Ordering::Relaxed) == epoch {
                 return Verdict::Foreign;
             }
         }

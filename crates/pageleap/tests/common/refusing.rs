@@ -1,0 +1,106 @@
+//! A backend that refuses whichever calls a test wants refused, as often as it wants.
+
+use std::sync::Arc;
+
+use pageleap::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
+use pageleap::observe::AttributeRun;
+use pageleap::{Error, PageSize};
+
+/// Which call, on which address, with which access where it is about one.
+pub struct Request {
+    pub call: Call,
+    pub addr: usize,
+    pub prot: Option<Prot>,
+    pub advice: Option<Advice>,
+}
+
+type Rule = dyn Fn(&Request) -> Option<Errno> + Send + Sync;
+
+/// Asks a rule before each mapping call. A refused call does nothing. The rule may run in a signal handler: atomics only.
+pub struct Refusing {
+    inner: Arc<dyn Backend>,
+    rule: Box<Rule>,
+}
+
+impl Refusing {
+    pub fn new(
+        inner: Arc<dyn Backend>,
+        rule: impl Fn(&Request) -> Option<Errno> + Send + Sync + 'static,
+    ) -> Self {
+        Refusing { inner, rule: Box::new(rule) }
+    }
+
+    fn ask(
+        &self,
+        call: Call,
+        addr: usize,
+        prot: Option<Prot>,
+        advice: Option<Advice>,
+    ) -> Result<&dyn Backend, Errno> {
+        let refused = (self.rule)(&Request { call, addr, prot, advice });
+        refused.map_or(Ok(&*self.inner), Err)
+    }
+
+    fn at(&self, call: Call, addr: usize) -> Result<&dyn Backend, Errno> {
+        self.ask(call, addr, None, None)
+    }
+}
+
+// SAFETY of all blocks below: each method forwards its caller's promise about the same ranges.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Backend for Refusing {
+    fn is_host_memory(&self) -> bool {
+        self.inner.is_host_memory()
+    }
+    fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
+        self.at(Call::CreateFile, 0)?.create_file(name, page, bytes)
+    }
+    fn close_file(&self, file: MemoryFile) {
+        self.inner.close_file(file);
+    }
+    fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
+        self.at(Call::Reserve, 0)?.reserve(len, align)
+    }
+    unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Release, addr)?.release(addr, len) }
+    }
+    unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Vacate, addr)?.vacate(addr, len) }
+    }
+    unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno> {
+        unsafe { self.ask(Call::Map, mapping.addr, Some(mapping.prot), None)?.map(mapping) }
+    }
+    unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Exchange, to)?.exchange(from, to, len) }
+    }
+    unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
+        unsafe { self.ask(Call::Protect, addr, Some(prot), None)?.protect(addr, len, prot) }
+    }
+    unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno> {
+        unsafe { self.ask(Call::Advise, addr, None, Some(advice))?.advise(addr, len, advice) }
+    }
+    unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
+        unsafe { self.at(Call::Populate, addr)?.populate(addr, len, write) }
+    }
+    unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
+        unsafe { self.at(Call::Lock, addr)?.lock(addr, len, on_fault) }
+    }
+    unsafe fn unlock(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Lock, addr)?.unlock(addr, len) }
+    }
+    unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
+        unsafe { self.at(Call::Bind, addr)?.bind(addr, len, policy) }
+    }
+    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
+        self.inner.attributes(addr, len)
+    }
+    fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
+        self.at(Call::QueryNodes, 0)?.nodes_of(pages, status)
+    }
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
+        unsafe { self.inner.copy(dst, src, len) }
+    }
+    unsafe fn zero(&self, addr: usize, len: usize) {
+        unsafe { self.inner.zero(addr, len) }
+    }
+}
