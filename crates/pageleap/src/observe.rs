@@ -53,6 +53,10 @@ pub struct Attributes {
     pub dont_dump: bool,
     /// It is locked into memory (`mlock`, smaps `lo`).
     pub locked: bool,
+    /// Only pages that are present are locked (`MLOCK_ONFAULT`, smaps `lf`).
+    pub lock_on_fault: bool,
+    /// `MADV_HUGEPAGE` (smaps `hg`) or `MADV_NOHUGEPAGE` (`nh`), if either was given.
+    pub huge_pages: Option<bool>,
     /// `MADV_RANDOM` (smaps `rr`).
     pub random: bool,
     /// `MADV_SEQUENTIAL` (smaps `sr`).
@@ -78,6 +82,22 @@ struct SmapsEntry {
     fields: Vec<(String, String)>,
 }
 
+impl Attributes {
+    /// Those of a mapping that was just made with access `prot`.
+    pub(crate) const fn of_new_mapping(prot: Prot) -> Self {
+        Attributes {
+            prot,
+            dont_fork: false,
+            dont_dump: false,
+            locked: false,
+            lock_on_fault: false,
+            huge_pages: None,
+            random: false,
+            sequential: false,
+        }
+    }
+}
+
 impl SmapsEntry {
     fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
@@ -98,6 +118,8 @@ impl SmapsEntry {
             dont_fork: has("dc"),
             dont_dump: has("dd"),
             locked: has("lo"),
+            lock_on_fault: has("lf"),
+            huge_pages: if has("hg") { Some(true) } else { has("nh").then_some(false) },
             random: has("rr"),
             sequential: has("sr"),
         }

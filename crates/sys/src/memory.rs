@@ -181,6 +181,10 @@ pub enum Advice {
     Sequential,
     /// Neither random nor sequential.
     Normal,
+    /// Huge pages are welcome.
+    HugePage,
+    /// Huge pages are not.
+    NoHugePage,
     /// Fill the page tables with writable entries, allocating what is missing (Linux 5.14). Fails with EFAULT instead of
     /// raising SIGBUS, and with EINVAL or EFAULT where the mapping does not allow writing: so it also tells whether an
     /// address is writable, without changing a byte.
@@ -202,6 +206,8 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
         Advice::Random => libc::MADV_RANDOM,
         Advice::Sequential => libc::MADV_SEQUENTIAL,
         Advice::Normal => libc::MADV_NORMAL,
+        Advice::HugePage => libc::MADV_HUGEPAGE,
+        Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
         Advice::PopulateWrite => libc::MADV_POPULATE_WRITE,
         Advice::PopulateRead => libc::MADV_POPULATE_READ,
     };

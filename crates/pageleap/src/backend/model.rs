@@ -224,9 +224,9 @@ impl Backend for Model {
     fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
         let state = self.state();
         let runs = state.space.range(pages(addr, len)).map(|(page, e)| {
-            let (prot, dont_fork, dont_dump, locked) = (e.prot, e.dont_fork, e.dont_dump, e.locked);
+            let new = Attributes::of_new_mapping(e.prot);
             let attributes =
-                Attributes { prot, dont_fork, dont_dump, locked, random: false, sequential: false };
+                Attributes { dont_fork: e.dont_fork, dont_dump: e.dont_dump, locked: e.locked, ..new };
             AttributeRun { start: page * BASE_PAGE, end: (page + 1) * BASE_PAGE, attributes }
         });
         Ok(crate::observe::joined(runs))

@@ -7,11 +7,6 @@ use crate::backend::{Advice, Backend, Call};
 use crate::error::Error;
 use crate::observe::Attributes;
 
-/// The attributes of a mapping that was just made with access `prot`.
-pub(crate) fn of_new_mapping(prot: crate::backend::Prot) -> Attributes {
-    Attributes { prot, dont_fork: false, dont_dump: false, locked: false, random: false, sequential: false }
-}
-
 /// Changes the advice of a range from `now` to `wanted`. Access and locks are not touched.
 ///
 /// # Safety
@@ -32,12 +27,14 @@ pub(crate) unsafe fn advise(
             Advice::Normal
         }
     };
+    let huge = |wanted: bool| if wanted { Advice::HugePage } else { Advice::NoHugePage };
     let fork = if wanted.dont_fork { Advice::DontFork } else { Advice::DoFork };
     let dump = if wanted.dont_dump { Advice::DontDump } else { Advice::DoDump };
     let changes = [
         (now.dont_fork != wanted.dont_fork).then_some(fork),
         (now.dont_dump != wanted.dont_dump).then_some(dump),
         (pattern(now) != pattern(wanted)).then_some(pattern(wanted)),
+        wanted.huge_pages.filter(|_| now.huge_pages != wanted.huge_pages).map(huge),
     ];
     changes.into_iter().flatten().try_for_each(|advice| {
         // SAFETY: forwarded to the caller.
@@ -46,7 +43,7 @@ pub(crate) unsafe fn advise(
     })
 }
 
-/// Locks a range if it was locked before. Its pages are present, so that "lock on fault" and "lock now" are the same.
+/// Locks a range if it was locked before.
 ///
 /// # Safety
 /// The range belongs to the caller.
@@ -60,5 +57,6 @@ pub(crate) unsafe fn relock(
         return Ok(());
     }
     // SAFETY: forwarded to the caller.
-    unsafe { backend.lock(addr, len, false) }.map_err(|errno| Error::call(Call::Lock, addr, len, errno))
+    unsafe { backend.lock(addr, len, wanted.lock_on_fault) }
+        .map_err(|errno| Error::call(Call::Lock, addr, len, errno))
 }

@@ -106,8 +106,11 @@ impl JobShared {
 
     /// Delivers the report. The last thing a job does: its claims and frames have been given back.
     pub(crate) fn finish(&self, report: Report) {
-        *lock(&self.report) = Some(report);
+        let mut slot = lock(&self.report);
+        *slot = Some(report);
+        // Under the lock: a waiter must not look at the phase before this and go to sleep after the call below.
         self.enter(Phase::Finished);
+        drop(slot);
         self.finished.notify_all();
         self.event.signal();
     }

@@ -140,10 +140,14 @@ impl Drop for Item {
 
 /// Gives the alias of a leg's frames the attributes of its pages. Access stays as it is until the commit: the copy needs it.
 fn prepare_alias(pool: &Pool, leg: &Leg) -> bool {
+    if leg.attributes.huge_pages.is_some() {
+        // There is no advice that takes this one back, and the alias must not keep it.
+        return false;
+    }
     let frames = leg.pages.end - leg.pages.start;
     let (addr, len) = (pool.0.alias_of(leg.to_frame), frames as usize * pool.page_size().bytes());
     pool.mark_borrowed(Run { first: leg.to_frame, frames });
-    let wanted = Attributes { prot: Prot::READ_WRITE, locked: false, ..leg.attributes };
+    let wanted = Attributes { prot: Prot::READ_WRITE, ..leg.attributes };
     // SAFETY: the alias of frames that this job has taken.
     unsafe { attributes::advise(&*pool.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()
 }

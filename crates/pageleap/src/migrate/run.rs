@@ -15,6 +15,7 @@ use crate::engine::mprotect::attempt::{self, Effort, Parked, Step, Target, Task}
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::error::Error;
+use crate::observe::Attributes;
 use crate::pool::{self, Pool};
 use crate::region::Extent;
 use crate::sync::lock;
@@ -313,7 +314,7 @@ impl Run {
     fn restore_attributes(&self, leg: &Leg, span: &Span, by_exchange: bool) -> Option<String> {
         let (addr, len, wanted) = (span.addr, span.len, &leg.attributes);
         // An exchange brings all but the lock along.
-        let now = if by_exchange { *wanted } else { attributes::of_new_mapping(wanted.prot) };
+        let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
         // SAFETY: the span is claimed by this job.
         unsafe {
             attributes::advise(&*self.backend, addr, len, &now, wanted)
@@ -363,7 +364,7 @@ impl Run {
     fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         self.shared.enter(Phase::Recycling);
-        let Run { backend, state, settings, slots, shared, .. } = self;
+        let Run { backend, legs, state, settings, slots, shared, .. } = self;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { items, vacated, tally, .. } = state;
         let Tally { mut warnings, .. } = tally;
@@ -396,7 +397,9 @@ impl Run {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));
             }
         }
+        // Whoever waits for the report may count on pools and regions being free of this job.
         drop(items);
+        drop(legs);
         warnings.dedup();
         let ended = match (shared.stop(), tally.first_failure) {
             (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,

@@ -25,14 +25,8 @@ use crate::sync::lock;
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
 /// The attributes of an alias: neither children nor core dumps get a second copy of the data.
-pub(crate) const ALIAS_ATTRIBUTES: Attributes = Attributes {
-    prot: Prot::READ_WRITE,
-    dont_fork: true,
-    dont_dump: true,
-    locked: false,
-    random: false,
-    sequential: false,
-};
+pub(crate) const ALIAS_ATTRIBUTES: Attributes =
+    Attributes { dont_fork: true, dont_dump: true, ..Attributes::of_new_mapping(Prot::READ_WRITE) };
 
 /// Pre-faulted memory of one node. Clones are the same pool; the memory goes back to the system when the last clone and the last region
 /// with frames of it are gone.

@@ -48,7 +48,7 @@ pub struct RegionId(pub u64);
 /// * **No userfaultfd of your own** on it: a change of frames ends the registration.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may block SIGSEGV**, and no thread's stack may lie in the region unless it has an alternate signal stack.
+/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts), and no thread's stack may lie in the region unless it has an alternate signal stack.
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
 ///   survive migration. Mapping something else into its range is not allowed.
 ///
@@ -164,8 +164,10 @@ impl Region {
         for (i, run) in runs.iter().enumerate() {
             if let Err(error) = inner.map_new(page, *run, pool) {
                 // SAFETY: the part was unbacked before and nobody may access it yet.
-                let _ = unsafe { inner.backend.vacate(inner.addr(page), inner.bytes(run.frames)) };
-                runs[i..].iter().for_each(|run| drop(pool.give_back(*run)));
+                let vacated = unsafe { inner.backend.vacate(inner.addr(page), inner.bytes(run.frames)) };
+                // Frames that may still be mapped here must not go to anybody else.
+                let free = if vacated.is_ok() { i } else { i + 1 };
+                runs[free..].iter().for_each(|run| drop(pool.give_back(*run)));
                 inner.unback(pages.start..page);
                 return Err(error);
             }
