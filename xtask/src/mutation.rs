@@ -25,7 +25,7 @@ use crate::table::{Table, seconds};
 use crate::tally::{Counts, Tally};
 
 /// How long a checker may run on a mutant, unless `--limit` says otherwise.
-pub const RUN_LIMIT: Duration = Duration::from_secs(120);
+pub const RUN_LIMIT: Duration = Duration::from_secs(40);
 
 /// A checker that is slow without a mutant gets this many times its time with one, so that slow is not taken
 /// for hung.

@@ -44,10 +44,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A word on which threads can sleep until it changes: a futex. Under loom a condition variable stands in for the kernel, so
-/// that a sleeper whom nobody wakes is found as a deadlock.
+/// A word on which threads can sleep until it changes: a futex with 64 bits, so that values need not repeat. The kernel compares
+/// 32, which count the changes. Under loom a condition variable stands in for the kernel, so that a sleeper whom nobody wakes
+/// is found as a deadlock.
 pub(crate) struct WaitWord {
     word: AtomicU64,
+    /// Counts changes, modulo 2^32.
+    changes: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
     #[cfg(loom)]
@@ -57,13 +60,17 @@ pub(crate) struct WaitWord {
 impl WaitWord {
     #[cfg(not(loom))]
     pub(crate) const fn new(value: u64) -> Self {
-        WaitWord { word: AtomicU64::new(value), sleepers: AtomicU32::new(0) }
+        WaitWord { word: AtomicU64::new(value), changes: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
     }
 
     #[cfg(loom)]
     pub(crate) fn new(value: u64) -> Self {
-        let kernel = (Mutex::new(()), loom::sync::Condvar::new());
-        WaitWord { word: AtomicU64::new(value), sleepers: AtomicU32::new(0), kernel }
+        WaitWord {
+            word: AtomicU64::new(value),
+            changes: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            kernel: (Mutex::new(()), loom::sync::Condvar::new()),
+        }
     }
 
     /// Reads it, with acquire order.
@@ -77,13 +84,15 @@ impl WaitWord {
         self.word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Replaces the value, releasing what came before, and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed the word, then looked for
-    /// sleepers" and "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
+    /// Replaces the value, releasing what came before, and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed
+    /// the word, then looked for sleepers" and "announced itself, then looked at the word" at least one sees the other.
+    /// Async-signal-safe.
     pub(crate) fn set_and_wake(&self, to: u64) {
         self.word.swap(to, Ordering::SeqCst);
+        self.changes.fetch_add(1, Ordering::SeqCst);
         #[cfg(not(loom))]
         if self.sleepers() > 0 {
-            pageleap_sys::futex_wake_all(&self.word);
+            pageleap_sys::futex_wake_all(&self.changes);
         }
         #[cfg(loom)]
         {
@@ -95,10 +104,15 @@ impl WaitWord {
     /// Sleeps until the word is (or may be) no longer `seen`; may return early. Async-signal-safe.
     pub(crate) fn wait_while(&self, seen: u64) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        // Before the word: if it changes after that, the kernel finds another count and does not sleep.
+        let changes = self.changes.load(Ordering::SeqCst);
         #[cfg(not(loom))]
-        pageleap_sys::futex_wait(&self.word, seen);
+        if self.word.load(Ordering::SeqCst) == seen {
+            pageleap_sys::futex_wait(&self.changes, changes);
+        }
         #[cfg(loom)]
         {
+            let _ = changes;
             let mut kernel = lock(&self.kernel.0);
             while self.load() == seen {
                 kernel = self.kernel.1.wait(kernel).unwrap();

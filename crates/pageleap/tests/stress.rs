@@ -8,8 +8,8 @@
 
 mod common;
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Random, pool_mappings, pools, skip, stress_seconds};
@@ -288,9 +288,12 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// One test, so that the cases follow each other: they share the process' fault handler and both CPUs.
+/// Cases follow each other: they count the mappings of the process, and each wants all CPUs.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn no_write_is_lost() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 16 << 20;
     for (pause, skew) in [(0, 0), (200, 0), (0, 75)] {
         let case = Case { page: PageSize::Base, bytes, pause, skew };
@@ -300,6 +303,7 @@ fn no_write_is_lost() {
 
 #[test]
 fn no_write_is_lost_on_huge_pages() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 32 << 20;
     match pools(PageSize::Huge2M, bytes as u64) {
         Ok(pools) => run(Case { page: PageSize::Huge2M, bytes, pause: 0, skew: 0 }, pools),
