@@ -192,12 +192,11 @@ fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
         .map_err(|errno| Error::call(Call::Populate, addr, step as usize, errno))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(not(miri))]
     fn the_tightest_cgroup_limit_is_found_and_droppable_file_pages_count_as_free() {
         let root = std::env::temp_dir().join(format!("pageleap-cgroup-{}", std::process::id()));
         let child = root.join("a/b");

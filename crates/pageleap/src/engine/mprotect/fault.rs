@@ -310,7 +310,8 @@ mod tests {
 
     #[test]
     fn region_ranges_are_found_until_removed_beyond_one_block() {
-        let ranges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+        static RANGES: RegionRanges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+        let ranges = &RANGES;
         for i in 1..=3 * BLOCK {
             ranges.add(i * 0x10000, 0x1000);
         }
