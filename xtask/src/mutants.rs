@@ -168,6 +168,14 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Loom,
     },
     Mutant {
+        name: "exchange-not-released",
+        file: SYNC,
+        find: "compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)",
+        replace: "compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)",
+        why: "the migrator may begin the next attempt while the opener still reads what belongs to this one",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
         name: "nobody-is-woken",
         file: SYNC,
         find: "if self.sleepers() > 0 {",

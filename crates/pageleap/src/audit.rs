@@ -14,7 +14,10 @@ use crate::sync::lock;
 pub fn audit(pools: &[&Pool], regions: &[&Region]) -> Result<(), String> {
     for pool in pools {
         let mut owned: Vec<Run> = Vec::new();
-        for region in regions {
+        // A region named twice is one region.
+        let ids: std::collections::BTreeMap<_, _> =
+            regions.iter().map(|region| (region.id(), region)).collect();
+        for region in ids.values() {
             let extents = lock(&region.inner().extents);
             let of_pool = extents.within(0..u64::MAX).filter(|e| e.pool == **pool);
             owned.extend(of_pool.map(|e| Run { first: e.first_frame, frames: e.pages.end - e.pages.start }));

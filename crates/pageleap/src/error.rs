@@ -144,12 +144,16 @@ pub enum Error {
         remedy: &'static str,
     },
     /// A fixed limit of this library was reached.
-    #[error("{what}: at most {limit} at a time; {remedy}")]
+    #[error("{what}: at most {limit} at a time, {in_use} in use, {needed} needed; {remedy}")]
     Limit {
         /// What ran out.
         what: &'static str,
         /// The limit.
         limit: usize,
+        /// How many are in use.
+        in_use: usize,
+        /// How many more are needed.
+        needed: usize,
         /// What to do.
         remedy: &'static str,
     },
@@ -177,8 +181,12 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
         }
         (Call::Populate, libc::EINVAL) => "MADV_POPULATE_WRITE needs Linux 5.14: use a newer kernel",
         (Call::Populate, libc::EFAULT | libc::ENOMEM) => {
-            "the node or the memory cgroup ran out of pages: make the pool smaller or free memory"
+            "the node, the memory cgroup or, with vm.overcommit_memory=2, CommitLimit ran out of pages: make the pool smaller or free memory"
         }
+        (Call::Reserve | Call::Vacate | Call::Release, libc::ENOMEM) => {
+            "free memory, raise RLIMIT_AS, or raise vm.max_map_count (sysctl -w vm.max_map_count=262144)"
+        }
+        (Call::CreateFile, libc::EFBIG) => "raise RLIMIT_FSIZE (ulimit -f), which also limits memory files",
         (Call::Lock, _) => "raise RLIMIT_MEMLOCK (ulimit -l) or grant CAP_IPC_LOCK",
         (_, libc::EPERM | libc::ENOSYS | libc::EACCES) => {
             "a seccomp filter or a missing capability refuses the call (in a container: allow it, or grant CAP_SYS_NICE)"

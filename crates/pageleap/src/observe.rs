@@ -162,7 +162,8 @@ fn smaps_entries(source: impl BufRead, start: usize, end: usize) -> std::io::Res
 fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
     let file = File::open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
     // Small, so that reading ends soon behind the range.
-    smaps_entries(BufReader::with_capacity(4096, file), start, start + len).map_err(|e| unreadable(SMAPS, e))
+    smaps_entries(BufReader::with_capacity(4096, file), start, start.saturating_add(len))
+        .map_err(|e| unreadable(SMAPS, e))
 }
 
 /// The attributes of `[start, start + len)`, neighbours with equal ones joined. Parts that are not mapped are left out. Costs the kernel a
@@ -228,10 +229,17 @@ pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Opti
     const PRESENT: u64 = 1 << 63;
     /// Entries read at a time.
     const BATCH: usize = 8192;
+    if page_bytes < BASE_PAGE || !page_bytes.is_multiple_of(BASE_PAGE) || start.checked_add(len).is_none() {
+        return Err(Error::BadArgument {
+            what: "range or page size",
+            reason: format!("{len} bytes at {start:#x} in pages of {page_bytes}"),
+            remedy: "use an address range of this process and a multiple of 4096 bytes".into(),
+        });
+    }
     let file = File::open(PAGEMAP).map_err(|e| unreadable(PAGEMAP, e))?;
     let base_pages = len / BASE_PAGE;
     let stride = page_bytes / BASE_PAGE;
-    let mut frames = Vec::with_capacity(base_pages / stride);
+    let mut frames = Vec::new();
     let mut buffer = vec![0u8; BATCH * 8];
     let mut hidden = false;
     for batch in (0..base_pages).step_by(BATCH) {

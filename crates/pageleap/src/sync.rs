@@ -78,17 +78,21 @@ impl WaitWord {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Replaces `from` by `to` and says whether it was `from`. Wakes nobody. Orders nothing: a caller that needs to see what came
-    /// before `from` has loaded it first, and values do not repeat.
+    /// Replaces `from` by `to`, releasing what came before, and says whether it was `from`. Wakes nobody. Acquires nothing: a caller that
+    /// needs to see what came before `from` has loaded it, and values do not repeat.
     pub(crate) fn exchange(&self, from: u64, to: u64) -> bool {
-        self.word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        self.word.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Replaces the value, releasing what came before, and wakes all sleepers. SeqCst, like the sleeper's announcement: of "changed
-    /// the word, then looked for sleepers" and "announced itself, then looked at the word" at least one sees the other.
-    /// Async-signal-safe.
+    /// Replaces the value, releasing what came before, and wakes all sleepers. Async-signal-safe.
     pub(crate) fn set_and_wake(&self, to: u64) {
         self.word.swap(to, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes all sleepers, after a change. SeqCst, like the sleeper's announcement: of "changed the word, then looked for sleepers" and
+    /// "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
+    pub(crate) fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         #[cfg(not(loom))]
         if self.sleepers() > 0 {

@@ -35,7 +35,13 @@ impl Topology {
     /// Reads the online nodes. A kernel without NUMA support counts as one node with all CPUs.
     pub fn read() -> Result<Topology, Error> {
         let root = Path::new(NODES);
-        let Ok(online) = fs::read_to_string(root.join("online")) else {
+        let online = match fs::read_to_string(root.join("online")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(unreadable(&root.join("online"), &e));
+            }
+            other => other,
+        };
+        let Ok(online) = online else {
             let cpus = read_list(Path::new("/sys/devices/system/cpu/online"))?;
             let (total_bytes, free_bytes) = meminfo(&read(Path::new("/proc/meminfo"))?);
             return Ok(Topology {
@@ -81,8 +87,16 @@ fn read_node(root: &Path, id: usize) -> Result<Node, Error> {
     Ok(Node { id: node, cpus, total_bytes, free_bytes, free_huge_2m })
 }
 
+/// What the kernel estimates can be allocated without swapping (`MemAvailable`, Linux 3.14), in bytes.
+pub(crate) fn available(meminfo: &str) -> u64 {
+    let kb = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kb.unwrap_or(0) << 10
+}
+
 /// Total and allocatable bytes from a meminfo text, the machine's or a node's (whose lines begin with `Node N`).
-pub(crate) fn meminfo(text: &str) -> (u64, u64) {
+fn meminfo(text: &str) -> (u64, u64) {
     let kb = |name: &str| {
         text.lines()
             .find_map(|line| {
@@ -97,11 +111,15 @@ pub(crate) fn meminfo(text: &str) -> (u64, u64) {
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|e| Error::SystemFile {
-        path: path.display().to_string(),
-        reason: e.to_string(),
-        remedy: "mount sysfs and procfs in this container",
-    })
+    fs::read_to_string(path).map_err(|e| unreadable(path, &e))
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    let remedy = match error.kind() {
+        std::io::ErrorKind::NotFound => "mount sysfs and procfs in this container",
+        _ => "allow it to be read, or raise the limit of open files (ulimit -n)",
+    };
+    Error::SystemFile { path: path.display().to_string(), reason: error.to_string(), remedy }
 }
 
 fn read_list(path: &Path) -> Result<Vec<usize>, Error> {

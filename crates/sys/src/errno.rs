@@ -29,6 +29,7 @@ impl Errno {
             libc::EINVAL => "EINVAL",
             libc::ENFILE => "ENFILE",
             libc::EMFILE => "EMFILE",
+            libc::EFBIG => "EFBIG",
             libc::ENOSPC => "ENOSPC",
             libc::ENOSYS => "ENOSYS",
             libc::EOPNOTSUPP => "EOPNOTSUPP",

@@ -33,8 +33,13 @@ pub fn memfd_create(name: &CStr, huge_page_bits: Option<u32>) -> Result<OwnedFd,
 /// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would turn our next access
 /// into SIGBUS.
 pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: both calls change only the file behind the descriptor.
+    // SAFETY: the first call writes one struct; the others change only the file behind the descriptor.
     unsafe {
+        // A file larger than RLIMIT_FSIZE would not be refused, but end the process by SIGXFSZ.
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) == 0 && bytes as u64 > limit.rlim_cur {
+            return Err(Errno(libc::EFBIG));
+        }
         check(libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t).into())?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         check(libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals).into()).map(drop)
@@ -108,6 +113,50 @@ pub unsafe fn map_file(
     // SAFETY: forwarded to the caller.
     let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t) };
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+}
+
+/// The same, but only where nothing is mapped: EEXIST otherwise (`MAP_FIXED_NOREPLACE`, Linux 4.17). Page tables stay empty.
+///
+/// # Safety
+/// The caller owns the range.
+pub unsafe fn map_file_into_hole(
+    addr: usize,
+    len: usize,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    prot: libc::c_int,
+) -> Result<(), Errno> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: forwarded to the caller; nothing is replaced.
+    let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t) };
+    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+}
+
+/// Whether the process has more address space than `RLIMIT_AS` allows, so that calls which unmap first and map then would fail in between.
+/// Allocates nothing.
+pub fn is_over_address_space_limit(page: usize) -> bool {
+    // SAFETY: writes one struct.
+    let limit = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_AS, &mut limit) != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+            return false;
+        }
+        limit.rlim_cur
+    };
+    let mut text = [0u8; 64];
+    // SAFETY: reads into a buffer of this function through a descriptor of its own.
+    let n = unsafe {
+        let fd = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return false;
+        }
+        let n = libc::read(fd, text.as_mut_ptr().cast(), text.len());
+        libc::close(fd);
+        n.max(0) as usize
+    };
+    let digits = text[..n].iter().take_while(|b| b.is_ascii_digit());
+    let pages = digits.fold(0u64, |pages, d| pages * 10 + u64::from(d - b'0'));
+    pages * page as u64 > limit
 }
 
 /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of whatever is mapped there. `from` stays

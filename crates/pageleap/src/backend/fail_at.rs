@@ -114,7 +114,7 @@ fn half(len: usize) -> usize {
 // SAFETY of all blocks below: each method forwards its caller's promise about the same ranges or parts of them. A hole where `map`
 // or `exchange` failed is an outcome that their contract states.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Backend for FailAt {
+unsafe impl Backend for FailAt {
     fn is_host_memory(&self) -> bool {
         self.inner.is_host_memory()
     }
@@ -125,8 +125,8 @@ impl Backend for FailAt {
         }
         self.inner.create_file(name, page, bytes)
     }
-    fn close_file(&self, file: MemoryFile) {
-        self.inner.close_file(file);
+    unsafe fn close_file(&self, file: MemoryFile) {
+        unsafe { self.inner.close_file(file) };
     }
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         if self.strikes(Call::Reserve) { Err(self.errno) } else { self.inner.reserve(len, align) }
@@ -147,6 +147,13 @@ impl Backend for FailAt {
     }
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
         self.run(Call::Map, || unsafe { self.inner.map(m) }, || unsafe { self.inner.release(m.addr, m.len) })
+    }
+    unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
+        self.run(
+            Call::Map,
+            || unsafe { self.inner.map_own(m) },
+            || unsafe { self.inner.release(m.addr, m.len) },
+        )
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         self.run(

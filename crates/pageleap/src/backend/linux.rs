@@ -22,9 +22,57 @@ impl Linux {
     }
 }
 
+/// Whether everything that is mapped in `[start, start + len)` is a pool's, by the names in `/proc/self/maps`. Allocates nothing: the
+/// allocator may live in the range. If the file cannot be read, the answer is no.
+fn is_ours(start: usize, len: usize) -> bool {
+    let name = crate::observe::POOL_FILE.as_bytes();
+    // SAFETY: opens, reads into a buffer of this function, closes.
+    let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if fd < 0 {
+        return false;
+    }
+    // The longest line that matters fits; of longer ones (of other files) the rest is not needed.
+    let (mut line, mut used, mut ours) = ([0u8; 256], 0, true);
+    let mut part = [0u8; 1024];
+    loop {
+        // SAFETY: as above.
+        let n = unsafe { libc::read(fd, part.as_mut_ptr().cast(), part.len()) };
+        if n <= 0 {
+            ours &= n == 0;
+            break;
+        }
+        for &byte in &part[..n as usize] {
+            if byte != b'\n' {
+                if used < line.len() {
+                    line[used] = byte;
+                    used += 1;
+                }
+                continue;
+            }
+            let text = &line[..used];
+            let overlaps = parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
+            ours &= !overlaps || text.windows(name.len()).any(|w| w == name);
+            used = 0;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { libc::close(fd) };
+    ours
+}
+
+/// The two hexadecimal numbers at the beginning of a line of maps.
+fn parse_range(line: &[u8]) -> Option<(usize, usize)> {
+    let number = |digits: &[u8]| {
+        digits.iter().try_fold(0usize, |n, d| Some(n << 4 | (*d as char).to_digit(16)? as usize))
+    };
+    let dash = line.iter().position(|b| *b == b'-')?;
+    let end = line.iter().position(|b| *b == b' ')?;
+    Some((number(&line[..dash])?, number(line.get(dash + 1..end)?)?))
+}
+
 // SAFETY of the blocks in methods marked `unsafe`: they forward their caller's promise about the same ranges.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Backend for Linux {
+unsafe impl Backend for Linux {
     fn is_host_memory(&self) -> bool {
         true
     }
@@ -34,7 +82,7 @@ impl Backend for Linux {
         sys::memfd_seal(file.as_fd(), bytes)?;
         Ok(MemoryFile(file.into_raw_fd()))
     }
-    fn close_file(&self, file: MemoryFile) {
+    unsafe fn close_file(&self, file: MemoryFile) {
         // SAFETY: the pool that owns the file calls this once and uses it no more.
         drop(unsafe { OwnedFd::from_raw_fd(file.0) });
     }
@@ -49,6 +97,24 @@ impl Backend for Linux {
     }
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
         unsafe { sys::map_file(m.addr, m.len, Self::borrow(m.file), m.offset, m.prot.0, m.populate) }
+    }
+    unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
+        let file = Self::borrow(m.file);
+        // A hole is filled without risk; what lies there and is ours is replaced.
+        match unsafe { sys::map_file_into_hole(m.addr, m.len, file, m.offset, m.prot.0) } {
+            Ok(()) if !m.populate || !m.prot.readable() => Ok(()),
+            Ok(()) => unsafe { self.populate(m.addr, m.len, m.prot.writable()) }.or(Ok(())),
+            Err(Errno(libc::EEXIST)) if !is_ours(m.addr, m.len) => {
+                let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
+                // SAFETY: plain system calls on a constant.
+                unsafe {
+                    libc::write(2, words.as_ptr().cast(), words.len());
+                    libc::abort()
+                }
+            }
+            Err(Errno(libc::EEXIST)) => unsafe { self.map(m) },
+            Err(errno) => Err(errno),
+        }
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }

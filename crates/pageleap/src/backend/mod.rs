@@ -2,14 +2,13 @@
 //!
 //! Three things live behind it: [`Linux`], which makes the system calls; [`Model`], a deterministic address space in
 //! ordinary memory, small enough for a model checker; and [`FailAt`], which wraps either and makes the Nth call fail
-//! before its side effect, after it, or in the middle of it. A per-job counter wraps the backend too.
+//! before its side effect, after it, or in the middle of it.
 //!
 //! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either does what it says, or returns the
 //! error number; what can be true after an error is in the failure table of `docs/protocol.md`.
 
 #[cfg(not(loom))]
 mod attribute_probe;
-mod count;
 mod fail_at;
 #[cfg(not(loom))]
 mod linux;
@@ -17,7 +16,6 @@ mod model;
 
 use std::fmt;
 
-pub use count::Counted;
 pub use fail_at::{FailAt, FailMode};
 #[cfg(not(loom))]
 pub use linux::Linux;
@@ -30,7 +28,7 @@ use crate::units::PageSize;
 
 /// A memory file that a backend has created. Closed by [`Backend::close_file`], exactly once, by the pool that owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemoryFile(pub i32);
+pub struct MemoryFile(pub(crate) i32);
 
 /// Access that a mapping allows (`PROT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,19 +152,23 @@ pub struct Mapping {
 /// All methods may be called from several threads at a time. [`Backend::protect`] and [`Backend::populate`] are also called
 /// from a signal handler, so they neither allocate nor lock.
 ///
+/// # Safety
+/// An implementation that says [`Backend::is_host_memory`] does to this process' memory what its methods say, and hands out address space that
+/// nobody else has. Others keep their addresses to themselves.
+///
 /// # Safety of the `unsafe` methods
 /// They replace or forbid access to memory. The caller owns the ranges it names: it reserved them here, no Rust reference
 /// to them assumes what the call is about to change, and threads that access them are prepared for the outcome that the
 /// method states.
 #[allow(clippy::missing_safety_doc)] // stated once, above, for all methods
-pub trait Backend: Send + Sync {
+pub unsafe trait Backend: Send + Sync {
     /// Whether addresses of this backend are addresses of this process, so that pointers to them may be handed out.
     fn is_host_memory(&self) -> bool;
 
     /// Creates a memory file of `bytes` bytes that no child inherits and nobody can resize.
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno>;
-    /// Closes it. Mappings stay.
-    fn close_file(&self, file: MemoryFile);
+    /// Closes it, for the pool that owns it, which uses it no more. Mappings stay.
+    unsafe fn close_file(&self, file: MemoryFile);
     /// Reserves address space without access.
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
     /// Returns address space; what was mapped there is unmapped.
@@ -175,6 +177,9 @@ pub trait Backend: Send + Sync {
     unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Maps part of a file in place of what is there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
+    /// The same, where an earlier call may have failed and left a hole: what another thread has mapped into such a hole meanwhile is not
+    /// replaced; that thread's memory and ours want the same addresses then, and the process ends with a message. Allocates nothing.
+    unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is there. `from` stays mapped with empty
     /// page tables. On failure `to` may be a hole. EINVAL, without side effect, where the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;

@@ -136,7 +136,8 @@ impl State {
 const NOTHING: Entry =
     Entry { frame: None, prot: Prot::NONE, dont_fork: false, dont_dump: false, locked: false };
 
-impl Backend for Model {
+// SAFETY: its addresses are its own, and it says so.
+unsafe impl Backend for Model {
     fn is_host_memory(&self) -> bool {
         false
     }
@@ -149,7 +150,7 @@ impl Backend for Model {
         state.file_nodes.push(0);
         Ok(MemoryFile(state.files.len() as i32 - 1))
     }
-    fn close_file(&self, file: MemoryFile) {
+    unsafe fn close_file(&self, file: MemoryFile) {
         let mut state = self.state();
         let used = state.space.values().any(|e| matches!(e.frame, Some((f, _)) if f == file.0 as usize));
         assert!(!used, "file {} closed while mapped", file.0);
@@ -179,6 +180,10 @@ impl Backend for Model {
         assert!(first + m.len / BASE_PAGE <= state.files[file].len(), "mapped past the end of the file");
         state.put(m.addr, m.len, |i| Entry { frame: Some((file, first + i)), prot: m.prot, ..NOTHING });
         Ok(())
+    }
+    unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
+        // SAFETY: forwarded to the caller; nobody else takes the model's holes.
+        unsafe { self.map(m) }
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();

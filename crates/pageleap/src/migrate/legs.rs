@@ -41,31 +41,23 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Claims a range, takes frames for those of its pages that have to move, and prepares their aliases.
-    pub(crate) fn claim(
-        region: &Region,
-        bytes: Range<usize>,
-        to: &Pool,
-        exchange: bool,
-    ) -> Result<Item, Error> {
+    /// Claims a range.
+    pub(crate) fn claim(region: &Region, bytes: Range<usize>, to: &Pool) -> Result<Item, Error> {
         let inner = region.inner();
         let claim = inner.claim(bytes.clone(), region.len())?;
-        let pages = inner.pages(&bytes);
-        let extents: Vec<_> = lock(&inner.extents).within(pages.clone()).collect();
-        let moving: Vec<_> = extents.into_iter().filter(|e| e.pool != *to).collect();
-        let spans = plan::joined(moving.iter().map(|e| e.pages.clone()));
-        let attributes =
-            inner.backend.attributes(claim.region().start + bytes.start, bytes.end - bytes.start)?;
+        let outcomes = vec![PageOutcome::Unchanged; (bytes.end - bytes.start) / inner.page.bytes()];
+        Ok(Item { claim, to: to.clone(), legs: Vec::new(), outcomes, unused: Vec::new() })
+    }
 
-        let page_count = (pages.end - pages.start) as usize;
-        let mut item = Item {
-            claim,
-            to: to.clone(),
-            legs: Vec::new(),
-            outcomes: vec![PageOutcome::Unchanged; page_count],
-            unused: Vec::new(),
-        };
-        // From here on dropping the item gives the frames back.
+    /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
+    pub(crate) fn plan(&mut self, attributes: &[AttributeRun], exchange: bool) -> Result<(), Error> {
+        let item = self;
+        let to = item.to.clone();
+        let pages = item.claim.region().pages(&item.claim.range());
+        let extents: Vec<_> = lock(&item.claim.region().extents).within(pages.clone()).collect();
+        let moving: Vec<_> = extents.into_iter().filter(|e| e.pool != to).collect();
+        let spans = plan::joined(moving.iter().map(|e| e.pages.clone()));
+        // Dropping the item gives the frames back.
         let inner = item.claim.region().clone();
         let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
         for span in spans {
@@ -75,8 +67,10 @@ impl Item {
             for run in runs {
                 let pages = page..page + run.frames;
                 page = pages.end;
-                let boundaries =
-                    moving.iter().map(|e| e.pages.start).chain(attributes.iter().map(|a| page_of(a.start)));
+                let boundaries = moving
+                    .iter()
+                    .map(|e| e.pages.start)
+                    .chain(attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]));
                 for part in plan::cut(pages.clone(), boundaries) {
                     let address = inner.addr(part.start);
                     let covers = |a: &&AttributeRun| (a.start..a.end).contains(&address);
@@ -100,13 +94,13 @@ impl Item {
             }
         }
         if exchange {
-            item.legs.iter_mut().for_each(|leg| leg.exchange = prepare_alias(to, leg));
+            item.legs.iter_mut().for_each(|leg| leg.exchange = prepare_alias(&to, leg));
         }
         for leg in &item.legs {
             let at = (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
             item.outcomes[at].fill(PageOutcome::NotAttempted);
         }
-        Ok(item)
+        Ok(())
     }
 
     pub(crate) fn leg_count(&self) -> usize {
@@ -140,8 +134,9 @@ impl Drop for Item {
 
 /// Gives the alias of a leg's frames the attributes of its pages. Access stays as it is until the commit: the copy needs it.
 fn prepare_alias(pool: &Pool, leg: &Leg) -> bool {
-    if leg.attributes.huge_pages.is_some() {
-        // There is no advice that takes this one back, and the alias must not keep it.
+    // There is no advice that takes this one back, and the alias must not keep it. Nor must it lose its access for good: pages that
+    // their user may not read are read through it.
+    if leg.attributes.huge_pages.is_some() || !leg.attributes.prot.readable() {
         return false;
     }
     let frames = leg.pages.end - leg.pages.start;

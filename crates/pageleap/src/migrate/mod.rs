@@ -7,6 +7,7 @@ mod plan;
 mod report;
 mod run;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -19,9 +20,9 @@ pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, WAIT_B
 
 use crate::engine::mprotect::fault;
 use crate::error::Error;
-use crate::observe;
+use crate::observe::{self, AttributeRun};
 use crate::placement::Placement;
-use crate::region::Region;
+use crate::region::{Region, RegionId, check_same_backend};
 use crate::sync::lock;
 use crate::topology::Topology;
 use crate::units::PageSize;
@@ -64,7 +65,7 @@ impl fmt::Display for EngineChoice {
     }
 }
 
-/// The size of an area while nobody disturbs it, in bytes: 2 MB. The seed paper recommends 16 MB (section 6); `docs/adr/0003` has the
+/// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends 16 MB (section 6); `docs/adr/0003` has the
 /// measurements that speak for less.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 
@@ -181,15 +182,8 @@ impl<'a> Migration<'a> {
                 );
                 return Err(bad("range", reason, "move regions and pools of one page size per job"));
             }
-            if !Arc::ptr_eq(&region.inner().backend, &backend)
-                && !same_kind(&region.inner().backend, &backend)
-            {
-                return Err(bad(
-                    "range",
-                    "its region lives in another backend".into(),
-                    "use one backend per job",
-                ));
-            }
+            check_same_backend(&backend, to.pool())?;
+            check_same_backend(&region.inner().backend, to.pool())?;
         }
         let mut warnings = Vec::new();
         let node = destination.pool().node();
@@ -206,7 +200,11 @@ impl<'a> Migration<'a> {
 
         let mut items = Vec::new();
         for (region, range, to) in &self.ranges {
-            items.push(Item::claim(region, range.clone(), to.pool(), page != PageSize::Huge2M)?);
+            items.push(Item::claim(region, range.clone(), to.pool())?);
+        }
+        let attributes = attributes_of(&items)?;
+        for item in &mut items {
+            item.plan(&attributes[&item.claim.region().id], page != PageSize::Huge2M)?;
         }
         if backend.is_host_memory() {
             check_mapping_headroom(&items, threads)?;
@@ -220,7 +218,8 @@ impl<'a> Migration<'a> {
             area_bytes,
             threads,
             cpus,
-            deadline: self.timeout.map(|t| began + t),
+            // A time-out beyond what the clock can show is none.
+            deadline: self.timeout.and_then(|t| began.checked_add(t)),
             engine_reason: match self.engine {
                 EngineChoice::Auto => "the only engine of this version; needs no privilege".into(),
                 EngineChoice::Mprotect => "asked for".into(),
@@ -238,9 +237,19 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// Two handles on this process' memory are the same backend.
-fn same_kind(a: &Arc<dyn crate::backend::Backend>, b: &Arc<dyn crate::backend::Backend>) -> bool {
-    a.is_host_memory() && b.is_host_memory()
+/// The attributes of all ranges, read once per region from its first to its last.
+fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>, Error> {
+    let mut hulls: BTreeMap<RegionId, (&Item, Range<usize>)> = BTreeMap::new();
+    for item in items {
+        let range = item.claim.range();
+        let (_, hull) = hulls.entry(item.claim.region().id).or_insert((item, range.clone()));
+        *hull = hull.start.min(range.start)..hull.end.max(range.end);
+    }
+    let read = |(id, (item, hull)): (RegionId, (&Item, Range<usize>))| {
+        let region = item.claim.region();
+        Ok((id, region.backend.attributes(region.start + hull.start, hull.end - hull.start)?))
+    };
+    hulls.into_iter().map(read).collect()
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.
@@ -254,6 +263,8 @@ fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<(), Error> {
         return Err(Error::Limit {
             what: "memory mappings of this process (vm.max_map_count)",
             limit,
+            in_use: count,
+            needed,
             remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
         });
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 /// When an area that was disturbed is split, and when its writers are held back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetryPolicy {
-    /// Into how many parts a disturbed area is split (seed paper, section 4.2: reduction factor).
+    /// Into how many parts a disturbed area is split (page_leap, section 4.2: reduction factor).
     pub(crate) reduction_factor: u64,
     /// After this many disturbed copies the writers of an area wait until it has been moved: what makes every job end.
     pub(crate) max_disturbed: u32,
@@ -17,7 +17,7 @@ pub(crate) struct RetryPolicy {
 ///
 /// Tracking pays while most copies get through. When every third or more is disturbed, it costs more than it spares: signals, calls and
 /// copies in vain, for writers as for the migrator. Then areas are held from the start, and every sixteenth is tracked to notice when
-/// the pressure is over. (An addition to the seed paper, whose method only ever splits; `docs/adr/0003` has the measurements.)
+/// the pressure is over. (An addition to page_leap, whose method only ever splits; `docs/adr/0003` has the measurements.)
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     disturbed_share: f64,

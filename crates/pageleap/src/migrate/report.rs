@@ -15,7 +15,7 @@ pub enum PageOutcome {
     Migrated,
     /// There was nothing to do: it lay there already, or it is unbacked.
     Unchanged,
-    /// It was tried, writers disturbed the copy, and the job was stopped before the next try.
+    /// It was tried, writers disturbed the copy or a system call was refused, and the job was stopped before the next try.
     Busy,
     /// A system call was refused each time it was tried.
     Failed,
@@ -142,7 +142,7 @@ pub struct Report {
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
-    /// System calls of the migration by name, with those of the fault handler, without those of recycling.
+    /// System calls of the attempts by name, with those of the fault handler, without those of preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
     /// What went less well than asked, in words.
     pub warnings: Vec<String>,

@@ -10,7 +10,7 @@ use super::legs::{Item, Leg};
 use super::plan::{Area, Pressure, RetryPolicy, areas};
 use super::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::affinity;
-use crate::backend::{Backend, Counted, Mapping};
+use crate::backend::{Backend, Call, Errno, Mapping};
 use crate::engine::mprotect::attempt::{self, Effort, Parked, Step, Target, Task};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
@@ -19,6 +19,7 @@ use crate::observe::Attributes;
 use crate::pool::{self, Pool};
 use crate::region::Extent;
 use crate::sync::lock;
+use crate::units::{BASE_PAGE, PageSize};
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
 const JOIN_EVERY: u64 = 4096;
@@ -72,12 +73,20 @@ struct Tally {
     longest_window_ns: u64,
     exchange_unsupported: bool,
     first_failure: Option<Error>,
+    /// By the number of their kind.
+    calls: [u64; Call::ALL.len()],
     warnings: Vec<String>,
+}
+
+impl Tally {
+    fn count(&mut self, effort: &Effort) {
+        self.calls.iter_mut().zip(effort.calls).for_each(|(sum, calls)| *sum += u64::from(calls));
+    }
 }
 
 /// A job before and while it runs.
 pub(crate) struct Run {
-    backend: Arc<Counted>,
+    backend: Arc<dyn Backend>,
     legs: Vec<Leg>,
     state: Mutex<State>,
     /// Signalled when areas are queued again, and when the last one has been dealt with.
@@ -101,6 +110,8 @@ impl Run {
             slots.push(SLOTS.claim().map(ClaimedSlot).ok_or(Error::Limit {
                 what: "migrating threads of this process",
                 limit: MAX_THREADS,
+                in_use: MAX_THREADS,
+                needed: settings.threads,
                 remedy: "wait for running jobs, or use fewer threads",
             })?);
         }
@@ -118,7 +129,7 @@ impl Run {
         let queue = queue.collect();
         let tally = Tally { warnings, ..Tally::default() };
         Ok(Run {
-            backend: Arc::new(Counted::new(backend)),
+            backend,
             legs,
             state: Mutex::new(State {
                 queue,
@@ -144,8 +155,6 @@ impl Run {
     /// Starts the job's thread.
     pub(crate) fn spawn(self) -> Result<(), Error> {
         let main = move || {
-            // A bug in a worker could leave writers asleep on an area that nobody opens again. Ending the process says so; going on
-            // would look like a hang.
             let bomb = AbortOnUnwind;
             self.migrate();
             self.conclude();
@@ -174,6 +183,9 @@ impl Run {
 
     /// A worker's life.
     fn work(&self, slot: &Slot) {
+        // A bug here could leave writers asleep on an area that nobody opens again. Ending the process says so; going on would look like
+        // a hang.
+        let bomb = AbortOnUnwind;
         affinity::block_application_signals();
         if self.backend.is_host_memory() && !affinity::run_on(&self.settings.cpus) {
             let warning = "a worker may not run on the destination node's CPUs".to_owned();
@@ -192,6 +204,7 @@ impl Run {
             // Also when the queue is empty: the last area may be what others wait for.
             self.changed.notify_all();
         }
+        std::mem::forget(bomb);
     }
 
     /// The next area, or `None` when there will be none or the job is to stop.
@@ -248,23 +261,31 @@ impl Run {
             hold,
         };
         let mut effort = Effort::default();
-        // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
-        // until a page maps them; the backend lives as long as the job.
-        let step = unsafe { attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort) };
+        // Beyond this limit a call that unmaps first and maps then would fail in between.
+        let step = if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE) {
+            Step::Refused(Call::Map, Errno(libc::ENOMEM))
+        } else {
+            // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
+            // until a page maps them; the backend lives as long as the job.
+            unsafe { attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort) }
+        };
         if effort.exchanged {
             to.mark_hollow(frames);
         }
         match effort.parked {
             Parked::No => {}
             Parked::Yes => leg.from.mark_borrowed(vacated),
-            Parked::Failed => leg.from.mark_hollow(vacated),
+            Parked::Failed => {
+                // Perhaps a hole, where another thread's next mapping could land: fill it at once.
+                leg.from.mark_hollow(vacated);
+                let _ = leg.from.0.map_alias(vacated, true);
+            }
         }
         let migrated = if step == Step::Migrated { len as u64 } else { 0 };
         self.shared.count(effort.copied, migrated);
-        let unrestored = if step == Step::Migrated {
-            self.restore_attributes(leg, &task.span, effort.by_exchange)
-        } else {
-            None
+        let restored = match step {
+            Step::Migrated => self.restore_attributes(leg, &task.span, effort.by_exchange),
+            _ => Ok(()),
         };
 
         let mut state = lock(&self.state);
@@ -274,9 +295,10 @@ impl Run {
         let tally = &mut state.tally;
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);
+        tally.count(&effort);
         tally.longest_window_ns = tally.longest_window_ns.max(effort.window_ns);
         tally.exchange_unsupported |= effort.exchange_unsupported;
-        tally.warnings.extend(unrestored);
+        tally.warnings.extend(restored.err().map(attribute_lost));
         match step {
             Step::Migrated => {
                 let extent = Extent { pages: area.pages.clone(), pool: to, first_frame: frames.first };
@@ -296,6 +318,7 @@ impl Run {
             }
             Step::Refused(call, errno) => match self.settings.policy.after_refusal(&area) {
                 Some(again) => {
+                    state.items[leg.item].set_outcome(&area.pages, PageOutcome::Busy);
                     state.queue.push_back(again);
                     drop(state);
                     // Mappings join again as neighbours are done; give them, or other threads, the time.
@@ -310,8 +333,8 @@ impl Run {
         }
     }
 
-    /// Sets again what a new mapping does not have. Returns a warning if that failed.
-    fn restore_attributes(&self, leg: &Leg, span: &Span, by_exchange: bool) -> Option<String> {
+    /// Sets again what a new mapping does not have. Allocates nothing.
+    fn restore_attributes(&self, leg: &Leg, span: &Span, by_exchange: bool) -> Result<(), Error> {
         let (addr, len, wanted) = (span.addr, span.len, &leg.attributes);
         // An exchange brings all but the lock along.
         let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
@@ -320,58 +343,69 @@ impl Run {
             attributes::advise(&*self.backend, addr, len, &now, wanted)
                 .and_then(|()| attributes::relock(&*self.backend, addr, len, wanted))
         }
-        .err()
-        .map(|error| format!("an attribute of the range is lost: {error}"))
     }
 
     /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
     fn join_mappings(&self, slot: &Slot) {
-        let mut state = lock(&self.state);
-        let mut warnings = Vec::new();
-        let mut repairs = 0;
-        for leg in &self.legs {
-            let item = &state.items[leg.item];
-            let region = item.claim.region();
-            if region.page == crate::units::PageSize::Base {
-                continue;
-            }
-            let extents: Vec<_> =
-                lock(&region.extents).within(leg.pages.clone()).filter(|e| e.pool == item.to).collect();
-            for extent in extents.into_iter().filter(|e| e.pages.end - e.pages.start > 1) {
-                let len = region.bytes(extent.pages.end - extent.pages.start);
-                let span = Span { addr: region.addr(extent.pages.start), len, prot: leg.attributes.prot };
-                let mapping = Mapping {
-                    addr: span.addr,
-                    len,
-                    file: item.to.0.file,
-                    offset: item.to.0.offset_of(extent.first_frame),
-                    prot: span.prot,
-                    populate: true,
-                };
-                // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
-                repairs += unsafe {
-                    attempt::map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, || {
-                        warnings.extend(self.restore_attributes(leg, &span, false));
-                    })
-                };
+        let mut finished = Vec::new();
+        {
+            let state = lock(&self.state);
+            for leg in &self.legs {
+                let item = &state.items[leg.item];
+                let region = item.claim.region();
+                if region.page == PageSize::Base {
+                    continue;
+                }
+                let extents = lock(&region.extents);
+                let moved = extents.within(leg.pages.clone()).filter(|e| e.pool == item.to);
+                for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
+                    let (addr, len) = (
+                        region.addr(extent.pages.start),
+                        region.bytes(extent.pages.end - extent.pages.start),
+                    );
+                    finished.push((
+                        leg,
+                        Mapping {
+                            addr,
+                            len,
+                            file: item.to.0.file,
+                            offset: item.to.0.offset_of(extent.first_frame),
+                            prot: leg.attributes.prot,
+                            populate: true,
+                        },
+                    ));
+                }
             }
         }
-        state.tally.repairs += repairs;
-        state.tally.warnings.extend(warnings);
+        for (leg, mapping) in finished {
+            let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
+            let mut effort = Effort::default();
+            // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
+            let restored = unsafe {
+                attempt::map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
+                    self.restore_attributes(leg, &span, false)
+                })
+            };
+            let mut state = lock(&self.state);
+            state.tally.count(&effort);
+            state.tally.repairs += effort.repairs;
+            state.tally.warnings.extend(restored.err().map(attribute_lost));
+        }
     }
 
     /// After the last page: give everything back and deliver the report.
     fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         self.shared.enter(Phase::Recycling);
-        let Run { backend, legs, state, settings, slots, shared, .. } = self;
+        let Run { legs, state, settings, slots, shared, .. } = self;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { items, vacated, tally, .. } = state;
-        let Tally { mut warnings, .. } = tally;
+        let Tally { mut warnings, mut calls, .. } = tally;
 
         let mut waits = Waits::default();
         for slot in &slots {
             drain(slot.slot(), &mut waits);
+            calls[Call::Protect as usize] += slot.slot().waits.take_openings();
         }
         drop(slots);
 
@@ -426,10 +460,18 @@ impl Run {
             longest_window_ns: tally.longest_window_ns,
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
-            calls: backend.calls().collect(),
+            calls: Call::ALL
+                .into_iter()
+                .map(|c| (c.name(), calls[c as usize]))
+                .filter(|(_, n)| *n > 0)
+                .collect(),
             warnings,
         });
     }
+}
+
+fn attribute_lost(error: Error) -> String {
+    format!("an attribute of the range is lost: {error}")
 }
 
 /// Joins neighbouring runs of each pool, so that their alias is mapped again by few calls.

@@ -14,7 +14,7 @@ use crate::affinity;
 use crate::backend::{Backend, Call, Policy};
 use crate::error::Error;
 use crate::sync::lock;
-use crate::topology::{Topology, meminfo};
+use crate::topology::{Topology, available};
 use crate::units::{NodeId, PageSize};
 
 /// Bytes populated between two looks at the limits.
@@ -37,62 +37,94 @@ pub(super) fn check_node(
     check_room(node, page, bytes)
 }
 
+/// Bytes that threads of this process are about to take, all pools together: each sees the free memory of before.
+static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
+
 /// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup out of memory.
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
     let topology = Topology::read()?;
     let n = topology.node(node)?;
-    let short = |free_bytes: u64, limit: String, remedy: String| {
-        if free_bytes >= bytes {
-            Ok(())
-        } else {
-            Err(Error::OutOfMemory { node, needed_bytes: bytes, free_bytes, limit, remedy })
-        }
-    };
     if page == PageSize::Huge2M {
         let page_bytes = page.bytes() as u64;
-        let missing = (bytes / page_bytes).saturating_sub(n.free_huge_2m);
-        return short(
-            n.free_huge_2m * page_bytes,
-            "the number of free 2 MB huge pages".into(),
-            format!("reserve {missing} more: {}", huge_page_line(node, missing)),
-        );
+        let free_bytes = n.free_huge_2m * page_bytes;
+        if free_bytes >= bytes {
+            return Ok(());
+        }
+        let missing = bytes / page_bytes - n.free_huge_2m;
+        return Err(Error::OutOfMemory {
+            node,
+            needed_bytes: bytes,
+            free_bytes,
+            limit: "the number of free 2 MB huge pages".into(),
+            remedy: format!("reserve {missing} more: {}", huge_page_line(node, missing)),
+        });
     }
-    let remedy = "make the pool smaller, or free memory there";
-    short(n.free_bytes.saturating_sub(MARGIN), format!("the free memory of {node}"), remedy.into())?;
-    for (limit, free) in cgroup_limits(Path::new("/sys/fs/cgroup"), &own_cgroup()) {
-        let remedy = format!("make the pool smaller, or raise the limit in {limit}");
-        short(free.saturating_sub(MARGIN), limit, remedy)?;
+    let text = |path: &str| {
+        fs::read_to_string(path).map_err(|e| Error::SystemFile {
+            path: path.into(),
+            reason: e.to_string(),
+            remedy: "mount procfs, or raise the limit of open files: without it nobody can say how much memory is left",
+        })
+    };
+    let (machine, cgroups) = (text("/proc/meminfo")?, text("/proc/self/cgroup")?);
+    // The kernel keeps so much for itself on each node.
+    let reserve = text("/proc/sys/vm/min_free_kbytes")?.trim().parse::<u64>().unwrap_or(0) << 10;
+    let mut limits = vec![
+        (format!("the free memory of {node}"), n.free_bytes.saturating_sub(reserve)),
+        ("the free memory of the machine".to_owned(), available(&machine).saturating_sub(reserve)),
+    ];
+    limits.extend(cgroup_limits(Path::new("/sys/fs/cgroup"), &cgroups));
+    for (limit, free) in limits {
+        let free_bytes = free.saturating_sub(MARGIN);
+        if free_bytes < bytes {
+            let remedy = "make the pool smaller, free memory, or raise the limit".into();
+            return Err(Error::OutOfMemory { node, needed_bytes: bytes, free_bytes, limit, remedy });
+        }
     }
     Ok(())
 }
 
-/// The path of this process in the unified cgroup hierarchy, without the leading slash.
-fn own_cgroup() -> PathBuf {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    PathBuf::from(path)
-}
-
-/// For each memory limit that applies to the cgroup: its file, and the bytes left under it. File pages that can be dropped count as left.
-fn cgroup_limits(root: &Path, own: &Path) -> Vec<(String, u64)> {
+/// For each memory limit that applies to the process: its file, and the bytes left under it. File pages that can be dropped count as left.
+/// `membership` is the text of `/proc/self/cgroup`, `root` where cgroups are mounted: version 2 there or in `unified`, version 1 in `memory`.
+fn cgroup_limits(root: &Path, membership: &str) -> Vec<(String, u64)> {
+    struct Names {
+        max: &'static str,
+        current: &'static str,
+        file: [&'static str; 2],
+    }
+    const V1: Names = Names {
+        max: "memory.limit_in_bytes",
+        current: "memory.usage_in_bytes",
+        file: ["total_active_file ", "total_inactive_file "],
+    };
+    const V2: Names =
+        Names { max: "memory.max", current: "memory.current", file: ["active_file ", "inactive_file "] };
     let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    own.ancestors()
-        .filter_map(|path| {
-            let folder = root.join(path);
-            // "max" and a missing file both mean: no limit here.
-            let max = number(folder.join("memory.max"))?;
-            let current = number(folder.join("memory.current"))?;
-            let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-            let file: u64 = ["active_file ", "inactive_file "]
-                .iter()
-                .filter_map(|name| {
-                    stat.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok()
-                })
-                .sum();
-            let limit = folder.join("memory.max").display().to_string();
-            Some((limit, max.saturating_sub(current.saturating_sub(file))))
-        })
-        .collect()
+    let mut limits = Vec::new();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (names, mounts) = match controllers {
+            "" => (V2, vec![root.to_owned(), root.join("unified")]),
+            list if list.split(',').any(|c| c == "memory") => (V1, vec![root.join("memory")]),
+            _ => continue,
+        };
+        for mount in mounts {
+            for folder in Path::new(path.trim_start_matches('/')).ancestors().map(|path| mount.join(path)) {
+                // "max" and a missing file both mean: no limit here.
+                let limit = number(folder.join(names.max)).zip(number(folder.join(names.current)));
+                let Some((max, current)) = limit else { continue };
+                let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+                let value = |name: &&str| {
+                    stat.lines().find_map(|l| l.strip_prefix(*name))?.trim().parse::<u64>().ok()
+                };
+                let file: u64 = names.file.iter().filter_map(value).sum();
+                let left = max.saturating_sub(current.saturating_sub(file));
+                limits.push((folder.join(names.max).display().to_string(), left));
+            }
+        }
+    }
+    limits
 }
 
 /// Faults the whole pool in and verifies where it is.
@@ -138,8 +170,10 @@ pub(super) fn fill(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
+        // With fewer threads than asked for, or none, it only takes longer.
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        if (0..threads).filter_map(spawn).count() == 0 {
+            work();
         }
     });
     if let Some(error) = failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
@@ -172,19 +206,18 @@ pub(super) fn fill(
 }
 
 fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
-    let inner = &*pool.0;
-    if inner.backend.is_host_memory() && inner.page == PageSize::Base {
-        let (_, machine_free) = meminfo(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
-        if machine_free < step + MARGIN {
-            return Err(Error::OutOfMemory {
-                node: inner.node,
-                needed_bytes: pool.bytes() - at,
-                free_bytes: machine_free,
-                limit: "the machine".into(),
-                remedy: "make the pool smaller, or free memory".into(),
-            });
+    /// Bytes announced until this is dropped.
+    struct Announced(u64);
+    impl Drop for Announced {
+        fn drop(&mut self) {
+            IN_FLIGHT.fetch_sub(self.0, Relaxed);
         }
-        check_room(inner.node, inner.page, step)?;
+    }
+    let inner = &*pool.0;
+    let others = IN_FLIGHT.fetch_add(step, Relaxed);
+    let _announced = Announced(step);
+    if inner.backend.is_host_memory() && inner.page == PageSize::Base {
+        check_room(inner.node, inner.page, others + step)?;
     }
     let addr = inner.alias_of(0) + at as usize;
     // SAFETY: the alias is the pool's own.
@@ -197,20 +230,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tightest_cgroup_limit_is_found_and_droppable_file_pages_count_as_free() {
+    fn limits_of_both_cgroup_versions_are_found_and_droppable_file_pages_count_as_free() {
         let root = std::env::temp_dir().join(format!("pageleap-cgroup-{}", std::process::id()));
-        let child = root.join("a/b");
-        fs::create_dir_all(&child).unwrap();
-        let put = |folder: &Path, name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
-        put(&child, "memory.max", "1000000\n");
-        put(&child, "memory.current", "900000\n");
-        put(&child, "memory.stat", "anon 1\ninactive_file 50000\nactive_file 1000\n");
-        put(&root.join("a"), "memory.max", "max\n");
-        put(&root.join("a"), "memory.current", "5\n");
-        let limits = cgroup_limits(&root, Path::new("a/b"));
+        let put = |folder: &str, files: [(&str, &str); 3]| {
+            fs::create_dir_all(root.join(folder)).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(root.join(folder).join(name), text).unwrap());
+        };
+        put("a", [("memory.max", "max\n"), ("memory.current", "5\n"), ("memory.stat", "")]);
+        let stat = "anon 1\ninactive_file 50000\nactive_file 1000\n";
+        put("a/b", [("memory.max", "1000000\n"), ("memory.current", "900000\n"), ("memory.stat", stat)]);
+        let stat = "inactive_file 7\ntotal_inactive_file 30\ntotal_active_file 5\n";
+        let files =
+            [("memory.limit_in_bytes", "100\n"), ("memory.usage_in_bytes", "90\n"), ("memory.stat", stat)];
+        put("memory/c", files);
+        let limits = cgroup_limits(&root, "9:cpu:/x\n4:memory:/c\n0::/a/b\n");
         fs::remove_dir_all(&root).unwrap();
-        assert_eq!(limits.len(), 1);
-        assert_eq!(limits[0].1, 151_000);
-        assert!(limits[0].0.ends_with("a/b/memory.max"));
+        let found: Vec<_> = limits
+            .iter()
+            .map(|(file, left)| (file.strip_prefix(root.to_str().unwrap()).unwrap(), *left))
+            .collect();
+        assert_eq!(found, [("/memory/c/memory.limit_in_bytes", 45), ("/a/b/memory.max", 151_000)]);
     }
 }

@@ -40,8 +40,8 @@ pub(crate) struct PoolInner {
     page: PageSize,
     frames: u64,
     alias: usize,
-    /// Address space reserved for the alias, in bytes.
-    reserved: usize,
+    /// The process that made it.
+    process: u32,
     state: Mutex<State>,
     id: u64,
 }
@@ -145,7 +145,7 @@ impl PoolBuilder {
             page: self.page,
             frames,
             alias,
-            reserved: bytes,
+            process: std::process::id(),
             state: Mutex::new(state),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
@@ -310,12 +310,17 @@ impl PoolInner {
     }
 
     /// Maps the alias of `run`, and fills its page tables if `populate` says so.
-    fn map_alias(&self, run: Run, populate: bool) -> Result<(), (Call, Errno)> {
+    pub(crate) fn map_alias(&self, run: Run, populate: bool) -> Result<(), (Call, Errno)> {
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
         let offset = self.offset_of(run.first);
         let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
-        // SAFETY: the alias is ours, and the frames have no user.
-        unsafe { self.backend.map(&mapping) }.map_err(|errno| (Call::Map, errno))?;
+        // SAFETY: the alias is ours, and the frames have no user. What another thread may have mapped into a hole there is not replaced.
+        unsafe {
+            if populate { self.backend.map_own(&mapping) } else { self.backend.map(&mapping) }
+                .map_err(|errno| (Call::Map, errno))?;
+            // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by an exchange.
+            self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
+        }
         self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
     }
 
@@ -344,9 +349,12 @@ impl Drop for PoolInner {
         // SAFETY: no region and no job has frames of this pool any more: each would hold a clone of it. The mapping keeps no reference
         // to the descriptor.
         unsafe {
-            let _ = self.backend.release(self.alias, self.reserved);
+            // A child made by `fork` has the books, but not the memory; something else may be mapped there.
+            if self.process == std::process::id() {
+                let _ = self.backend.release(self.alias, self.frames as usize * self.page.bytes());
+            }
+            self.backend.close_file(self.file);
         }
-        self.backend.close_file(self.file);
     }
 }
 

@@ -16,7 +16,8 @@ pub struct HugePageReservation {
 }
 
 impl HugePageReservation {
-    /// Raises the node's `nr_hugepages` until `pages` huge pages of 2 MB are free there. Needs root.
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of 2 MB are free there. Needs root. Free pages that somebody else has
+    /// reserved and not yet used count as free.
     ///
     /// # Errors
     /// If the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
@@ -25,50 +26,50 @@ impl HugePageReservation {
         let _only_us = lock_file(&total);
         let free = Topology::read()?.node(node)?.free_huge_2m;
         let missing = pages.saturating_sub(free);
-        let before = read_count(&total)?;
-        let mut reservation = HugePageReservation { total, added: 0 };
         if missing == 0 {
-            return Ok(reservation);
+            return Ok(HugePageReservation { total, added: 0 });
         }
-        reservation.write(before + missing)?;
-        let added = read_count(&reservation.total)?.saturating_sub(before);
-        reservation.added = added;
+        let before = read_count(&total)?;
+        write(&total, before + missing)?;
+        let added = read_count(&total)?.saturating_sub(before);
         if added < missing {
+            write(&total, before)?;
             let page = PageSize::Huge2M.bytes() as u64;
             return Err(Error::OutOfMemory {
                 node,
                 needed_bytes: missing * page,
                 free_bytes: added * page,
-                limit: format!("the kernel, asked through {},", reservation.total.display()),
+                limit: format!("the kernel, asked through {},", total.display()),
                 remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory".into(),
             });
         }
-        Ok(reservation)
+        Ok(HugePageReservation { total, added })
     }
 
     /// How many pages were added.
     pub fn added(&self) -> u64 {
         self.added
     }
-
-    fn write(&self, pages: u64) -> Result<(), Error> {
-        fs::write(&self.total, pages.to_string()).map_err(|e| Error::SystemFile {
-            path: self.total.display().to_string(),
-            reason: e.to_string(),
-            remedy: "run as root, or ask an administrator to write the number of huge pages there",
-        })
-    }
 }
 
 impl Drop for HugePageReservation {
     fn drop(&mut self) {
+        if self.added == 0 {
+            return;
+        }
         let _only_us = lock_file(&self.total);
-        if self.added > 0
-            && let Ok(now) = read_count(&self.total)
-        {
-            let _ = self.write(now.saturating_sub(self.added));
+        if let Ok(now) = read_count(&self.total) {
+            let _ = write(&self.total, now.saturating_sub(self.added));
         }
     }
+}
+
+fn write(total: &Path, pages: u64) -> Result<(), Error> {
+    fs::write(total, pages.to_string()).map_err(|e| Error::SystemFile {
+        path: total.display().to_string(),
+        reason: e.to_string(),
+        remedy: "run as root, or ask an administrator to write the number of huge pages there",
+    })
 }
 
 /// Keeps other reservations of this node away until the file is dropped: each reads the number of pages and writes another. Without

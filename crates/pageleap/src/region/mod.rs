@@ -64,6 +64,8 @@ pub(crate) struct RegionInner {
     len: AtomicUsize,
     pub(crate) extents: Mutex<ExtentMap<Pool>>,
     busy: Mutex<BusyRanges>,
+    /// The process that made it.
+    process: u32,
     /// Jobs that work, or have worked, on this region.
     pub(crate) jobs: Mutex<Vec<Weak<JobShared>>>,
 }
@@ -124,6 +126,7 @@ impl Region {
             len: AtomicUsize::new(0),
             extents: Mutex::new(ExtentMap::new()),
             busy: Mutex::new(BusyRanges::default()),
+            process: std::process::id(),
             jobs: Mutex::new(Vec::new()),
         })))
     }
@@ -139,14 +142,19 @@ impl Region {
         if len <= old {
             return Ok(());
         }
-        self.back(old..len, pool)?;
+        self.back_up_to(inner.capacity, old..len, pool)?;
         inner.len.fetch_max(len, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Backs an unbacked part with zeroed frames of `pool`: what [`Region::discard`] left, or what lies beyond the end.
+    /// Backs an unbacked part with zeroed frames of `pool`: what [`Region::discard`] left.
     pub fn back(&self, range: Range<usize>, pool: &Pool) -> Result<(), Error> {
+        self.back_up_to(self.len(), range, pool)
+    }
+
+    fn back_up_to(&self, limit: usize, range: Range<usize>, pool: &Pool) -> Result<(), Error> {
         let inner = &self.0;
+        check_same_backend(&inner.backend, pool)?;
         if pool.page_size() != inner.page {
             return Err(Error::BadArgument {
                 what: "pool",
@@ -154,37 +162,45 @@ impl Region {
                 remedy: "use a pool with pages of the region's size".into(),
             });
         }
-        let _claim = inner.claim(range.clone(), inner.capacity)?;
+        let _claim = inner.claim(range.clone(), limit)?;
         let pages = inner.pages(&range);
         if lock(&inner.extents).within(pages.clone()).next().is_some() {
             return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
         }
         let runs = pool.take_zeroed(pages.end - pages.start, pages.start)?;
+        let mut mapped = Vec::with_capacity(runs.len());
         let mut page = pages.start;
-        for (i, run) in runs.iter().enumerate() {
+        for run in &runs {
             if let Err(error) = inner.map_new(page, *run, pool) {
-                // SAFETY: the part was unbacked before and nobody may access it yet.
-                let vacated = unsafe { inner.backend.vacate(inner.addr(page), inner.bytes(run.frames)) };
-                // Frames that may still be mapped here must not go to anybody else.
-                let free = if vacated.is_ok() { i } else { i + 1 };
-                runs[free..].iter().for_each(|run| drop(pool.give_back(*run)));
-                inner.unback(pages.start..page);
+                let part = inner.addr(pages.start);
+                // SAFETY: the part was unbacked before, and nobody has been told that it is not.
+                if unsafe { inner.backend.vacate(part, inner.bytes(page + run.frames - pages.start)) }.is_ok()
+                {
+                    runs.iter().for_each(|run| drop(pool.give_back(*run)));
+                } // else: frames that may still be mapped here must not go to anybody else.
                 return Err(error);
             }
-            let extent =
-                Extent { pages: page..page + run.frames, pool: pool.clone(), first_frame: run.first };
-            lock(&inner.extents).replace(extent);
+            mapped.push(Extent {
+                pages: page..page + run.frames,
+                pool: pool.clone(),
+                first_frame: run.first,
+            });
             page += run.frames;
         }
+        // All at once: a view of the part must not be handed out while the rest can still fail.
+        let mut extents = lock(&inner.extents);
+        mapped.into_iter().for_each(|extent| drop(extents.replace(extent)));
         Ok(())
     }
 
     /// Gives the frames of a part back to their pools. Touching it raises SIGSEGV until it is backed again; its former contents are gone.
     /// Takes `&mut self` because references into the part would dangle.
+    ///
+    /// # Errors
+    /// If the process has as many mappings as it may: then some of the part is still backed, as it was.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         let _claim = self.0.claim(range.clone(), self.len())?;
-        self.0.unback(self.0.pages(&range));
-        Ok(())
+        self.0.unback(self.0.pages(&range))
     }
 
     /// The first byte. The address never changes.
@@ -219,14 +235,20 @@ impl Region {
     }
 
     /// A part of the region as 32-bit words that several threads may read and write.
-    pub fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
-        // SAFETY: as above.
+    ///
+    /// # Safety
+    /// While the slice lives nobody accesses that part through atomics of another size: for the language that would be a data race.
+    pub unsafe fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
+        // SAFETY: atomics may be shared; the size is the caller's promise.
         unsafe { self.view(range) }
     }
 
     /// A part of the region as bytes that several threads may read and write.
-    pub fn atomics_u8(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
-        // SAFETY: as above.
+    ///
+    /// # Safety
+    /// As [`Region::atomics_u32`].
+    pub unsafe fn atomics_u8(&self, range: Range<usize>) -> Result<&[AtomicU8], Error> {
+        // SAFETY: atomics may be shared; the size is the caller's promise.
         unsafe { self.view(range) }
     }
 
@@ -381,18 +403,37 @@ impl RegionInner {
         }
     }
 
-    /// Unmaps backed pages and gives their frames back. Never fails: frames whose range could not be unmapped stay out of circulation.
-    fn unback(&self, pages: Range<u64>) {
+    /// Unmaps backed pages and gives their frames back.
+    fn unback(&self, pages: Range<u64>) -> Result<(), Error> {
         let extents = lock(&self.extents).remove(pages);
+        let mut failure = None;
         for extent in extents {
             let frames = extent.pages.end - extent.pages.start;
-            // SAFETY: the owner has exclusive access (`discard`, drop) or the part was never handed out.
-            let vacated = unsafe { self.backend.vacate(self.addr(extent.pages.start), self.bytes(frames)) };
-            if vacated.is_ok() {
-                let _ = extent.pool.give_back(Run { first: extent.first_frame, frames });
+            let (addr, len) = (self.addr(extent.pages.start), self.bytes(frames));
+            // SAFETY: the caller of `discard` has exclusive access to the region.
+            match unsafe { self.backend.vacate(addr, len) } {
+                Ok(()) => drop(extent.pool.give_back(Run { first: extent.first_frame, frames })),
+                Err(errno) => {
+                    lock(&self.extents).replace(extent);
+                    failure.get_or_insert(Error::call(Call::Vacate, addr, len, errno));
+                }
             }
         }
+        failure.map_or(Ok(()), Err)
     }
+}
+
+/// Refuses to mix memory of this process with that of a model.
+pub(crate) fn check_same_backend(backend: &Arc<dyn Backend>, pool: &Pool) -> Result<(), Error> {
+    let other = &pool.0.backend;
+    if Arc::ptr_eq(backend, other) || backend.is_host_memory() && other.is_host_memory() {
+        return Ok(());
+    }
+    Err(Error::BadArgument {
+        what: "pool",
+        reason: "it lives in another backend than the region".into(),
+        remedy: "use one backend for both".into(),
+    })
 }
 
 impl Drop for Region {
@@ -405,6 +446,10 @@ impl Drop for Region {
 
 impl Drop for RegionInner {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child made by `fork` has the books, but not the memory; something else may be mapped there.
+            return;
+        }
         let all = 0..(self.capacity / self.page.bytes()) as u64;
         if self.backend.is_host_memory() {
             REGIONS.remove(self.start);

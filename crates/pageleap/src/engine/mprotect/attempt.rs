@@ -82,6 +82,14 @@ pub(crate) struct Effort {
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it.
     pub(crate) window_ns: u64,
+    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may lie in the area.
+    pub(crate) calls: [u32; Call::ALL.len()],
+}
+
+impl Effort {
+    fn count(&mut self, call: Call) {
+        self.calls[call as usize] += 1;
+    }
 }
 
 /// Runs one attempt.
@@ -105,10 +113,11 @@ pub(crate) unsafe fn attempt(
     loop {
         let mut closed_at = crate::sync::monotonic_ns();
         if trackable {
+            effort.count(Call::Protect);
             // SAFETY: the span is ours to migrate; whoever faults waits for the slot, which has been published.
             if let Err(errno) = unsafe { backend.protect(addr, len, prot.without_write()) } {
                 // SAFETY: as above. The call may have had its effect, in whole or in part.
-                unsafe { give_access_back(backend, &task.span, effort) };
+                unsafe { give_access_back(backend, &task.span, errno, effort) };
                 slot.retire();
                 return Step::Refused(Call::Protect, errno);
             }
@@ -134,7 +143,12 @@ pub(crate) unsafe fn attempt(
             }
         }
         // SAFETY: the area is closed and the copy is complete.
-        unsafe { commit(backend, task, effort) };
+        if let Err(errno) = unsafe { commit(backend, task, effort) } {
+            // SAFETY: the area is closed and maps its old frames.
+            unsafe { give_access_back(backend, &task.span, errno, effort) };
+            slot.retire();
+            return Step::Refused(Call::Map, errno);
+        }
         effort.held = hold && trackable;
         effort.window_ns = crate::sync::monotonic_ns().saturating_sub(closed_at);
         slot.retire();
@@ -168,18 +182,22 @@ unsafe fn copy(slot: &Slot, backend: &dyn Backend, task: &Task, effort: &mut Eff
     true
 }
 
-/// Makes the span map the target's frames. Cannot give up: when the first call fails the span may be a hole, and threads wait for it.
+/// Makes the span map the target's frames. It gives up only where the kernel forbids the change as such, and so has not begun it; otherwise
+/// the span may be a hole for which threads wait, and the call is repeated until it succeeds.
 ///
 /// # Safety
 /// The area is closed, and the target's frames hold its contents.
-unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
+unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Errno> {
     let Span { addr, len, prot } = task.span;
     let target = &task.target;
+    let mut torn = false;
     if target.exchange {
         effort.exchanged = true;
+        torn = true;
         if let Some(park) = task.park {
             // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
             // the same contents. If this fails, the next call drops the old page tables instead.
+            effort.count(Call::Exchange);
             // SAFETY: the span is the job's and closed; the alias is that of its own frames.
             let moved = unsafe { backend.exchange(addr, park, len) };
             effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
@@ -187,66 +205,94 @@ unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
         // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The alias gets the user's
         // protection first, because the page tables bring it along.
         let exchanged = unsafe {
-            (if prot == crate::backend::Prot::READ_WRITE {
-                Ok(())
-            } else {
-                backend.protect(target.alias, len, prot)
-            })
-            .and_then(|()| backend.exchange(target.alias, addr, len))
+            let same = prot == crate::backend::Prot::READ_WRITE;
+            effort.calls[Call::Protect as usize] += u32::from(!same);
+            effort.count(Call::Exchange);
+            (if same { Ok(()) } else { backend.protect(target.alias, len, prot) })
+                .and_then(|()| backend.exchange(target.alias, addr, len))
         };
         match exchanged {
             Ok(()) => {
                 effort.by_exchange = true;
-                return;
+                return Ok(());
             }
             Err(Errno(libc::EINVAL)) => effort.exchange_unsupported = true,
             Err(_) => {}
         }
     }
     let mapping = Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
-    // SAFETY: as above.
-    persist(effort, || unsafe { backend.map(&mapping) });
+    effort.count(Call::Map);
+    // SAFETY: as above. After a failure the range may be a hole, which another thread may have filled.
+    let map = |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
+    // SAFETY: asks, changes nothing.
+    let is_mapped = || unsafe { backend.populate(addr, len, false) }.is_ok();
+    persist(effort, |refusals| match map(torn || refusals > 0) {
+        Ok(()) => Some(Ok(())),
+        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall: the kernel looks at these before it changes
+        // anything. What is mapped then is what was mapped before.
+        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN)) if refusals > 0 && is_mapped() => {
+            Some(Err(errno))
+        }
+        Err(_) => None,
+    })
 }
 
-/// Maps frames again over a span that maps them already, so that its many mappings become one, and sets the attributes again.
+/// Maps frames again over a span that maps them already, so that its many mappings become one. `restore` sets its attributes again.
 ///
 /// # Safety
 /// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps exactly what `mapping` says.
 #[cfg(not(loom))]
-pub(crate) unsafe fn map_again(
+pub(crate) unsafe fn map_again<T>(
     slot: &Slot,
     epoch: &AtomicU64,
     backend: &dyn Backend,
     span: &Span,
     mapping: &Mapping,
-    restore: impl FnOnce(),
-) -> u64 {
-    let mut effort = Effort::default();
+    effort: &mut Effort,
+    restore: impl FnOnce() -> T,
+) -> T {
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
-    // SAFETY: forwarded to the caller; whoever faults waits for the slot.
-    persist(&mut effort, || unsafe { backend.map(mapping) });
-    restore();
+    effort.count(Call::Map);
+    persist(effort, |refusals| {
+        // SAFETY: forwarded to the caller; whoever faults waits for the slot.
+        unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }.ok()
+    });
+    let restored = restore();
     slot.retire();
-    effort.repairs
+    restored
 }
 
-/// Gives the span the user's access again after a failed protection change.
+/// Gives the span the user's access again after a call was refused with `refused`.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
-pub(crate) unsafe fn give_access_back(backend: &dyn Backend, span: &Span, effort: &mut Effort) {
+unsafe fn give_access_back(backend: &dyn Backend, span: &Span, refused: Errno, effort: &mut Effort) {
+    effort.count(Call::Protect);
     // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this succeeds where splitting failed.
-    persist(effort, || unsafe { backend.protect(span.addr, span.len, span.prot) });
+    persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
+        Ok(()) => Some(()),
+        // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
+        Err(errno) if errno == refused && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 => {
+            Some(())
+        }
+        Err(_) => None,
+    });
 }
 
-/// Repeats a call until it succeeds, less and less often. What makes these calls fail is a shortage (of mappings, address space or
-/// kernel memory) that other threads cause and end; giving up instead would leave threads waiting, or with a hole.
-pub(crate) fn persist(effort: &mut Effort, mut call: impl FnMut() -> Result<(), Errno>) {
+/// Repeats a call until it says how it ended, less and less often; it is told how often it has been refused. What makes these calls fail is
+/// a shortage (of mappings, address space or kernel memory) that other threads cause and end; giving up instead would leave threads
+/// waiting, or with a hole.
+fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
     /// The longest pause between two tries.
     const LONGEST: Duration = Duration::from_millis(10);
     let mut pause = Duration::from_micros(1);
-    while call().is_err() {
+    let mut refusals = 0;
+    loop {
+        if let Some(end) = call(refusals) {
+            return end;
+        }
+        refusals += 1;
         effort.repairs += 1;
         #[cfg(not(loom))]
         std::thread::sleep(pause);

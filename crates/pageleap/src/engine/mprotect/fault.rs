@@ -8,8 +8,9 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use pageleap_sys::{Advice, set_advice};
+use pageleap_sys::{Advice, Errno, set_advice};
 
 use super::slot::{SlotTable, Verdict};
 use crate::error::Error;
@@ -169,7 +170,13 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     let entered = monotonic_ns();
     let page = addr & !(BASE_PAGE - 1);
     // SAFETY: the page lies in a region; populating it changes neither contents nor access.
-    let accessible = || unsafe { set_advice(page, BASE_PAGE, probe) }.is_ok();
+    let populates = |advice| match unsafe { set_advice(page, BASE_PAGE, advice) } {
+        // Interrupted or short of something: no verdict on the access. Repeating it tells.
+        Ok(()) | Err(Errno(libc::EINTR | libc::EAGAIN)) => true,
+        Err(_) => false,
+    };
+    // Memory that may be written but not read can be loaded from all the same on x86-64, and the kernel populates it for writing only.
+    let accessible = || populates(probe) || probe == Advice::PopulateRead && populates(Advice::PopulateWrite);
     let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
         slot.waits.record(monotonic_ns().saturating_sub(entered));
     });
@@ -224,6 +231,13 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
+/// glibc's signal for `pthread_cancel`.
+const SIGCANCEL: libc::c_int = 32;
+
+unsafe extern "C" fn forget_slots() {
+    SLOTS.forget();
+}
+
 fn current_action() -> libc::sigaction {
     // SAFETY: with a null new action the call only writes the old one.
     unsafe {
@@ -263,7 +277,12 @@ pub fn install() -> Result<(), Error> {
         action.sa_sigaction = ours;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigfillset(&mut action.sa_mask);
+        // glibc keeps its thread-cancellation signal out of full sets; unwinding a thread out of the handler would leave an area closed.
+        let first_word = ptr::addr_of_mut!(action.sa_mask).cast::<u64>();
+        *first_word |= 1 << (SIGCANCEL - 1);
         libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());
+        // In a child made by `fork` no migrator lives that could end what it inherits: its faults are its own.
+        libc::pthread_atfork(None, None, Some(forget_slots));
     }
     Ok(())
 }
@@ -271,7 +290,22 @@ pub fn install() -> Result<(), Error> {
 /// Refuses if a thread of the process blocks SIGSEGV: the kernel would kill the process at that thread's first write into an area that is
 /// being copied, without asking any handler.
 pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
-    match threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV) {
+    /// A thread that is being created or is ending blocks all signals for a moment; only one that does so in every look counts.
+    const LOOKS: u32 = 500;
+    const PAUSE: Duration = Duration::from_millis(2);
+    let look = || threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV);
+    let mut found = look();
+    for _ in 1..LOOKS {
+        match &mut found {
+            Ok(threads) if !threads.is_empty() => {
+                std::thread::sleep(PAUSE);
+                let still = look().unwrap_or_default();
+                threads.retain(|thread| still.contains(thread));
+            }
+            _ => break,
+        }
+    }
+    match found {
         Ok(threads) if threads.is_empty() => Ok(()),
         Ok(threads) => Err(Error::EngineRefused {
             engine: "mprotect",

@@ -1,4 +1,4 @@
-//! The engine `mprotect`: the method of page_leap (seed paper: Schuhknecht and Rassau, "Taking the Leap", sections 4.1 and 4.2),
+//! The engine `mprotect`: the method of page_leap (Schuhknecht and Rassau, "Taking the Leap", sections 4.1 and 4.2),
 //! made correct.
 //!
 //! An area is made read-only and copied. A thread that writes to it meanwhile receives SIGSEGV; its handler makes the area writable

@@ -224,6 +224,21 @@ mod loom_tests {
         });
     }
 
+    /// A thread arrives in the handler for a fault whose cause is over, just as the next attempt begins.
+    #[test]
+    fn loom_a_left_over_fault_is_not_foreign() {
+        check(|| {
+            let f = Arc::new(Fixture::new(true));
+            let late = {
+                let f = f.clone();
+                thread::spawn(move || f.resolve(f.view, true))
+            };
+            f.migrate(&*f.model);
+            late.join().unwrap();
+            assert!(f.is_migrated() && f.is_accessible());
+        });
+    }
+
     /// The call that lets a writer in fails, without effect or after it.
     #[test]
     fn loom_writer_cannot_open() {

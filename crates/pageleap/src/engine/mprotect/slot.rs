@@ -19,7 +19,7 @@
 //! * **Closed**: only the migrator changes mappings of the area. A faulting thread sleeps until the phase changes.
 //! * **Tracking**: the area is read-only and is being copied. A faulting writer takes it to *Opening*; nobody else leaves
 //!   this phase except the migrator, by [`Slot::close`]. Exactly one of the two compare-and-swaps succeeds: this is what
-//!   seed protocols without it get wrong (a writer that is let in between the dirty check and the remap loses its write).
+//!   protocols without it get wrong (a writer that is let in between the dirty check and the remap loses its write).
 //! * **Opening**: only that writer changes mappings of the area. The migrator waits for it, so a late `mprotect` cannot hit
 //!   a later attempt.
 //! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a retry.
@@ -234,17 +234,22 @@ impl Slot {
             len: self.len.load(Ordering::Relaxed),
             prot: Prot(self.prot.load(Ordering::Relaxed) as i32),
         };
-        // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the backend, lives until we leave it; the
-        // span belongs to a region under migration, and giving access back is what its users expect.
-        let opened: Result<(), Errno> = self.backend.with(|cell| unsafe {
-            match *cell {
-                Some(backend) => (*backend).protect(span.addr, span.len, span.prot),
-                None => Err(Errno(0)),
+        self.waits.count_opening();
+        let opened: Result<(), Errno> = self.backend.with(|cell| {
+            // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the backend, lives until we leave it; the
+            // span belongs to a region under migration, and giving access back is what its users expect.
+            unsafe {
+                match *cell {
+                    Some(backend) => (*backend).protect(span.addr, span.len, span.prot),
+                    None => Err(Errno(0)),
+                }
             }
         });
-        // Leaving Opening must be the last thing done for this attempt.
+        // The last thing done for this attempt: now the migrator may go on. Nobody else leaves Opening, so this succeeds.
         let next = if opened.is_ok() { Phase::Open } else { Phase::Closed };
-        self.change(opening.with(next));
+        if self.word.exchange(opening.0, opening.with(next).0) {
+            self.word.wake();
+        }
     }
 }
 
@@ -295,6 +300,12 @@ impl<const N: usize> SlotTable<N> {
         // Before any publish in this slot, hence visible to whoever sees the epoch that the publish raised.
         self.high.fetch_max(index + 1, Ordering::Relaxed);
         Some(index)
+    }
+
+    /// Looks no further, in a child made by `fork`. Async-signal-safe.
+    #[cfg(not(loom))]
+    pub(crate) fn forget(&self) {
+        self.high.store(0, Ordering::Relaxed);
     }
 
     /// Gives a slot back. It must be idle.

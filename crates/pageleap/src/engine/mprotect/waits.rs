@@ -10,6 +10,8 @@ pub(crate) struct WaitCounters {
     total_ns: AtomicU64,
     max_ns: AtomicU64,
     histogram: [AtomicU64; WAIT_BUCKETS],
+    /// Protection changes by which writers opened areas.
+    openings: AtomicU64,
 }
 
 impl WaitCounters {
@@ -18,7 +20,18 @@ impl WaitCounters {
             total_ns: AtomicU64::new(0),
             max_ns: AtomicU64::new(0),
             histogram: [const { AtomicU64::new(0) }; WAIT_BUCKETS],
+            openings: AtomicU64::new(0),
         }
+    }
+
+    /// Counts one protection change by a writer. Async-signal-safe.
+    pub(crate) fn count_opening(&self) {
+        self.openings.fetch_add(1, Relaxed);
+    }
+
+    /// How many there were; starts again from zero.
+    pub(crate) fn take_openings(&self) -> u64 {
+        self.openings.swap(0, Relaxed)
     }
 
     /// Counts one wait. Async-signal-safe.
