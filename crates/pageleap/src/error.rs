@@ -48,7 +48,7 @@ pub enum Error {
     },
     /// Another job works on part of the range.
     #[error(
-        "bytes {start:#x}..{end:#x} of the region are in use by a running job; wait for it or cancel it first"
+        "bytes {start:#x}..{end:#x} of the region are in use by a running job or call, or named twice; wait for the job or cancel it first"
     )]
     RangeBusy {
         /// First byte of the range asked for, relative to the region.
@@ -163,6 +163,16 @@ impl Error {
     /// Whether the caller asked for something that makes no sense (as opposed to something that did not work).
     pub fn is_usage(&self) -> bool {
         matches!(self, Error::BadArgument { .. } | Error::BadRange { .. } | Error::UnknownNode { .. })
+    }
+
+    /// Describes a file of `/proc` or `/sys` that could not be read.
+    pub(crate) fn system_file(path: &str, error: &std::io::Error) -> Self {
+        let remedy = match error.raw_os_error() {
+            Some(libc::ENOENT) => "mount procfs and sysfs in this container",
+            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n), or close some",
+            _ => "allow this process to read it",
+        };
+        Error::SystemFile { path: path.into(), reason: error.to_string(), remedy }
     }
 
     /// Describes a failed system call with the remedy that fits its error number.

@@ -12,10 +12,9 @@ use crate::units::BASE_PAGE;
 const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";
 const PAGEMAP: &str = "/proc/self/pagemap";
-const NEEDS_PROC: &str = "mount /proc in this container";
 
 fn unreadable(path: &str, error: std::io::Error) -> Error {
-    Error::SystemFile { path: path.into(), reason: error.to_string(), remedy: NEEDS_PROC }
+    Error::system_file(path, &error)
 }
 
 /// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from end to end, which takes about a

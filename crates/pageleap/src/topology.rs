@@ -115,11 +115,7 @@ fn read(path: &Path) -> Result<String, Error> {
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Error {
-    let remedy = match error.kind() {
-        std::io::ErrorKind::NotFound => "mount sysfs and procfs in this container",
-        _ => "allow it to be read, or raise the limit of open files (ulimit -n)",
-    };
-    Error::SystemFile { path: path.display().to_string(), reason: error.to_string(), remedy }
+    Error::system_file(&path.display().to_string(), error)
 }
 
 fn read_list(path: &Path) -> Result<Vec<usize>, Error> {

@@ -5,7 +5,7 @@ mod common;
 use std::ops::Range;
 
 use common::{End, case};
-use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, stamp, turn};
+use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, skip, stamp, turn};
 use pageleap::{Ended, Migration, Placement, Pool, Region, audit};
 
 /// Pages of each region. Small, because a part of them is locked and RLIMIT_MEMLOCK may be 8 MB.
@@ -238,6 +238,32 @@ fn they_survive_a_job_that_is_stopped() {
     });
 }
 
+/// Two ranges of one mapping that move at the same time: what the first job does to its areas is no attribute of the second range.
+#[test]
+fn a_moving_neighbour_lends_no_attributes() {
+    let _turn = turn();
+    const LONG: usize = 32 << 20;
+    const SHORT: usize = 64 << 10;
+    let [near, far] = common::pools(pageleap::PageSize::Base, (LONG + SHORT) as u64).unwrap();
+    let region = Region::new(&near, LONG + SHORT).unwrap();
+    let flags = || common::vm_flags(region.as_ptr().as_ptr() as usize + LONG, SHORT);
+    let before = flags();
+    let mut tries = 0;
+    for to in [&far, &near] {
+        let neighbour = migration(&region, 0..LONG, to).area_bytes(4096).threads(1).start().unwrap();
+        while !neighbour.is_finished() {
+            for to in [&far, &near] {
+                leap(&region, LONG..LONG + SHORT, to);
+                assert_eq!(flags(), before);
+            }
+            tries += 1;
+        }
+        assert!(neighbour.wait().ended.is_completed());
+    }
+    assert!(tries > 2, "the neighbour was too short");
+    stamp(&region, 0..LONG + SHORT, 1);
+}
+
 /// A sealed mapping can neither be protected nor replaced. In a child, because it can never be unmapped either.
 #[test]
 fn a_sealed_part_fails_and_the_rest_moves() {
@@ -260,7 +286,7 @@ fn a_sealed_part_fails_and_the_rest_moves() {
         return println!("SKIP no mseal: {}", std::io::Error::last_os_error());
     }
     match migration(&region, 0..8 * 4096, &far).start() {
-        Err(error) => println!("refused: {error}"),
+        Err(error) => assert!(error.to_string().contains("seal"), "{error}"),
         Ok(job) => {
             let report = job.wait();
             assert!(matches!(report.ended, Ended::Failed(_)), "{report}");

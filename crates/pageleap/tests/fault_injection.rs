@@ -301,6 +301,9 @@ fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
     let ready = Barrier::new(3);
     let stride = region.page_size().bytes() / 8;
     let words = region.atomics_u64(0..region.len()).unwrap();
+    for page in words.chunks(stride) {
+        page[..WRITTEN].iter().for_each(|word| word.store(0, Relaxed));
+    }
     std::thread::scope(|scope| {
         let stop_guard = StopOnDrop(&stop);
         let writer = scope.spawn(|| {
@@ -533,6 +536,23 @@ fn without_exchanges_files_are_mapped() {
         check_all(&region, 1, "no exchange");
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     }
+}
+
+#[test]
+fn without_advice_for_the_alias_files_are_mapped() {
+    let _turn = turn();
+    let (pools, region, refused) = refusing(|r| r.advice == Some(Advice::DoDump), libc::ENOMEM);
+    let before = region_flags(&region);
+    refused.store(0, Relaxed);
+    for to in [&pools[1], &pools[0]] {
+        let report = with_load(&region, || start(&region, to).unwrap().wait());
+        check_report(&report, "no advice");
+        assert!(report.calls.contains_key(Call::Map.name()) && report.warnings.is_empty(), "{report}");
+    }
+    assert!(refused.load(Relaxed) > 0);
+    assert_eq!(region_flags(&region), before);
+    check_all(&region, 1, "no advice");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
 
 /// The call that lets a writer in is made in the signal handler, where nobody can be told that it failed.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
-    region_flags, skip, stamp, turn,
+    region_flags, skip, soon, stamp, turn,
 };
 use pageleap::{Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Placement, Pool, Region, audit};
 
@@ -325,6 +325,7 @@ fn jobs_on_disjoint_ranges_run_at_the_same_time() {
                 round
             }));
         }
+        let _stop = StopOnDrop(&stop);
         ready.wait();
         for round in 0..6 {
             let to = &pools[(round + 1) % 2];
@@ -346,6 +347,15 @@ fn jobs_on_disjoint_ranges_run_at_the_same_time() {
         }
     });
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
+/// Ends the writers, also when a check fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 fn long_part<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {

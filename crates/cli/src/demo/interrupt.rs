@@ -5,22 +5,28 @@ use std::sync::atomic::{AtomicI32, Ordering};
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on SIGINT, SIGTERM and SIGHUP are only noted.
+/// From now on the first SIGINT, SIGTERM or SIGHUP is only noted, and a second one of its kind ends the process. One that is ignored, as
+/// `nohup` arranges it, stays ignored.
 pub fn install() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: a zeroed sigaction is valid (no flags, empty mask); `note` does nothing but store to an atomic,
         // which a signal handler may do; the call touches no memory beyond the structure.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action);
+            if action.sa_sigaction == libc::SIG_IGN {
+                continue;
+            }
+            action = std::mem::zeroed();
             action.sa_sigaction = note as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK | libc::SA_RESETHAND;
             libc::sigaction(signal, &action, std::ptr::null_mut());
         }
     }
 }
 
 extern "C" fn note(signal: libc::c_int) {
-    // The first one names the exit code; a repeated Ctrl-C changes nothing.
+    // The first one names the exit code.
     let _ = RECEIVED.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
 }
 

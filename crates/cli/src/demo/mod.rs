@@ -68,7 +68,7 @@ impl From<anyhow::Error> for Stop {
 
 /// Ends the run if a signal has asked for it while nothing was at stake yet.
 fn stop_if_interrupted() -> Result<(), Stop> {
-    stop_if_interrupted_with(|| "nothing had been moved or written yet".to_owned())
+    stop_if_interrupted_with(|| "the table is where it was, and nobody had written to it yet".to_owned())
 }
 
 fn stop_if_interrupted_with(found: impl FnOnce() -> String) -> Result<(), Stop> {
@@ -119,7 +119,7 @@ fn interrupted_before_the_leap(measured: &Measured, lost: u64) -> Result<(), Sto
         return Err(Stop::Failed(anyhow!("{lost} rows lost their last write, before any leap")));
     }
     stop_if_interrupted_with(|| {
-        format!("nothing had been moved yet, {} writes, none lost", measured.write_log.writes)
+        format!("the table is where it was, {} writes, none lost", measured.write_log.writes)
     })
 }
 

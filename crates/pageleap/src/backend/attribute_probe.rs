@@ -8,6 +8,7 @@
 //! Whatever does not work here (an old kernel, hugetlb, no free page at the bottom), the slow way answers.
 
 use std::io::Read;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use pageleap_sys as sys;
@@ -23,30 +24,50 @@ const MAX_PROBES: usize = 256;
 /// The reserved page, once there is one. The lock also keeps two probes apart.
 static PROBE: Mutex<Option<usize>> = Mutex::new(None);
 
-/// The attributes of `[start, start + len)`; see [`observe::attributes`].
-pub(super) fn attributes(start: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-    match probe_all(start, len) {
-        Some(runs) => Ok(runs),
-        None => observe::attributes(start, len),
+/// The attributes of ranges; see [`super::Backend::attributes`].
+pub(super) fn attributes(ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
+    if let Some(runs) = probe_all(ranges) {
+        return Ok(runs);
     }
+    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
+    let runs = observe::attributes(first.start, last.end - first.start)?;
+    let within = |r: &Range<usize>| {
+        let r = r.clone();
+        let parts =
+            runs.iter().filter_map(move |run| overlap(run.start..run.end, &r).map(|p| (p, run.attributes)));
+        parts
+            .map(|(part, attributes)| AttributeRun { start: part.start, end: part.end, attributes })
+            .collect::<Vec<_>>()
+    };
+    Ok(observe::joined(ranges.iter().flat_map(within)))
 }
 
-fn probe_all(start: usize, len: usize) -> Option<Vec<AttributeRun>> {
+fn overlap(a: Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
+    let both = a.start.max(b.start)..a.end.min(b.end);
+    (!both.is_empty()).then_some(both)
+}
+
+fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let ranges: Vec<(usize, usize)> = maps.lines().filter_map(range_of).collect();
+    let mappings: Vec<Range<usize>> = maps.lines().filter_map(range_of).collect();
     let mut reserved = lock(&PROBE);
     let page = match *reserved {
         Some(page) => page,
-        None => *reserved.insert(sys::reserve_below(ranges.first()?.0, BASE_PAGE).ok()?),
+        None => *reserved.insert(sys::reserve_below(mappings.first()?.start, BASE_PAGE).ok()?),
     };
-    let inside: Vec<_> = ranges.into_iter().filter(|(from, to)| *from < start + len && *to > start).collect();
-    if inside.len() > MAX_PROBES {
-        return None;
+    let mut parts = Vec::new();
+    for range in ranges {
+        let first = mappings.partition_point(|m| m.end <= range.start);
+        parts.extend(mappings[first..].iter().map_while(|m| overlap(m.clone(), range)));
+        if parts.len() > MAX_PROBES {
+            return None;
+        }
     }
     let mut runs = Vec::new();
-    for (from, to) in inside {
-        let run = probe(page, from)?;
-        runs.push(AttributeRun { start: from.max(start), end: to.min(start + len), ..run });
+    for part in parts {
+        // At the part's own first page: what the mapping holds outside the range may be changing.
+        let run = probe(page, part.start)?;
+        runs.push(AttributeRun { start: part.start, end: part.end, ..run });
     }
     Some(observe::joined(runs.into_iter()))
 }
@@ -72,10 +93,10 @@ fn probe(page: usize, from: usize) -> Option<AttributeRun> {
     observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page)
 }
 
-fn range_of(line: &str) -> Option<(usize, usize)> {
+fn range_of(line: &str) -> Option<Range<usize>> {
     let (from, rest) = line.split_once('-')?;
     let (to, _) = rest.split_once(' ')?;
-    Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+    Some(usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?)
 }
 
 #[cfg(all(test, not(miri)))]
@@ -102,14 +123,14 @@ mod tests {
             linux.protect(page(6), BASE_PAGE, Prot::READ).unwrap();
             linux.protect(page(7), BASE_PAGE, Prot::NONE).unwrap();
         }
-        let probed = probe_all(addr, len).expect("this kernel can duplicate a shared mapping");
+        let all = addr..addr + len;
+        let probed =
+            probe_all(std::slice::from_ref(&all)).expect("this kernel can duplicate a shared mapping");
         assert_eq!(probed, observe::attributes(addr, len).unwrap());
         assert_eq!(probed.len(), 8, "{probed:?}");
-        let inner = probe_all(page(1), 2 * BASE_PAGE).unwrap();
-        assert_eq!(
-            inner.iter().map(|r| (r.start, r.end)).collect::<Vec<_>>(),
-            [(page(1), page(2)), (page(2), page(3))]
-        );
+        let inner = probe_all(&[page(1)..page(2), page(2)..page(3), page(7)..page(8)]).unwrap();
+        let bounds: Vec<_> = inner.iter().map(|r| (r.start, r.end)).collect();
+        assert_eq!(bounds, [(page(1), page(2)), (page(2), page(3)), (page(7), page(8))]);
         // SAFETY: the range is ours.
         unsafe { linux.release(addr, len) }.unwrap();
         // SAFETY: nothing uses it any more.

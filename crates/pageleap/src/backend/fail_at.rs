@@ -3,6 +3,7 @@
 //! The calls are numbered from 1 in the order in which they arrive, from all threads and from the fault handler. Tests first run
 //! a job with [`FailAt::never`] to learn how many calls it makes, and then once for each number and each mode.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -204,8 +205,8 @@ unsafe impl Backend for FailAt {
             || unsafe { self.inner.bind(addr, half(len), policy) },
         )
     }
-    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-        self.inner.attributes(addr, len)
+    fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
+        self.inner.attributes(ranges)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         if self.strikes(Call::QueryNodes) { Err(self.errno) } else { self.inner.nodes_of(pages, status) }

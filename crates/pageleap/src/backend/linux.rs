@@ -1,6 +1,7 @@
 //! The kernel: each operation is one system call.
 
 use std::ffi::CString;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use pageleap_sys as sys;
@@ -138,8 +139,8 @@ unsafe impl Backend for Linux {
     unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
         unsafe { sys::bind(addr, len, policy) }
     }
-    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-        super::attribute_probe::attributes(addr, len)
+    fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
+        super::attribute_probe::attributes(ranges)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         sys::nodes_of_pages(pages, status)

@@ -15,6 +15,7 @@ mod linux;
 mod model;
 
 use std::fmt;
+use std::ops::Range;
 
 pub use fail_at::{FailAt, FailMode};
 #[cfg(not(loom))]
@@ -195,8 +196,9 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn unlock(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Sets where new frames come from.
     unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno>;
-    /// The attributes of a range as they are now, parts that are not mapped left out.
-    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error>;
+    /// The attributes of address ranges, which come in ascending order, as they are now; parts that are not mapped are left out. What lies
+    /// between the ranges is neither looked at nor relied on: others may be changing it.
+    fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error>;
     /// Asks the kernel for the node of each address; negative numbers are negated error numbers.
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
     /// Copies bytes that other threads may be writing; the result may be torn. Not a mapping call: it cannot fail.

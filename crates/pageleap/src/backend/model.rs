@@ -5,6 +5,7 @@
 //! page, so that writers get between its pages. Misuse (copying from a hole, mapping past the end of a file) panics.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::{Advice, Backend, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
@@ -226,9 +227,10 @@ unsafe impl Backend for Model {
         }
         Ok(())
     }
-    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
+    fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
         let state = self.state();
-        let runs = state.space.range(pages(addr, len)).map(|(page, e)| {
+        let entries = ranges.iter().flat_map(|r| state.space.range(pages(r.start, r.end - r.start)));
+        let runs = entries.map(|(page, e)| {
             let new = Attributes::of_new_mapping(e.prot);
             let attributes =
                 Attributes { dont_fork: e.dont_fork, dont_dump: e.dont_dump, locked: e.locked, ..new };

@@ -3,7 +3,7 @@
 //! A mapping that replaces another starts with default attributes. Where page tables are exchanged, the alias gets the range's attributes
 //! first, and they arrive with it in the same instant; where a file is mapped, they are set again right after.
 
-use crate::backend::{Advice, Backend, Call};
+use crate::backend::{Advice, Backend, Call, Errno};
 use crate::error::Error;
 use crate::observe::Attributes;
 
@@ -57,6 +57,9 @@ pub(crate) unsafe fn relock(
         return Ok(());
     }
     // SAFETY: forwarded to the caller.
-    unsafe { backend.lock(addr, len, wanted.lock_on_fault) }
-        .map_err(|errno| Error::call(Call::Lock, addr, len, errno))
+    match unsafe { backend.lock(addr, len, wanted.lock_on_fault) } {
+        // The lock is set; only faulting in what may not be accessed did not work.
+        Err(Errno(libc::ENOMEM)) if !wanted.prot.readable() => Ok(()),
+        other => other.map_err(|errno| Error::call(Call::Lock, addr, len, errno)),
+    }
 }

@@ -22,7 +22,7 @@ use crate::engine::mprotect::fault;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::placement::Placement;
-use crate::region::{Region, RegionId, check_same_backend};
+use crate::region::{Region, RegionId, RegionInner, check_same_backend};
 use crate::sync::lock;
 use crate::topology::Topology;
 use crate::units::PageSize;
@@ -237,19 +237,19 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// The attributes of all ranges, read once per region from its first to its last.
+/// The attributes of all ranges of each region.
 fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>, Error> {
-    let mut hulls: BTreeMap<RegionId, (&Item, Range<usize>)> = BTreeMap::new();
+    let mut by_region: BTreeMap<RegionId, (&Arc<RegionInner>, Vec<Range<usize>>)> = BTreeMap::new();
     for item in items {
-        let range = item.claim.range();
-        let (_, hull) = hulls.entry(item.claim.region().id).or_insert((item, range.clone()));
-        *hull = hull.start.min(range.start)..hull.end.max(range.end);
+        let (region, range) = (item.claim.region(), item.claim.range());
+        let (_, ranges) = by_region.entry(region.id).or_insert((region, Vec::new()));
+        ranges.push(region.start + range.start..region.start + range.end);
     }
-    let read = |(id, (item, hull)): (RegionId, (&Item, Range<usize>))| {
-        let region = item.claim.region();
-        Ok((id, region.backend.attributes(region.start + hull.start, hull.end - hull.start)?))
+    let read = |(id, (region, mut ranges)): (RegionId, (&Arc<RegionInner>, Vec<Range<usize>>))| {
+        ranges.sort_by_key(|range| range.start);
+        Ok((id, region.backend.attributes(&ranges)?))
     };
-    hulls.into_iter().map(read).collect()
+    by_region.into_iter().map(read).collect()
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.

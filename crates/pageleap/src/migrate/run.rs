@@ -426,6 +426,12 @@ impl Run {
             }
             page_runs.extend(item_runs);
         }
+        for leg in legs.iter().filter(|leg| leg.exchange) {
+            let run = pool::Run { first: leg.to_frame, frames: leg.pages.end - leg.pages.start };
+            if let Err(errno) = items[leg.item].to.0.advise_alias(run) {
+                warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
+            }
+        }
         for (pool, run) in merged(vacated) {
             if let Err(error) = pool.give_back(run) {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));

@@ -59,13 +59,7 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
             remedy: format!("reserve {missing} more: {}", huge_page_line(node, missing)),
         });
     }
-    let text = |path: &str| {
-        fs::read_to_string(path).map_err(|e| Error::SystemFile {
-            path: path.into(),
-            reason: e.to_string(),
-            remedy: "mount procfs, or raise the limit of open files: without it nobody can say how much memory is left",
-        })
-    };
+    let text = |path: &str| fs::read_to_string(path).map_err(|e| Error::system_file(path, &e));
     let (machine, cgroups) = (text("/proc/meminfo")?, text("/proc/self/cgroup")?);
     // The kernel keeps so much for itself on each node.
     let reserve = text("/proc/sys/vm/min_free_kbytes")?.trim().parse::<u64>().unwrap_or(0) << 10;

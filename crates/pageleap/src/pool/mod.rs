@@ -330,14 +330,14 @@ impl PoolInner {
         // SAFETY: the alias is ours, and the frames have no user.
         unsafe {
             self.backend.protect(addr, len, Prot::READ_WRITE)?;
-            self.backend.advise(addr, len, Advice::Normal)?;
         }
         self.advise_alias(run)
     }
 
-    fn advise_alias(&self, run: Run) -> Result<(), Errno> {
+    /// Gives the alias of `run` the advice of all aliases: neither children nor core dumps get it.
+    pub(crate) fn advise_alias(&self, run: Run) -> Result<(), Errno> {
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        [Advice::DontFork, Advice::DontDump].into_iter().try_for_each(|advice| {
+        [Advice::DontFork, Advice::DontDump, Advice::Normal].into_iter().try_for_each(|advice| {
             // SAFETY: the alias is ours, and the frames have no user.
             unsafe { self.backend.advise(addr, len, advice) }
         })

@@ -39,16 +39,16 @@ pub struct RegionId(pub u64);
 /// Threads of this process may read and write the region at any time, also while it is being migrated, with ordinary loads, stores and
 /// atomic operations; nothing is lost. This much is asked of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
 ///
-/// * **System calls that write into a part that is being migrated** (`read`, `recv`, io_uring) may fail with EFAULT with the engine
-///   `mprotect`: repeat them. What they have written before is kept.
+/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT with the engine
+///   `mprotect`. Repeat them where nothing is consumed before it is copied: not with datagrams and eventfds.
 /// * **No pinned pages**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice` or MSG_ZEROCOPY in flight on a part that is being
 ///   migrated. The device would go on with the old frame.
-/// * **No process-shared futexes, mutexes or condition variables** inside: their waiters are found by frame, and would be missed.
-///   Process-private ones are fine.
-/// * **No userfaultfd of your own** on it: a change of frames ends the registration.
+/// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
+/// * **No stacks and no thread-local storage** inside.
+/// * **No userfaultfd of your own** on it, and no protection keys.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts), and no thread's stack may lie in the region unless it has an alternate signal stack.
+/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts).
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
 ///   survive migration. Mapping something else into its range is not allowed.
 ///
@@ -64,6 +64,9 @@ pub(crate) struct RegionInner {
     len: AtomicUsize,
     pub(crate) extents: Mutex<ExtentMap<Pool>>,
     busy: Mutex<BusyRanges>,
+    /// Frames that may still be mapped where the extents say nothing is, because unmapping them failed: nobody else gets them before
+    /// the region is gone.
+    limbo: Mutex<Vec<(Pool, Run)>>,
     /// The process that made it.
     process: u32,
     /// Jobs that work, or have worked, on this region.
@@ -126,6 +129,7 @@ impl Region {
             len: AtomicUsize::new(0),
             extents: Mutex::new(ExtentMap::new()),
             busy: Mutex::new(BusyRanges::default()),
+            limbo: Mutex::new(Vec::new()),
             process: std::process::id(),
             jobs: Mutex::new(Vec::new()),
         })))
@@ -177,7 +181,9 @@ impl Region {
                 if unsafe { inner.backend.vacate(part, inner.bytes(page + run.frames - pages.start)) }.is_ok()
                 {
                     runs.iter().for_each(|run| drop(pool.give_back(*run)));
-                } // else: frames that may still be mapped here must not go to anybody else.
+                } else {
+                    lock(&inner.limbo).extend(runs.iter().map(|run| (pool.clone(), *run)));
+                }
                 return Err(error);
             }
             mapped.push(Extent {
@@ -389,6 +395,7 @@ impl RegionInner {
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
                 let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
                 pool.mark_hollow(run);
+                let _ = pool.0.advise_alias(run);
                 if exchanged.is_ok() {
                     return Ok(());
                 }
@@ -461,6 +468,8 @@ impl Drop for RegionInner {
                 let frames = extent.pages.end - extent.pages.start;
                 let _ = extent.pool.give_back(Run { first: extent.first_frame, frames });
             }
+            let limbo = self.limbo.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            limbo.drain(..).for_each(|(pool, run)| drop(pool.give_back(run)));
         }
     }
 }

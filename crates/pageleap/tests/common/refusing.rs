@@ -1,5 +1,6 @@
 //! A backend that refuses whichever calls a test wants refused, as often as it wants.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use pageleap::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
@@ -46,17 +47,17 @@ impl Refusing {
     }
 }
 
-// SAFETY of all blocks below: each method forwards its caller's promise about the same ranges.
+// SAFETY: as the backend inside it. All blocks below: each method forwards its caller's promise about the same ranges.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Backend for Refusing {
+unsafe impl Backend for Refusing {
     fn is_host_memory(&self) -> bool {
         self.inner.is_host_memory()
     }
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
         self.at(Call::CreateFile, 0)?.create_file(name, page, bytes)
     }
-    fn close_file(&self, file: MemoryFile) {
-        self.inner.close_file(file);
+    unsafe fn close_file(&self, file: MemoryFile) {
+        unsafe { self.inner.close_file(file) };
     }
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         self.at(Call::Reserve, 0)?.reserve(len, align)
@@ -69,6 +70,9 @@ impl Backend for Refusing {
     }
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno> {
         unsafe { self.ask(Call::Map, mapping.addr, Some(mapping.prot), None)?.map(mapping) }
+    }
+    unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno> {
+        unsafe { self.ask(Call::Map, mapping.addr, Some(mapping.prot), None)?.map_own(mapping) }
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { self.at(Call::Exchange, to)?.exchange(from, to, len) }
@@ -91,8 +95,8 @@ impl Backend for Refusing {
     unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
         unsafe { self.at(Call::Bind, addr)?.bind(addr, len, policy) }
     }
-    fn attributes(&self, addr: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-        self.inner.attributes(addr, len)
+    fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
+        self.inner.attributes(ranges)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         self.at(Call::QueryNodes, 0)?.nodes_of(pages, status)

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -107,6 +107,9 @@ impl RegionRanges {
 /// What handled SIGSEGV before us. Set before our handler is installed, never changed afterwards.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
+/// Whether it was to be called once only, and has been.
+static PREVIOUS_USED_UP: AtomicBool = AtomicBool::new(false);
+
 type Action = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// What kind of access faulted, as far as the processor tells.
@@ -192,10 +195,11 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     let previous = unsafe { &*PREVIOUS.load(Ordering::Acquire) };
     // SAFETY: the kernel passed a valid `info`.
     let sent_by_process = unsafe { (*info).si_code } <= 0;
+    let used_up = PREVIOUS_USED_UP.load(Ordering::Acquire);
     if previous.sa_sigaction == libc::SIG_IGN && sent_by_process {
         return;
     }
-    if matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+    if used_up || matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
         // A real fault repeats itself and ends the process as it would have without us; a sent one has to be sent again.
         // SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an empty mask.
         unsafe {
@@ -222,8 +226,8 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
             size_of::<u64>(),
         );
         if previous.sa_flags & libc::SA_RESETHAND != 0 {
-            let default: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, &default, ptr::null_mut());
+            // The kernel would have put the default action in its place; ours stays, for the writers.
+            PREVIOUS_USED_UP.store(true, Ordering::Release);
         }
         // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the others are ignored then.
         let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
@@ -275,8 +279,10 @@ pub fn install() -> Result<(), Error> {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = ours;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // A thread that waits in the handler does not block the signal: others could not tell it from one that always does.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
         libc::sigfillset(&mut action.sa_mask);
+        libc::sigdelset(&mut action.sa_mask, libc::SIGSEGV);
         // glibc keeps its thread-cancellation signal out of full sets; unwinding a thread out of the handler would leave an area closed.
         let first_word = ptr::addr_of_mut!(action.sa_mask).cast::<u64>();
         *first_word |= 1 << (SIGCANCEL - 1);
@@ -313,11 +319,7 @@ pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
             remedy: "unblock it there (pthread_sigmask): a blocked SIGSEGV kills the process on the first write to a moving page"
                 .into(),
         }),
-        Err(e) => Err(Error::SystemFile {
-            path: "/proc/self/task/*/status".into(),
-            reason: e.to_string(),
-            remedy: "mount /proc: the engine must know that no thread blocks SIGSEGV",
-        }),
+        Err(e) => Err(Error::system_file("/proc/self/task/*/status", &e)),
     }
 }
 

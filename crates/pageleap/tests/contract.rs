@@ -1,0 +1,292 @@
+//! The contract of a region, shown: what children, other programs, core dumps and the kernel itself see of it.
+
+mod common;
+#[path = "common/moving.rs"]
+mod moving;
+
+use std::os::fd::RawFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use common::{
+    case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools, run_case, soon, stamp, turn,
+    vm_flags,
+};
+use moving::{BYTES, StopOnDrop, address, while_migrating};
+use pageleap::{PageSize, Pool, Region};
+
+/// Where pools and regions are mapped now.
+fn pool_ranges() -> Vec<std::ops::Range<usize>> {
+    let hex = |s: &str| usize::from_str_radix(s, 16).unwrap();
+    let range = |line: String| {
+        let (from, rest) = line.split_once('-').unwrap();
+        hex(from)..hex(rest.split(' ').next().unwrap())
+    };
+    pool_mappings().into_iter().map(range).collect()
+}
+
+fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
+    let own = address(region)..address(region) + region.len();
+    let others = pool_ranges().into_iter().filter(|range| !own.contains(&range.start));
+    others.flat_map(|range| vm_flags(range.start, range.len())).collect()
+}
+
+/// Makes a child that exits with the number of `addresses` that are mapped there.
+fn mapped_in_a_child(addresses: &[usize]) -> i32 {
+    // SAFETY: the child makes system calls only.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            let mut resident = 0u8;
+            let is_mapped =
+                |addr: &&usize| libc::mincore(**addr as *mut libc::c_void, 4096, &mut resident) == 0;
+            libc::_exit(addresses.iter().filter(is_mapped).count() as i32);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        libc::WEXITSTATUS(status)
+    }
+}
+
+#[test]
+fn children_do_not_get_regions_and_disturb_no_leap() {
+    const NAME: &str = "children_do_not_get_regions_and_disturb_no_leap";
+    let _turn = turn();
+    // The probe itself: a page of our own is found.
+    assert_eq!(mapped_in_a_child(&[&raw const CONTROL as usize & !4095]), 1);
+    for_page_sizes(NAME, 8, |pools| {
+        let page = pools[0].page_size().bytes();
+        let region = Region::new(&pools[0], 8 * page).unwrap();
+        let views: Vec<usize> = (0..8).map(|i| address(&region) + i * page).collect();
+        let aliases: Vec<usize> = aliases(&region).iter().map(|(range, _)| range.start).collect();
+        assert_eq!(aliases.len(), 2);
+        assert_eq!(mapped_in_a_child(&views) + mapped_in_a_child(&aliases), 0);
+
+        let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    let round = leaps.load(Relaxed);
+                    stamp(&region, 0..8 * page, round);
+                    leap(&region, 0..8 * page, &pools[(round as usize + 1) % 2]);
+                    check_stamp(&region, 0..8 * page, round);
+                    leaps.fetch_add(1, Relaxed);
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            let mut forks = 0;
+            while leaps.load(Relaxed) < 50 || forks < 300 {
+                // An area of huge pages can be inherited in the moment between two calls that move it (docs/protocol.md, section 9).
+                let inherited = mapped_in_a_child(&views);
+                if region.page_size() == PageSize::Base {
+                    assert_eq!(inherited, 0, "a child got part of a region");
+                }
+                assert_eq!(mapped_in_a_child(&aliases), 0, "a child got part of an alias");
+                forks += 1;
+            }
+        });
+    });
+}
+
+static CONTROL: AtomicU32 = AtomicU32::new(0);
+
+#[test]
+fn aliases_are_kept_from_core_dumps_and_children() {
+    let _turn = turn();
+    for_page_sizes("aliases_are_kept_from_core_dumps_and_children", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, 8 * page).unwrap();
+        let check = |when: &str| {
+            for (range, flags) in aliases(&region) {
+                let has = |flag| flags.split(' ').any(|f| f == flag);
+                assert!(has("dd") && has("dc"), "{when}: {range:x?} has {flags}");
+            }
+        };
+        check("at first");
+        leap(&region, 0..4 * page, &far);
+        check("after a leap of one half");
+        leap(&region, 0..8 * page, &far);
+        check("after a leap");
+        leap(&region, 0..8 * page, &near);
+        check("after a round trip");
+    });
+}
+
+/// The number that ends the seals of a memory file: nobody can make it executable (Linux 6.3).
+const F_SEAL_EXEC: i32 = 0x20;
+
+fn own_files() -> Vec<(RawFd, String)> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let named = open.filter_map(|path| {
+        let fd = path.file_name()?.to_str()?.parse().ok()?;
+        Some((fd, std::fs::read_link(&path).ok()?.display().to_string()))
+    });
+    named.filter(|(_, name)| name.contains("memfd:pageleap") || name.contains("eventfd")).collect()
+}
+
+#[test]
+fn files_are_sealed_and_closed_on_exec() {
+    let _turn = turn();
+    for_page_sizes("files_are_sealed_and_closed_on_exec", 8, |[near, far]| {
+        let page = near.page_size().bytes();
+        let region = Region::new(&near, 8 * page).unwrap();
+        let job = migration(&region, 0..8 * page, &far).start().unwrap();
+        let files = own_files();
+        assert_eq!(files.len(), 3, "{files:?}");
+        for (fd, name) in &files {
+            // SAFETY: asks about a descriptor.
+            let flags = unsafe { libc::fcntl(*fd, libc::F_GETFD) };
+            assert_eq!(flags, libc::FD_CLOEXEC, "{name}");
+        }
+        let list = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+        let list = String::from_utf8(list.stdout).unwrap();
+        assert!(list.contains(" 1 -> "), "{list}");
+        assert!(!list.contains("memfd") && !list.contains("eventfd"), "{list}");
+
+        for (fd, name) in files.iter().filter(|(_, name)| name.contains("memfd")) {
+            // SAFETY: asks about a descriptor, and makes calls that the seals forbid.
+            unsafe {
+                let seals = libc::fcntl(*fd, libc::F_GET_SEALS);
+                let wanted = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+                assert_eq!(seals & !F_SEAL_EXEC, wanted, "{name}: {seals:#x}");
+                for bytes in [0, 4 * page, 16 * page] {
+                    assert_eq!(libc::ftruncate(*fd, bytes as i64), -1);
+                    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM));
+                }
+                assert_eq!(libc::fcntl(*fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE), -1);
+            }
+        }
+        assert!(job.wait().ended.is_completed());
+    });
+}
+
+fn pipe() -> [RawFd; 2] {
+    let mut pipe = [0; 2];
+    // SAFETY: two descriptors are written to the array.
+    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    pipe
+}
+
+fn close(pipe: [RawFd; 2]) {
+    // SAFETY: both are the caller's.
+    pipe.into_iter().for_each(|fd| assert_eq!(unsafe { libc::close(fd) }, 0));
+}
+
+#[test]
+fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
+    let _turn = turn();
+    const CHUNK: usize = 48 << 10;
+    while_migrating(|region| {
+        let pipe = pipe();
+        // SAFETY: nobody accesses the region in another size.
+        let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
+        let (mut whole, mut parts, mut refused) = (0, 0, 0);
+        for round in 1..=1500usize {
+            let data: Vec<u8> = (0..CHUNK).map(|i| (i * 31 + round) as u8).collect();
+            // At odd places, so that a call ends within pages.
+            let at = (round * 4711) % (BYTES - CHUNK);
+            // SAFETY: from memory of this function into the pipe, which has room; and into bytes that are atomics.
+            unsafe {
+                assert_eq!(libc::write(pipe[1], data.as_ptr().cast(), CHUNK), CHUNK as isize);
+                let mut done = 0;
+                while done < CHUNK {
+                    let got = libc::read(pipe[0], bytes[at + done].as_ptr().cast(), CHUNK - done);
+                    if got < 0 {
+                        assert_eq!(*libc::__errno_location(), libc::EFAULT);
+                        refused += 1;
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    assert!(got > 0);
+                    if got as usize == CHUNK {
+                        whole += 1
+                    } else {
+                        parts += 1
+                    }
+                    done += got as usize;
+                }
+            }
+            let lost = (0..CHUNK).filter(|i| bytes[at + i].load(Relaxed) != data[*i]).count();
+            assert_eq!(lost, 0, "LOST {lost} bytes that read(2) wrote in round {round}");
+        }
+        eprintln!("  {whole} whole reads, {parts} parts, {refused} EFAULT");
+        close(pipe);
+    });
+}
+
+#[test]
+fn a_write_from_a_moving_area_always_succeeds() {
+    let _turn = turn();
+    while_migrating(|region| {
+        let pipe = pipe();
+        let words = region.atomics_u64(0..BYTES).unwrap();
+        for round in 1..=1500u64 {
+            let at = (round as usize * 997) % (words.len() - 512);
+            words[at..at + 512].iter().for_each(|word| word.store(round, Relaxed));
+            let mut back = [0u64; 512];
+            // SAFETY: 4096 bytes out of atomics into the pipe, which is empty, and from there into an array.
+            unsafe {
+                let put = libc::write(pipe[1], words[at].as_ptr().cast(), 4096);
+                assert_eq!(put, 4096, "{}", std::io::Error::last_os_error());
+                assert_eq!(libc::read(pipe[0], back.as_mut_ptr().cast(), 4096), 4096);
+            }
+            assert!(back.iter().all(|word| *word == round), "round {round}");
+        }
+        close(pipe);
+    });
+}
+
+/// A process-private futex is found by its address, so waiters in moving memory are woken.
+#[test]
+fn private_futexes_keep_their_waiters() {
+    let _turn = turn();
+    let private = libc::FUTEX_PRIVATE_FLAG;
+    while_migrating(|region| {
+        // SAFETY: nobody accesses the region in another size.
+        let word = unsafe { &region.atomics_u32(4096..4100).unwrap()[0] };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..2000u32 {
+                    while word.load(Relaxed) == 2 * round {
+                        // SAFETY: sleeps while the word has this value.
+                        unsafe {
+                            let wait = libc::FUTEX_WAIT | private;
+                            libc::syscall(libc::SYS_futex, word.as_ptr(), wait, 2 * round, 0usize);
+                        }
+                    }
+                    word.store(2 * round + 2, Relaxed);
+                }
+            });
+            for round in 0..2000u32 {
+                word.store(2 * round + 1, Relaxed);
+                assert!(soon(|| {
+                    // SAFETY: wakes who sleeps on the word.
+                    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | private, 1) };
+                    word.load(Relaxed) == 2 * round + 2
+                }));
+            }
+        });
+    });
+}
+
+/// A child that its parent allowed to have a region keeps the old frames; it does not see later writes.
+#[test]
+fn a_region_that_is_given_to_children_still_leaps() {
+    const NAME: &str = "a_region_that_is_given_to_children_still_leaps";
+    if case().is_none() {
+        let (end, output) = run_case(NAME, "fork");
+        assert_eq!(end, common::End::Exited(0), "{output}");
+        return;
+    }
+    let [near, far]: [Pool; 2] = pools(PageSize::Base, BYTES as u64).unwrap();
+    let region = Region::new(&near, BYTES).unwrap();
+    // SAFETY: advice on the region.
+    assert_eq!(unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) }, 0);
+    stamp(&region, 0..BYTES, 1);
+    leap(&region, 0..BYTES, &far);
+    assert_eq!(mapped_in_a_child(&[address(&region), address(&region) + BYTES - 4096]), 2);
+    leap(&region, 0..BYTES, &near);
+    check_stamp(&region, 0..BYTES, 1);
+}

@@ -1,0 +1,212 @@
+//! What happens when the process runs out of descriptors or mappings: clear errors, nothing lost, and all is well when there are more.
+//!
+//! The limits hold for the whole process: each case runs in a child.
+
+mod common;
+#[path = "common/moving.rs"]
+mod moving;
+
+use std::ptr;
+
+use common::{check_stamp, is_zero, leap, migration, stamp};
+use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
+use pageleap::{Ended, Error, Pool, Region, audit, observe};
+
+fn set_file_limit(files: u64) {
+    let limit = libc::rlimit { rlim_cur: files, rlim_max: 4096 };
+    // SAFETY: reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+}
+
+#[test]
+fn without_descriptors() {
+    cases(
+        "without_descriptors",
+        &[(
+            "files",
+            || {
+                let (pools, region) = scene();
+                stamp(&region, 0..BYTES, 1);
+                leap(&region, 0..BYTES, &pools[1]);
+                leap(&region, 0..BYTES, &pools[0]);
+                // SAFETY: makes and closes a descriptor of its own: the first free number.
+                let next = unsafe {
+                    let fd = libc::dup(0);
+                    libc::close(fd);
+                    fd as u64
+                };
+                let mut refusals = 0;
+                for spare in 0..16 {
+                    set_file_limit(next + spare);
+                    let pool = Pool::builder(pools[0].node(), 4096).build().map(drop);
+                    let job = migration(&region, 0..BYTES, &pools[1]).start();
+                    set_file_limit(4096);
+                    for result in [pool, job.map(|job| drop(job.wait()))] {
+                        let Err(error) = result else { continue };
+                        refusals += 1;
+                        let text = error.to_string();
+                        assert!(text.contains("EMFILE") || text.contains("open files"), "{text}");
+                        assert!(
+                            !error.is_usage() && !text.contains("mount "),
+                            "the remedy does not help: {text}"
+                        );
+                    }
+                    leap(&region, 0..BYTES, &pools[0]);
+                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (0, BYTES as u64));
+                    check_stamp(&region, 0..BYTES, 1);
+                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                }
+                assert!(refusals > 0);
+            },
+            FINE,
+        )],
+    );
+}
+
+/// Takes mappings until `spare` are left. One large mapping of which every other page has another protection.
+struct Hog {
+    start: usize,
+    pages: usize,
+    taken: usize,
+}
+
+impl Hog {
+    fn new() -> Hog {
+        let pages = observe::max_mapping_count().unwrap() + 16;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping.
+        let start = unsafe { libc::mmap(ptr::null_mut(), pages * 4096, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        Hog { start: start as usize, pages, taken: 0 }
+    }
+
+    fn protect(&self, page: usize, prot: i32) -> bool {
+        // SAFETY: a page of our own mapping, which nobody uses.
+        unsafe { libc::mprotect((self.start + page * 4096) as *mut libc::c_void, 4096, prot) == 0 }
+    }
+
+    /// Takes all, then gives `spare` back.
+    fn leave(&mut self, spare: usize) {
+        while 2 * self.taken + 1 < self.pages && self.protect(2 * self.taken + 1, libc::PROT_READ) {
+            self.taken += 1;
+        }
+        for _ in 0..spare.div_ceil(2) {
+            self.taken -= 1;
+            assert!(self.protect(2 * self.taken + 1, libc::PROT_NONE));
+        }
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::munmap(self.start as *mut libc::c_void, self.pages * 4096) };
+    }
+}
+
+#[test]
+fn without_mappings() {
+    cases(
+        "without_mappings",
+        &[
+            (
+                "a job",
+                || {
+                    let (pools, region) = scene();
+                    stamp(&region, 0..BYTES, 1);
+                    leap(&region, 0..BYTES, &pools[1]);
+                    let mut hog = Hog::new();
+                    hog.leave(0);
+                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
+                        panic!("not refused")
+                    };
+                    let text = error.to_string();
+                    assert!(text.contains("max_map_count"), "{text}");
+                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, 0));
+                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                    drop(hog);
+                    leap(&region, 0..BYTES, &pools[0]);
+                    check_stamp(&region, 0..BYTES, 1);
+                },
+                FINE,
+            ),
+            (
+                "a running job",
+                || {
+                    while_migrating(|region| {
+                        for spare in [200, 100, 60] {
+                            let mut hog = Hog::new();
+                            hog.leave(spare);
+                            write_rounds(region, 20);
+                        }
+                    });
+                },
+                FINE,
+            ),
+            (
+                "a job that runs out of them",
+                || {
+                    let (pools, region) = scene();
+                    stamp(&region, 0..BYTES, 1);
+                    leap(&region, 0..BYTES, &pools[1]);
+                    for round in 0..20 {
+                        let mut hog = Hog::new();
+                        let to = &pools[round % 2];
+                        let job =
+                            migration(&region, 0..BYTES, to).area_bytes(4096).threads(2).start().unwrap();
+                        hog.leave(0);
+                        drop(hog);
+                        let report = job.wait();
+                        assert!(
+                            matches!(report.ended, Ended::Completed | Ended::Failed(Error::Call { .. })),
+                            "{report}"
+                        );
+                        check_stamp(&region, 0..BYTES, 1);
+                        leap(&region, 0..BYTES, to);
+                        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                    }
+                },
+                FINE,
+            ),
+            (
+                "pools and regions",
+                || {
+                    let (pools, region) = scene();
+                    let mut hog = Hog::new();
+                    hog.leave(0);
+                    assert!(Pool::builder(pools[0].node(), 4096).build().is_err());
+                    assert!(Region::new(&pools[1], 4096).is_err());
+                    assert_eq!(pools[1].free_bytes(), pools[1].bytes());
+                    drop(hog);
+                    let other = Region::new(&pools[1], 4096).unwrap();
+                    drop(Pool::builder(pools[0].node(), 4096).build().unwrap());
+                    audit(&[&pools[0], &pools[1]], &[&region, &other]).unwrap();
+                },
+                FINE,
+            ),
+            (
+                "discard",
+                || {
+                    let (pools, mut region) = scene();
+                    stamp(&region, 0..BYTES, 1);
+                    let mut hog = Hog::new();
+                    hog.leave(0);
+                    let discarded = region.discard(8192..16384);
+                    drop(hog);
+                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                    check_stamp(&region, 0..8192, 1);
+                    check_stamp(&region, 16384..BYTES, 1);
+                    if discarded.is_err() {
+                        check_stamp(&region, 0..BYTES, 1);
+                        region.discard(8192..16384).unwrap();
+                    }
+                    region.back(8192..16384, &pools[0]).unwrap();
+                    assert!(is_zero(&region, 8192..16384));
+                    drop(region);
+                    assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "frames leaked");
+                },
+                FINE,
+            ),
+        ],
+    );
+}
