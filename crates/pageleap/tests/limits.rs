@@ -1,4 +1,4 @@
-//! What happens when the process runs out of descriptors or mappings: clear errors, nothing lost, and all is well when there are more.
+//! What happens when the process runs out of descriptors, address space or mappings: clear errors, nothing lost, and all is well when there are more.
 //!
 //! The limits hold for the whole process: each case runs in a child.
 
@@ -8,9 +8,9 @@ mod moving;
 
 use std::ptr;
 
-use common::{check_stamp, is_zero, leap, migration, stamp};
+use common::{check_stamp, is_zero, leap, migration, soon, stamp};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
-use pageleap::{Ended, Error, Pool, Region, audit, observe};
+use pageleap::{Ended, Error, PageSize, Pool, Region, audit, observe};
 
 fn set_file_limit(files: u64) {
     let limit = libc::rlimit { rlim_cur: files, rlim_max: 4096 };
@@ -60,6 +60,66 @@ fn without_descriptors() {
             },
             FINE,
         )],
+    );
+}
+
+/// Sets RLIMIT_AS to what the process has, and `bytes` more or less; `None` lifts it.
+fn limit_address_space(bytes: Option<i64>) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let kb: i64 = size.split_whitespace().next().unwrap().parse().unwrap();
+    let rlim_cur = bytes.map_or(libc::RLIM_INFINITY, |bytes| (kb * 1024 + bytes) as u64);
+    let limit = libc::rlimit { rlim_cur, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+}
+
+#[test]
+fn without_address_space() {
+    cases(
+        "without_address_space",
+        &[
+            (
+                "a job",
+                || {
+                    let (pools, region) = scene();
+                    stamp(&region, 0..BYTES, 1);
+                    limit_address_space(Some(-(1 << 20)));
+                    let refused = migration(&region, 0..BYTES, &pools[1]).start().map(drop);
+                    limit_address_space(None);
+                    let text = refused.expect_err("not refused").to_string();
+                    assert!(text.contains("RLIMIT_AS"), "{text}");
+                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                    leap(&region, 0..BYTES, &pools[1]);
+                    check_stamp(&region, 0..BYTES, 1);
+                },
+                FINE,
+            ),
+            (
+                // A call under way when the limit falls leaves a hole, which is filled once the limit allows it; after that no area is
+                // attempted while the limit is exceeded.
+                "a running job",
+                || {
+                    const LONG: usize = 64 << 20;
+                    let [near, far] = common::pools(PageSize::Base, LONG as u64).unwrap();
+                    let region = Region::new(&near, LONG).unwrap();
+                    stamp(&region, 0..LONG, 1);
+                    let job = migration(&region, 0..LONG, &far).area_bytes(4096).start().unwrap();
+                    assert!(soon(|| job.progress().bytes_migrated > 0));
+                    limit_address_space(Some(-(8 << 20)));
+                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    limit_address_space(None);
+                    let report = job.wait();
+                    let ended = matches!(report.ended, Ended::Failed(Error::Call { .. }) | Ended::Completed);
+                    assert!(ended && report.pages.busy + report.pages.not_attempted == 0, "{report}");
+                    check_stamp(&region, 0..LONG, 1);
+                    audit(&[&near, &far], &[&region]).unwrap();
+                    leap(&region, 0..LONG, &far);
+                    check_stamp(&region, 0..LONG, 1);
+                },
+                FINE,
+            ),
+        ],
     );
 }
 

@@ -132,9 +132,9 @@ pub unsafe fn map_file_into_hole(
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
-/// Whether the process has more address space than `RLIMIT_AS` allows, so that calls which unmap first and map then would fail in between.
-/// Allocates nothing.
-pub fn is_over_address_space_limit(page: usize) -> bool {
+/// Whether `headroom` more bytes would take the process over the address space that `RLIMIT_AS` allows. With 0: whether it is over it, so that
+/// calls which unmap first and map then would fail in between. Allocates nothing.
+pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
     // SAFETY: writes one struct.
     let limit = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
@@ -156,7 +156,7 @@ pub fn is_over_address_space_limit(page: usize) -> bool {
     };
     let digits = text[..n].iter().take_while(|b| b.is_ascii_digit());
     let pages = digits.fold(0u64, |pages, d| pages * 10 + u64::from(d - b'0'));
-    pages * page as u64 > limit
+    pages * page as u64 + headroom > limit
 }
 
 /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of whatever is mapped there. `from` stays

@@ -25,7 +25,7 @@ use crate::placement::Placement;
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
 use crate::sync::lock;
 use crate::topology::Topology;
-use crate::units::PageSize;
+use crate::units::{BASE_PAGE, PageSize};
 use legs::Item;
 use plan::RetryPolicy;
 use run::{Run, Settings};
@@ -208,6 +208,7 @@ impl<'a> Migration<'a> {
         }
         if backend.is_host_memory() {
             check_mapping_headroom(&items, threads)?;
+            check_address_space(threads)?;
         }
         let settings = Settings {
             policy: RetryPolicy {
@@ -250,6 +251,22 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
         Ok((id, region.backend.attributes(&ranges)?))
     };
     by_region.into_iter().map(read).collect()
+}
+
+/// Refuses a job whose threads would not find room for their stacks: the standard library ends the process if a new thread has none for signals.
+fn check_address_space(threads: usize) -> Result<(), Error> {
+    /// A thread's stack, guard page, signal stack and allocator arena, generously.
+    const PER_THREAD: u64 = 4 << 20;
+    if pageleap_sys::is_over_address_space_limit(BASE_PAGE, PER_THREAD * threads as u64) {
+        return Err(Error::Unsupported {
+            what: format!(
+                "the process has no {} MB of address space left (RLIMIT_AS)",
+                (PER_THREAD * threads as u64) >> 20
+            ),
+            remedy: "raise the limit (ulimit -v) or unmap what is no longer used",
+        });
+    }
+    Ok(())
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.

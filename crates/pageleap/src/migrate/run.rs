@@ -262,7 +262,8 @@ impl Run {
         };
         let mut effort = Effort::default();
         // Beyond this limit a call that unmaps first and maps then would fail in between.
-        let step = if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE) {
+        let step = if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
+        {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
         } else {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
