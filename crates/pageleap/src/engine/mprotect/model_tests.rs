@@ -78,6 +78,7 @@ impl Fixture {
     fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
         let mut steps = vec![self.attempt(backend, false).0];
         while *steps.last().unwrap() != Step::Migrated {
+            assert!(self.is_accessible(), "after {steps:?} the area must be as its user set it");
             steps.push(self.attempt(backend, true).0);
         }
         steps
