@@ -73,6 +73,13 @@ impl WaitWord {
         }
     }
 
+    /// As new, for a process that has no other thread.
+    #[cfg(not(loom))]
+    pub(crate) fn reset(&self) {
+        self.word.store(0, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
+    }
+
     /// Reads it, with acquire order.
     pub(crate) fn load(&self) -> u64 {
         self.word.load(Ordering::Acquire)

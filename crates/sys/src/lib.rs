@@ -16,8 +16,8 @@ pub use copy::{copy_racing, zero};
 pub use errno::Errno;
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
-    Advice, EventFd, duplicate_mapping, exchange_page_tables, is_over_address_space_limit, lock, map_file,
-    map_file_into_hole, memfd_create, memfd_seal, protect, reserve, reserve_below, set_advice, unlock, unmap,
-    vacate,
+    Advice, EventFd, duplicate_mapping, exchange_page_tables, is_mapped, is_over_address_space_limit, lock,
+    map_file, map_file_into_hole, memfd_create, memfd_seal, protect, reserve, reserve_below, set_advice,
+    unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages};

@@ -132,6 +132,18 @@ pub unsafe fn map_file_into_hole(
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
+/// Whether every page of a range is mapped, whatever its access (`mincore(2)` reports ENOMEM for holes). Allocates nothing.
+pub fn is_mapped(addr: usize, len: usize) -> bool {
+    /// Pages asked for at a time.
+    const PAGES: usize = 256;
+    let mut residency = [0u8; PAGES];
+    (addr..addr + len).step_by(PAGES * 4096).all(|at| {
+        let part = (PAGES * 4096).min(addr + len - at);
+        // SAFETY: writes one byte per page of the part.
+        unsafe { libc::mincore(at as *mut _, part, residency.as_mut_ptr()) == 0 }
+    })
+}
+
 /// Whether `headroom` more bytes would take the process over the address space that `RLIMIT_AS` allows. With 0: whether it is over it, so that
 /// calls which unmap first and map then would fail in between. Allocates nothing.
 pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {

@@ -156,6 +156,9 @@ unsafe impl Backend for FailAt {
             || unsafe { self.inner.release(m.addr, m.len) },
         )
     }
+    fn is_mapped(&self, addr: usize, len: usize) -> bool {
+        self.inner.is_mapped(addr, len)
+    }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         self.run(
             Call::Exchange,

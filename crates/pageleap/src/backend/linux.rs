@@ -24,22 +24,24 @@ impl Linux {
 }
 
 /// Whether everything that is mapped in `[start, start + len)` is a pool's, by the names in `/proc/self/maps`. Allocates nothing: the
-/// allocator may live in the range. If the file cannot be read, the answer is no.
-fn is_ours(start: usize, len: usize) -> bool {
+/// allocator may live in the range.
+fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     let name = crate::observe::POOL_FILE.as_bytes();
     // SAFETY: opens, reads into a buffer of this function, closes.
     let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if fd < 0 {
-        return false;
+        return Err(Errno::last());
     }
     // The longest line that matters fits; of longer ones (of other files) the rest is not needed.
-    let (mut line, mut used, mut ours) = ([0u8; 256], 0, true);
+    let (mut line, mut used, mut ours) = ([0u8; 256], 0, Ok(true));
     let mut part = [0u8; 1024];
     loop {
         // SAFETY: as above.
         let n = unsafe { libc::read(fd, part.as_mut_ptr().cast(), part.len()) };
+        if n < 0 {
+            ours = Err(Errno::last());
+        }
         if n <= 0 {
-            ours &= n == 0;
             break;
         }
         for &byte in &part[..n as usize] {
@@ -52,7 +54,9 @@ fn is_ours(start: usize, len: usize) -> bool {
             }
             let text = &line[..used];
             let overlaps = parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
-            ours &= !overlaps || text.windows(name.len()).any(|w| w == name);
+            if overlaps && !text.windows(name.len()).any(|w| w == name) {
+                ours = Ok(false);
+            }
             used = 0;
         }
     }
@@ -105,17 +109,24 @@ unsafe impl Backend for Linux {
         match unsafe { sys::map_file_into_hole(m.addr, m.len, file, m.offset, m.prot.0) } {
             Ok(()) if !m.populate || !m.prot.readable() => Ok(()),
             Ok(()) => unsafe { self.populate(m.addr, m.len, m.prot.writable()) }.or(Ok(())),
-            Err(Errno(libc::EEXIST)) if !is_ours(m.addr, m.len) => {
-                let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
-                // SAFETY: plain system calls on a constant.
-                unsafe {
-                    libc::write(2, words.as_ptr().cast(), words.len());
-                    libc::abort()
+            Err(Errno(libc::EEXIST)) => match is_ours(m.addr, m.len) {
+                Ok(true) => unsafe { self.map(m) },
+                // Without a descriptor to look with, nobody can say: try again later.
+                Err(errno) => Err(errno),
+                Ok(false) => {
+                    let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
+                    // SAFETY: plain system calls on a constant.
+                    unsafe {
+                        libc::write(2, words.as_ptr().cast(), words.len());
+                        libc::abort()
+                    }
                 }
-            }
-            Err(Errno(libc::EEXIST)) => unsafe { self.map(m) },
+            },
             Err(errno) => Err(errno),
         }
+    }
+    fn is_mapped(&self, addr: usize, len: usize) -> bool {
+        sys::is_mapped(addr, len)
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }

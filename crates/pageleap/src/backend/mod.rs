@@ -181,6 +181,8 @@ pub unsafe trait Backend: Send + Sync {
     /// The same, where an earlier call may have failed and left a hole: what another thread has mapped into such a hole meanwhile is not
     /// replaced; that thread's memory and ours want the same addresses then, and the process ends with a message. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
+    /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
+    fn is_mapped(&self, addr: usize, len: usize) -> bool;
     /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is there. `from` stays mapped with empty
     /// page tables. On failure `to` may be a hole. EINVAL, without side effect, where the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;

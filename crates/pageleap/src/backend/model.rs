@@ -186,6 +186,10 @@ unsafe impl Backend for Model {
         // SAFETY: forwarded to the caller; nobody else takes the model's holes.
         unsafe { self.map(m) }
     }
+    fn is_mapped(&self, addr: usize, len: usize) -> bool {
+        let state = self.state();
+        pages(addr, len).all(|page| state.space.contains_key(&page))
+    }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();
         let source: Vec<Entry> = pages(from, len).map(|page| state.space[&page]).collect();

@@ -57,6 +57,8 @@ pub(crate) struct JobShared {
     report: Mutex<Option<Report>>,
     finished: Condvar,
     event: EventFd,
+    /// The process that made it.
+    process: u32,
 }
 
 impl JobShared {
@@ -71,6 +73,7 @@ impl JobShared {
             report: Mutex::new(None),
             finished: Condvar::new(),
             event,
+            process: std::process::id(),
         })
     }
 
@@ -173,6 +176,9 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        if self.shared.process != std::process::id() {
+            return; // a child made by `fork`: the job's threads are not here
+        }
         self.cancel();
         self.shared.wait_until_whole();
     }

@@ -10,7 +10,7 @@ use super::legs::{Item, Leg};
 use super::plan::{Area, Pressure, RetryPolicy, areas};
 use super::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::affinity;
-use crate::backend::{Backend, Call, Errno, Mapping};
+use crate::backend::{Backend, Call, Errno, Mapping, Prot};
 use crate::engine::mprotect::attempt::{self, Effort, Parked, Step, Target, Task};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
@@ -278,8 +278,16 @@ impl Run {
             Parked::Yes => leg.from.mark_borrowed(vacated),
             Parked::Failed => {
                 // Perhaps a hole, where another thread's next mapping could land: fill it at once.
-                leg.from.mark_hollow(vacated);
-                let _ = leg.from.0.map_alias(vacated, true);
+                leg.from.mend_hole(vacated);
+            }
+        }
+        // A refused commit leaves the destination's alias with the user's access, and the next copy goes through it.
+        let mut area = area;
+        if step != Step::Migrated && effort.exchanged && span.prot != Prot::READ_WRITE {
+            // SAFETY: the alias of frames that are the job's.
+            let writable = unsafe { self.backend.protect(task.target.alias, len, Prot::READ_WRITE) };
+            if writable.is_err() {
+                area.refused = self.settings.policy.max_refused;
             }
         }
         let migrated = if step == Step::Migrated { len as u64 } else { 0 };
@@ -390,6 +398,11 @@ impl Run {
             let mut state = lock(&self.state);
             state.tally.count(&effort);
             state.tally.repairs += effort.repairs;
+            let (joined, restored) = restored;
+            state
+                .tally
+                .warnings
+                .extend(joined.err().map(|errno| format!("mappings stay apart: mmap failed with {errno}")));
             state.tally.warnings.extend(restored.err().map(attribute_lost));
         }
     }

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use super::{Pool, huge_page_line};
 use crate::affinity;
@@ -208,11 +209,21 @@ fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
         }
     }
     let inner = &*pool.0;
-    let others = IN_FLIGHT.fetch_add(step, Relaxed);
-    let _announced = Announced(step);
-    if inner.backend.is_host_memory() && inner.page == PageSize::Base {
-        check_room(inner.node, inner.page, others + step)?;
-    }
+    let limited = inner.backend.is_host_memory() && inner.page == PageSize::Base;
+    let _announced = loop {
+        let others = IN_FLIGHT.fetch_add(step, Relaxed);
+        let announced = Announced(step);
+        if !limited {
+            break announced;
+        }
+        match check_room(inner.node, inner.page, others + step) {
+            Ok(()) => break announced,
+            Err(error) if others == 0 => return Err(error),
+            // What others have announced and taken already counts twice: look again when they are done.
+            Err(_) => drop(announced),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
     let addr = inner.alias_of(0) + at as usize;
     // SAFETY: the alias is the pool's own.
     unsafe { inner.backend.populate(addr, step as usize, true) }

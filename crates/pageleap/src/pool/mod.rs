@@ -50,12 +50,25 @@ struct State {
     allocator: FrameAllocator,
     /// Frames that have held data: to be zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// Frames whose alias must be mapped again before they are free.
+    /// Frames whose alias is mapped, but has lost its page tables: to be mapped again before they are free.
     hollow: FrameSet,
+    /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care (`Backend::map_own`).
+    torn: FrameSet,
     /// Frames whose alias is filled, but with the access and the attributes of a region.
     borrowed: FrameSet,
     /// Frames whose alias could not be mapped again; tried again when frames are short.
     unmapped: Vec<Run>,
+}
+
+/// What is where an alias is to be mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fill {
+    /// Reserved address space; page tables are filled later.
+    New,
+    /// The alias, without page tables.
+    Hollow,
+    /// The alias or a hole.
+    Torn,
 }
 
 /// Makes a [`Pool`].
@@ -134,6 +147,7 @@ impl PoolBuilder {
             allocator: FrameAllocator::new(frames),
             used: FrameSet::new(frames),
             hollow: FrameSet::new(frames),
+            torn: FrameSet::new(frames),
             borrowed: FrameSet::new(frames),
             unmapped: Vec::new(),
         };
@@ -150,7 +164,7 @@ impl PoolBuilder {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
         let all = Run { first: 0, frames };
-        pool.0.map_alias(all, false).map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
+        pool.0.map_alias(all, Fill::New).map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
         fill::fill(&pool, self.threads, self.progress.as_deref())?;
         Ok(pool)
     }
@@ -268,8 +282,15 @@ impl Pool {
         }
         let hollow = lock(&self.0.state).hollow.runs_in(run);
         for part in hollow {
-            self.0.map_alias(part, true).map_err(|(call, errno)| (call, part, errno))?;
-            lock(&self.0.state).hollow.set(part, false);
+            let mapped = self.0.map_alias(part, Fill::Hollow);
+            let mut state = lock(&self.0.state);
+            state.hollow.set(part, false);
+            state.torn.set(part, mapped.is_err());
+        }
+        let torn = lock(&self.0.state).torn.runs_in(run);
+        for part in torn {
+            self.0.map_alias(part, Fill::Torn).map_err(|(call, errno)| (call, part, errno))?;
+            lock(&self.0.state).torn.set(part, false);
         }
         Ok(())
     }
@@ -287,6 +308,15 @@ impl Pool {
     pub(crate) fn mark_borrowed(&self, run: Run) {
         let mut state = lock(&self.0.state);
         state.borrowed.set(run, true);
+        state.hollow.set(run, false);
+    }
+
+    /// Maps the alias of `run` again, where a call has failed that may have left a hole.
+    pub(crate) fn mend_hole(&self, run: Run) {
+        let torn = self.0.map_alias(run, Fill::Torn).is_err();
+        let mut state = lock(&self.0.state);
+        state.torn.set(run, torn);
+        state.borrowed.set(run, false);
         state.hollow.set(run, false);
     }
 
@@ -309,14 +339,15 @@ impl PoolInner {
         frame * self.page.bytes() as u64
     }
 
-    /// Maps the alias of `run`, and fills its page tables if `populate` says so.
-    pub(crate) fn map_alias(&self, run: Run, populate: bool) -> Result<(), (Call, Errno)> {
+    /// Maps the alias of `run`.
+    fn map_alias(&self, run: Run, fill: Fill) -> Result<(), (Call, Errno)> {
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
         let offset = self.offset_of(run.first);
+        let populate = fill != Fill::New;
         let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
         // SAFETY: the alias is ours, and the frames have no user. What another thread may have mapped into a hole there is not replaced.
         unsafe {
-            if populate { self.backend.map_own(&mapping) } else { self.backend.map(&mapping) }
+            if fill == Fill::Torn { self.backend.map_own(&mapping) } else { self.backend.map(&mapping) }
                 .map_err(|errno| (Call::Map, errno))?;
             // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by an exchange.
             self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;

@@ -13,6 +13,8 @@ use crate::units::{NodeId, PageSize};
 pub struct HugePageReservation {
     total: PathBuf,
     added: u64,
+    /// The process that made it: a child made by `fork` gives nothing back.
+    process: u32,
 }
 
 impl HugePageReservation {
@@ -27,7 +29,7 @@ impl HugePageReservation {
         let free = Topology::read()?.node(node)?.free_huge_2m;
         let missing = pages.saturating_sub(free);
         if missing == 0 {
-            return Ok(HugePageReservation { total, added: 0 });
+            return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
         }
         let before = read_count(&total)?;
         write(&total, before + missing)?;
@@ -43,7 +45,7 @@ impl HugePageReservation {
                 remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory".into(),
             });
         }
-        Ok(HugePageReservation { total, added })
+        Ok(HugePageReservation { total, added, process: std::process::id() })
     }
 
     /// How many pages were added.
@@ -54,7 +56,7 @@ impl HugePageReservation {
 
 impl Drop for HugePageReservation {
     fn drop(&mut self) {
-        if self.added == 0 {
+        if self.added == 0 || self.process != std::process::id() {
             return;
         }
         let _only_us = lock_file(&self.total);

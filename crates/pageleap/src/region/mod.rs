@@ -445,6 +445,9 @@ pub(crate) fn check_same_backend(backend: &Arc<dyn Backend>, pool: &Pool) -> Res
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.0.process != std::process::id() {
+            return; // a child made by `fork`: the jobs' threads are not here
+        }
         let jobs: Vec<_> = lock(&self.0.jobs).iter().filter_map(Weak::upgrade).collect();
         jobs.iter().for_each(|job| job.stop_for_dropped_region());
         jobs.iter().for_each(|job| job.wait_until_whole());

@@ -74,6 +74,9 @@ unsafe impl Backend for Refusing {
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno> {
         unsafe { self.ask(Call::Map, mapping.addr, Some(mapping.prot), None)?.map_own(mapping) }
     }
+    fn is_mapped(&self, addr: usize, len: usize) -> bool {
+        self.inner.is_mapped(addr, len)
+    }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { self.at(Call::Exchange, to)?.exchange(from, to, len) }
     }

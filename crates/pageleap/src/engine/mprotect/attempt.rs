@@ -144,8 +144,10 @@ pub(crate) unsafe fn attempt(
         }
         // SAFETY: the area is closed and the copy is complete.
         if let Err(errno) = unsafe { commit(backend, task, effort) } {
-            // SAFETY: the area is closed and maps its old frames.
-            unsafe { give_access_back(backend, &task.span, errno, effort) };
+            if trackable {
+                // SAFETY: the area is closed and maps its old frames.
+                unsafe { give_access_back(backend, &task.span, errno, effort) };
+            }
             slot.retire();
             return Step::Refused(Call::Map, errno);
         }
@@ -224,13 +226,13 @@ unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Res
     effort.count(Call::Map);
     // SAFETY: as above. After a failure the range may be a hole, which another thread may have filled.
     let map = |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
-    // SAFETY: asks, changes nothing.
-    let is_mapped = || unsafe { backend.populate(addr, len, false) }.is_ok();
     persist(effort, |refusals| match map(torn || refusals > 0) {
         Ok(()) => Some(Ok(())),
         // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall: the kernel looks at these before it changes
         // anything. What is mapped then is what was mapped before.
-        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN)) if refusals > 0 && is_mapped() => {
+        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
+            if refusals > 0 && backend.is_mapped(addr, len) =>
+        {
             Some(Err(errno))
         }
         Err(_) => None,
@@ -250,17 +252,22 @@ pub(crate) unsafe fn map_again<T>(
     mapping: &Mapping,
     effort: &mut Effort,
     restore: impl FnOnce() -> T,
-) -> T {
+) -> (Result<(), Errno>, T) {
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
     effort.count(Call::Map);
-    persist(effort, |refusals| {
+    let joined = persist(effort, |refusals| {
         // SAFETY: forwarded to the caller; whoever faults waits for the slot.
-        unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }.ok()
+        match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
+            // The same frames are mapped either way: only a hole must be filled.
+            Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
+            Err(_) => None,
+            Ok(()) => Some(Ok(())),
+        }
     });
     let restored = restore();
     slot.retire();
-    restored
+    (joined, restored)
 }
 
 /// Gives the span the user's access again after a call was refused with `refused`.

@@ -195,7 +195,12 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     let previous = unsafe { &*PREVIOUS.load(Ordering::Acquire) };
     // SAFETY: the kernel passed a valid `info`.
     let sent_by_process = unsafe { (*info).si_code } <= 0;
-    let used_up = PREVIOUS_USED_UP.load(Ordering::Acquire);
+    let used_up = if previous.sa_flags & libc::SA_RESETHAND != 0 {
+        // The kernel would have put the default action in its place; ours stays, for the writers.
+        PREVIOUS_USED_UP.swap(true, Ordering::AcqRel)
+    } else {
+        false
+    };
     if previous.sa_sigaction == libc::SIG_IGN && sent_by_process {
         return;
     }
@@ -225,10 +230,6 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
             ptr::null_mut::<u64>(),
             size_of::<u64>(),
         );
-        if previous.sa_flags & libc::SA_RESETHAND != 0 {
-            // The kernel would have put the default action in its place; ours stays, for the writers.
-            PREVIOUS_USED_UP.store(true, Ordering::Release);
-        }
         // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the others are ignored then.
         let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
         action(signal, info, context);
@@ -305,8 +306,10 @@ pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
         match &mut found {
             Ok(threads) if !threads.is_empty() => {
                 std::thread::sleep(PAUSE);
-                let still = look().unwrap_or_default();
-                threads.retain(|thread| still.contains(thread));
+                match look() {
+                    Ok(still) => threads.retain(|(tid, _)| still.iter().any(|(other, _)| other == tid)),
+                    error => found = error,
+                }
             }
             _ => break,
         }
@@ -315,7 +318,7 @@ pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
         Ok(threads) if threads.is_empty() => Ok(()),
         Ok(threads) => Err(Error::EngineRefused {
             engine: "mprotect",
-            reason: format!("these threads block SIGSEGV: {}", threads.join(", ")),
+            reason: format!("these threads block SIGSEGV: {}", named(&threads)),
             remedy: "unblock it there (pthread_sigmask): a blocked SIGSEGV kills the process on the first write to a moving page"
                 .into(),
         }),
@@ -323,8 +326,12 @@ pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
     }
 }
 
-/// Names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`.
-fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<String>> {
+fn named(threads: &[(String, String)]) -> String {
+    threads.iter().map(|(tid, name)| format!("{tid} ({name})")).collect::<Vec<_>>().join(", ")
+}
+
+/// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`.
+fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {
         let task = task?;
@@ -334,7 +341,7 @@ fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<
         let blocked = field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
         if blocked & 1 << (signal - 1) != 0 {
             let name: String = field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
-            blocking.push(format!("{} ({name})", task.file_name().to_string_lossy()));
+            blocking.push((task.file_name().to_string_lossy().into_owned(), name));
         }
     }
     Ok(blocking)
@@ -380,7 +387,7 @@ mod tests {
         let found = threads_that_block(tasks, libc::SIGUSR2).unwrap();
         drop(wait.0);
         thread.unwrap().join().unwrap();
-        assert!(found.iter().any(|t| t.contains("deafone")), "{found:?}");
-        assert!(!threads_that_block(tasks, libc::SIGUSR2).unwrap().iter().any(|t| t.contains("deafone")));
+        assert!(found.iter().any(|(_, name)| name == "deafone"), "{found:?}");
+        assert!(!threads_that_block(tasks, libc::SIGUSR2).unwrap().iter().any(|(_, name)| name == "deafone"));
     }
 }

@@ -306,6 +306,8 @@ impl<const N: usize> SlotTable<N> {
     #[cfg(not(loom))]
     pub(crate) fn forget(&self) {
         self.high.store(0, Ordering::Relaxed);
+        self.slots.iter().for_each(|slot| slot.word.reset());
+        self.claimed.iter().for_each(|claimed| claimed.store(0, Ordering::Relaxed));
     }
 
     /// Gives a slot back. It must be idle.
