@@ -22,44 +22,64 @@ fn set_file_limit(files: u64) {
 fn without_descriptors() {
     cases(
         "without_descriptors",
-        &[(
-            "files",
-            || {
-                let (pools, region) = scene();
-                stamp(&region, 0..BYTES, 1);
-                leap(&region, 0..BYTES, &pools[1]);
-                leap(&region, 0..BYTES, &pools[0]);
-                // SAFETY: makes and closes a descriptor of its own: the first free number.
-                let next = unsafe {
-                    let fd = libc::dup(0);
-                    libc::close(fd);
-                    fd as u64
-                };
-                let mut refusals = 0;
-                for spare in 0..16 {
-                    set_file_limit(next + spare);
-                    let pool = Pool::builder(pools[0].node(), 4096).build().map(drop);
-                    let job = migration(&region, 0..BYTES, &pools[1]).start();
+        &[
+            (
+                // Giving frames back opens no file where nothing has failed.
+                "drops",
+                || {
+                    let (pools, region) = scene();
+                    leap(&region, 0..BYTES, &pools[1]);
+                    let job = migration(&region, 0..BYTES, &pools[0]).start().unwrap();
+                    set_file_limit(3);
+                    assert!(job.wait().ended.is_completed());
+                    drop(region);
                     set_file_limit(4096);
-                    for result in [pool, job.map(|job| drop(job.wait()))] {
-                        let Err(error) = result else { continue };
-                        refusals += 1;
-                        let text = error.to_string();
-                        assert!(text.contains("EMFILE") || text.contains("open files"), "{text}");
-                        assert!(
-                            !error.is_usage() && !text.contains("mount "),
-                            "the remedy does not help: {text}"
-                        );
-                    }
+                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, BYTES as u64));
+                    let region = Region::new(&pools[1], BYTES).unwrap();
+                    assert!(is_zero(&region, 0..BYTES));
                     leap(&region, 0..BYTES, &pools[0]);
-                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (0, BYTES as u64));
-                    check_stamp(&region, 0..BYTES, 1);
-                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                }
-                assert!(refusals > 0);
-            },
-            FINE,
-        )],
+                },
+                FINE,
+            ),
+            (
+                "files",
+                || {
+                    let (pools, region) = scene();
+                    stamp(&region, 0..BYTES, 1);
+                    leap(&region, 0..BYTES, &pools[1]);
+                    leap(&region, 0..BYTES, &pools[0]);
+                    // SAFETY: makes and closes a descriptor of its own: the first free number.
+                    let next = unsafe {
+                        let fd = libc::dup(0);
+                        libc::close(fd);
+                        fd as u64
+                    };
+                    let mut refusals = 0;
+                    for spare in 0..16 {
+                        set_file_limit(next + spare);
+                        let pool = Pool::builder(pools[0].node(), 4096).build().map(drop);
+                        let job = migration(&region, 0..BYTES, &pools[1]).start();
+                        set_file_limit(4096);
+                        for result in [pool, job.map(|job| drop(job.wait()))] {
+                            let Err(error) = result else { continue };
+                            refusals += 1;
+                            let text = error.to_string();
+                            assert!(text.contains("EMFILE") || text.contains("open files"), "{text}");
+                            assert!(
+                                !error.is_usage() && !text.contains("mount "),
+                                "the remedy does not help: {text}"
+                            );
+                        }
+                        leap(&region, 0..BYTES, &pools[0]);
+                        assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (0, BYTES as u64));
+                        check_stamp(&region, 0..BYTES, 1);
+                        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+                    }
+                    assert!(refusals > 0);
+                },
+                FINE,
+            ),
+        ],
     );
 }
 
