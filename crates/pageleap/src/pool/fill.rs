@@ -146,8 +146,10 @@ pub(super) fn fill(
     let threads = threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(STEP) as usize);
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let failure: Mutex<Option<Error>> = Mutex::new(None);
-    let work = || {
-        affinity::run_on(&cpus);
+    let work = |own_thread: bool| {
+        if own_thread {
+            affinity::run_on(&cpus);
+        }
         loop {
             let at = next.fetch_add(STEP, Relaxed);
             if at >= bytes || lock(&failure).is_some() {
@@ -166,9 +168,11 @@ pub(super) fn fill(
     };
     std::thread::scope(|scope| {
         // With fewer threads than asked for, or none, it only takes longer.
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let work = &work;
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
         if (0..threads).filter_map(spawn).count() == 0 {
-            work();
+            // The caller's own thread keeps the CPUs that it has.
+            work(false);
         }
     });
     if let Some(error) = failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
