@@ -42,9 +42,12 @@ fn check(result: &Value) {
     assert_eq!(result["writes"]["lost"], 0);
     for query in ["q1", "q6"] {
         assert_eq!(result["queries"][query]["equal"], true);
-        for phase in ["before_ns", "during_ns", "after_ns"] {
+        for phase in ["before_ns", "after_ns"] {
             assert!(number(&result["queries"][query][phase]) > 0.0, "{query} {phase}");
         }
+        // A leap of a few milliseconds may end before the query thread gets a CPU again.
+        let during = &result["queries"][query]["during_ns"];
+        assert!(during.is_null() || number(during) > 0.0, "{query} {during}");
     }
     // Hidden from users without CAP_SYS_ADMIN.
     let frames = &result["frames_changed_ratio"];
@@ -62,8 +65,11 @@ fn a_small_table_leaps_while_it_is_written() {
     check(&result);
     assert_eq!(result["page_size"], 4096);
     assert_eq!(result["writes"]["requested_per_s"], 100_000);
-    for key in ["achieved_ratio", "max_gap_ns", "p999_gap_ns"] {
-        assert!(result["writes"][key].as_f64().unwrap() > 0.0, "{key}");
+    assert!(result["writes"]["achieved_ratio"].as_f64().unwrap() >= 0.0);
+    // Null where the writer did not get a CPU during a leap of a few milliseconds.
+    for key in ["max_gap_ns", "p999_gap_ns"] {
+        let gap = &result["writes"][key];
+        assert!(gap.is_null() || gap.as_f64().unwrap() > 0.0, "{key} {gap}");
     }
 }
 
