@@ -20,4 +20,4 @@ pub use memory::{
     map_file, map_file_into_hole, memfd_create, memfd_seal, protect, reserve, reserve_below, set_advice,
     unlock, unmap, vacate,
 };
-pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages};
+pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};

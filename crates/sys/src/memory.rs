@@ -252,6 +252,8 @@ pub enum Advice {
     PopulateWrite,
     /// The same for reading (Linux 5.14).
     PopulateRead,
+    /// Make huge pages of the range now, whatever the switches in sysfs say (Linux 6.1). Needs at least one page in each of them.
+    Collapse,
 }
 
 /// Applies one piece of advice to a range. Async-signal-safe.
@@ -271,6 +273,7 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
         Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
         Advice::PopulateWrite => libc::MADV_POPULATE_WRITE,
         Advice::PopulateRead => libc::MADV_POPULATE_READ,
+        Advice::Collapse => libc::MADV_COLLAPSE,
     };
     // SAFETY: none of these discards contents; the rest is forwarded to the caller.
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)

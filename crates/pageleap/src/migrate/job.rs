@@ -44,6 +44,7 @@ pub(crate) enum Stop {
     Cancelled = 1,
     TimedOut = 2,
     RegionDropped = 3,
+    CpusetChanged = 4,
 }
 
 /// What the handle, the workers and the region know of a job.
@@ -90,6 +91,7 @@ impl JobShared {
             0 => None,
             1 => Some(Ended::Cancelled),
             2 => Some(Ended::TimedOut),
+            4 => Some(Ended::CpusetChanged),
             _ => Some(Ended::RegionDropped),
         }
     }
