@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::{Pool, huge_page_line};
 use crate::affinity;
 use crate::backend::{Backend, Call, Policy};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock, thread};
 use crate::topology::{Topology, available};
 use crate::units::{NodeId, PageSize};
 
@@ -166,10 +165,10 @@ pub(super) fn fill(
             }
         }
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         // With fewer threads than asked for, or none, it only takes longer.
         let work = &work;
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
         if (0..threads).filter_map(spawn).count() == 0 {
             // The caller's own thread keeps the CPUs that it has.
             work(false);
@@ -226,7 +225,7 @@ fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
             // What others have announced and taken already counts twice: look again when they are done.
             Err(_) => drop(announced),
         }
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     };
     let addr = inner.alias_of(0) + at as usize;
     // SAFETY: the alias is the pool's own.

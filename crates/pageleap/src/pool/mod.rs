@@ -10,8 +10,8 @@ mod frames;
 mod reserve;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 pub(crate) use frames::Run;
 use frames::{FrameAllocator, FrameSet};
@@ -21,7 +21,7 @@ use crate::backend::{Advice, Backend, Call, Errno, Linux, Mapping, MemoryFile, P
 use crate::error::Error;
 use crate::observe::Attributes;
 use crate::placement::NodeCounts;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
 /// The attributes of an alias: neither children nor core dumps get a second copy of the data.

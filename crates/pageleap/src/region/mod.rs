@@ -12,8 +12,8 @@ mod extents;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Weak};
 
 use busy::BusyRanges;
 pub(crate) use busy::Claim;
@@ -26,7 +26,7 @@ use crate::migrate::JobShared;
 use crate::observe::{self, MappedPages};
 use crate::placement::NodeCounts;
 use crate::pool::{Pool, Run, reserve_aligned};
-use crate::sync::lock;
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 use crate::units::PageSize;
 
 /// Identifies a region within the process, for reports.
