@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use job::JobShared;
 pub use job::{Job, Phase, Progress};
@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::pool::Destination;
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
-use crate::sync::lock;
+use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId};
 use legs::Item;

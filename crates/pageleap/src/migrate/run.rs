@@ -1,9 +1,8 @@
 //! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::attributes;
 use super::job::{JobShared, Phase, Stop};
@@ -19,7 +18,7 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::region::Extent;
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
@@ -166,7 +165,7 @@ impl Run {
             self.conclude();
             std::mem::forget(bomb);
         };
-        let spawned = std::thread::Builder::new().name("pageleap".into()).spawn(main);
+        let spawned = thread::Builder::new().name("pageleap".into()).spawn(main);
         spawned.map(drop).map_err(|e| Error::SystemFile {
             path: "a thread for the job".into(),
             reason: e.to_string(),
@@ -175,9 +174,9 @@ impl Run {
     }
 
     fn migrate(&self) {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for slot in &self.slots[1..] {
-                let worker = std::thread::Builder::new().name("pageleap".into());
+                let worker = thread::Builder::new().name("pageleap".into());
                 if let Err(e) = worker.spawn_scoped(scope, || self.work(slot.slot())) {
                     lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
                 }
@@ -385,7 +384,7 @@ impl Run {
                     state.queue.push_back(again);
                     drop(state);
                     // Mappings join again as neighbours are done; give them, or other threads, the time.
-                    std::thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1));
                 }
                 None => {
                     let error = Error::call(call, task.span.addr, len, errno);
@@ -568,7 +567,7 @@ fn drain(slot: &Slot, waits: &mut Waits) {
     const PATIENCE: Duration = Duration::from_millis(10);
     let give_up = Instant::now() + PATIENCE;
     while slot.sleepers() > 0 && Instant::now() < give_up {
-        std::thread::yield_now();
+        thread::yield_now();
     }
     slot.waits.take_into(waits);
 }

@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::affinity;
 use crate::backend::{Backend, Call, Errno, Policy};
 use crate::error::Error;
 use crate::observe;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock, thread};
 use crate::topology::{Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
@@ -171,10 +170,10 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
             }
         }
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         // With fewer threads than asked for, or none, it only takes longer.
         let work = &work;
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
         if (0..threads).filter_map(spawn).count() == 0 {
             // The caller's own thread keeps the CPUs and the policy that it has.
             work(false);
@@ -251,7 +250,7 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
             // What others have announced and taken already counts twice: look again when they are done.
             Err(_) => drop(announced),
         }
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     };
     let addr = inner.alias_of(0) + at as usize;
     if inner.page == PageSize::Thp {
@@ -291,7 +290,7 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
                     remedy: "free memory and compact it (echo 1 > /proc/sys/vm/compact_memory), or use huge pages of hugetlb",
                 });
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
     Ok(())

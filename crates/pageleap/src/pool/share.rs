@@ -10,8 +10,8 @@
 //! says, and not where the share wants them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, reserve_aligned};
@@ -19,7 +19,7 @@ use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
 use crate::error::Error;
 use crate::observe::Attributes;
 use crate::placement::{NodeCounts, Verification};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::units::{NodeId, PageSize, human_bytes};
 
 /// The attributes of an alias: neither children nor core dumps get a second copy of the data.

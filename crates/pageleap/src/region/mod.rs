@@ -12,8 +12,8 @@ mod extents;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Weak};
 
 use busy::BusyRanges;
 pub(crate) use busy::Claim;
@@ -26,7 +26,7 @@ use crate::migrate::JobShared;
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Run, Share, Target, reserve_aligned};
-use crate::sync::lock;
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
 use crate::units::{NodeId, PageSize};
 
 /// Identifies a region within the process, for reports.
@@ -445,12 +445,12 @@ impl RegionInner {
                 continue;
             };
             // A thread of our own, because the caller's policy is the caller's.
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 let policy_and_map = || {
                     let _ = self.backend.prefer_tables_on(Some(node.0));
                     map(extent, Some(node))
                 };
-                match std::thread::Builder::new().spawn_scoped(scope, policy_and_map) {
+                match thread::Builder::new().spawn_scoped(scope, policy_and_map) {
                     Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
                     Err(_) => map(extent, None),
                 }
