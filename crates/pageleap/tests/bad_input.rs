@@ -352,7 +352,7 @@ fn more_huge_pages_than_there_are() {
     let scene = Scene::base();
     let topology = Topology::read().unwrap();
     let node = topology.nodes().iter().find(|n| n.total_bytes > 0).unwrap();
-    let pages = node.free_huge_2m + 100;
+    let pages = node.free_huge(2 << 20) + 100;
     let pool = Pool::builder(node.id, pages * (2 << 20)).page_size(PageSize::Huge2M).build();
     let error =
         scene.refused(pool, false, &["2 MB huge pages", "echo ", "nr_hugepages", &node.id.to_string()]);

@@ -81,7 +81,7 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
             id: node.id.0,
             total_bytes: node.total_bytes,
             free_bytes: node.free_bytes,
-            free_huge_pages: node.free_huge_2m,
+            free_huge_pages: node.free_huge(PageSize::Huge2M.bytes() as u64),
         })
         .collect();
     let (from, to) = setup::choose_nodes(&nodes, args.from, args.to)?;

@@ -43,15 +43,14 @@ static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
 /// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup out of memory.
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
-    let topology = Topology::read()?;
-    let n = topology.node(node)?;
+    let n = Topology::node_now(node)?;
     if page == PageSize::Huge2M {
         let page_bytes = page.bytes() as u64;
-        let free_bytes = n.free_huge_2m * page_bytes;
+        let free_bytes = n.free_huge(page_bytes) * page_bytes;
         if free_bytes >= bytes {
             return Ok(());
         }
-        let missing = bytes / page_bytes - n.free_huge_2m;
+        let missing = bytes / page_bytes - n.free_huge(page_bytes);
         return Err(Error::OutOfMemory {
             node,
             needed_bytes: bytes,

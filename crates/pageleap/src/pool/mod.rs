@@ -432,7 +432,7 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
 
 /// The command that adds huge pages of 2 MB to a node.
 fn huge_page_line(node: NodeId, more: u64) -> String {
-    let file = crate::topology::huge_folder(node).join("nr_hugepages");
+    let file = crate::topology::huge_folder(node, PageSize::Huge2M.bytes() as u64).join("nr_hugepages");
     let total = crate::topology::read_count(&file).unwrap_or(0) + more;
     format!("echo {total} > {}", file.display())
 }

@@ -24,9 +24,9 @@ impl HugePageReservation {
     /// # Errors
     /// If the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
     pub fn reserve(node: NodeId, pages: u64) -> Result<Self, Error> {
-        let total = huge_folder(node).join("nr_hugepages");
+        let total = huge_folder(node, PageSize::Huge2M.bytes() as u64).join("nr_hugepages");
         let _only_us = lock_file(&total);
-        let free = Topology::read()?.node(node)?.free_huge_2m;
+        let free = Topology::node_now(node)?.free_huge(PageSize::Huge2M.bytes() as u64);
         let missing = pages.saturating_sub(free);
         if missing == 0 {
             return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
