@@ -35,7 +35,7 @@ pub(super) fn check_node(
 ) -> Result<(), Error> {
     let host = backend.is_host_memory();
     if host {
-        Topology::read()?.node(node)?;
+        Topology::node_now(node)?;
     }
     if !backend.allows_node(node.0) {
         return Err(Error::NodeNotAllowed { node });
@@ -48,8 +48,7 @@ static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
 /// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup out of memory.
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
-    let topology = Topology::read()?;
-    let n = topology.node(node)?;
+    let n = Topology::node_now(node)?;
     if page.is_hugetlb() {
         let page_bytes = page.bytes() as u64;
         let free = n.free_huge(page_bytes);
