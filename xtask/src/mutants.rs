@@ -15,6 +15,8 @@ use std::fmt::Write;
 pub enum Checker {
     /// The model checker: loom tests of the library.
     Loom,
+    /// Whole jobs under long random schedules: shuttle tests of the library.
+    Shuttle,
     /// The library's unit tests.
     Unit,
     /// The stress oracle, which must report lost writes: another failure is not the one that was predicted.
@@ -23,12 +25,13 @@ pub enum Checker {
 
 impl Checker {
     /// All of them, cheapest first.
-    pub const ALL: [Checker; 3] = [Checker::Unit, Checker::Loom, Checker::Stress];
+    pub const ALL: [Checker; 4] = [Checker::Unit, Checker::Loom, Checker::Shuttle, Checker::Stress];
 
     /// Its name in tables and paths.
     pub fn name(self) -> &'static str {
         match self {
             Checker::Loom => "loom",
+            Checker::Shuttle => "shuttle",
             Checker::Unit => "unit",
             Checker::Stress => "stress",
         }
@@ -38,7 +41,7 @@ impl Checker {
     /// and their ordinary reports ("0 lost") must not look like it.
     pub fn evidence(self) -> Option<&'static str> {
         match self {
-            Checker::Loom | Checker::Unit => None,
+            Checker::Loom | Checker::Shuttle | Checker::Unit => None,
             Checker::Stress => Some("LOST"),
         }
     }
@@ -182,6 +185,30 @@ pub const TABLE: &[Mutant] = &[
         replace: "self.sleepers() > u32::MAX - 1 {",
         why: "threads that wait for an area sleep for ever",
         caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "sleepers-counted-too-early",
+        file: SYNC,
+        find: "        self.word.swap(to, Ordering::SeqCst);\n        self.wake();",
+        replace: "        let sleepers = self.sleepers();\n        self.word.swap(to, Ordering::SeqCst);\n        self.changes.fetch_add(1, Ordering::SeqCst);\n        if cfg!(loom) || sleepers > 0 {\n            self.kernel.wake_all(&self.changes);\n        }",
+        why: "a thread that goes to sleep between the look for sleepers and the change of the word is overlooked",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "finished-without-the-lock",
+        file: "crates/pageleap/src/migrate/job.rs",
+        find: "        self.enter(Phase::Finished);\n        drop(slot);",
+        replace: "        drop(slot);\n        self.enter(Phase::Finished);",
+        why: "whoever waits for a job can miss its end and sleep for ever",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "last-area-not-announced",
+        file: "crates/pageleap/src/migrate/run.rs",
+        find: "            self.changed.notify_all();",
+        replace: "            if !lock(&self.state).queue.is_empty() {\n                self.changed.notify_all();\n            }",
+        why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
+        caught_by: Checker::Shuttle,
     },
     Mutant {
         name: "no-generation",
