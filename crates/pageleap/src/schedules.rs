@@ -20,8 +20,7 @@ use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::processor::Processor;
 use crate::{
-    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageSize, Placement, Pool, Region, Report,
-    audit,
+    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageSize, Pool, Region, Report, audit,
 };
 
 /// Environment variable: how many schedules each test runs.
@@ -43,11 +42,6 @@ const CAPACITY: usize = STEADY + VOLATILE + 1;
 const WRITERS: usize = 2;
 /// The word of a page that marks whose memory it is. The writers' come before.
 const MARK: usize = WRITERS;
-
-/// Where a job's pages go.
-fn into(pool: &Pool) -> Placement {
-    Placement::On(pool.clone())
-}
 
 fn below(bound: usize) -> usize {
     thread_rng().gen_range(0..bound)
@@ -188,7 +182,7 @@ impl Scene {
             let pages = part_of(region.len() / BASE_PAGE);
             total += pages.len() as u64;
             let bytes = pages.start * BASE_PAGE..pages.end * BASE_PAGE;
-            migration = migration.range(region, bytes, into(self.any_pool()));
+            migration = migration.range(region, bytes, self.any_pool());
         }
         migration.start().inspect_err(|error| self.expect_refusal(error)).ok().map(|job| (job, total))
     }
@@ -214,7 +208,7 @@ impl Scene {
             Ended::Cancelled => &self.seen.cancelled,
             Ended::TimedOut => &self.seen.timed_out,
             Ended::RegionDropped => &self.seen.region_dropped,
-            Ended::Failed(_) => panic!("{report}"),
+            Ended::CpusetChanged | Ended::Failed(_) => panic!("{report}"),
         };
         count.fetch_add(1, Relaxed);
         self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
@@ -298,7 +292,7 @@ impl Scene {
         let start = region.as_ptr().as_ptr() as usize;
         let mark = |page: usize| (start + page * BASE_PAGE + MARK * 8, page as u64 + 77);
         (0..PAGES).map(mark).for_each(|(addr, value)| self.processor().store(addr, value));
-        let job = self.settings().range(&region, 0..region.len(), into(self.any_pool())).start();
+        let job = self.settings().range(&region, 0..region.len(), self.any_pool()).start();
         for (addr, value) in (0..PAGES).map(mark) {
             assert_eq!(self.processor().load(addr), value, "LOST: the mark of a region that comes and goes");
         }
@@ -344,12 +338,13 @@ impl Scene {
         for pool in &pools {
             assert_eq!(pool.free_bytes(), pool.bytes(), "frames leaked");
             // Also mends what could not be mapped when it was given back.
-            let frames = pool.take_zeroed(POOL_PAGES as u64, 0).unwrap();
-            let alias = (0..POOL_PAGES as u64).map(|frame| pool.0.alias_of(frame));
+            let [share] = pool.shares() else { panic!("a pool of one node has one share") };
+            let frames = share.take_zeroed(POOL_PAGES as u64, 0).unwrap();
+            let alias = (0..POOL_PAGES as u64).map(|frame| share.0.alias_of(frame));
             for (frame, addr) in alias.enumerate() {
                 assert_eq!(
                     model.frame_at(addr),
-                    Some((pool.0.file, frame)),
+                    Some((share.0.file, frame)),
                     "frame {frame} is not where its alias is"
                 );
                 assert_eq!(
@@ -358,7 +353,7 @@ impl Scene {
                     "frame {frame}"
                 );
             }
-            frames.into_iter().for_each(|run| pool.give_back(run).unwrap());
+            frames.into_iter().for_each(|run| share.give_back(run).unwrap());
         }
         drop((pools, backend));
         assert_eq!(model.pages_in_use(), 0, "address space leaked");
