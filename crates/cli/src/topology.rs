@@ -213,17 +213,21 @@ fn summary(topology: &Topology) -> String {
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let possible = topology.possible_nodes().len();
     let more = if possible > nodes.len() { format!(" of {possible} possible") } else { String::new() };
+    let nodes_usable = match topology.allowed_nodes().as_slice() {
+        [] => "the memory of no node".to_owned(),
+        [one] => format!("the memory of {one}"),
+        several => format!("the memory of nodes {}", node_list(several)),
+    };
+    let cpus_usable = match topology.allowed_cpus().as_slice() {
+        [] => "no CPU".to_owned(),
+        [one] => format!("CPU {one}"),
+        several => format!("CPUs {}", short_list(several.iter().copied())),
+    };
     format!(
-        "{} online{more}, {}, {}\nThis process may use the memory of {} and the CPUs {}.\n",
+        "{} online{more}, {}, {}\nThis process may use {nodes_usable}, and {cpus_usable}.\n",
         counted(nodes.len(), "node"),
         counted(cpus, "CPU"),
         human_bytes(bytes),
-        match node_list(&topology.allowed_nodes()) {
-            none if none == "-" => "no node".to_owned(),
-            list if list.contains([',', '-']) => format!("the nodes {list}"),
-            one => format!("node {one}"),
-        },
-        short_list(topology.allowed_cpus()),
     )
 }
 
@@ -257,12 +261,10 @@ fn node_table(topology: &Topology, shown: &[&Node]) -> Vec<Vec<String>> {
 fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
     let head =
         ["node", "class", "from", "read latency", "write latency", "read bandwidth", "write bandwidth"];
-    let row = |node: &Node, access: &Access| {
+    let figures = |access: &Access| {
         let figure =
             |value: Option<u64>, unit| value.map_or_else(|| "-".to_owned(), |v| format!("{v} {unit}"));
-        vec![
-            node.id.0.to_string(),
-            access.class.to_string(),
+        [
             node_list(&access.initiators),
             figure(access.read_latency_ns, "ns"),
             figure(access.write_latency_ns, "ns"),
@@ -270,8 +272,17 @@ fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
             figure(access.write_bandwidth_mb_per_s, "MB/s"),
         ]
     };
-    let rows = shown.iter().flat_map(|node| node.access.iter().map(|access| row(node, access)));
-    std::iter::once(head.map(str::to_owned).into()).chain(rows).collect()
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for node in shown {
+        // On most machines nothing but CPUs accesses memory, and both classes are the same.
+        for same in node.access.chunk_by(|a, b| figures(a) == figures(b)) {
+            let classes: Vec<String> = same.iter().map(|access| access.class.to_string()).collect();
+            let mut row = vec![node.id.0.to_string(), classes.join(",")];
+            row.extend(figures(&same[0]));
+            rows.push(row);
+        }
+    }
+    rows
 }
 
 /// The distances as a matrix: the darker, the farther. Rows are where a thread runs, columns where the memory is.

@@ -192,7 +192,8 @@ impl Reading<'_> {
         self.parsed(&path, |text| distances(text, nodes)).unwrap_or_default()
     }
 
-    /// A node's performance for initiators of a class. The kernel makes the folder for every node that HMAT names, and writes 0 for what it does not say.
+    /// A node's performance for initiators of a class. The kernel makes the folder for every node that HMAT names, and writes 0 for what it
+    /// does not say.
     fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
         let folder = format!("{NODES}/node{}/access{class}/initiators", id.0);
         let names = self.files.names_if_there(&folder);
