@@ -92,8 +92,23 @@ impl Item {
         });
         let parts: Vec<_> = parts.collect();
         drop(extents);
-        // Dropping the item gives the frames back.
         let inner = item.claim.region().clone();
+        // Transparent huge pages allow that, and a leap moves whole pages.
+        let range = item.claim.range();
+        let edges = attributes
+            .iter()
+            .flat_map(|a| [a.start, a.end])
+            .filter(|edge| *edge > inner.start + range.start && *edge < inner.start + range.end);
+        for edge in edges {
+            if !(edge - inner.start).is_multiple_of(inner.page.bytes()) {
+                let remedy = format!(
+                    "set them for whole pages of {} bytes; there is a boundary at {edge:#x}",
+                    inner.page.bytes()
+                );
+                return Err(inner.bad_range(range, "access, lock or advice change within a page", remedy));
+            }
+        }
+        // Dropping the item gives the frames back.
         let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
         let spans = |moving: &[Extent<Share>]| plan::joined(moving.iter().map(|e| e.pages.clone()));
         let spans = parts.iter().flat_map(|(moving, to, tables)| {
