@@ -62,7 +62,7 @@ impl Workspace {
         let mut arguments = vec!["test", "-p", "pageleap"];
         match checker {
             Checker::Loom | Checker::Shuttle => arguments.extend(["--release", "--lib"]),
-            Checker::Unit => arguments.extend(["--lib"]),
+            Checker::Unit => arguments.extend(["--lib", "--test", "placement"]),
             Checker::Stress => arguments.extend(["--release", "--test", "stress"]),
         }
         if build_only {

@@ -17,7 +17,7 @@ pub enum Checker {
     Loom,
     /// Whole jobs under long random schedules: shuttle tests of the library.
     Shuttle,
-    /// The library's unit tests.
+    /// The library's unit tests, and the tests of placements.
     Unit,
     /// The stress oracle, which must report lost writes: another failure is not the one that was predicted.
     Stress,
@@ -204,7 +204,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "last-area-not-announced",
-        file: "crates/pageleap/src/migrate/run.rs",
+        file: RUN,
         find: "            self.changed.notify_all();",
         replace: "            if !lock(&self.state).queue.is_empty() {\n                self.changed.notify_all();\n            }",
         why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
@@ -243,6 +243,30 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "stray-tables-handed-out",
+        file: SHARE,
+        find: "state.strayed.set(part, !wanted || mapped.is_err());",
+        replace: "state.strayed.set(part, false);",
+        why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "mapped-anew-and-not-noted",
+        file: SHARE,
+        find: "self.strayed.set(run, true);",
+        replace: "",
+        why: "page tables that some thread's call has allocated anew count as being where the share wants them",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "cpuset-ignored",
+        file: RUN,
+        find: "self.shared.ask_to_stop(Stop::CpusetChanged);",
+        replace: "",
+        why: "a job goes on moving pages to a node that the cpuset no longer allows",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
         name: "frames-given-back-twice",
         file: "crates/pageleap/src/pool/frames.rs",
         find: "before.is_none_or(|b| b.end() <= run.first)",
@@ -253,6 +277,8 @@ pub const TABLE: &[Mutant] = &[
 ];
 
 const SLOT: &str = "crates/pageleap/src/engine/mprotect/slot.rs";
+const SHARE: &str = "crates/pageleap/src/pool/share.rs";
+const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
