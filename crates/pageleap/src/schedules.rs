@@ -459,7 +459,7 @@ fn shuttle_everything_at_once_with_few_switches() {
 #[test]
 fn shuttle_everything_at_once_and_one_call_is_refused() {
     /// Most schedules make more calls than that.
-    const LATEST: usize = 500;
+    const LATEST: usize = 120;
     let seen = Arc::new(Seen::default());
     let counts = seen.clone();
     explore(RandomScheduler::new(iterations()), move || {
