@@ -311,7 +311,7 @@ impl Summary {
         )?;
         writeln!(
             out,
-            "mapped      in pages of {}, {} huge; mappings of region and pools: {} before, {} at most, {} after",
+            "mapped      kernel page size {}, {} by huge pages; mappings of region and pools: {} before, {} at most, {} after",
             human_bytes(self.kernel_page_size as f64),
             percent(self.huge_mapped_ratio),
             self.mappings.before,

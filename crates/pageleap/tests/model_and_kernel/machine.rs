@@ -1,27 +1,33 @@
 //! One of the two machines: it runs the steps of a program and shows what has become of its pools and regions.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use pageleap::backend::{Advice, Backend, Model, Prot};
+use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageOutcome, PageSize, Pool, Region, audit,
-    observe, topology::Topology,
+    BASE_PAGE, Ended, Error, Job, Migration, NodeCounts, NodeId, PageCounts, PageOutcome, PageSize,
+    PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
 use crate::common::{own_descriptors, pool_mappings, soon};
-use crate::program::{Attribute, End, Move, Step};
+use crate::program::{Attribute, End, Move, Program, Step};
 use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
 
-/// Pools and regions on one backend.
+/// Pools and regions on one machine.
 pub struct Machine {
-    backend: Arc<dyn Backend>,
-    /// The backend, if it is the model.
+    /// What the test itself makes calls on.
+    bare: Arc<dyn Backend>,
+    /// The same with a call that is refused.
+    backend: Arc<FailAt>,
+    /// The machine, if it is the model.
     model: Option<Arc<Model>>,
     pools: Vec<Pool>,
     regions: Vec<Option<Region>>,
+    /// Pools that others have replaced, if a call may be refused: the model does not let files go that such a call has left mapped.
+    old: Option<Vec<Pool>>,
     /// The memory files seen so far: what they are called in a view.
     files: Vec<String>,
     /// Whether the numbers of frames can be told beforehand: not after a job that was stopped at some moment.
@@ -55,7 +61,7 @@ pub struct Finished {
     holds: u64,
     repairs: u64,
     calls: BTreeMap<&'static str, u64>,
-    warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 /// What a machine shows.
@@ -64,6 +70,32 @@ pub struct View {
     /// Size, free bytes, and the nodes of the free frames.
     pools: Vec<(u64, u64, String)>,
     pub regions: Vec<Option<RegionView>>,
+}
+
+impl View {
+    /// What differs between the model's view, which this is, and the kernel's.
+    pub fn differences(&self, kernel: &View) -> Vec<String> {
+        let line = |what: String, model: &dyn Debug, kernel: &dyn Debug| {
+            format!("{what}: {model:?} on the model, {kernel:?} on the kernel")
+        };
+        let mut found = Vec::new();
+        for (i, (a, b)) in self.pools.iter().zip(&kernel.pools).enumerate().filter(|(_, (a, b))| a != b) {
+            found.push(line(format!("pool {i} (size, free, nodes)"), a, b));
+        }
+        for (i, (a, b)) in self.regions.iter().zip(&kernel.regions).enumerate() {
+            let (Some(a), Some(b)) = (a, b) else { continue };
+            if (a.len, &a.placement) != (b.len, &b.placement) {
+                found.push(line(
+                    format!("region {i} (length, nodes)"),
+                    &(a.len, &a.placement),
+                    &(b.len, &b.placement),
+                ));
+            }
+            let pages = a.pages.iter().zip(&b.pages).enumerate().filter(|(_, (a, b))| a != b);
+            found.extend(pages.map(|(page, (a, b))| line(format!("page {page} of region {i}"), a, b)));
+        }
+        found
+    }
 }
 
 #[derive(Debug, PartialEq)]
@@ -156,23 +188,58 @@ fn refusal(error: &Error) -> Outcome {
     Outcome::Refused(match error {
         Error::BadRange { start, end, reason, .. } => format!("bad range {start}..{end}: {reason}"),
         Error::Call { call, errno, .. } => format!("{call}: {errno}"),
+        // Refused alike on both, it would hide that something is never given back.
+        Error::Limit { .. } => panic!("no program comes near a limit: {error}"),
         other => other.to_string(),
     })
 }
 
+/// What this process has mapped and opened for pools and jobs.
+pub fn left_in_process() -> Vec<String> {
+    pool_mappings().into_iter().chain(own_descriptors()).collect()
+}
+
+/// Counts of pages per node, or why there are none.
+fn nodes(counts: Result<NodeCounts, Error>) -> String {
+    counts.map_or_else(|error| format!("{:?}", refusal(&error)), |counts| counts.to_string())
+}
+
 impl Machine {
-    pub fn new(backend: Arc<dyn Backend>, model: Option<Arc<Model>>) -> Machine {
+    /// With the model or, without one, the kernel.
+    pub fn new(model: Option<Arc<Model>>, program: &Program) -> Machine {
+        let bare: Arc<dyn Backend> = match &model {
+            Some(model) => model.clone(),
+            None => Arc::new(Linux),
+        };
+        let backend = Arc::new(match program.refused {
+            Some((call, mode)) => FailAt::new(bare.clone(), call, mode, Errno(libc::ENOMEM)),
+            None => FailAt::never(bare.clone()),
+        });
         let (pools, regions) = (Vec::new(), Vec::new());
-        let mut machine = Machine { backend, model, pools, regions, files: Vec::new(), exact: true };
+        let files = Vec::new();
+        let mut machine = Machine {
+            bare,
+            backend,
+            model,
+            pools,
+            regions,
+            old: program.refused.map(|_| Vec::new()),
+            files,
+            exact: true,
+        };
         machine.pools = (0..POOLS - 1).map(|_| machine.build_pool(FIRST_POOLS).unwrap()).collect();
         let region = || Some(Region::new(&machine.pools[0], FIRST_REGIONS * BASE_PAGE).unwrap());
         machine.regions = (0..REGIONS).map(|_| region()).collect();
+        machine.backend.arm();
         machine
     }
 
     fn build_pool(&self, pages: usize) -> Result<Pool, Error> {
         let bytes = (pages * BASE_PAGE) as u64;
-        Pool::builder(first_node(), bytes).threads(1).backend(self.backend.clone()).build()
+        // Said, because a kernel with one node would not be asked for what it does anyway.
+        let node = first_node();
+        let placement = Placement::on(node).page_tables(PageTables::Node(node));
+        Pool::builder(placement, bytes).threads(1).backend(self.backend.clone()).build()
     }
 
     fn pool(&self, place: usize) -> &Pool {
@@ -233,10 +300,19 @@ impl Machine {
             |result: Result<(), Error>| result.map_or_else(|error| refusal(&error), |()| Outcome::Done);
         match step {
             Step::NewPool { pool, pages } => {
-                let built = self.build_pool(*pages).unwrap();
-                match self.pools.get_mut(*pool) {
-                    Some(place) => *place = built,
-                    None => self.pools.push(built),
+                let built = match self.build_pool(*pages) {
+                    Ok(built) => built,
+                    Err(error) => return refusal(&error),
+                };
+                let replaced = match self.pools.get_mut(*pool) {
+                    Some(place) => Some(std::mem::replace(place, built)),
+                    None => {
+                        self.pools.push(built);
+                        None
+                    }
+                };
+                if let Some(old) = &mut self.old {
+                    old.extend(replaced);
                 }
                 Outcome::Done
             }
@@ -293,15 +369,15 @@ impl Machine {
         // SAFETY: whole, backed pages of a region that no job works on.
         let set = unsafe {
             match what {
-                Attribute::NoAccess => self.backend.protect(addr, len, Prot::NONE),
-                Attribute::ReadOnly => self.backend.protect(addr, len, Prot::READ),
-                Attribute::ReadWrite => self.backend.protect(addr, len, Prot::READ_WRITE),
-                Attribute::DontFork => self.backend.advise(addr, len, Advice::DontFork),
-                Attribute::DoFork => self.backend.advise(addr, len, Advice::DoFork),
-                Attribute::DontDump => self.backend.advise(addr, len, Advice::DontDump),
-                Attribute::DoDump => self.backend.advise(addr, len, Advice::DoDump),
-                Attribute::Lock => self.backend.lock(addr, len, false),
-                Attribute::Unlock => self.backend.unlock(addr, len),
+                Attribute::NoAccess => self.bare.protect(addr, len, Prot::NONE),
+                Attribute::ReadOnly => self.bare.protect(addr, len, Prot::READ),
+                Attribute::ReadWrite => self.bare.protect(addr, len, Prot::READ_WRITE),
+                Attribute::DontFork => self.bare.advise(addr, len, Advice::DontFork),
+                Attribute::DoFork => self.bare.advise(addr, len, Advice::DoFork),
+                Attribute::DontDump => self.bare.advise(addr, len, Advice::DontDump),
+                Attribute::DoDump => self.bare.advise(addr, len, Advice::DoDump),
+                Attribute::Lock => self.bare.lock(addr, len, false),
+                Attribute::Unlock => self.bare.unlock(addr, len),
             }
         };
         set.map_or_else(|errno| Outcome::Refused(errno.to_string()), |()| Outcome::Done)
@@ -363,7 +439,7 @@ impl Machine {
             disturbed_copies: report.disturbed_copies,
             holds: report.holds,
             repairs: report.repairs,
-            // Where page tables go makes no difference on a machine with one node, and then nobody is asked.
+            // Once for each worker that has got an area, and which of several do is chance.
             calls: report.calls.into_iter().filter(|(name, _)| *name != "set_mempolicy").collect(),
             warnings: report.warnings,
         })
@@ -382,7 +458,9 @@ impl Machine {
 
     /// Everything that can be seen of it.
     pub fn view(&mut self) -> View {
-        let free = |pool: &Pool| (pool.bytes(), pool.free_bytes(), pool.verify().unwrap().to_string());
+        let free = |pool: &Pool| {
+            (pool.bytes(), pool.free_bytes(), nodes(pool.verify().map(|verified| verified.found)))
+        };
         let pools = self.pools.iter().map(free).collect();
         let regions = (0..self.regions.len()).map(|region| self.view_of(region)).collect();
         View { pools, regions }
@@ -393,7 +471,7 @@ impl Machine {
         let (start, len) = (region.as_ptr().as_ptr() as usize, region.len());
         let mapped = self.mapped(start..start + len);
         let readable = mapped.iter().flatten().all(|page| page.file.is_none() || page.access.readable());
-        let placement = readable.then(|| region.placement().unwrap().to_string());
+        let placement = readable.then(|| nodes(region.placement()));
         let addresses = (start..start + len).step_by(BASE_PAGE);
         let pages =
             addresses.zip(mapped).map(|(addr, page)| page.map_or(Page::Hole, |page| self.page(addr, page)));
@@ -405,7 +483,7 @@ impl Machine {
         let Some((file, frame)) = file else { return Page::Unbacked };
         let allow = |access| {
             // SAFETY: a backed page of a region that nobody else uses now.
-            unsafe { self.backend.protect(addr, BASE_PAGE, access) }.unwrap()
+            unsafe { self.bare.protect(addr, BASE_PAGE, access) }.unwrap()
         };
         if !access.readable() {
             allow(Prot::READ);
@@ -418,25 +496,43 @@ impl Machine {
         Page::Backed { file, frame, access, dont_fork, dont_dump, locked, words }
     }
 
+    /// Which call has been refused, if it has come to that.
+    pub fn refused(&self) -> Option<Call> {
+        self.backend.struck()
+    }
+
     pub fn audit(&self) -> Result<(), String> {
+        if self.refused() == Some(Call::Release) {
+            return Ok(()); // what could not be unmapped keeps its frames
+        }
         let regions: Vec<&Region> = self.regions.iter().flatten().collect();
         audit(&self.pools.iter().collect::<Vec<_>>(), &regions)
     }
 
     /// Lets everything go and says what is left.
-    pub fn end_of_program(self) -> Vec<String> {
-        let Machine { backend, model, pools, regions, .. } = self;
+    pub fn end_of_program(self, left_before: usize) -> Vec<String> {
+        let refused = self.refused();
+        let Machine { bare, backend, model, pools, regions, old, .. } = self;
+        backend.disarm();
         drop(regions);
+        if refused == Some(Call::Release) {
+            // What could not be unmapped keeps its frames.
+            std::mem::forget((pools, old));
+            return Vec::new();
+        }
+        drop(old);
         let leaked = |pool: &&Pool| pool.free_bytes() != pool.bytes();
         let mut left: Vec<String> = pools.iter().filter(leaked).map(|pool| format!("{pool:?}")).collect();
-        drop((pools, backend));
+        drop((pools, backend, bare));
         match model {
             Some(model) if model.pages_in_use() == 0 => {}
             Some(model) => left.push(format!("{} pages of address space", model.pages_in_use())),
             None => {
                 // A job's thread closes its descriptor just after it has delivered its report.
-                soon(|| own_descriptors().is_empty());
-                left.extend(pool_mappings().into_iter().chain(own_descriptors()));
+                soon(|| !own_descriptors().iter().any(|name| name.contains("eventfd")));
+                if left_in_process().len() > left_before {
+                    left.extend(left_in_process());
+                }
             }
         }
         left

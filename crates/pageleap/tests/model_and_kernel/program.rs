@@ -4,9 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use pageleap::BASE_PAGE;
+use pageleap::backend::FailMode;
 use proptest::prelude::*;
 
-use crate::{POOLS, REGIONS};
+use crate::{POOLS, REGIONS, STEPS};
 
 /// One step of a program. Pools and regions are numbered places, which are filled at the start but for the last pool; a step on a region
 /// that is not there does nothing. Parts are bytes.
@@ -57,13 +58,17 @@ pub enum End {
 
 /// A program, shown as Rust.
 #[derive(Clone)]
-pub struct Program(pub Vec<Step>);
+pub struct Program {
+    /// The call that is refused, by its number, and how.
+    pub refused: Option<(u64, FailMode)>,
+    pub steps: Vec<Step>,
+}
 
 impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Program(vec![")?;
-        self.0.iter().try_for_each(|step| writeln!(f, "    {step:?},"))?;
-        write!(f, "])")
+        writeln!(f, "Program {{ refused: {:?}, steps: vec![", self.refused)?;
+        self.steps.iter().try_for_each(|step| writeln!(f, "    {step:?},"))?;
+        write!(f, "] }}")
     }
 }
 
@@ -72,7 +77,7 @@ fn a_pool() -> impl Strategy<Value = usize> {
 }
 
 fn a_region() -> impl Strategy<Value = usize> {
-    0..REGIONS
+    prop_oneof![1 => Just(0), 1 => 0..REGIONS]
 }
 
 fn bytes() -> impl Strategy<Value = usize> {
@@ -100,9 +105,13 @@ fn a_job() -> impl Strategy<Value = Step> {
     )
 }
 
-pub fn a_step() -> impl Strategy<Value = Step> {
+fn a_step() -> impl Strategy<Value = Step> {
     use Attribute::*;
-    let attributes = [NoAccess, ReadOnly, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Unlock];
+    // What only one other step undoes, more often.
+    let attributes = [
+        NoAccess, ReadOnly, ReadWrite, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Lock, Unlock,
+        Unlock,
+    ];
     prop_oneof![
         1 => (a_pool(), 6..20usize).prop_map(|(pool, pages)| Step::NewPool { pool, pages }),
         2 => (a_region(), a_pool(), bytes()).prop_map(|(region, pool, bytes)| Step::NewRegion { region, pool, bytes }),
@@ -112,8 +121,28 @@ pub fn a_step() -> impl Strategy<Value = Step> {
         3 => (a_region(), a_part()).prop_map(|(region, part)| Step::Discard { region, part }),
         1 => a_region().prop_map(|region| Step::DropRegion { region }),
         6 => (a_region(), a_part(), 1..u64::MAX).prop_map(|(region, part, value)| Step::Write { region, part, value }),
-        5 => (a_region(), a_part(), prop::sample::select(attributes.to_vec()))
+        8 => (a_region(), a_part(), prop::sample::select(attributes.to_vec()))
             .prop_map(|(region, part, what)| Step::Set { region, part, what }),
         8 => a_job(),
     ]
+}
+
+/// Programs in which no call is refused.
+pub fn programs() -> impl Strategy<Value = Program> {
+    prop::collection::vec(a_step(), 1..STEPS).prop_map(|steps| Program { refused: None, steps })
+}
+
+/// Programs in which one call is. Their jobs have one thread and run to their end, so that calls have the same numbers each time.
+pub fn refused_programs() -> impl Strategy<Value = Program> {
+    /// Most programs make more calls than that.
+    const LATEST: u64 = 80;
+    let mode = prop::sample::select(vec![FailMode::Before, FailMode::After, FailMode::Partial]);
+    (programs(), 1..LATEST, mode).prop_map(|(mut program, call, mode)| {
+        for step in &mut program.steps {
+            if let Step::Migrate { threads, end, .. } = step {
+                (*threads, *end) = (1, End::Wait);
+            }
+        }
+        Program { refused: Some((call, mode)), ..program }
+    })
 }
