@@ -5,13 +5,14 @@ mod common;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
     region_flags, skip, soon, stamp, turn,
 };
+use pageleap::pool::HugePageReservation;
 use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
 
 /// A region that takes long enough in single pages for a thread to step in between.
@@ -590,4 +591,58 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
         assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
     });
     assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
+}
+
+/// Gives back what it reserves. Machines that have run for a while may have no gigabyte in one piece.
+#[test]
+fn pages_of_a_gigabyte_leap_under_a_writer() {
+    const NAME: &str = "pages_of_a_gigabyte_leap_under_a_writer";
+    let _turn = turn();
+    let page = PageSize::Huge1G;
+    let nodes = pools(PageSize::Base, BASE_PAGE as u64).unwrap().map(|pool| pool.nodes()[0]);
+    let mut reservations = Vec::new();
+    let wanted =
+        if nodes[0] == nodes[1] { vec![(nodes[0], 2)] } else { nodes.map(|node| (node, 1)).to_vec() };
+    for (node, pages) in wanted {
+        match HugePageReservation::reserve(node, page, pages) {
+            Ok(reservation) => reservations.push(reservation),
+            Err(error) => return skip(NAME, &error),
+        }
+    }
+    let [near, far] = match pools(page, page.bytes() as u64) {
+        Ok(pools) => pools,
+        Err(error) => return common::skip_page_size(NAME, page, error),
+    };
+    let all = 0..page.bytes();
+    let region = Region::new(&near, all.end).unwrap();
+    let before = region.frame_numbers().unwrap();
+    let words = region.atomics_u64(all.clone()).unwrap();
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut value = 0;
+            while !stop.load(Relaxed) {
+                words[value as usize * 4099 % words.len()].store(value, Relaxed);
+                value += 1;
+                written.store(value, Relaxed);
+            }
+        });
+        assert!(common::soon(|| written.load(Relaxed) > 0));
+        for (to, frames_changed) in [(&far, true), (&near, false), (&far, true)] {
+            let report = Migration::new().range(&region, all.clone(), to).start().unwrap().wait();
+            assert!(report.ended.is_completed() && report.pages.migrated == 1, "{report}");
+            assert!(region.verify().unwrap().is_right() && near.verify().unwrap().is_right());
+            if let (Some(before), Some(now)) = (&before, region.frame_numbers().unwrap()) {
+                assert_eq!(*before != now, frames_changed);
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+    let written = written.load(Relaxed);
+    for value in written.saturating_sub(words.len() as u64)..written {
+        assert_eq!(words[value as usize * 4099 % words.len()].load(Relaxed), value, "LOST: write {value}");
+    }
+    let mapped = region.mapped_pages().unwrap();
+    assert_eq!((mapped.kernel_page_size, mapped.huge_mapped_ratio), (page.bytes(), 1.0));
+    audit(&[&near, &far], &[&region]).unwrap();
 }
