@@ -44,6 +44,7 @@ pub struct Placement {
     /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page size. If not said: a power of two from
     /// one page to 2 MB for small regions, so that a region has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has
     /// at most 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region always belongs to the same node.
+    /// A node may so get a stripe more than its part: a pool that one region is to fill wants that much more on each node.
     pub stripe_bytes: Option<usize>,
 }
 

@@ -201,9 +201,8 @@ impl<'a> Migration<'a> {
         let mut warnings = Vec::new();
         let mut cpus = Vec::new();
         if backend.is_host_memory() {
-            let topology = Topology::read()?;
             for node in &nodes {
-                cpus.extend(&topology.node(*node)?.cpus);
+                cpus.extend(Topology::node_now(*node)?.cpus);
             }
             if cpus.is_empty() {
                 let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();

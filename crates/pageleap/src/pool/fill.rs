@@ -140,7 +140,7 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     // SAFETY: the alias is the share's own.
     let bound = unsafe { backend.bind(start, bytes as usize, policy) };
 
-    let cpus = if backend.is_host_memory() { Topology::read()?.node(node)?.cpus.clone() } else { Vec::new() };
+    let cpus = if backend.is_host_memory() { Topology::node_now(node)?.cpus } else { Vec::new() };
     let step = STEP.max(inner.page.bytes() as u64);
     let threads = plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(step) as usize);
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
