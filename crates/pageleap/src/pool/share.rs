@@ -170,10 +170,10 @@ impl Share {
             let addr = reserve_aligned(&*inner.backend, len)?;
             let window = Released { backend: &*inner.backend, addr, len };
             let offset = inner.offset_of(first);
-            let mapping = Mapping { addr, len, file: inner.file, offset, prot: Prot::READ, populate: true };
-            // SAFETY: the range was reserved above, and nobody else knows it.
-            unsafe { inner.backend.map(&mapping) }
-                .map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
+            inner.map_beside(addr, len, offset)?;
+            // SAFETY: as the mapping itself.
+            unsafe { inner.backend.populate(addr, len, false) }
+                .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
             found.add(&*inner.backend, (0..frames as usize).map(|frame| addr + frame * page))?;
             drop(window);
         }
@@ -372,14 +372,19 @@ impl ShareInner {
         let bytes = self.frames as usize * self.page.bytes();
         let addr = reserve_aligned(&*self.backend, bytes)?;
         *lock(&self.anchor) = Some(addr); // the share's drop gives it back
-        let mapping =
-            Mapping { addr, len: bytes, file: self.file, offset: 0, prot: Prot::READ, populate: false };
-        let error = |call| move |errno| Error::call(call, addr, bytes, errno);
-        // SAFETY: the range was reserved above, and nobody else knows it.
+        self.map_beside(addr, bytes, 0)?;
+        // SAFETY: the anchor is the share's own, and nobody else knows it.
+        unsafe { self.backend.lock(addr, bytes, false) }
+            .map_err(|errno| Error::call(Call::Lock, addr, bytes, errno))
+    }
+
+    /// Maps a part of the file once more, for reading, at an address that has been reserved for it.
+    fn map_beside(&self, addr: usize, len: usize, offset: u64) -> Result<(), Error> {
+        let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ, populate: false };
+        // SAFETY: the range is reserved, and nobody else knows it.
         unsafe {
-            self.backend.map(&mapping).map_err(error(Call::Map))?;
-            self.hide(addr, bytes).map_err(error(Call::Advise))?;
-            self.backend.lock(addr, bytes, false).map_err(error(Call::Lock))
+            self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
+            self.hide(addr, len).map_err(|errno| Error::call(Call::Advise, addr, len, errno))
         }
     }
 
