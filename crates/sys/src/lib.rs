@@ -1,5 +1,5 @@
 //! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, memory-file flags, futexes,
-//! and copies of memory that other threads may be writing.
+//! files below a folder, and copies of memory that other threads may be writing.
 //!
 //! Nothing here decides anything. Each function is one system call (or one loop of machine instructions), returns the
 //! kernel's error number unchanged, and says which kernel brought it.
@@ -9,6 +9,7 @@
 mod apart;
 mod copy;
 mod errno;
+mod files;
 mod futex;
 mod memory;
 mod mempolicy;
@@ -19,6 +20,7 @@ mod uffd;
 pub use apart::{Trial, call_apart};
 pub use copy::{copy_racing, zero};
 pub use errno::Errno;
+pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
     Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,

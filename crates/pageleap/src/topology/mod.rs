@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::units::{NodeId, PageSize};
 
+mod files;
+
+pub use files::SysFiles;
+
 const NODES: &str = "/sys/devices/system/node";
 /// More than any Linux machine has (nodes: 1024, CPUs: 8192); caps what a damaged file can make us allocate.
 const MAX_ID: usize = 65_535;
