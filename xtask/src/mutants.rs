@@ -178,8 +178,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "nobody-is-woken",
         file: SYNC,
-        find: "if self.sleepers() > 0 {",
-        replace: "if self.sleepers() > u32::MAX - 1 {",
+        find: "self.sleepers() > 0 {",
+        replace: "self.sleepers() > u32::MAX - 1 {",
         why: "threads that wait for an area sleep for ever",
         caught_by: Checker::Unit,
     },

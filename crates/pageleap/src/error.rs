@@ -3,7 +3,7 @@
 use pageleap_sys::Errno;
 
 use crate::backend::Call;
-use crate::units::{AddressRange, NodeId, human_bytes};
+use crate::units::{AddressRange, NodeId, PageSize, human_bytes};
 
 /// Why something could not be done. Nothing is lost with any of them: each page of each region is still readable and writable at
 /// its address.
@@ -45,6 +45,31 @@ pub enum Error {
         node: NodeId,
         /// Those that there are.
         known: String,
+    },
+    /// The cpuset of the process does not allow memory of the node.
+    #[error(
+        "the cpuset of this process does not allow memory of {node} (Mems_allowed_list in /proc/self/status); add the node to \
+         cpuset.mems of its cgroup (in a container: --cpuset-mems), or use a node that is in it"
+    )]
+    NodeNotAllowed {
+        /// The node.
+        node: NodeId,
+    },
+    /// The kernel did not make pages of the size asked for.
+    #[error("{range} on {node}: {} of {} are in {page} pages: {reason}; {remedy}", human_bytes(*.huge_bytes), human_bytes(.range.0.len() as u64))]
+    NotHuge {
+        /// The node.
+        node: NodeId,
+        /// The size asked for.
+        page: PageSize,
+        /// Where.
+        range: AddressRange,
+        /// How much of it is in such pages.
+        huge_bytes: u64,
+        /// Why, as far as the kernel says.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
     },
     /// Another job works on part of the range.
     #[error(

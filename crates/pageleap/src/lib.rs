@@ -3,13 +3,13 @@
 //! ```no_run
 //! use pageleap::{Migration, NodeId, Placement, Pool, Region};
 //! # fn main() -> Result<(), pageleap::Error> {
-//! let near = Pool::builder(NodeId(0), 1 << 30).build()?; // 1 GB of node 0, faulted in
-//! let far = Pool::builder(NodeId(1), 1 << 30).build()?;
+//! let nodes = Placement::interleave([NodeId(0), NodeId(1)]);
+//! let pool = Pool::builder(nodes, 2 << 30).build()?; // 1 GB of each node, faulted in
 //!
-//! let region = Region::new(&near, 512 << 20)?; // zeroed; its address never changes
+//! let region = Region::new(pool.on(NodeId(0)), 512 << 20)?; // zeroed; its address never changes
 //! // ... hand `region.as_ptr()` or `region.atomics_u64(..)` to as many threads as you like ...
 //!
-//! let job = Migration::new().range(&region, 0..region.len(), Placement::On(far.clone())).start()?;
+//! let job = Migration::new().range(&region, 0..region.len(), pool.on(NodeId(1))).start()?;
 //! // ... they go on reading and writing ...
 //! let report = job.wait();
 //! assert!(report.ended.is_completed());
@@ -54,7 +54,7 @@ pub use {
         DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, Job, Migration, PageCounts, PageOutcome, PageRun,
         Phase, Progress, Report, WAIT_BUCKETS, Waits,
     },
-    placement::{NodeCounts, Placement},
-    pool::Pool,
+    placement::{NodeCounts, PageTables, Placement, Spread, Verification},
+    pool::{Destination, Pool},
     region::{Plain, Region, RegionId},
 };

@@ -1,24 +1,187 @@
-//! Where pages lie, as the kernel says, and where they should go.
+//! Where pages should go, and where they lie, as the kernel says.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 use crate::backend::{Backend, Call};
 use crate::error::Error;
-use crate::pool::Pool;
-use crate::units::NodeId;
+use crate::units::{BASE_PAGE, NodeId, PageSize};
 
-/// Where the pages of a range should go.
-#[derive(Clone, Debug)]
-pub enum Placement {
-    /// Into frames of this pool, and so onto its node.
-    On(Pool),
+/// How pages are spread over nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// All on one node.
+    On(NodeId),
+    /// In turn on each of these nodes, a stripe at a time.
+    Interleave(Vec<NodeId>),
+    /// In turn, but a node gets as many stripes of each round as its weight says.
+    Weighted(Vec<(NodeId, u32)>),
+}
+
+/// Where the page tables go that map the pages.
+///
+/// Page tables belong with the threads that walk them: on a miss of the TLB a CPU reads them as it reads data. They are placed in blocks
+/// of 2 MB of the range (one page of page table); a block that is shared with what lies beside the range keeps those it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PageTables {
+    /// Where the data goes; for a node without CPUs, on the nearest that has some.
+    #[default]
+    Auto,
+    /// On this node, whether it has CPUs or not.
+    Node(NodeId),
+}
+
+/// Where pages, and the page tables that map them, should lie: of a pool, of a region, or after a leap.
+///
+/// A [`NodeId`] is a placement too: everything on that node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The pages.
+    pub spread: Spread,
+    /// The page tables.
+    pub page_tables: PageTables,
+    /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page size. If not said: a power of two from
+    /// one page to 2 MB for small regions, so that a region has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has
+    /// at most 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region always belongs to the same node.
+    pub stripe_bytes: Option<usize>,
 }
 
 impl Placement {
-    pub(crate) fn pool(&self) -> &Pool {
-        let Placement::On(pool) = self;
-        pool
+    /// All on one node.
+    pub fn on(node: NodeId) -> Self {
+        Placement { spread: Spread::On(node), page_tables: PageTables::Auto, stripe_bytes: None }
+    }
+
+    /// In turn on each of these nodes.
+    pub fn interleave(nodes: impl IntoIterator<Item = NodeId>) -> Self {
+        let spread = Spread::Interleave(nodes.into_iter().collect());
+        Placement { spread, ..Placement::on(NodeId(0)) }
+    }
+
+    /// In turn on each of these nodes, as often as its weight says.
+    pub fn weighted(nodes: impl IntoIterator<Item = (NodeId, u32)>) -> Self {
+        Placement { spread: Spread::Weighted(nodes.into_iter().collect()), ..Placement::on(NodeId(0)) }
+    }
+
+    /// Sets where page tables go.
+    pub fn page_tables(mut self, page_tables: PageTables) -> Self {
+        self.page_tables = page_tables;
+        self
+    }
+
+    /// Sets the bytes of a stripe.
+    pub fn stripe_bytes(mut self, bytes: usize) -> Self {
+        self.stripe_bytes = Some(bytes);
+        self
+    }
+
+    /// Each node's weight, checked.
+    pub(crate) fn weights(&self) -> Result<Vec<(NodeId, u32)>, Error> {
+        let bad = |reason: String, remedy: &str| Error::BadArgument {
+            what: "placement",
+            reason,
+            remedy: remedy.into(),
+        };
+        let weights = match &self.spread {
+            Spread::On(node) => vec![(*node, 1)],
+            Spread::Interleave(nodes) => nodes.iter().map(|node| (*node, 1)).collect(),
+            Spread::Weighted(weights) => weights.clone(),
+        };
+        if weights.is_empty() {
+            return Err(bad("it names no node".into(), "name at least one"));
+        }
+        for (i, (node, weight)) in weights.iter().enumerate() {
+            if weights[..i].iter().any(|(other, _)| other == node) {
+                return Err(bad(
+                    format!("it names {node} twice"),
+                    "name each node once; weights say how much it gets",
+                ));
+            }
+            if *weight == 0 || *weight > MAX_WEIGHT {
+                return Err(bad(
+                    format!("{node} has the weight {weight}"),
+                    "use 1 to 255, and leave out nodes that get nothing",
+                ));
+            }
+        }
+        Ok(weights)
+    }
+
+    /// Which pages of a region of `capacity` bytes go to which of its nodes (by their order).
+    pub(crate) fn layout(&self, capacity: usize, page: PageSize) -> Result<Layout, Error> {
+        let weights: Vec<u32> = self.weights()?.iter().map(|(_, weight)| *weight).collect();
+        let stripe = self.stripe_bytes.unwrap_or_else(|| default_stripe(capacity).max(page.bytes()));
+        if stripe == 0 || !stripe.is_multiple_of(page.bytes()) {
+            return Err(Error::BadArgument {
+                what: "stripe",
+                reason: format!("{stripe} bytes are no whole number of {page} pages"),
+                remedy: "use a multiple of the page size".into(),
+            });
+        }
+        Ok(Layout { stripe_pages: (stripe / page.bytes()) as u64, round: round_of(&weights) })
+    }
+}
+
+impl From<NodeId> for Placement {
+    fn from(node: NodeId) -> Self {
+        Placement::on(node)
+    }
+}
+
+/// As the kernel's weighted interleaving has it (`/sys/kernel/mm/mempolicy/weighted_interleave`, Linux 6.9).
+const MAX_WEIGHT: u32 = 255;
+
+/// See [`Placement::stripe_bytes`].
+fn default_stripe(capacity: usize) -> usize {
+    const FEWEST: usize = 256;
+    const MOST: usize = 8192;
+    const TABLE: usize = 2 << 20;
+    let small = (capacity / FEWEST).clamp(BASE_PAGE, TABLE);
+    let small = 1usize << small.ilog2();
+    small.max(capacity.div_ceil(MOST).next_power_of_two())
+}
+
+/// One round of the nodes: each as often as its weight, spread as evenly as possible (smooth weighted round robin).
+fn round_of(weights: &[u32]) -> Vec<usize> {
+    let total: i64 = weights.iter().map(|w| i64::from(*w)).sum();
+    let mut credit = vec![0i64; weights.len()];
+    let next = |_| {
+        credit.iter_mut().zip(weights).for_each(|(credit, weight)| *credit += i64::from(*weight));
+        let richest = (0..credit.len()).rev().max_by_key(|i| credit[*i]).expect("at least one node");
+        credit[richest] -= total;
+        richest
+    };
+    (0..total).map(next).collect()
+}
+
+/// Which of several nodes each page of a region belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    stripe_pages: u64,
+    /// Indices of nodes, stripe by stripe, until it repeats.
+    round: Vec<usize>,
+}
+
+impl Layout {
+    /// Cuts pages into parts that belong to one node each, neighbours of the same node joined.
+    pub(crate) fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
+        if self.round.iter().all(|node| *node == self.round[0]) {
+            return vec![(pages, self.round[0])];
+        }
+        let mut parts: Vec<(Range<u64>, usize)> = Vec::new();
+        let mut at = pages.start;
+        while at < pages.end {
+            let stripe = at / self.stripe_pages;
+            let end = ((stripe + 1) * self.stripe_pages).min(pages.end);
+            let node = self.round[(stripe % self.round.len() as u64) as usize];
+            match parts.last_mut() {
+                Some((last, same)) if *same == node => last.end = end,
+                _ => parts.push((at..end, node)),
+            }
+            at = end;
+        }
+        parts
     }
 }
 
@@ -32,9 +195,19 @@ pub struct NodeCounts {
 impl NodeCounts {
     /// Asks the kernel about the page at each address.
     pub(crate) fn of_pages(backend: &dyn Backend, pages: impl Iterator<Item = usize>) -> Result<Self, Error> {
+        let mut counts = NodeCounts::default();
+        counts.add(backend, pages)?;
+        Ok(counts)
+    }
+
+    /// Asks the kernel about the page at each address, and adds what it says.
+    pub(crate) fn add(
+        &mut self,
+        backend: &dyn Backend,
+        pages: impl Iterator<Item = usize>,
+    ) -> Result<(), Error> {
         /// Pages asked for at a time: keeps the kernel's copies of the lists within a few pages.
         const BATCH: usize = 1024;
-        let mut counts = NodeCounts::default();
         let mut batch = Vec::with_capacity(BATCH);
         let mut status = [0i32; BATCH];
         let mut pages = pages.peekable();
@@ -47,12 +220,12 @@ impl NodeCounts {
             })?;
             for &node in status.iter() {
                 match u32::try_from(node) {
-                    Ok(node) => *counts.by_node.entry(NodeId(node)).or_default() += 1,
-                    Err(_) => counts.absent += 1,
+                    Ok(node) => *self.by_node.entry(NodeId(node)).or_default() += 1,
+                    Err(_) => self.absent += 1,
                 }
             }
         }
-        Ok(counts)
+        Ok(())
     }
 
     /// Pages on `node`.
@@ -79,5 +252,62 @@ impl fmt::Display for NodeCounts {
         }
         f.write_str(if parts.is_empty() { "no pages" } else { "" })?;
         f.write_str(&parts.join(", "))
+    }
+}
+
+/// Where pages lie, against where they should.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verification {
+    /// Pages looked at.
+    pub pages: u64,
+    /// Pages that are present on another node than they should be.
+    pub misplaced: u64,
+    /// Pages that are not present: swapped out, say.
+    pub absent: u64,
+    /// Where they all lie.
+    pub found: NodeCounts,
+}
+
+impl Verification {
+    /// Compares what was found with how many pages should lie on which node.
+    pub(crate) fn of(found: NodeCounts, expected: &[(NodeId, u64)]) -> Self {
+        let pages = found.iter().map(|(_, pages)| pages).sum::<u64>() + found.absent;
+        let surplus = found.iter().map(|(node, pages)| {
+            let expected: u64 = expected.iter().filter(|(n, _)| *n == node).map(|(_, pages)| pages).sum();
+            pages.saturating_sub(expected)
+        });
+        Verification { pages, misplaced: surplus.sum(), absent: found.absent, found }
+    }
+
+    /// Whether every page is present, where it should be.
+    pub fn is_right(&self) -> bool {
+        self.misplaced == 0 && self.absent == 0
+    }
+
+    /// Takes another one into account.
+    pub(crate) fn join(&mut self, other: Verification) {
+        self.pages += other.pages;
+        self.misplaced += other.misplaced;
+        self.absent += other.absent;
+        other
+            .found
+            .by_node
+            .iter()
+            .for_each(|(node, pages)| *self.found.by_node.entry(*node).or_default() += pages);
+        self.found.absent += other.found.absent;
+    }
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} pages where they should be, {} elsewhere, {} absent ({})",
+            self.pages - self.misplaced - self.absent,
+            self.pages,
+            self.misplaced,
+            self.absent,
+            self.found
+        )
     }
 }

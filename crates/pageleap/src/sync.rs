@@ -1,25 +1,30 @@
-//! The synchronisation primitives that the protocol uses, in one place, so that a model checker can stand in for them.
+//! The synchronisation primitives that the library uses, in one place, so that a checker can stand in for them.
 //!
-//! With `--cfg loom` every atomic, lock and wait below is loom's, which runs a test under all interleavings up to a
-//! bound (`LOOM_MAX_PREEMPTIONS`). Loom cannot show one thing: its `SeqCst` is only acquire-release, so there everybody is woken always, and
-//! that nobody is overlooked in [`WaitWord::set_and_wake`] rests on the argument given there, and on the stress oracle.
+//! * **loom** (`--cfg loom`) runs a test of the protocol under all interleavings up to a bound (`LOOM_MAX_PREEMPTIONS`). It also
+//!   checks memory orderings, with one exception: its `SeqCst` is only acquire-release, so there everybody is woken always.
+//! * **shuttle** (`--cfg shuttle`) runs whole jobs under long random schedules. All its accesses are sequentially consistent; that
+//!   nobody is overlooked in [`WaitWord::set_and_wake`] is what it can show and loom cannot.
+//!
+//! What neither can show rests on the argument that the code gives, and on the stress oracle.
 
+#[cfg(not(any(loom, shuttle)))]
+mod real;
 #[cfg(loom)]
-pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
-};
-#[cfg(not(loom))]
-pub(crate) use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
-};
+mod with_loom;
+#[cfg(shuttle)]
+mod with_shuttle;
 
-/// A cell whose accesses the caller orders; loom checks that it does.
+#[cfg(not(any(loom, shuttle)))]
+use real as primitives;
 #[cfg(loom)]
-pub(crate) use loom::cell::UnsafeCell;
+use with_loom as primitives;
+#[cfg(shuttle)]
+use with_shuttle as primitives;
 
-/// A cell whose accesses the caller orders, with the interface of loom's.
+use primitives::Kernel;
+pub(crate) use primitives::*;
+
+/// A cell whose accesses the caller orders, with the interface of loom's, which checks that it does.
 #[cfg(not(loom))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -45,7 +50,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A word on which threads can sleep until it changes: a futex with 64 bits, so that values need not repeat. The kernel compares
-/// 32, which count the changes. Under loom a condition variable stands in for the kernel, so that a sleeper whom nobody wakes
+/// 32, which count the changes. In a checker a condition variable stands in for the kernel, so that a sleeper whom nobody wakes
 /// is found as a deadlock.
 pub(crate) struct WaitWord {
     word: AtomicU64,
@@ -53,14 +58,18 @@ pub(crate) struct WaitWord {
     changes: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
-    #[cfg(loom)]
-    kernel: (Mutex<()>, loom::sync::Condvar),
+    kernel: Kernel,
 }
 
 impl WaitWord {
     #[cfg(not(loom))]
     pub(crate) const fn new(value: u64) -> Self {
-        WaitWord { word: AtomicU64::new(value), changes: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
+        WaitWord {
+            word: AtomicU64::new(value),
+            changes: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            kernel: Kernel::new(),
+        }
     }
 
     #[cfg(loom)]
@@ -69,7 +78,7 @@ impl WaitWord {
             word: AtomicU64::new(value),
             changes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
-            kernel: (Mutex::new(()), loom::sync::Condvar::new()),
+            kernel: Kernel::new(),
         }
     }
 
@@ -101,14 +110,9 @@ impl WaitWord {
     /// "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
     pub(crate) fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
-        #[cfg(not(loom))]
-        if self.sleepers() > 0 {
-            pageleap_sys::futex_wake_all(&self.changes);
-        }
-        #[cfg(loom)]
-        {
-            let _kernel = lock(&self.kernel.0);
-            self.kernel.1.notify_all();
+        // Loom's `SeqCst` may overlook them.
+        if cfg!(loom) || self.sleepers() > 0 {
+            self.kernel.wake_all(&self.changes);
         }
     }
 
@@ -117,17 +121,8 @@ impl WaitWord {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         // Before the word: if it changes after that, the kernel finds another count and does not sleep.
         let changes = self.changes.load(Ordering::SeqCst);
-        #[cfg(not(loom))]
         if self.word.load(Ordering::SeqCst) == seen {
-            pageleap_sys::futex_wait(&self.changes, changes);
-        }
-        #[cfg(loom)]
-        {
-            let _ = changes;
-            let mut kernel = lock(&self.kernel.0);
-            while self.load() == seen {
-                kernel = self.kernel.1.wait(kernel).unwrap();
-            }
+            self.kernel.wait(&self.changes, changes);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -135,18 +130,5 @@ impl WaitWord {
     /// Threads asleep on it, or just about to be, or just awake.
     pub(crate) fn sleepers(&self) -> u32 {
         self.sleepers.load(Ordering::SeqCst)
-    }
-}
-
-/// Nanoseconds of the monotonic clock. Async-signal-safe (a vDSO read).
-pub(crate) fn monotonic_ns() -> u64 {
-    #[cfg(loom)]
-    return 0;
-    #[cfg(not(loom))]
-    {
-        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel (or the vDSO) writes one timespec.
-        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
     }
 }

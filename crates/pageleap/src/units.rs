@@ -24,9 +24,16 @@ impl fmt::Display for NodeId {
 pub enum PageSize {
     /// 4 KB pages.
     Base,
+    /// Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. Needs free memory in blocks of 2 MB, and either
+    /// Linux 6.1 (`MADV_COLLAPSE`) or `/sys/kernel/mm/transparent_hugepage/shmem_enabled` on `always`.
+    #[doc(alias = "transparent_hugepage")]
+    Thp,
     /// 2 MB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`).
     #[doc(alias = "MFD_HUGE_2MB")]
     Huge2M,
+    /// 1 GB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`, best at boot: `hugepagesz=1G hugepages=N`).
+    #[doc(alias = "MFD_HUGE_1GB")]
+    Huge1G,
 }
 
 impl PageSize {
@@ -34,16 +41,22 @@ impl PageSize {
     pub const fn bytes(self) -> usize {
         match self {
             PageSize::Base => BASE_PAGE,
-            PageSize::Huge2M => 2 << 20,
+            PageSize::Thp | PageSize::Huge2M => 2 << 20,
+            PageSize::Huge1G => 1 << 30,
         }
     }
 
-    /// The binary logarithm of the size where `memfd_create` wants it, `None` for base pages.
-    #[cfg_attr(loom, allow(dead_code))]
-    pub(crate) const fn huge_bits(self) -> Option<u32> {
+    /// Whether its pages come from the hugetlb pool: reserved beforehand, never swapped, mapped by mappings that do not merge.
+    pub const fn is_hugetlb(self) -> bool {
+        self.hugetlb_bits().is_some()
+    }
+
+    /// The binary logarithm of the size where `memfd_create` wants it, `None` for memory that is not hugetlb's.
+    pub(crate) const fn hugetlb_bits(self) -> Option<u32> {
         match self {
-            PageSize::Base => None,
+            PageSize::Base | PageSize::Thp => None,
             PageSize::Huge2M => Some(21),
+            PageSize::Huge1G => Some(30),
         }
     }
 }
@@ -52,7 +65,9 @@ impl fmt::Display for PageSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PageSize::Base => "4k",
+            PageSize::Thp => "thp",
             PageSize::Huge2M => "2m",
+            PageSize::Huge1G => "1g",
         })
     }
 }
@@ -63,11 +78,13 @@ impl FromStr for PageSize {
     fn from_str(s: &str) -> Result<Self, Error> {
         match s.to_ascii_lowercase().as_str() {
             "4k" => Ok(PageSize::Base),
+            "thp" => Ok(PageSize::Thp),
             "2m" => Ok(PageSize::Huge2M),
+            "1g" => Ok(PageSize::Huge1G),
             _ => Err(Error::BadArgument {
                 what: "page size",
-                reason: format!("`{s}` is not one that this version moves"),
-                remedy: "use 4k or 2m".into(),
+                reason: format!("`{s}` is none"),
+                remedy: "use 4k, thp, 2m or 1g".into(),
             }),
         }
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use common::{End, case};
 use common::{check_stamp, for_page_sizes, leap, migration, region_flags, run_case, skip, stamp, turn};
-use pageleap::{Ended, Migration, Placement, Pool, Region, audit};
+use pageleap::{Ended, Migration, Pool, Region, audit};
 
 /// Pages of each region. Small, because a part of them is locked and RLIMIT_MEMLOCK may be 8 MB.
 const PAGES: usize = 8;
@@ -202,7 +202,7 @@ fn they_survive_pieces_and_several_threads() {
         // In a wild order, so that the frames are not neighbours any more.
         for pages in [6..7, 0..1, 3..6, 1..2, 7..8, 2..3] {
             let range = bytes(&region, &pages);
-            let job = Migration::new().range(&region, range, Placement::On(far.clone()));
+            let job = Migration::new().range(&region, range, &far);
             let report = job.area_bytes(page).threads(3).start().unwrap().wait();
             assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
             assert_eq!(region_flags(&region), before);

@@ -9,7 +9,7 @@ use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, pool_mappings, pools, skip, stamp, turn,
 };
 use pageleap::topology::Topology;
-use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Placement, Pool, Region, audit};
+use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit};
 
 const PAGES: usize = 8;
 
@@ -101,7 +101,7 @@ fn ranges_that_make_no_sense() {
             scene.refused(discarded, true, &[reason, "bad range"]);
             // A good range first: its frames have to go back.
             if range.start != 0 {
-                let job = scene.job().range(&scene.region, range, Placement::On(scene.pools[1].clone()));
+                let job = scene.job().range(&scene.region, range, &scene.pools[1]);
                 let Err(_) = job.start() else { panic!("not refused") };
                 assert_eq!(scene.pools[1].free_bytes(), scene.free[1]);
             }
@@ -147,7 +147,7 @@ fn settings_that_make_no_sense() {
     scene.refused(scene.job().reduction_factor(0).start(), true, &["reduction factor", "1"]);
     let engine = "move_pages".parse::<EngineChoice>();
     scene.refused(engine, true, &["engine", "`move_pages`", "auto or mprotect"]);
-    scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "4k or 2m"]);
+    scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "use 4k, thp, 2m or 1g"]);
     scene.still_works();
 }
 
@@ -184,7 +184,7 @@ fn overlapping_ranges_within_a_job() {
     for_page_sizes("overlapping_ranges_within_a_job", PAGES, |pools| {
         let scene = Scene::new(pools);
         let page = scene.page();
-        let to = || Placement::On(scene.pools[1].clone());
+        let to = || &scene.pools[1];
         for (first, second) in [(0..4, 3..5), (2..3, 2..3), (4..6, 0..8), (0..8, 7..8)] {
             let bytes = |pages: &Range<usize>| pages.start * page..pages.end * page;
             let job = Migration::new().range(&scene.region, bytes(&first), to());
@@ -258,7 +258,7 @@ fn a_pool_that_is_too_small() {
     for_page_sizes("a_pool_that_is_too_small", PAGES, |pools| {
         let scene = Scene::new(pools);
         let page = scene.page();
-        let small = Pool::builder(scene.pools[0].node(), 3 * page as u64);
+        let small = Pool::builder(scene.pools[0].nodes()[0], 3 * page as u64);
         let small = match small.page_size(scene.region.page_size()).build() {
             Ok(pool) => pool,
             Err(error) => return skip("a_pool_that_is_too_small (huge pages)", &error),
@@ -266,7 +266,7 @@ fn a_pool_that_is_too_small() {
         let scene = Scene { mappings: pool_mappings(), ..scene };
         let all = 0..scene.region.len();
         let job = migration(&scene.region, all.clone(), &small).start();
-        let node = small.node().to_string();
+        let node = small.nodes()[0].to_string();
         let error = scene.refused(job, false, &["are needed", &node, "make the pool larger"]);
         let Error::PoolExhausted { free_bytes, pool_bytes, needed_bytes, .. } = error else {
             panic!("{error:?}")
@@ -277,7 +277,7 @@ fn a_pool_that_is_too_small() {
         );
         // Three pages fit, and two in two ranges more do not.
         let job = migration(&scene.region, 0..3 * page, &small);
-        let job = job.range(&scene.region, 4 * page..5 * page, Placement::On(small.clone())).start();
+        let job = job.range(&scene.region, 4 * page..5 * page, &small).start();
         scene.refused(job, false, &["are needed"]);
         assert_eq!(small.free_bytes(), small.bytes());
         leap(&scene.region, 5 * page..8 * page, &small);
@@ -317,7 +317,7 @@ fn nodes_that_do_not_exist() {
 fn sizes_that_cannot_be() {
     let _turn = turn();
     let scene = Scene::base();
-    let node = scene.pools[0].node();
+    let node = scene.pools[0].nodes()[0];
     for page in [PageSize::Base, PageSize::Huge2M] {
         let build = |bytes| Pool::builder(node, bytes).page_size(page).build();
         scene.refused(build(0), true, &["pool size", "0 bytes"]);
@@ -352,7 +352,7 @@ fn more_huge_pages_than_there_are() {
     let scene = Scene::base();
     let topology = Topology::read().unwrap();
     let node = topology.nodes().iter().find(|n| n.total_bytes > 0).unwrap();
-    let pages = node.free_huge_2m + 100;
+    let pages = node.free_huge(2 << 20) + 100;
     let pool = Pool::builder(node.id, pages * (2 << 20)).page_size(PageSize::Huge2M).build();
     let error =
         scene.refused(pool, false, &["2 MB huge pages", "echo ", "nr_hugepages", &node.id.to_string()]);
@@ -364,7 +364,7 @@ fn more_huge_pages_than_there_are() {
 fn pages_of_different_sizes() {
     let _turn = turn();
     let scene = Scene::base();
-    let node = scene.pools[0].node();
+    let node = scene.pools[0].nodes()[0];
     let huge = match Pool::builder(node, 2 << 20).page_size(PageSize::Huge2M).build() {
         Ok(pool) => pool,
         Err(error) => return skip("pages_of_different_sizes", &error),
@@ -373,13 +373,13 @@ fn pages_of_different_sizes() {
     let all = 0..scene.region.len();
     let job = migration(&scene.region, all.clone(), &huge).start();
     scene.refused(job, true, &["mix page sizes", "4k", "2m"]);
-    let job = scene.job().range(&scene.region, 0..4096, Placement::On(huge.clone())).start();
+    let job = scene.job().range(&scene.region, 0..4096, &huge).start();
     scene.refused(job, true, &["mix page sizes"]);
     let region = Region::reserve(4 << 20, PageSize::Huge2M).unwrap();
     scene.refused(region.grow(2 << 20, &scene.pools[1]), true, &["4k", "2m"]);
     region.grow(2 << 20, &huge).unwrap();
     let scene = Scene { mappings: pool_mappings(), ..scene };
-    let job = scene.job().range(&region, 0..2 << 20, Placement::On(huge.clone())).start();
+    let job = scene.job().range(&region, 0..2 << 20, &huge).start();
     scene.refused(job, true, &["mix page sizes"]);
     let job = migration(&region, 0..2 << 20, &huge).area_bytes(4096).start();
     scene.refused(job, true, &["area size", "4096"]);

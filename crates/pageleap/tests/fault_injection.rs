@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{own_descriptors, pool_mappings, region_flags, skip, turn};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
-use pageleap::{Ended, Error, Job, Migration, NodeId, PageSize, Placement, Pool, Region, Report, audit};
+use pageleap::{Ended, Error, Job, Migration, NodeId, PageSize, Pool, Region, Report, audit};
 use refusing::{Refusing, Request};
 
 const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -22,7 +22,7 @@ const ENDLESS: u64 = 1000;
 
 fn start(region: &Region, to: &Pool) -> Result<Job, Error> {
     Migration::new()
-        .range(region, 0..region.len(), Placement::On(to.clone()))
+        .range(region, 0..region.len(), to)
         .area_bytes(2 * region.page_size().bytes())
         .threads(1)
         .start()

@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::pools;
-use pageleap::{Migration, PageSize, Placement, Region};
+use pageleap::{Migration, PageSize, Region};
 
 /// Hands out memory of the region while there is one, and never takes it back.
 struct FromRegion;
@@ -59,7 +59,7 @@ fn the_heap_moves_while_the_job_uses_it() {
         END.store(start + BYTES, Relaxed);
         // Tracked first, and held from the start, in turns.
         let migration = Migration::new()
-            .range(region, 0..BYTES, Placement::On(pools[(round + 1) % 2].clone()))
+            .range(region, 0..BYTES, &pools[(round + 1) % 2])
             .area_bytes(256 << 10)
             .max_disturbed_copies([3, 0][round / 3])
             .threads(1 + round % 2);

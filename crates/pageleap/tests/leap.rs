@@ -12,16 +12,13 @@ use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
     region_flags, skip, soon, stamp, turn,
 };
-use pageleap::{Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Placement, Pool, Region, audit};
+use pageleap::{Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
 
 /// A region that takes long enough in single pages for a thread to step in between.
 const LONG: usize = 32 << 20;
 
 fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
-    Migration::new()
-        .range(region, 0..region.len(), Placement::On(to.clone()))
-        .area_bytes(region.page_size().bytes())
-        .threads(1)
+    Migration::new().range(region, 0..region.len(), to).area_bytes(region.page_size().bytes()).threads(1)
 }
 
 fn wait_until_something_moved(job: &Job) {
@@ -85,7 +82,7 @@ fn contents_stay_and_frames_change() {
         assert_eq!((run.region, run.range.clone()), (region.id(), 0..8 * page));
         assert_eq!(run.outcome, PageOutcome::Migrated);
         let counts = region.placement().unwrap();
-        assert_eq!((counts.on(far.node()), counts.absent()), (8, 0), "{counts}");
+        assert_eq!((counts.on(far.nodes()[0]), counts.absent()), (8, 0), "{counts}");
         assert_eq!(region_mappings(&region), 1);
         assert!(pool_mappings().len() <= mappings, "{}", pool_mappings().join("\n"));
         assert_eq!(region_flags(&region), flags);
@@ -123,7 +120,7 @@ fn leaping_back_and_forth_ends_where_it_should() {
             stamp(&region, 0..8 * page, round);
             let to = &pools[(round as usize + 1) % 2];
             let report = Migration::new()
-                .range(&region, 0..8 * page, Placement::On(to.clone()))
+                .range(&region, 0..8 * page, to)
                 .area_bytes(page << (round % 5))
                 .threads(1 + round as usize % 3)
                 .start()
@@ -154,7 +151,7 @@ fn scattered_ranges_of_one_job_have_their_own_outcomes() {
         let ranges = [10..11, 1..2, 3..6, 8..10];
         let mut job = Migration::new().area_bytes(2 * page);
         for range in ranges {
-            job = job.range(&region, bytes(range), Placement::On(far.clone()));
+            job = job.range(&region, bytes(range), &far);
         }
         let report = job.start().unwrap().wait();
 
@@ -359,7 +356,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 fn long_part<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {
-    Migration::new().range(region, range, Placement::On(to.clone())).area_bytes(64 << 10)
+    Migration::new().range(region, range, to).area_bytes(64 << 10)
 }
 
 #[test]
@@ -374,9 +371,9 @@ fn one_job_moves_several_regions_to_several_pools() {
             stamp(region, 0..region.len(), seed);
         }
         let report = Migration::new()
-            .range(&first, 0..4 * page, Placement::On(far.clone()))
-            .range(&third, page..4 * page, Placement::On(near.clone()))
-            .range(&second, 2 * page..3 * page, Placement::On(far.clone()))
+            .range(&first, 0..4 * page, &far)
+            .range(&third, page..4 * page, &near)
+            .range(&second, 2 * page..3 * page, &far)
             .threads(2)
             .area_bytes(page)
             .start()
@@ -494,7 +491,7 @@ fn dropping_a_region_ends_its_job_and_frees_its_frames() {
         let region = Region::new(near, LONG).unwrap();
         let mut job = long_job(&region, far);
         if together {
-            job = job.range(&other, 0..64 << 10, Placement::On(far.clone()));
+            job = job.range(&other, 0..64 << 10, far);
         }
         let job = job.start().unwrap();
         wait_until_something_moved(&job);

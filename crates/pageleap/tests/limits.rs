@@ -57,7 +57,7 @@ fn without_descriptors() {
                     let mut refusals = 0;
                     for spare in 0..16 {
                         set_file_limit(next + spare);
-                        let pool = Pool::builder(pools[0].node(), 4096).build().map(drop);
+                        let pool = Pool::builder(pools[0].nodes()[0], 4096).build().map(drop);
                         let job = migration(&region, 0..BYTES, &pools[1]).start();
                         set_file_limit(4096);
                         for result in [pool, job.map(|job| drop(job.wait()))] {
@@ -254,12 +254,12 @@ fn without_mappings() {
                     let (pools, region) = scene();
                     let mut hog = Hog::new();
                     hog.leave(0);
-                    assert!(Pool::builder(pools[0].node(), 4096).build().is_err());
+                    assert!(Pool::builder(pools[0].nodes()[0], 4096).build().is_err());
                     assert!(Region::new(&pools[1], 4096).is_err());
                     assert_eq!(pools[1].free_bytes(), pools[1].bytes());
                     drop(hog);
                     let other = Region::new(&pools[1], 4096).unwrap();
-                    drop(Pool::builder(pools[0].node(), 4096).build().unwrap());
+                    drop(Pool::builder(pools[0].nodes()[0], 4096).build().unwrap());
                     audit(&[&pools[0], &pools[1]], &[&region, &other]).unwrap();
                 },
                 FINE,

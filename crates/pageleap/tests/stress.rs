@@ -13,7 +13,7 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{Random, pool_mappings, pools, skip, stress_seconds};
-use pageleap::{Ended, Migration, PageSize, Placement, Pool, Region, audit};
+use pageleap::{Ended, Migration, PageSize, Pool, Region, audit};
 
 /// User-mode writers; one more thread lets the kernel write.
 const WRITERS: usize = 3;
@@ -213,7 +213,7 @@ fn run(case: Case, pools: [Pool; 2]) {
             let page = case.page.bytes();
             let area = page.max(4096 << random.below(9));
             let mut migration = Migration::new()
-                .range(region, 0..case.bytes, Placement::On(pools[1 - at].clone()))
+                .range(region, 0..case.bytes, &pools[1 - at])
                 .area_bytes(area.next_multiple_of(page))
                 .reduction_factor(1 + random.below(4))
                 .max_disturbed_copies(random.below(5) as u32)

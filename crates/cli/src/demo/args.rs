@@ -37,7 +37,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
-    /// Page size of both pools: 4k or 2m
+    /// Page size of both pools: 4k, thp (2 MB, ordinary memory), or 2m or 1g (reserved huge pages)
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub page_size: PageSize,
 
@@ -65,7 +65,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
-    /// With --page-size 2m: reserve the huge pages for the run and give them back afterwards (needs root)
+    /// With --page-size 2m or 1g: reserve the huge pages for the run and give them back afterwards (needs root)
     #[arg(long)]
     pub reserve_huge_pages: bool,
 
@@ -77,10 +77,11 @@ pub struct DemoArgs {
 impl DemoArgs {
     /// What only several flags together show; each on its own has been checked by its parser.
     pub fn check(&self) -> Result<(), String> {
-        if self.reserve_huge_pages && self.page_size == PageSize::Base {
-            return Err(
-                "--reserve-huge-pages has no meaning with --page-size 4k; add --page-size 2m".to_owned()
-            );
+        if self.reserve_huge_pages && !self.page_size.is_hugetlb() {
+            return Err(format!(
+                "--reserve-huge-pages has no meaning with --page-size {}; use --page-size 2m or 1g",
+                self.page_size
+            ));
         }
         let page = self.page_size.bytes();
         if let Some(area) = self.area

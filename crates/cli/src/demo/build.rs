@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use pageleap::pool::HugePageReservation;
 use pageleap::topology::Topology;
-use pageleap::{NodeId, PageSize, Pool, Region};
+use pageleap::{NodeId, Pool, Region};
 
 use super::args::DemoArgs;
 use super::lineitem::{self, Array, Generator, Layout};
@@ -81,7 +81,7 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
             id: node.id.0,
             total_bytes: node.total_bytes,
             free_bytes: node.free_bytes,
-            free_huge_pages: node.free_huge_2m,
+            free_huge_pages: node.free_huge(args.page_size.bytes() as u64),
         })
         .collect();
     let (from, to) = setup::choose_nodes(&nodes, args.from, args.to)?;
@@ -90,7 +90,7 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         scale_factor: args.scale_factor,
         from,
         to,
-        huge_page_bytes: (args.page_size == PageSize::Huge2M).then_some(page as u64),
+        page: args.page_size,
         reserve: args.reserve_huge_pages,
     }
     .check(&nodes)?;
@@ -115,10 +115,10 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         // Two reservations on one node could count the same free pages twice.
         let pages = (bytes / page) as u64;
         if from == to {
-            reservations.push(HugePageReservation::reserve(NodeId(from), 2 * pages)?);
+            reservations.push(HugePageReservation::reserve(NodeId(from), args.page_size, 2 * pages)?);
         } else {
-            reservations.push(HugePageReservation::reserve(NodeId(from), pages)?);
-            reservations.push(HugePageReservation::reserve(NodeId(to), pages)?);
+            reservations.push(HugePageReservation::reserve(NodeId(from), args.page_size, pages)?);
+            reservations.push(HugePageReservation::reserve(NodeId(to), args.page_size, pages)?);
         }
     }
     let pool = |node, title: &str| -> Result<Pool, Stop> {

@@ -6,7 +6,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use pageleap::{Job, Migration, Placement, Pool, Region, Report, observe};
+use pageleap::{Job, Migration, Pool, Region, Report, observe};
 
 use super::args::DemoArgs;
 use super::build::Built;
@@ -132,10 +132,8 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
 
 /// The whole region to `pool`, with what the arguments say about the method.
 fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<'a> {
-    let migration = Migration::new()
-        .range(region, 0..region.len(), Placement::On(pool.clone()))
-        .engine(args.engine)
-        .threads(args.threads);
+    let migration =
+        Migration::new().range(region, 0..region.len(), pool).engine(args.engine).threads(args.threads);
     match args.area {
         Some(area) => migration.area_bytes(area),
         None => migration,

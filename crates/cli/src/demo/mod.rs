@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use std::thread::available_parallelism;
 
 use anyhow::{Context, anyhow};
-use pageleap::{Ended, PageOutcome, PageSize};
+use pageleap::{BASE_PAGE, Ended, PageOutcome, PageSize};
 
 pub use args::DemoArgs;
 use build::Built;
@@ -263,6 +263,7 @@ fn ended_early(ended: &Ended) -> Option<String> {
         Ended::Completed => None,
         Ended::Cancelled => Some("cancelled".to_owned()),
         Ended::TimedOut => Some("timed out".to_owned()),
+        Ended::CpusetChanged => Some("the cpuset was changed".to_owned()),
         Ended::RegionDropped => Some("the region was dropped".to_owned()),
         Ended::Failed(error) => Some(format!("failed: {error}")),
     }
@@ -303,6 +304,12 @@ fn mismatches(
         wrong.push(format!(
             "mismatch: {expected} pages should be on node {}, and the kernel reports {arrived} there",
             summary.to
+        ));
+    }
+    if summary.page_size > BASE_PAGE as u64 && summary.huge_mapped_ratio < 1.0 {
+        wrong.push(format!(
+            "mismatch: only {} % of the region are mapped by huge pages",
+            (summary.huge_mapped_ratio * 100.0).floor()
         ));
     }
     if summary.text.published_answers == Some(false) {

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use pageleap::pool::reserve_command;
+use pageleap::{NodeId, PageSize};
+
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
 use super::report::human_bytes;
 
@@ -17,7 +20,7 @@ pub struct NodeMemory {
     pub total_bytes: u64,
     /// What is free of it.
     pub free_bytes: u64,
-    /// Free huge pages of 2 MB.
+    /// Free huge pages of the size that the pools want.
     pub free_huge_pages: u64,
 }
 
@@ -69,8 +72,8 @@ pub struct Demand {
     pub from: u32,
     /// Node to move to.
     pub to: u32,
-    /// Whether the pools consist of huge pages, and of what size.
-    pub huge_page_bytes: Option<u64>,
+    /// The size of the pools' pages.
+    pub page: PageSize,
     /// Whether missing huge pages will be reserved.
     pub reserve: bool,
 }
@@ -94,19 +97,20 @@ impl Demand {
         // The shadow copy comes when the text that comments are cut from has gone.
         let shadow = self.scale_factor * ROWS_AT_SF1 as f64 * size_of::<u64>() as f64;
         let beside = if ordinary { shadow.max(TEXT_POOL_BYTES as f64) } else { 0.0 };
-        let pool_bytes = f64::from(pools) * table;
+        let page = self.page.bytes() as f64;
+        let pages = f64::from(pools) * (table / page).ceil();
+        let pool_bytes = pages * page;
 
-        if let Some(page) = self.huge_page_bytes
-            && !self.reserve
-        {
-            let pages = f64::from(pools) * (table / page as f64).ceil();
+        if self.page.is_hugetlb() && !self.reserve {
             if pages > node.free_huge_pages as f64 {
+                let missing = pages - node.free_huge_pages as f64;
                 return Err(Refusal(format!(
-                    "--page-size 2m --scale-factor {}: needs {pages} free huge pages of 2 MB on node {id}, which has \
-                     {free}; add --reserve-huge-pages (needs root), or write the number that is missing on top of the \
-                     present one to /sys/devices/system/node/node{id}/hugepages/hugepages-2048kB/nr_hugepages, or use \
-                     --page-size 4k",
+                    "--page-size {size} --scale-factor {}: needs {pages} free huge pages of {} on node {id}, which has \
+                     {free}; add --reserve-huge-pages (needs root), or type {}, or use --page-size thp or 4k",
                     self.scale_factor,
+                    human_bytes(page),
+                    reserve_command(NodeId(node.id), self.page, missing as u64),
+                    size = self.page,
                     id = node.id,
                     free = node.free_huge_pages,
                 )));
@@ -180,7 +184,7 @@ mod tests {
     }
 
     fn demand(scale_factor: f64, to: u32) -> Demand {
-        Demand { scale_factor, from: 0, to, huge_page_bytes: None, reserve: false }
+        Demand { scale_factor, from: 0, to, page: PageSize::Base, reserve: false }
     }
 
     #[test]
@@ -201,7 +205,7 @@ mod tests {
     #[test]
     fn huge_pages_must_be_free_or_be_reserved() {
         let mut nodes = [node(0, 24, 22)];
-        let mut demand = Demand { huge_page_bytes: Some(2 << 20), ..demand(1.0, 0) };
+        let mut demand = Demand { page: PageSize::Huge2M, ..demand(1.0, 0) };
         let refusal = demand.check(&nodes).unwrap_err().to_string();
         assert!(refusal.contains("needs 802 free huge pages of 2 MB on node 0, which has 0"), "{refusal}");
         nodes[0].free_huge_pages = 802;

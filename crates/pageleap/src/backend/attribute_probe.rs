@@ -9,13 +9,12 @@
 
 use std::io::Read;
 use std::ops::Range;
-use std::sync::Mutex;
 
 use pageleap_sys as sys;
 
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
 /// More mappings than this in a range are read the slow way: probing costs some 20 us each.

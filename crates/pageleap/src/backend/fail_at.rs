@@ -187,6 +187,19 @@ unsafe impl Backend for FailAt {
             || unsafe { self.inner.populate(addr, half(len), write) },
         )
     }
+    unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        self.run(
+            Call::Collapse,
+            || unsafe { self.inner.collapse(addr, len) },
+            || unsafe { self.inner.collapse(addr, half(len)) },
+        )
+    }
+    fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno> {
+        self.run(Call::PreferTables, || self.inner.prefer_tables_on(node), || Ok(()))
+    }
+    fn allows_node(&self, node: u32) -> bool {
+        self.inner.allows_node(node)
+    }
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
         self.run(
             Call::Lock,

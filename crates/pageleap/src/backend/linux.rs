@@ -83,7 +83,7 @@ unsafe impl Backend for Linux {
     }
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
         let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
-        let file = sys::memfd_create(&name, page.huge_bits())?;
+        let file = sys::memfd_create(&name, page.hugetlb_bits())?;
         sys::memfd_seal(file.as_fd(), bytes)?;
         Ok(MemoryFile(file.into_raw_fd()))
     }
@@ -140,6 +140,15 @@ unsafe impl Backend for Linux {
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
         let advice = if write { Advice::PopulateWrite } else { Advice::PopulateRead };
         unsafe { sys::set_advice(addr, len, advice) }
+    }
+    unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { sys::set_advice(addr, len, Advice::Collapse) }
+    }
+    fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno> {
+        sys::prefer_node(node)
+    }
+    fn allows_node(&self, node: u32) -> bool {
+        crate::topology::allows_node(node)
     }
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
         unsafe { sys::lock(addr, len, on_fault) }

@@ -81,17 +81,21 @@ pub enum Call {
     Advise,
     /// `madvise` that fills page tables.
     Populate,
+    /// `madvise` that makes huge pages.
+    Collapse,
     /// `mlock2` or `munlock`.
     Lock,
     /// `mbind`.
     Bind,
+    /// `set_mempolicy`.
+    PreferTables,
     /// The query for the node of pages.
     QueryNodes,
 }
 
 impl Call {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Call; 12] = [
+    pub const ALL: [Call; 14] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -101,8 +105,10 @@ impl Call {
         Call::Protect,
         Call::Advise,
         Call::Populate,
+        Call::Collapse,
         Call::Lock,
         Call::Bind,
+        Call::PreferTables,
         Call::QueryNodes,
     ];
 
@@ -118,8 +124,10 @@ impl Call {
             Call::Protect => "mprotect",
             Call::Advise => "madvise",
             Call::Populate => "madvise(POPULATE)",
+            Call::Collapse => "madvise(COLLAPSE)",
             Call::Lock => "mlock2",
             Call::Bind => "mbind",
+            Call::PreferTables => "set_mempolicy",
             Call::QueryNodes => "move_pages(query)",
         }
     }
@@ -192,6 +200,12 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno>;
     /// Fills page tables for writing (or reading); fails where the mapping does not allow it, without raising a signal.
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno>;
+    /// Makes huge pages of 2 MB of the pages of a shared mapping, at least one of which is present in each 2 MB.
+    unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Sets from which node the page tables preferably come that calls of this thread allocate; `None`: from where it runs.
+    fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno>;
+    /// Whether the cpuset of the calling thread lets it have memory of a node. A set that cannot be read allows everything.
+    fn allows_node(&self, node: u32) -> bool;
     /// Locks into memory.
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>;
     /// Unlocks.

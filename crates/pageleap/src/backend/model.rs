@@ -4,7 +4,8 @@
 //! and acts in one step, as the hardware does once `mprotect` has flushed the translations. A copy takes one step per
 //! page, so that writers get between its pages. Misuse (copying from a hole, mapping past the end of a file) panics.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::{Advice, Backend, Errno, Mapping, MemoryFile, Policy, Prot};
@@ -33,6 +34,8 @@ struct Entry {
     dont_fork: bool,
     dont_dump: bool,
     locked: bool,
+    /// Where the page tables lie that map it.
+    tables: Option<u32>,
 }
 
 #[derive(Default)]
@@ -41,6 +44,12 @@ struct State {
     file_nodes: Vec<u32>,
     space: BTreeMap<usize, Entry>,
     next: usize,
+    forbidden: BTreeSet<u32>,
+}
+
+std::thread_local! {
+    /// From where the page tables of this thread's calls come.
+    static TABLES: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 /// The modelled machine. Files lie on the node that they were bound to, or on node 0.
@@ -91,6 +100,16 @@ impl Model {
         state.space.get(&(addr / BASE_PAGE)).map(|e| (e.prot, e.dont_fork, e.dont_dump, e.locked))
     }
 
+    /// From which node the page tables come that map `addr`: what the mapping thread preferred, if it did.
+    pub fn tables_at(&self, addr: usize) -> Option<u32> {
+        self.state().space.get(&(addr / BASE_PAGE)).and_then(|e| e.tables)
+    }
+
+    /// Takes a node out of the cpuset.
+    pub fn forbid_node(&self, node: u32) {
+        self.state().forbidden.insert(node);
+    }
+
     /// How many pages of address space are in use: a leak shows here.
     pub fn pages_in_use(&self) -> usize {
         self.state().space.len()
@@ -135,7 +154,7 @@ impl State {
 }
 
 const NOTHING: Entry =
-    Entry { frame: None, prot: Prot::NONE, dont_fork: false, dont_dump: false, locked: false };
+    Entry { frame: None, prot: Prot::NONE, dont_fork: false, dont_dump: false, locked: false, tables: None };
 
 // SAFETY: its addresses are its own, and it says so.
 unsafe impl Backend for Model {
@@ -179,7 +198,13 @@ unsafe impl Backend for Model {
         let mut state = self.state();
         let (file, first) = (m.file.0 as usize, m.offset as usize / BASE_PAGE);
         assert!(first + m.len / BASE_PAGE <= state.files[file].len(), "mapped past the end of the file");
-        state.put(m.addr, m.len, |i| Entry { frame: Some((file, first + i)), prot: m.prot, ..NOTHING });
+        let tables = if m.populate { TABLES.get() } else { None };
+        state.put(m.addr, m.len, |i| Entry {
+            frame: Some((file, first + i)),
+            prot: m.prot,
+            tables,
+            ..NOTHING
+        });
         Ok(())
     }
     unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
@@ -210,10 +235,24 @@ unsafe impl Backend for Model {
         })
     }
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
-        let state = self.state();
+        let mut state = self.state();
         let allows = if write { Prot::writable } else { Prot::readable };
         let all = pages(addr, len).all(|page| state.translate(page * BASE_PAGE, allows).is_some());
-        if all { Ok(()) } else { Err(Errno(libc::EFAULT)) }
+        if !all {
+            return Err(Errno(libc::EFAULT));
+        }
+        let tables = TABLES.get();
+        state.each(addr, len, |e| e.tables = e.tables.or(tables))
+    }
+    unsafe fn collapse(&self, _addr: usize, _len: usize) -> Result<(), Errno> {
+        Err(Errno(libc::EINVAL)) // a machine without huge pages
+    }
+    fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno> {
+        TABLES.set(node);
+        Ok(())
+    }
+    fn allows_node(&self, node: u32) -> bool {
+        !self.state().forbidden.contains(&node)
     }
     unsafe fn lock(&self, addr: usize, len: usize, _on_fault: bool) -> Result<(), Errno> {
         self.state().each(addr, len, |e| e.locked = true)

@@ -2,15 +2,14 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use pageleap_sys::EventFd;
 
 use super::report::{Ended, Report};
 use crate::backend::Call;
 use crate::error::Error;
-use crate::sync::lock;
+use crate::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering, lock};
 
 /// What a job is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +43,7 @@ pub(crate) enum Stop {
     Cancelled = 1,
     TimedOut = 2,
     RegionDropped = 3,
+    CpusetChanged = 4,
 }
 
 /// What the handle, the workers and the region know of a job.
@@ -90,6 +90,7 @@ impl JobShared {
             0 => None,
             1 => Some(Ended::Cancelled),
             2 => Some(Ended::TimedOut),
+            4 => Some(Ended::CpusetChanged),
             _ => Some(Ended::RegionDropped),
         }
     }
@@ -137,11 +138,11 @@ impl JobShared {
 /// A running migration. Dropping it cancels it and waits until its ranges are whole; so does leaving it out of sight.
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
-    shared: std::sync::Arc<JobShared>,
+    shared: Arc<JobShared>,
 }
 
 impl Job {
-    pub(crate) fn new(shared: std::sync::Arc<JobShared>) -> Self {
+    pub(crate) fn new(shared: Arc<JobShared>) -> Self {
         Job { shared }
     }
 

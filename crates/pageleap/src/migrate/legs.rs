@@ -8,9 +8,10 @@ use super::report::PageOutcome;
 use crate::backend::Prot;
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
-use crate::pool::{ALIAS_ATTRIBUTES, Pool, Run};
-use crate::region::{Claim, Region};
+use crate::pool::{ALIAS_ATTRIBUTES, Destination, Run, Share, Target};
+use crate::region::{Claim, Extent, Region};
 use crate::sync::lock;
+use crate::units::NodeId;
 
 /// Consecutive pages that move from consecutive frames to consecutive frames.
 pub(crate) struct Leg {
@@ -19,50 +20,88 @@ pub(crate) struct Leg {
     /// Pages of the region.
     pub(crate) pages: Range<u64>,
     /// Whose frames they leave.
-    pub(crate) from: Pool,
+    pub(crate) from: Share,
     /// The frame that the first page leaves.
     pub(crate) from_frame: u64,
+    /// Whose frames they get.
+    pub(crate) to: Share,
     /// The destination's frame for the first page.
     pub(crate) to_frame: u64,
+    /// Where the page tables belong that map them then; `None` if it makes no difference.
+    pub(crate) tables: Option<NodeId>,
     /// What the user has set on them.
     pub(crate) attributes: Attributes,
     /// Whether page tables can be exchanged: the alias has been given the attributes.
     pub(crate) exchange: bool,
 }
 
+impl Leg {
+    /// The destination's frames of all its pages.
+    pub(crate) fn frames(&self) -> Run {
+        Run { first: self.to_frame, frames: self.pages.end - self.pages.start }
+    }
+
+    /// Gives the alias of the destination's frames the attributes of the pages, and says whether page tables can be exchanged.
+    fn prepare_alias(&self) -> bool {
+        // There is no advice that takes this one back, and the alias must not keep it. Nor must it lose its access for good: pages that
+        // their user may not read are read through it.
+        if self.attributes.huge_pages.is_some() || !self.attributes.prot.readable() {
+            return false;
+        }
+        self.lend_attributes(self.frames())
+    }
+
+    /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is until the commit: the copy needs it.
+    pub(crate) fn lend_attributes(&self, run: Run) -> bool {
+        let (addr, len) = (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
+        self.to.mark_borrowed(run);
+        let wanted = Attributes { prot: Prot::READ_WRITE, ..self.attributes };
+        // SAFETY: the alias of frames that this job has taken.
+        unsafe { attributes::advise(&*self.to.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()
+    }
+}
+
 /// One range of a job: its claim, its legs, and the outcome of each page so far.
 pub(crate) struct Item {
     pub(crate) claim: Claim,
-    pub(crate) to: Pool,
+    to: Target,
     pub(crate) legs: Vec<Leg>,
     pub(crate) outcomes: Vec<PageOutcome>,
     /// Frames taken from the destination that no page maps yet.
-    unused: Vec<Run>,
+    unused: Vec<(Share, Run)>,
 }
 
 impl Item {
     /// Claims a range.
-    pub(crate) fn claim(region: &Region, bytes: Range<usize>, to: &Pool) -> Result<Item, Error> {
+    pub(crate) fn claim(region: &Region, bytes: Range<usize>, to: &Destination) -> Result<Item, Error> {
         let inner = region.inner();
+        let to = to.resolve(inner)?;
         let claim = inner.claim(bytes.clone(), region.len())?;
         let outcomes = vec![PageOutcome::Unchanged; (bytes.end - bytes.start) / inner.page.bytes()];
-        Ok(Item { claim, to: to.clone(), legs: Vec::new(), outcomes, unused: Vec::new() })
+        Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: Vec::new() })
     }
 
     /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
     pub(crate) fn plan(&mut self, attributes: &[AttributeRun], exchange: bool) -> Result<(), Error> {
         let item = self;
-        let to = item.to.clone();
         let pages = item.claim.region().pages(&item.claim.range());
-        let extents: Vec<_> = lock(&item.claim.region().extents).within(pages.clone()).collect();
-        let moving: Vec<_> = extents.into_iter().filter(|e| e.pool != to).collect();
-        let spans = plan::joined(moving.iter().map(|e| e.pages.clone()));
+        let extents = lock(&item.claim.region().extents);
+        let parts = item.to.parts(pages.clone()).map(|(part, to)| {
+            let moving: Vec<_> = extents.within(part).filter(|e| e.share != *to).collect();
+            (moving, to.clone(), item.to.tables(to))
+        });
+        let parts: Vec<_> = parts.collect();
+        drop(extents);
         // Dropping the item gives the frames back.
         let inner = item.claim.region().clone();
         let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
-        for span in spans {
+        let spans = |moving: &[Extent<Share>]| plan::joined(moving.iter().map(|e| e.pages.clone()));
+        let spans = parts.iter().flat_map(|(moving, to, tables)| {
+            spans(moving).into_iter().map(move |span| (span, moving, to, tables))
+        });
+        for (span, moving, to, tables) in spans {
             let runs = to.take(span.end - span.start, span.start)?;
-            item.unused.extend(&runs);
+            item.unused.extend(runs.iter().map(|run| (to.clone(), *run)));
             let mut page = span.start;
             for run in runs {
                 let pages = page..page + run.frames;
@@ -83,9 +122,11 @@ impl Item {
                         .expect("the spans are made of them");
                     item.legs.push(Leg {
                         item: 0,
-                        from: source.pool.clone(),
+                        from: source.share.clone(),
                         from_frame: source.first_frame + (part.start - source.pages.start),
+                        to: to.clone(),
                         to_frame: run.first + (part.start - pages.start),
+                        tables: *tables,
                         pages: part,
                         attributes,
                         exchange,
@@ -94,13 +135,18 @@ impl Item {
             }
         }
         if exchange {
-            item.legs.iter_mut().for_each(|leg| leg.exchange = prepare_alias(&to, leg));
+            item.legs.iter_mut().for_each(|leg| leg.exchange = leg.prepare_alias());
         }
         for leg in &item.legs {
             let at = (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
             item.outcomes[at].fill(PageOutcome::NotAttempted);
         }
         Ok(())
+    }
+
+    /// The nodes of its destination.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.to.shares.iter().map(Share::node)
     }
 
     pub(crate) fn leg_count(&self) -> usize {
@@ -113,36 +159,22 @@ impl Item {
         self.outcomes[(pages.start - first) as usize..(pages.end - first) as usize].fill(outcome);
     }
 
-    /// Notes that a page maps these frames now.
-    pub(crate) fn mark_used(&mut self, used: Run) {
-        let at = self.unused.iter().position(|r| r.first <= used.first && used.end() <= r.end());
-        let whole = self.unused.swap_remove(at.expect("frames of this item"));
+    /// Notes that pages map these frames of a share now.
+    pub(crate) fn mark_used(&mut self, share: &Share, used: Run) {
+        let holds = |(s, r): &(Share, Run)| s == share && r.first <= used.first && used.end() <= r.end();
+        let at = self.unused.iter().position(holds);
+        let (share, whole) = self.unused.swap_remove(at.expect("frames of this item"));
         let rest = [
             Run { first: whole.first, frames: used.first - whole.first },
             Run { first: used.end(), frames: whole.end() - used.end() },
         ];
-        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0));
+        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| (share.clone(), run)));
     }
 }
 
 impl Drop for Item {
     fn drop(&mut self) {
         // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
-        self.unused.drain(..).for_each(|run| drop(self.to.give_back(run)));
+        self.unused.drain(..).for_each(|(share, run)| drop(share.give_back(run)));
     }
-}
-
-/// Gives the alias of a leg's frames the attributes of its pages. Access stays as it is until the commit: the copy needs it.
-fn prepare_alias(pool: &Pool, leg: &Leg) -> bool {
-    // There is no advice that takes this one back, and the alias must not keep it. Nor must it lose its access for good: pages that
-    // their user may not read are read through it.
-    if leg.attributes.huge_pages.is_some() || !leg.attributes.prot.readable() {
-        return false;
-    }
-    let frames = leg.pages.end - leg.pages.start;
-    let (addr, len) = (pool.0.alias_of(leg.to_frame), frames as usize * pool.page_size().bytes());
-    pool.mark_borrowed(Run { first: leg.to_frame, frames });
-    let wanted = Attributes { prot: Prot::READ_WRITE, ..leg.attributes };
-    // SAFETY: the alias of frames that this job has taken.
-    unsafe { attributes::advise(&*pool.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()
 }

@@ -7,12 +7,12 @@ mod plan;
 mod report;
 mod run;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use job::JobShared;
 pub use job::{Job, Phase, Progress};
@@ -21,11 +21,11 @@ pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, WAIT_B
 use crate::engine::mprotect::fault;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
-use crate::placement::Placement;
+use crate::pool::Destination;
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
-use crate::sync::lock;
+use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{BASE_PAGE, PageSize};
+use crate::units::{BASE_PAGE, NodeId};
 use legs::Item;
 use plan::RetryPolicy;
 use run::{Run, Settings};
@@ -72,7 +72,7 @@ pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// Describes a migration, then starts it. All ranges given are one job.
 #[derive(Debug)]
 pub struct Migration<'a> {
-    ranges: Vec<(&'a Region, Range<usize>, Placement)>,
+    ranges: Vec<(&'a Region, Range<usize>, Destination)>,
     engine: EngineChoice,
     area_bytes: Option<usize>,
     reduction_factor: u64,
@@ -101,9 +101,10 @@ impl<'a> Migration<'a> {
         }
     }
 
-    /// Adds bytes of a region, in whole pages. Pages that lie in the destination already, and unbacked ones, are left as they are.
-    pub fn range(mut self, region: &'a Region, bytes: Range<usize>, to: Placement) -> Self {
-        self.ranges.push((region, bytes, to));
+    /// Adds bytes of a region, in whole pages, and where they go: `&pool` means as the pool itself is placed, `pool.on(placement)` another
+    /// placement on its nodes. Pages that lie in frames of the right pool and node already, and unbacked ones, are left as they are.
+    pub fn range(mut self, region: &'a Region, bytes: Range<usize>, to: impl Into<Destination>) -> Self {
+        self.ranges.push((region, bytes, to.into()));
         self
     }
 
@@ -153,7 +154,7 @@ impl<'a> Migration<'a> {
         let began = Instant::now();
         let bad =
             |what, reason: String, remedy: &str| Error::BadArgument { what, reason, remedy: remedy.into() };
-        let Some((first, _, destination)) = self.ranges.first() else {
+        let Some((first, ..)) = self.ranges.first() else {
             return Err(bad("migration", "it names no range".into(), "add one with range()"));
         };
         if self.threads == Some(0) || self.threads > Some(fault::MAX_THREADS) {
@@ -182,29 +183,39 @@ impl<'a> Migration<'a> {
                 );
                 return Err(bad("range", reason, "move regions and pools of one page size per job"));
             }
-            check_same_backend(&backend, to.pool())?;
-            check_same_backend(&region.inner().backend, to.pool())?;
+            check_same_backend(&backend, to.pool().backend())?;
+            check_same_backend(&region.inner().backend, to.pool().backend())?;
         }
-        let mut warnings = Vec::new();
-        let node = destination.pool().node();
-        let mut cpus = Vec::new();
         if backend.is_host_memory() {
             fault::install()?;
             fault::check_no_thread_blocks_sigsegv()?;
-            cpus = Topology::read()?.node(node)?.cpus.clone();
+        }
+        let mut items = Vec::new();
+        for (region, range, to) in &self.ranges {
+            items.push(Item::claim(region, range.clone(), to)?);
+        }
+        let nodes: BTreeSet<NodeId> = items.iter().flat_map(Item::nodes).collect();
+        if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
+            return Err(Error::NodeNotAllowed { node: *node });
+        }
+        let mut warnings = Vec::new();
+        let mut cpus = Vec::new();
+        if backend.is_host_memory() {
+            let topology = Topology::read()?;
+            for node in &nodes {
+                cpus.extend(&topology.node(*node)?.cpus);
+            }
             if cpus.is_empty() {
-                warnings.push(format!("{node} has no CPUs: the workers run where the scheduler puts them"));
+                let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+                let names = names.join(", ");
+                warnings.push(format!("{names} has no CPUs: the workers run where the scheduler puts them"));
             }
         }
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
 
-        let mut items = Vec::new();
-        for (region, range, to) in &self.ranges {
-            items.push(Item::claim(region, range.clone(), to.pool())?);
-        }
         let attributes = attributes_of(&items)?;
         for item in &mut items {
-            item.plan(&attributes[&item.claim.region().id], page != PageSize::Huge2M)?;
+            item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb())?;
         }
         if backend.is_host_memory() {
             check_mapping_headroom(&items, threads)?;
@@ -219,6 +230,7 @@ impl<'a> Migration<'a> {
             area_bytes,
             threads,
             cpus,
+            nodes,
             // A time-out beyond what the clock can show is none.
             deadline: self.timeout.and_then(|t| began.checked_add(t)),
             engine_reason: match self.engine {

@@ -92,6 +92,8 @@ pub enum Ended {
     TimedOut,
     /// A region it worked on was dropped.
     RegionDropped,
+    /// The cpuset of the process was changed and no longer allows a node that pages were to move to; [`Report::warnings`] names it.
+    CpusetChanged,
     /// Some pages could not be moved; this was the first reason.
     Failed(Error),
 }

@@ -1,8 +1,8 @@
 //! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::attributes;
 use super::job::{JobShared, Phase, Stop};
@@ -16,10 +16,10 @@ use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::error::Error;
 use crate::observe::Attributes;
-use crate::pool::{self, Pool};
+use crate::pool::{self, Share};
 use crate::region::Extent;
-use crate::sync::lock;
-use crate::units::{BASE_PAGE, PageSize};
+use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
+use crate::units::{BASE_PAGE, NodeId};
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
 const JOIN_EVERY: u64 = 4096;
@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) area_bytes: usize,
     pub(crate) threads: usize,
     pub(crate) cpus: Vec<usize>,
+    /// The nodes of the destinations.
+    pub(crate) nodes: BTreeSet<NodeId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) engine_reason: String,
 }
@@ -58,7 +60,7 @@ struct State {
     dealt_with: u64,
     items: Vec<Item>,
     /// Frames that pages have left, and their pools, to be given back when all is done.
-    vacated: Vec<(Pool, pool::Run)>,
+    vacated: Vec<(Share, pool::Run)>,
     pressure: Pressure,
     tally: Tally,
 }
@@ -95,6 +97,8 @@ pub(crate) struct Run {
     slots: Vec<ClaimedSlot>,
     shared: Arc<JobShared>,
     began: Instant,
+    /// When a worker last looked at the cpuset, in nanoseconds since the job began.
+    cpuset_seen_ns: AtomicU64,
 }
 
 impl Run {
@@ -145,6 +149,7 @@ impl Run {
             slots,
             shared: Arc::new(JobShared::new(bytes_total)?),
             began,
+            cpuset_seen_ns: AtomicU64::new(0),
         })
     }
 
@@ -160,7 +165,7 @@ impl Run {
             self.conclude();
             std::mem::forget(bomb);
         };
-        let spawned = std::thread::Builder::new().name("pageleap".into()).spawn(main);
+        let spawned = thread::Builder::new().name("pageleap".into()).spawn(main);
         spawned.map(drop).map_err(|e| Error::SystemFile {
             path: "a thread for the job".into(),
             reason: e.to_string(),
@@ -169,9 +174,9 @@ impl Run {
     }
 
     fn migrate(&self) {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for slot in &self.slots[1..] {
-                let worker = std::thread::Builder::new().name("pageleap".into());
+                let worker = thread::Builder::new().name("pageleap".into());
                 if let Err(e) = worker.spawn_scoped(scope, || self.work(slot.slot())) {
                     lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
                 }
@@ -191,7 +196,10 @@ impl Run {
             let warning = "a worker may not run on the destination node's CPUs".to_owned();
             lock(&self.state).tally.warnings.push(warning);
         }
+        let mut tables = None;
         while let Some(area) = self.next() {
+            self.look_at_cpuset();
+            self.prefer_tables(area.leg, &mut tables);
             self.handle(slot, area);
             let mut state = lock(&self.state);
             state.in_flight -= 1;
@@ -230,16 +238,58 @@ impl Run {
         }
     }
 
+    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages: whoever changed it wants this process off that
+    /// node. The pages that have moved are the kernel's to move on.
+    fn look_at_cpuset(&self) {
+        /// The look takes some 30 us.
+        const EVERY_NS: u64 = 25_000_000;
+        let now = self.began.elapsed().as_nanos() as u64;
+        let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
+        let mine = now >= seen + EVERY_NS
+            && self.cpuset_seen_ns.compare_exchange(seen, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !mine {
+            return;
+        }
+        if let Some(node) = self.settings.nodes.iter().find(|node| !self.backend.allows_node(node.0)) {
+            self.shared.ask_to_stop(Stop::CpusetChanged);
+            lock(&self.state).tally.warnings.push(Error::NodeNotAllowed { node: *node }.to_string());
+        }
+    }
+
+    /// Makes new page tables of this worker's calls come from where a leg wants them. `now` is what the worker prefers so far.
+    fn prefer_tables(&self, leg: usize, now: &mut Option<NodeId>) {
+        let wanted = self.legs[leg].tables;
+        if wanted == *now || wanted.is_none() {
+            return;
+        }
+        *now = wanted;
+        let errno = self.backend.prefer_tables_on(wanted.map(|node| node.0)).err();
+        let mut state = lock(&self.state);
+        state.tally.calls[Call::PreferTables as usize] += 1;
+        state.tally.warnings.extend(errno.map(|errno| {
+            format!("page tables go where the workers run: {} failed with {errno}", Call::PreferTables)
+        }));
+    }
+
+    /// Sees to it that the alias of the frames, whose page tables the commit switches in, has them where the leg wants them.
+    fn seat_tables(&self, leg: &Leg, frames: pool::Run) -> Result<(), (Call, Errno)> {
+        let Some(node) = leg.tables else { return Ok(()) };
+        let anew = leg.to.seat_tables(frames, node)?;
+        let lent = anew.into_iter().all(|part| leg.lend_attributes(part));
+        if lent { Ok(()) } else { Err((Call::Advise, Errno(libc::ENOMEM))) }
+    }
+
     /// One attempt on one area, and what follows from it.
     fn handle(&self, slot: &Slot, area: Area) {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
-        let (region, to, exchange_unsupported, hold) = {
+        let (region, exchange_unsupported, hold) = {
             let mut state = lock(&self.state);
             let hold = self.settings.policy.holds(&area) || first_try && state.pressure.holds_next();
             let item = &state.items[leg.item];
-            (item.claim.region().clone(), item.to.clone(), state.tally.exchange_unsupported, hold)
+            (item.claim.region().clone(), state.tally.exchange_unsupported, hold)
         };
+        let to = &leg.to;
         let within = area.pages.start - leg.pages.start;
         let frames = pool::Run { first: leg.to_frame + within, frames: area.pages.end - area.pages.start };
         let vacated = pool::Run { first: leg.from_frame + within, ..frames };
@@ -261,9 +311,11 @@ impl Run {
             hold,
         };
         let mut effort = Effort::default();
+        let seated = if exchange { self.seat_tables(leg, frames) } else { Ok(()) };
         // Beyond this limit a call that unmaps first and maps then would fail in between.
-        let step = if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
-        {
+        let step = if let Err((call, errno)) = seated {
+            Step::Refused(call, errno)
+        } else if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
         } else {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
@@ -310,12 +362,13 @@ impl Run {
         tally.warnings.extend(restored.err().map(attribute_lost));
         match step {
             Step::Migrated => {
-                let extent = Extent { pages: area.pages.clone(), pool: to, first_frame: frames.first };
+                let extent =
+                    Extent { pages: area.pages.clone(), share: to.clone(), first_frame: frames.first };
                 let replaced = lock(&region.extents).replace(extent);
-                debug_assert!(replaced.iter().all(|e| e.pool == leg.from));
+                debug_assert!(replaced.iter().all(|e| e.share == leg.from));
                 state.vacated.push((leg.from.clone(), vacated));
                 let item = &mut state.items[leg.item];
-                item.mark_used(frames);
+                item.mark_used(to, frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);
             }
             Step::Dirty => {
@@ -331,7 +384,7 @@ impl Run {
                     state.queue.push_back(again);
                     drop(state);
                     // Mappings join again as neighbours are done; give them, or other threads, the time.
-                    std::thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1));
                 }
                 None => {
                     let error = Error::call(call, task.span.addr, len, errno);
@@ -362,11 +415,11 @@ impl Run {
             for leg in &self.legs {
                 let item = &state.items[leg.item];
                 let region = item.claim.region();
-                if region.page == PageSize::Base {
+                if !region.page.is_hugetlb() {
                     continue;
                 }
                 let extents = lock(&region.extents);
-                let moved = extents.within(leg.pages.clone()).filter(|e| e.pool == item.to);
+                let moved = extents.within(leg.pages.clone()).filter(|e| e.share == leg.to);
                 for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
                     let (addr, len) = (
                         region.addr(extent.pages.start),
@@ -377,8 +430,8 @@ impl Run {
                         Mapping {
                             addr,
                             len,
-                            file: item.to.0.file,
-                            offset: item.to.0.offset_of(extent.first_frame),
+                            file: leg.to.0.file,
+                            offset: leg.to.0.offset_of(extent.first_frame),
                             prot: leg.attributes.prot,
                             populate: true,
                         },
@@ -441,13 +494,12 @@ impl Run {
             page_runs.extend(item_runs);
         }
         for leg in legs.iter().filter(|leg| leg.exchange) {
-            let run = pool::Run { first: leg.to_frame, frames: leg.pages.end - leg.pages.start };
-            if let Err(errno) = items[leg.item].to.0.advise_alias(run) {
+            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
                 warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
             }
         }
-        for (pool, run) in merged(vacated) {
-            if let Err(error) = pool.give_back(run) {
+        for (share, run) in merged(vacated) {
+            if let Err(error) = share.give_back(run) {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));
             }
         }
@@ -494,16 +546,16 @@ fn attribute_lost(error: Error) -> String {
     format!("an attribute of the range is lost: {error}")
 }
 
-/// Joins neighbouring runs of each pool, so that their alias is mapped again by few calls.
-fn merged(mut vacated: Vec<(Pool, pool::Run)>) -> Vec<(Pool, pool::Run)> {
-    vacated.sort_by_key(|(pool, run)| (pool.id(), run.first));
-    let mut merged: Vec<(Pool, pool::Run)> = Vec::new();
-    for (pool, run) in vacated {
+/// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
+fn merged(mut vacated: Vec<(Share, pool::Run)>) -> Vec<(Share, pool::Run)> {
+    vacated.sort_by_key(|(share, run)| (share.id(), run.first));
+    let mut merged: Vec<(Share, pool::Run)> = Vec::new();
+    for (share, run) in vacated {
         match merged.last_mut() {
-            Some((last_pool, last)) if *last_pool == pool && last.end() == run.first => {
+            Some((last_share, last)) if *last_share == share && last.end() == run.first => {
                 last.frames += run.frames
             }
-            _ => merged.push((pool, run)),
+            _ => merged.push((share, run)),
         }
     }
     merged
@@ -515,7 +567,7 @@ fn drain(slot: &Slot, waits: &mut Waits) {
     const PATIENCE: Duration = Duration::from_millis(10);
     let give_up = Instant::now() + PATIENCE;
     while slot.sleepers() > 0 && Instant::now() < give_up {
-        std::thread::yield_now();
+        thread::yield_now();
     }
     slot.waits.take_into(waits);
 }

@@ -6,17 +6,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::{Pool, huge_page_line};
+use super::reserve_command;
+use super::share::{Plan, Share};
 use crate::affinity;
-use crate::backend::{Backend, Call, Policy};
+use crate::backend::{Backend, Call, Errno, Policy};
 use crate::error::Error;
-use crate::sync::lock;
+use crate::observe;
+use crate::sync::{Mutex, lock, thread};
 use crate::topology::{Topology, available};
-use crate::units::{NodeId, PageSize};
+use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
 /// Bytes populated between two looks at the limits.
 const STEP: u64 = 32 << 20;
@@ -32,10 +33,14 @@ pub(super) fn check_node(
     page: PageSize,
     bytes: u64,
 ) -> Result<(), Error> {
-    if !backend.is_host_memory() {
-        return Ok(());
+    let host = backend.is_host_memory();
+    if host {
+        Topology::read()?.node(node)?;
     }
-    check_room(node, page, bytes)
+    if !backend.allows_node(node.0) {
+        return Err(Error::NodeNotAllowed { node });
+    }
+    if host { check_room(node, page, bytes) } else { Ok(()) }
 }
 
 /// Bytes that threads of this process are about to take, all pools together: each sees the free memory of before.
@@ -45,19 +50,20 @@ static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
     let topology = Topology::read()?;
     let n = topology.node(node)?;
-    if page == PageSize::Huge2M {
+    if page.is_hugetlb() {
         let page_bytes = page.bytes() as u64;
-        let free_bytes = n.free_huge_2m * page_bytes;
+        let free = n.free_huge(page_bytes);
+        let free_bytes = free * page_bytes;
         if free_bytes >= bytes {
             return Ok(());
         }
-        let missing = bytes / page_bytes - n.free_huge_2m;
+        let missing = bytes / page_bytes - free;
         return Err(Error::OutOfMemory {
             node,
             needed_bytes: bytes,
             free_bytes,
-            limit: "the number of free 2 MB huge pages".into(),
-            remedy: format!("reserve {missing} more: {}", huge_page_line(node, missing)),
+            limit: format!("the number of free {} huge pages", human_bytes(page_bytes)),
+            remedy: format!("reserve {missing} more: {}", reserve_command(node, page, missing)),
         });
     }
     let text = |path: &str| fs::read_to_string(path).map_err(|e| Error::system_file(path, &e));
@@ -122,56 +128,54 @@ fn cgroup_limits(root: &Path, membership: &str) -> Vec<(String, u64)> {
     limits
 }
 
-/// Faults the whole pool in and verifies where it is.
-pub(super) fn fill(
-    pool: &Pool,
-    threads: Option<usize>,
-    progress: Option<&(dyn Fn(u64, u64) + Send + Sync)>,
-) -> Result<(), Error> {
-    let inner = &*pool.0;
+/// Faults a whole share in and verifies where it is, and in pages of which size.
+pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
+    let inner = &*share.0;
     let backend = &*inner.backend;
-    let (start, bytes) = (inner.alias_of(0), pool.bytes());
+    let (start, bytes) = (inner.alias_of(0), share.bytes());
     let node = inner.node;
     // hugetlb takes huge pages of other nodes under a preference; under a binding it reports an error.
-    let policy = match inner.page {
-        PageSize::Base => Policy::Preferred(node.0),
-        PageSize::Huge2M => Policy::Bind(node.0),
-    };
+    let policy = if inner.page.is_hugetlb() { Policy::Bind(node.0) } else { Policy::Preferred(node.0) };
     // Where a seccomp filter refuses `mbind`, the threads that fault the memory in are on the node's CPUs, and the kernel's default is to
     // take memory where the CPU is. Either way the result is verified.
-    // SAFETY: the alias is the pool's own.
+    // SAFETY: the alias is the share's own.
     let bound = unsafe { backend.bind(start, bytes as usize, policy) };
 
     let cpus = if backend.is_host_memory() { Topology::read()?.node(node)?.cpus.clone() } else { Vec::new() };
-    let threads = threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(STEP) as usize);
+    let step = STEP.max(inner.page.bytes() as u64);
+    let threads = plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(step) as usize);
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let work = |own_thread: bool| {
         if own_thread {
             affinity::run_on(&cpus);
+            if let Some(tables) = inner.tables {
+                // Where that is refused, page tables come from where the thread runs: on the node, if it has CPUs.
+                let _ = backend.prefer_tables_on(Some(tables.0));
+            }
         }
         loop {
-            let at = next.fetch_add(STEP, Relaxed);
+            let at = next.fetch_add(step, Relaxed);
             if at >= bytes || lock(&failure).is_some() {
                 return;
             }
-            let step = STEP.min(bytes - at);
-            if let Err(error) = fill_step(pool, at, step) {
+            let step = step.min(bytes - at);
+            if let Err(error) = fill_step(share, at, step) {
                 *lock(&failure) = Some(error);
                 return;
             }
             let done = done.fetch_add(step, Relaxed) + step;
-            if let Some(report) = progress {
-                report(done, bytes);
+            if let Some(report) = plan.progress {
+                report(done);
             }
         }
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         // With fewer threads than asked for, or none, it only takes longer.
         let work = &work;
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
         if (0..threads).filter_map(spawn).count() == 0 {
-            // The caller's own thread keeps the CPUs that it has.
+            // The caller's own thread keeps the CPUs and the policy that it has.
             work(false);
         }
     });
@@ -179,7 +183,7 @@ pub(super) fn fill(
         return Err(error);
     }
 
-    let found = pool.verify()?;
+    let found = share.placement_of_all()?;
     let right = found.on(node);
     if right < inner.frames {
         return Err(Error::Misplaced {
@@ -195,7 +199,10 @@ pub(super) fn fill(
             },
         });
     }
-    if bound.is_ok() && inner.page == PageSize::Base {
+    if inner.page != PageSize::Base && backend.is_host_memory() {
+        check_page_size(inner.page, node, start, bytes as usize)?;
+    }
+    if bound.is_ok() && !inner.page.is_hugetlb() {
         // A page that is swapped out and in again must come back to this node.
         // SAFETY: as above.
         unsafe { backend.bind(start, bytes as usize, Policy::Bind(node.0)) }
@@ -204,7 +211,24 @@ pub(super) fn fill(
     Ok(())
 }
 
-fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
+/// Checks in smaps that a filled range is mapped by huge pages.
+fn check_page_size(page: PageSize, node: NodeId, addr: usize, len: usize) -> Result<(), Error> {
+    let mapped = observe::mapped_pages(addr, len)?;
+    if mapped.huge_mapped_ratio == 1.0 {
+        return Ok(());
+    }
+    Err(Error::NotHuge {
+        node,
+        page,
+        range: AddressRange::new(addr, len),
+        huge_bytes: (mapped.huge_mapped_ratio * len as f64) as u64,
+        reason: "smaps shows smaller pages".into(),
+        remedy: "use Linux 6.1 or newer with transparent huge pages, or let it make them of all memory files \
+                 (echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled), or use huge pages of hugetlb",
+    })
+}
+
+fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
     /// Bytes announced until this is dropped.
     struct Announced(u64);
     impl Drop for Announced {
@@ -212,8 +236,8 @@ fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
             IN_FLIGHT.fetch_sub(self.0, Relaxed);
         }
     }
-    let inner = &*pool.0;
-    let limited = inner.backend.is_host_memory() && inner.page == PageSize::Base;
+    let inner = &*share.0;
+    let limited = inner.backend.is_host_memory() && !inner.page.is_hugetlb();
     let _announced = loop {
         let others = IN_FLIGHT.fetch_add(step, Relaxed);
         let announced = Announced(step);
@@ -226,12 +250,50 @@ fn fill_step(pool: &Pool, at: u64, step: u64) -> Result<(), Error> {
             // What others have announced and taken already counts twice: look again when they are done.
             Err(_) => drop(announced),
         }
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
     };
     let addr = inner.alias_of(0) + at as usize;
-    // SAFETY: the alias is the pool's own.
+    if inner.page == PageSize::Thp {
+        join_pages(share, addr, step as usize)?;
+    }
+    // SAFETY: the alias is the share's own.
     unsafe { inner.backend.populate(addr, step as usize, true) }
         .map_err(|errno| Error::call(Call::Populate, addr, step as usize, errno))
+}
+
+/// Makes transparent huge pages of a part of a share that is still empty, one after the other: each needs 2 MB in one piece.
+fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
+    /// The kernel gives up while a page is isolated, on its way to another list, or locked: a moment later it is not.
+    const TRIES: u32 = 20;
+    let backend = &*share.0.backend;
+    let page = PageSize::Thp.bytes();
+    for at in (addr..addr + len).step_by(page) {
+        // Joining needs a page to begin with. Where sysfs says `always`, this one is huge already.
+        // SAFETY: the alias is the share's own.
+        unsafe { backend.populate(at, BASE_PAGE, true) }
+            .map_err(|errno| Error::call(Call::Populate, at, BASE_PAGE, errno))?;
+        let mut tries = 0;
+        // SAFETY: as above.
+        while let Err(errno) = unsafe { backend.collapse(at, page) } {
+            tries += 1;
+            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells the outcome.
+            if errno == Errno(libc::EINVAL) {
+                break;
+            }
+            if tries == TRIES || !matches!(errno.0, libc::EAGAIN | libc::EBUSY | libc::ENOMEM) {
+                return Err(Error::NotHuge {
+                    node: share.node(),
+                    page: PageSize::Thp,
+                    range: AddressRange::new(at, page),
+                    huge_bytes: 0,
+                    reason: format!("{} failed with {errno}", Call::Collapse),
+                    remedy: "free memory and compact it (echo 1 > /proc/sys/vm/compact_memory), or use huge pages of hugetlb",
+                });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(all(test, not(miri)))]

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::topology::{Topology, huge_folder, read_count};
 use crate::units::{NodeId, PageSize};
 
-/// Huge pages of 2 MB that were added to a node's pool and go back when this is dropped (after the pools that use them).
+/// Huge pages that were added to a node's pool and go back when this is dropped (after the pools that use them).
 #[derive(Debug)]
 pub struct HugePageReservation {
     total: PathBuf,
@@ -18,15 +18,25 @@ pub struct HugePageReservation {
 }
 
 impl HugePageReservation {
-    /// Raises the node's `nr_hugepages` until `pages` huge pages of 2 MB are free there. Needs root. Free pages that somebody else has
-    /// reserved and not yet used count as free.
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free there. Needs root. Free pages that somebody else has
+    /// reserved and not yet used count as free. Pages of 1 GB are hard to find on a machine that has run for a while: reserve them at boot
+    /// (`hugepagesz=1G hugepages=N`).
     ///
     /// # Errors
-    /// If the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
-    pub fn reserve(node: NodeId, pages: u64) -> Result<Self, Error> {
-        let total = huge_folder(node).join("nr_hugepages");
+    /// If the pages are none of hugetlb's, the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
+    pub fn reserve(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
+        if !page.is_hugetlb() {
+            return Err(Error::BadArgument {
+                what: "page size",
+                reason: format!("{page} pages need no reservation"),
+                remedy: "use 2m or 1g".into(),
+            });
+        }
+        let page = page.bytes() as u64;
+        let topology = Topology::read()?;
+        let total = huge_folder(node, page).join("nr_hugepages");
         let _only_us = lock_file(&total);
-        let free = Topology::read()?.node(node)?.free_huge_2m;
+        let free = topology.node(node)?.free_huge(page);
         let missing = pages.saturating_sub(free);
         if missing == 0 {
             return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
@@ -36,7 +46,6 @@ impl HugePageReservation {
         let added = read_count(&total)?.saturating_sub(before);
         if added < missing {
             write(&total, before)?;
-            let page = PageSize::Huge2M.bytes() as u64;
             return Err(Error::OutOfMemory {
                 node,
                 needed_bytes: missing * page,

@@ -1,19 +1,28 @@
 //! Which frames back which pages of a region. Pure bookkeeping.
 //!
-//! An extent is a run of consecutive pages backed by consecutive frames of one pool. Neighbours that continue each other are one
+//! An extent is a run of consecutive pages backed by consecutive frames of one share. Neighbours that continue each other are one
 //! extent; pages in no extent are unbacked.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Consecutive pages over consecutive frames of the pool `P`.
+use crate::pool::Run;
+
+/// Consecutive pages over consecutive frames of the share `P`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extent<P> {
     /// Pages, counted from the start of the region.
     pub(crate) pages: Range<u64>,
-    pub(crate) pool: P,
+    pub(crate) share: P,
     /// The frame behind the first page.
     pub(crate) first_frame: u64,
+}
+
+impl<P> Extent<P> {
+    /// The frames behind its pages.
+    pub(crate) fn frames(&self) -> Run {
+        Run { first: self.first_frame, frames: self.pages.end - self.pages.start }
+    }
 }
 
 impl<P: Clone + PartialEq> Extent<P> {
@@ -22,15 +31,15 @@ impl<P: Clone + PartialEq> Extent<P> {
         let end = self.pages.end.min(pages.end);
         Extent {
             pages: start..end,
-            pool: self.pool.clone(),
+            share: self.share.clone(),
             first_frame: self.first_frame + (start - self.pages.start),
         }
     }
 
     fn continues(&self, before: &Extent<P>) -> bool {
         before.pages.end == self.pages.start
-            && before.pool == self.pool
-            && before.first_frame + (before.pages.end - before.pages.start) == self.first_frame
+            && before.share == self.share
+            && before.frames().end() == self.first_frame
     }
 }
 
@@ -114,11 +123,11 @@ mod tests {
     fn pieces_that_continue_each_other_become_one() {
         let mut map = ExtentMap::new();
         for (pages, first_frame) in [(4..8, 14), (0..4, 10), (8..9, 18)] {
-            assert!(map.replace(Extent { pages, pool: 1, first_frame }).is_empty());
+            assert!(map.replace(Extent { pages, share: 1, first_frame }).is_empty());
         }
-        assert_eq!(map.within(0..9).collect::<Vec<_>>(), [Extent { pages: 0..9, pool: 1, first_frame: 10 }]);
-        let replaced = map.replace(Extent { pages: 3..5, pool: 2, first_frame: 0 });
-        assert_eq!(replaced, [Extent { pages: 3..5, pool: 1, first_frame: 13 }]);
+        assert_eq!(map.within(0..9).collect::<Vec<_>>(), [Extent { pages: 0..9, share: 1, first_frame: 10 }]);
+        let replaced = map.replace(Extent { pages: 3..5, share: 2, first_frame: 0 });
+        assert_eq!(replaced, [Extent { pages: 3..5, share: 1, first_frame: 13 }]);
         assert_eq!(map.len(), 3);
         assert!(map.backs_all(0..9) && !map.backs_all(0..10));
     }
@@ -136,18 +145,18 @@ mod tests {
                 let before: Vec<(u8, u64)> = slots.iter().flatten().copied().collect();
                 let removed = if insert {
                     slots.iter_mut().enumerate().for_each(|(i, p)| *p = Some((pool, frame + i as u64)));
-                    map.replace(Extent { pages: range, pool, first_frame: frame })
+                    map.replace(Extent { pages: range, share: pool, first_frame: frame })
                 } else {
                     slots.fill(None);
                     map.remove(range)
                 };
                 let removed: Vec<(u8, u64)> =
-                    removed.iter().flat_map(|e| (0..e.pages.end - e.pages.start).map(|i| (e.pool, e.first_frame + i))).collect();
+                    removed.iter().flat_map(|e| (0..e.pages.end - e.pages.start).map(|i| (e.share, e.first_frame + i))).collect();
                 prop_assert_eq!(removed, before);
                 let mut seen: Vec<Option<(u8, u64)>> = vec![None; 48];
                 for e in map.within(0..48) {
                     for (i, p) in (e.pages.start..e.pages.end).enumerate() {
-                        seen[p as usize] = Some((e.pool, e.first_frame + i as u64));
+                        seen[p as usize] = Some((e.share, e.first_frame + i as u64));
                     }
                 }
                 prop_assert_eq!(&seen, &pages);

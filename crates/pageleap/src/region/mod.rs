@@ -12,8 +12,8 @@ mod extents;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use std::sync::{Arc, Weak};
 
 use busy::BusyRanges;
 pub(crate) use busy::Claim;
@@ -24,10 +24,10 @@ use crate::engine::mprotect::fault::REGIONS;
 use crate::error::Error;
 use crate::migrate::JobShared;
 use crate::observe::{self, MappedPages};
-use crate::placement::NodeCounts;
-use crate::pool::{Pool, Run, reserve_aligned};
-use crate::sync::lock;
-use crate::units::PageSize;
+use crate::placement::{NodeCounts, Verification};
+use crate::pool::{Destination, Run, Share, Target, reserve_aligned};
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
+use crate::units::{NodeId, PageSize};
 
 /// Identifies a region within the process, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,11 +62,11 @@ pub(crate) struct RegionInner {
     capacity: usize,
     pub(crate) page: PageSize,
     len: AtomicUsize,
-    pub(crate) extents: Mutex<ExtentMap<Pool>>,
+    pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
     /// Frames that may still be mapped where the extents say nothing is, because unmapping them failed: nobody else gets them before
     /// the region is gone.
-    limbo: Mutex<Vec<(Pool, Run)>>,
+    limbo: Mutex<Vec<(Share, Run)>>,
     /// The process that made it.
     process: u32,
     /// Jobs that work, or have worked, on this region.
@@ -90,13 +90,15 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, f32, f64);
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 impl Region {
-    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of `pool`. Read [the contract](Region).
+    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool: `&pool` means as the pool itself is placed,
+    /// `pool.on(placement)` another placement on its nodes. Read [the contract](Region).
     ///
     /// # Errors
     /// If the pool has too few free frames, or the mapping fails; everything is given back then.
-    pub fn new(pool: &Pool, bytes: usize) -> Result<Region, Error> {
-        let region = Region::reserve_with(pool.0.backend.clone(), bytes, pool.page_size())?;
-        region.grow(bytes, pool)?;
+    pub fn new(place: impl Into<Destination>, bytes: usize) -> Result<Region, Error> {
+        let place = place.into();
+        let region = Region::reserve_with(place.pool().backend().clone(), bytes, place.pool().page_size())?;
+        region.grow(bytes, place)?;
         Ok(region)
     }
 
@@ -135,8 +137,9 @@ impl Region {
         })))
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by `pool`. Addresses do not change.
-    pub fn grow(&self, len: usize, pool: &Pool) -> Result<(), Error> {
+    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by frames of a pool. Addresses do not
+    /// change.
+    pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
         let inner = &*self.0;
         let len = len.checked_next_multiple_of(inner.page.bytes()).unwrap_or(usize::MAX);
         let old = self.len();
@@ -146,19 +149,20 @@ impl Region {
         if len <= old {
             return Ok(());
         }
-        self.back_up_to(inner.capacity, old..len, pool)?;
+        self.back_up_to(inner.capacity, old..len, &place.into())?;
         inner.len.fetch_max(len, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Backs an unbacked part with zeroed frames of `pool`: what [`Region::discard`] left.
-    pub fn back(&self, range: Range<usize>, pool: &Pool) -> Result<(), Error> {
-        self.back_up_to(self.len(), range, pool)
+    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] left.
+    pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
+        self.back_up_to(self.len(), range, &place.into())
     }
 
-    fn back_up_to(&self, limit: usize, range: Range<usize>, pool: &Pool) -> Result<(), Error> {
+    fn back_up_to(&self, limit: usize, range: Range<usize>, place: &Destination) -> Result<(), Error> {
         let inner = &self.0;
-        check_same_backend(&inner.backend, pool)?;
+        let pool = place.pool();
+        check_same_backend(&inner.backend, pool.backend())?;
         if pool.page_size() != inner.page {
             return Err(Error::BadArgument {
                 what: "pool",
@@ -171,31 +175,35 @@ impl Region {
         if lock(&inner.extents).within(pages.clone()).next().is_some() {
             return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
         }
-        let runs = pool.take_zeroed(pages.end - pages.start, pages.start)?;
-        let mut mapped = Vec::with_capacity(runs.len());
-        let mut page = pages.start;
-        for run in &runs {
-            if let Err(error) = inner.map_new(page, *run, pool) {
-                let part = inner.addr(pages.start);
-                // SAFETY: the part was unbacked before, and nobody has been told that it is not.
-                if unsafe { inner.backend.vacate(part, inner.bytes(page + run.frames - pages.start)) }.is_ok()
-                {
-                    runs.iter().for_each(|run| drop(pool.give_back(*run)));
-                } else {
-                    lock(&inner.limbo).extend(runs.iter().map(|run| (pool.clone(), *run)));
-                }
-                return Err(error);
+        let target = place.resolve(inner)?;
+        let mut new: Vec<Extent<Share>> = Vec::new();
+        let give_back = |new: &[Extent<Share>]| new.iter().for_each(|e| drop(e.share.give_back(e.frames())));
+        for (part, share) in target.parts(pages.clone()) {
+            let runs =
+                share.take_zeroed(part.end - part.start, part.start).inspect_err(|_| give_back(&new))?;
+            let mut page = part.start;
+            for run in runs {
+                new.push(Extent {
+                    pages: page..page + run.frames,
+                    share: share.clone(),
+                    first_frame: run.first,
+                });
+                page += run.frames;
             }
-            mapped.push(Extent {
-                pages: page..page + run.frames,
-                pool: pool.clone(),
-                first_frame: run.first,
-            });
-            page += run.frames;
+        }
+        if let Err((error, mapped)) = inner.map_all_new(&new, &target) {
+            let part = inner.addr(pages.start);
+            // SAFETY: the part was unbacked before, and nobody has been told that it is not.
+            if unsafe { inner.backend.vacate(part, inner.bytes(mapped.end - pages.start)) }.is_ok() {
+                give_back(&new);
+            } else {
+                lock(&inner.limbo).extend(new.iter().map(|e| (e.share.clone(), e.frames())));
+            }
+            return Err(error);
         }
         // All at once: a view of the part must not be handed out while the rest can still fail.
         let mut extents = lock(&inner.extents);
-        mapped.into_iter().for_each(|extent| drop(extents.replace(extent)));
+        new.into_iter().for_each(|extent| drop(extents.replace(extent)));
         Ok(())
     }
 
@@ -311,6 +319,33 @@ impl Region {
         NodeCounts::of_pages(&*inner.backend, pages.into_iter().flatten().map(|page| inner.addr(page)))
     }
 
+    /// Asks the kernel whether each backed page is present and lies on the node of the pool's share that its frame is from. Leaps may go on
+    /// meanwhile.
+    pub fn verify(&self) -> Result<Verification, Error> {
+        let inner = &*self.0;
+        /// A page that leaps between the two looks is found where it was, or where it will be: look again.
+        const LOOKS: usize = 4;
+        let mut all = Verification::default();
+        let extents: Vec<Extent<Share>> = lock(&inner.extents).within(0..u64::MAX).collect();
+        for extent in extents {
+            let mut look = Verification::default();
+            for _ in 0..LOOKS {
+                look = Verification::default();
+                let now: Vec<Extent<Share>> = lock(&inner.extents).within(extent.pages.clone()).collect();
+                for part in now {
+                    let addresses = part.pages.clone().map(|page| inner.addr(page));
+                    let found = NodeCounts::of_pages(&*inner.backend, addresses)?;
+                    look.join(Verification::of(found, &[(part.share.node(), part.frames().frames)]));
+                }
+                if look.is_right() {
+                    break;
+                }
+            }
+            all.join(look);
+        }
+        Ok(all)
+    }
+
     /// The physical frame number of each page, `None` if the kernel hides them (it shows them to CAP_SYS_ADMIN only).
     pub fn frame_numbers(&self) -> Result<Option<Vec<u64>>, Error> {
         observe::frame_numbers(self.0.start, self.len(), self.0.page.bytes())
@@ -327,6 +362,11 @@ impl Region {
 }
 
 impl RegionInner {
+    /// The bytes that it can have.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// The address of a page.
     pub(crate) fn addr(&self, page: u64) -> usize {
         self.start + self.bytes(page)
@@ -384,13 +424,48 @@ impl RegionInner {
         &self.busy
     }
 
+    /// Maps frames that the region has taken. On an error, also returns the pages of the extent with which it happened: those behind it have
+    /// not been touched.
+    fn map_all_new(&self, new: &[Extent<Share>], target: &Target) -> Result<(), (Error, Range<u64>)> {
+        let map = |extent: &Extent<Share>, tables: Option<NodeId>| {
+            let run = extent.frames();
+            let seated = tables.map_or(Ok(Vec::new()), |node| extent.share.seat_tables(run, node));
+            let alias = extent.share.0.alias_of(run.first);
+            seated
+                .map_err(|(call, errno)| Error::call(call, alias, self.bytes(run.frames), errno))
+                .and_then(|_| self.map_new(extent.pages.start, run, &extent.share))
+                .map_err(|error| (error, extent.pages.clone()))
+        };
+        for extent in new {
+            // The alias of free frames has its page tables where its share wants them, as a rule.
+            let tables = target.tables(&extent.share).filter(|_| !self.page.is_hugetlb());
+            let Some(node) = tables.filter(|node| extent.share.has_stray_tables(extent.frames(), *node))
+            else {
+                map(extent, None)?;
+                continue;
+            };
+            // A thread of our own, because the caller's policy is the caller's.
+            thread::scope(|scope| {
+                let policy_and_map = || {
+                    let _ = self.backend.prefer_tables_on(Some(node.0));
+                    map(extent, Some(node))
+                };
+                match thread::Builder::new().spawn_scoped(scope, policy_and_map) {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    Err(_) => map(extent, None),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     /// Maps frames that the region has taken, with the attributes of a new region.
-    fn map_new(&self, page: u64, run: Run, pool: &Pool) -> Result<(), Error> {
+    fn map_new(&self, page: u64, run: Run, pool: &Share) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
         let alias = pool.0.alias_of(run.first);
         // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which are ours.
         unsafe {
-            if self.page == PageSize::Base {
+            if !self.page.is_hugetlb() {
                 // The alias' page tables are filled already: move them instead of filling others.
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
                 let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
@@ -415,11 +490,10 @@ impl RegionInner {
         let extents = lock(&self.extents).remove(pages);
         let mut failure = None;
         for extent in extents {
-            let frames = extent.pages.end - extent.pages.start;
-            let (addr, len) = (self.addr(extent.pages.start), self.bytes(frames));
+            let (addr, len) = (self.addr(extent.pages.start), self.bytes(extent.frames().frames));
             // SAFETY: the caller of `discard` has exclusive access to the region.
             match unsafe { self.backend.vacate(addr, len) } {
-                Ok(()) => drop(extent.pool.give_back(Run { first: extent.first_frame, frames })),
+                Ok(()) => drop(extent.share.give_back(extent.frames())),
                 Err(errno) => {
                     lock(&self.extents).replace(extent);
                     failure.get_or_insert(Error::call(Call::Vacate, addr, len, errno));
@@ -431,8 +505,7 @@ impl RegionInner {
 }
 
 /// Refuses to mix memory of this process with that of a model.
-pub(crate) fn check_same_backend(backend: &Arc<dyn Backend>, pool: &Pool) -> Result<(), Error> {
-    let other = &pool.0.backend;
+pub(crate) fn check_same_backend(backend: &Arc<dyn Backend>, other: &Arc<dyn Backend>) -> Result<(), Error> {
     if Arc::ptr_eq(backend, other) || backend.is_host_memory() && other.is_host_memory() {
         return Ok(());
     }
@@ -467,10 +540,7 @@ impl Drop for RegionInner {
         let extents = self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
         // SAFETY: the last owner is gone: no handle, no job. References into the region ended with the handle.
         if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() {
-            for extent in extents {
-                let frames = extent.pages.end - extent.pages.start;
-                let _ = extent.pool.give_back(Run { first: extent.first_frame, frames });
-            }
+            extents.into_iter().for_each(|extent| drop(extent.share.give_back(extent.frames())));
             let limbo = self.limbo.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
             limbo.drain(..).for_each(|(pool, run)| drop(pool.give_back(run)));
         }

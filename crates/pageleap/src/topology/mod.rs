@@ -25,8 +25,22 @@ pub struct Node {
     pub total_bytes: u64,
     /// What can be allocated without swapping: free pages, clean file pages and reclaimable slab, in bytes.
     pub free_bytes: u64,
-    /// Free huge pages of 2 MB.
-    pub free_huge_2m: u64,
+    /// Free huge pages, by their size in bytes.
+    pub free_huge: Vec<(u64, u64)>,
+}
+
+impl Node {
+    /// Free huge pages of that size in bytes.
+    pub fn free_huge(&self, page_bytes: u64) -> u64 {
+        self.free_huge.iter().filter(|(size, _)| *size == page_bytes).map(|(_, free)| free).sum()
+    }
+}
+
+/// Whether the cpuset of the calling thread lets it have memory of a node. A set that cannot be read allows everything.
+pub(crate) fn allows_node(node: u32) -> bool {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+    allowed.and_then(|list| parse_list(list).ok()).is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
 /// The machine as it was when it was read.
@@ -49,7 +63,7 @@ impl Topology {
             let cpus = read_list(Path::new("/sys/devices/system/cpu/online"))?;
             let (total_bytes, free_bytes) = meminfo(&read(Path::new("/proc/meminfo"))?);
             return Ok(Topology {
-                nodes: vec![Node { id: NodeId(0), cpus, total_bytes, free_bytes, free_huge_2m: 0 }],
+                nodes: vec![Node { id: NodeId(0), cpus, total_bytes, free_bytes, free_huge: Vec::new() }],
             });
         };
         let ids = parse_list(&online).map_err(|reason| damaged(&root.join("online"), reason))?;
@@ -60,6 +74,12 @@ impl Topology {
     /// All online nodes, by number.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// The node itself if it has CPUs, else another that has.
+    pub fn nearest_with_cpus(&self, id: NodeId) -> NodeId {
+        let with_cpus: Vec<NodeId> = self.nodes.iter().filter(|n| !n.cpus.is_empty()).map(|n| n.id).collect();
+        if with_cpus.contains(&id) { id } else { with_cpus.first().copied().unwrap_or(id) }
     }
 
     /// The node with number `id`, if it is online and has memory.
@@ -73,8 +93,8 @@ impl Topology {
 }
 
 /// The folder in which a node's huge pages of 2 MB are counted and reserved.
-pub(crate) fn huge_folder(node: NodeId) -> PathBuf {
-    Path::new(NODES).join(format!("node{}/hugepages/hugepages-{}kB", node.0, PageSize::Huge2M.bytes() >> 10))
+pub(crate) fn huge_folder(node: NodeId, page_bytes: u64) -> PathBuf {
+    Path::new(NODES).join(format!("node{}/hugepages/hugepages-{}kB", node.0, page_bytes >> 10))
 }
 
 /// Reads one number from a file of [`huge_folder`].
@@ -87,8 +107,11 @@ fn read_node(root: &Path, id: usize) -> Result<Node, Error> {
     let node = NodeId(id as u32);
     let cpus = read_list(&folder.join("cpulist"))?;
     let (total_bytes, free_bytes) = meminfo(&read(&folder.join("meminfo"))?);
-    let free_huge_2m = read_count(&huge_folder(node).join("free_hugepages")).unwrap_or(0);
-    Ok(Node { id: node, cpus, total_bytes, free_bytes, free_huge_2m })
+    let free_huge = [PageSize::Huge2M, PageSize::Huge1G].map(|page| {
+        let bytes = page.bytes() as u64;
+        (bytes, read_count(&huge_folder(node, bytes).join("free_hugepages")).unwrap_or(0))
+    });
+    Ok(Node { id: node, cpus, total_bytes, free_bytes, free_huge: free_huge.to_vec() })
 }
 
 /// What the kernel estimates can be allocated without swapping (`MemAvailable`, Linux 3.14), in bytes.

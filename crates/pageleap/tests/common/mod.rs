@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pageleap::{Error, Migration, NodeId, PageSize, Placement, Pool, Region, Report, topology::Topology};
+use pageleap::{Error, Migration, NodeId, PageSize, Pool, Region, Report, topology::Topology};
 
 /// Two pools of the same size, on two nodes where the machine has them, else on one.
 pub fn pools(page: PageSize, bytes: u64) -> Result<[Pool; 2], Error> {
@@ -57,7 +57,7 @@ pub fn for_page_sizes(test: &str, pages: usize, body: impl Fn([Pool; 2])) {
 /// A job over one range, in areas of two pages.
 pub fn migration<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {
     let area = 2 * region.page_size().bytes();
-    Migration::new().range(region, range, Placement::On(to.clone())).area_bytes(area)
+    Migration::new().range(region, range, to).area_bytes(area)
 }
 
 /// Moves a range and expects that every page of it ends in the pool.

@@ -89,6 +89,15 @@ unsafe impl Backend for Refusing {
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
         unsafe { self.at(Call::Populate, addr)?.populate(addr, len, write) }
     }
+    unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Collapse, addr)?.collapse(addr, len) }
+    }
+    fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno> {
+        self.at(Call::PreferTables, 0)?.prefer_tables_on(node)
+    }
+    fn allows_node(&self, node: u32) -> bool {
+        self.inner.allows_node(node)
+    }
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
         unsafe { self.at(Call::Lock, addr)?.lock(addr, len, on_fault) }
     }

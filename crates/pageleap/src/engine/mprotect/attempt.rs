@@ -6,14 +6,14 @@
 use std::time::Duration;
 
 use crate::backend::{Backend, Call, Errno, Mapping, MemoryFile};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, thread};
 
 use super::slot::{Close, Slot, Span};
 
 /// Bytes copied between two looks at whether a writer has interrupted. 64 KB take about 10 us.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, shuttle)))]
 const COPY_STEP: usize = 64 << 10;
-#[cfg(loom)]
+#[cfg(any(loom, shuttle))]
 const COPY_STEP: usize = crate::units::BASE_PAGE;
 
 /// The frames an area moves to.
@@ -301,8 +301,7 @@ fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T 
         }
         refusals += 1;
         effort.repairs += 1;
-        #[cfg(not(loom))]
-        std::thread::sleep(pause);
+        thread::sleep(pause);
         pause = (pause * 2).min(LONGEST);
     }
 }

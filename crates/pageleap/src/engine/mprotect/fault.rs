@@ -14,14 +14,16 @@ use pageleap_sys::{Advice, Errno, set_advice};
 
 use super::slot::{SlotTable, Verdict};
 use crate::error::Error;
-use crate::sync::monotonic_ns;
+use crate::sync::{monotonic_ns, process_wide};
 use crate::units::BASE_PAGE;
 
 /// Threads of all jobs together that can migrate at the same time in one process.
 pub const MAX_THREADS: usize = 64;
 
-/// The slots of all workers.
-pub(crate) static SLOTS: SlotTable<MAX_THREADS> = SlotTable::new();
+process_wide! {
+    /// The slots of all workers.
+    static SLOTS: SlotTable<MAX_THREADS> = SlotTable::new()
+}
 
 // The regions of the process ------------------------------------------------------------------------------------------
 

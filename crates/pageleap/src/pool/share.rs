@@ -1,0 +1,458 @@
+//! A share: the frames that a pool has on one node.
+//!
+//! A share is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a frame is either free or has one owner (a
+//! region, or a job that will hand it to one). **Invariant:** the page tables of the alias are filled for every free frame, so that a
+//! migration copies into it, and moves those page tables, without a fault. A migration takes the page tables of the alias of the frames that
+//! it uses, and puts those of the frames that it vacates back into theirs, so that little is left to do when frames come back.
+//!
+//! So the page tables that map a frame, its alias' while it is free and its region's while it is used, are the same all the time, except
+//! where a mapping is made anew. The share notes where that has happened, because new page tables lie where the calling thread's policy
+//! says, and not where the share wants them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::frames::{FrameAllocator, FrameSet, Run};
+use super::{fill, reserve_aligned};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
+use crate::error::Error;
+use crate::observe::Attributes;
+use crate::placement::{NodeCounts, Verification};
+use crate::sync::{Mutex, lock};
+use crate::units::{NodeId, PageSize, human_bytes};
+
+/// The attributes of an alias: neither children nor core dumps get a second copy of the data.
+pub(crate) const ALIAS_ATTRIBUTES: Attributes =
+    Attributes { dont_fork: true, dont_dump: true, ..Attributes::of_new_mapping(Prot::READ_WRITE) };
+
+/// Frames of one node. Clones are the same share; the memory goes back to the system when the last clone is gone: every region with frames
+/// of it, and every job, has one.
+#[derive(Clone)]
+pub(crate) struct Share(pub(crate) Arc<ShareInner>);
+
+pub(crate) struct ShareInner {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) file: MemoryFile,
+    pub(crate) node: NodeId,
+    /// Where the page tables belong that map its frames; `None` if it makes no difference.
+    pub(crate) tables: Option<NodeId>,
+    pub(crate) page: PageSize,
+    pub(crate) frames: u64,
+    alias: usize,
+    /// A second mapping, locked and read-only, that keeps the frames from being swapped out.
+    anchor: Mutex<Option<usize>>,
+    /// The process that made it.
+    process: u32,
+    state: Mutex<State>,
+    id: u64,
+}
+
+struct State {
+    allocator: FrameAllocator,
+    /// Frames that have held data: to be zeroed before a region gets them as new memory.
+    used: FrameSet,
+    /// Frames whose alias is mapped, but has lost its page tables: to be mapped again before they are free.
+    hollow: FrameSet,
+    /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care (`Backend::map_own`).
+    torn: FrameSet,
+    /// Frames whose alias is filled, but with the access and the attributes of a region.
+    borrowed: FrameSet,
+    /// Frames whose page tables may lie on another node than the share wants.
+    strayed: FrameSet,
+    /// Frames whose alias could not be mapped again; tried again when frames are short.
+    unmapped: Vec<Run>,
+}
+
+/// What is where an alias is to be mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fill {
+    /// Reserved address space; page tables are filled later.
+    New,
+    /// The alias, without page tables.
+    Hollow,
+    /// The alias or a hole.
+    Torn,
+}
+
+/// What a share is to be.
+pub(super) struct Plan<'a> {
+    pub(super) node: NodeId,
+    pub(super) tables: Option<NodeId>,
+    pub(super) page: PageSize,
+    pub(super) frames: u64,
+    pub(super) threads: Option<usize>,
+    pub(super) locked: bool,
+    pub(super) progress: Option<&'a (dyn Fn(u64) + Send + Sync)>,
+}
+
+impl Share {
+    /// Takes the memory, faults it in, and verifies that it is what was asked for. On an error all of it goes back.
+    pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
+        let Plan { node, tables, page, frames, .. } = *plan;
+        let bytes = frames as usize * page.bytes();
+        fill::check_node(&*backend, node, page, bytes as u64)?;
+        let alias = reserve_aligned(&*backend, bytes)?;
+        let release = |error| {
+            // SAFETY: nothing has been mapped there, and nobody knows the address.
+            let _ = unsafe { backend.release(alias, bytes) };
+            error
+        };
+        // `observe::POOL_FILE` finds the mappings by it.
+        let name = format!("pageleap:node{}", node.0);
+        let file = backend
+            .create_file(&name, page, bytes)
+            .map_err(|errno| release(Error::call(Call::CreateFile, alias, bytes, errno)))?;
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let state = State {
+            allocator: FrameAllocator::new(frames),
+            used: FrameSet::new(frames),
+            hollow: FrameSet::new(frames),
+            torn: FrameSet::new(frames),
+            borrowed: FrameSet::new(frames),
+            strayed: FrameSet::new(frames),
+            unmapped: Vec::new(),
+        };
+        // From here on dropping the share gives everything back.
+        let share = Share(Arc::new(ShareInner {
+            backend,
+            file,
+            node,
+            tables,
+            page,
+            frames,
+            alias,
+            anchor: Mutex::new(None),
+            process: std::process::id(),
+            state: Mutex::new(state),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        }));
+        let all = Run { first: 0, frames };
+        share.0.map_alias(all, Fill::New).map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
+        fill::fill(&share, plan)?;
+        // Huge pages of the hugetlb pool are never swapped out.
+        if plan.locked && !page.is_hugetlb() {
+            share.0.lock_resident()?;
+        }
+        Ok(share)
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.0.node
+    }
+
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.0.page
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.frames * self.0.page.bytes() as u64
+    }
+
+    /// What is free of it, in bytes.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let state = lock(&self.0.state);
+        let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
+        (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
+    }
+
+    /// Asks the kernel where its frames lie, used ones too: through a mapping of their own, part by part.
+    pub(crate) fn verify(&self) -> Result<Verification, Error> {
+        /// Bytes mapped at a time.
+        const WINDOW: u64 = 1 << 30;
+        let inner = &*self.0;
+        let page = inner.page.bytes();
+        let step = (WINDOW / page as u64).max(1);
+        let mut found = NodeCounts::default();
+        for first in (0..inner.frames).step_by(step as usize) {
+            let frames = step.min(inner.frames - first);
+            let len = frames as usize * page;
+            let addr = reserve_aligned(&*inner.backend, len)?;
+            let window = Released { backend: &*inner.backend, addr, len };
+            let offset = inner.offset_of(first);
+            let mapping = Mapping { addr, len, file: inner.file, offset, prot: Prot::READ, populate: true };
+            // SAFETY: the range was reserved above, and nobody else knows it.
+            unsafe { inner.backend.map(&mapping) }
+                .map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
+            found.add(&*inner.backend, (0..frames as usize).map(|frame| addr + frame * page))?;
+            drop(window);
+        }
+        Ok(Verification::of(found, &[(inner.node, inner.frames)]))
+    }
+
+    /// Where the free frames of a share lie that has just been filled.
+    pub(super) fn placement_of_all(&self) -> Result<NodeCounts, Error> {
+        let mut counts = NodeCounts::default();
+        counts.add(&*self.0.backend, (0..self.0.frames).map(|frame| self.0.alias_of(frame)))?;
+        Ok(counts)
+    }
+
+    /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
+    pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        self.take_at_once(frames, beside).or_else(|error| {
+            // What could not be mapped again earlier may be possible now.
+            let unmapped = std::mem::take(&mut lock(&self.0.state).unmapped);
+            if unmapped.is_empty() {
+                return Err(error);
+            }
+            unmapped.into_iter().for_each(|run| drop(self.give_back(run)));
+            self.take_at_once(frames, beside)
+        })
+    }
+
+    fn take_at_once(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        let page = self.0.page.bytes() as u64;
+        let mut state = lock(&self.0.state);
+        let free = state.allocator.free_frames();
+        state.allocator.take(frames, beside).ok_or(Error::PoolExhausted {
+            node: self.0.node,
+            free_bytes: free * page,
+            pool_bytes: self.bytes(),
+            needed_bytes: frames * page,
+        })
+    }
+
+    /// Takes frames whose bytes are all zero.
+    pub(crate) fn take_zeroed(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        let runs = self.take(frames, beside)?;
+        for run in &runs {
+            let used = lock(&self.0.state).used.runs_in(*run);
+            for run in used {
+                let page = self.0.page.bytes();
+                // SAFETY: the frames are taken, so nobody else accesses them, and the alias of free frames is mapped writable.
+                unsafe { self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page) };
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Frees frames, after mapping the alias again where a migration left it hollow. On an error the frames stay out of circulation until
+    /// a later attempt succeeds; nothing is lost.
+    pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
+        let result = self.mend_alias(run).map_err(|(call, part, errno)| {
+            Error::call(call, self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes(), errno)
+        });
+        let mut state = lock(&self.0.state);
+        state.used.set(run, true);
+        match result {
+            Ok(()) => state.allocator.give_back(run),
+            Err(_) => state.unmapped.push(run),
+        }
+        result
+    }
+
+    /// Orders shares.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Makes the alias of `run` as it is for free frames: filled, writable, with [`ALIAS_ATTRIBUTES`].
+    fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
+        let borrowed = lock(&self.0.state).borrowed.runs_in(run);
+        for part in borrowed {
+            // If that fails, a new mapping does what is wanted too.
+            let hollow = self.0.reclaim_alias(part).is_err();
+            let mut state = lock(&self.0.state);
+            state.borrowed.set(part, false);
+            if hollow {
+                state.hollow.set(part, true);
+            }
+        }
+        let hollow = lock(&self.0.state).hollow.runs_in(run);
+        for part in hollow {
+            let mapped = self.0.map_alias(part, Fill::Hollow);
+            lock(&self.0.state).mapped_anew(part, mapped.is_ok());
+        }
+        let torn = lock(&self.0.state).torn.runs_in(run);
+        for part in torn {
+            self.0.map_alias(part, Fill::Torn).map_err(|(call, errno)| (call, part, errno))?;
+            lock(&self.0.state).mapped_anew(part, true);
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the alias of frames which the caller has taken has its page tables on `node`: where it may not, maps it anew, with
+    /// the attributes of an alias. Returns these parts. New page tables go where the calling thread's policy says, which must be `node`.
+    pub(crate) fn seat_tables(&self, run: Run, node: NodeId) -> Result<Vec<Run>, (Call, Errno)> {
+        let wanted = self.0.tables == Some(node);
+        let parts = if wanted { lock(&self.0.state).strayed.runs_in(run) } else { vec![run] };
+        for &part in &parts {
+            let torn = !lock(&self.0.state).torn.runs_in(part).is_empty();
+            let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Hollow });
+            let mut state = lock(&self.0.state);
+            state.mapped_anew(part, mapped.is_ok());
+            state.strayed.set(part, !wanted);
+            drop(state);
+            mapped?;
+        }
+        Ok(parts)
+    }
+
+    /// Whether [`Share::seat_tables`] would have anything to do.
+    pub(crate) fn has_stray_tables(&self, run: Run, node: NodeId) -> bool {
+        self.0.tables != Some(node) || !lock(&self.0.state).strayed.runs_in(run).is_empty()
+    }
+
+    /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly among them.
+    pub(crate) fn taken(&self, runs: &[Run]) -> (u64, bool) {
+        let state = lock(&self.0.state);
+        let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
+        let mut frames = runs.iter().flat_map(|run| run.first..run.end());
+        let all_taken = frames.all(|frame| frame < self.0.frames && !state.allocator.is_free(frame));
+        (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
+    }
+
+    /// Notes that the alias of `run` is filled, but as a region had or will have it.
+    pub(crate) fn mark_borrowed(&self, run: Run) {
+        let mut state = lock(&self.0.state);
+        state.borrowed.set(run, true);
+        state.hollow.set(run, false);
+    }
+
+    /// Maps the alias of `run` again, where a call has failed that may have left a hole.
+    pub(crate) fn mend_hole(&self, run: Run) {
+        let mapped = self.0.map_alias(run, Fill::Torn);
+        lock(&self.0.state).mapped_anew(run, mapped.is_ok());
+    }
+
+    /// Notes that the alias of `run` must be mapped again before the frames can be free.
+    pub(crate) fn mark_hollow(&self, run: Run) {
+        let mut state = lock(&self.0.state);
+        state.hollow.set(run, true);
+        state.borrowed.set(run, false);
+    }
+}
+
+impl State {
+    /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a hole.
+    fn mapped_anew(&mut self, run: Run, mapped: bool) {
+        self.hollow.set(run, false);
+        self.borrowed.set(run, false);
+        self.torn.set(run, !mapped);
+        self.strayed.set(run, true);
+    }
+}
+
+impl ShareInner {
+    /// Where the alias maps a frame.
+    pub(crate) fn alias_of(&self, frame: u64) -> usize {
+        self.alias + frame as usize * self.page.bytes()
+    }
+
+    /// Where in the file a frame begins.
+    pub(crate) fn offset_of(&self, frame: u64) -> u64 {
+        frame * self.page.bytes() as u64
+    }
+
+    /// Maps the alias of `run`.
+    fn map_alias(&self, run: Run, fill: Fill) -> Result<(), (Call, Errno)> {
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        let offset = self.offset_of(run.first);
+        let populate = fill != Fill::New;
+        let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
+        // SAFETY: the alias is ours, and the frames have no user. What another thread may have mapped into a hole there is not replaced.
+        unsafe {
+            if fill == Fill::Torn { self.backend.map_own(&mapping) } else { self.backend.map(&mapping) }
+                .map_err(|errno| (Call::Map, errno))?;
+            // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by an exchange.
+            self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
+        }
+        self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
+    }
+
+    /// Locks the frames into memory, by a mapping that never changes: one lock that moves with the page tables of an alias would be lost
+    /// or multiplied.
+    fn lock_resident(&self) -> Result<(), Error> {
+        let bytes = self.frames as usize * self.page.bytes();
+        let addr = reserve_aligned(&*self.backend, bytes)?;
+        *lock(&self.anchor) = Some(addr); // the share's drop gives it back
+        let mapping =
+            Mapping { addr, len: bytes, file: self.file, offset: 0, prot: Prot::READ, populate: false };
+        let error = |call| move |errno| Error::call(call, addr, bytes, errno);
+        // SAFETY: the range was reserved above, and nobody else knows it.
+        unsafe {
+            self.backend.map(&mapping).map_err(error(Call::Map))?;
+            self.hide(addr, bytes).map_err(error(Call::Advise))?;
+            self.backend.lock(addr, bytes, false).map_err(error(Call::Lock))
+        }
+    }
+
+    /// Takes the alias of `run` back from the access and the attributes of a region. Its page tables stay, and become writable again.
+    fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        // SAFETY: the alias is ours, and the frames have no user.
+        unsafe {
+            self.backend.protect(addr, len, Prot::READ_WRITE)?;
+        }
+        self.advise_alias(run)
+    }
+
+    /// Gives the alias of `run` the advice of all aliases: neither children nor core dumps get it.
+    pub(crate) fn advise_alias(&self, run: Run) -> Result<(), Errno> {
+        // SAFETY: the alias is ours, and the frames have no user.
+        unsafe { self.hide(self.alias_of(run.first), run.frames as usize * self.page.bytes()) }
+    }
+
+    /// Keeps a mapping of frames from children and core dumps: they would get the data twice.
+    ///
+    /// # Safety
+    /// The mapping is the share's own.
+    unsafe fn hide(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        [Advice::DontFork, Advice::DontDump, Advice::Normal].into_iter().try_for_each(|advice| {
+            // SAFETY: forwarded to the caller.
+            unsafe { self.backend.advise(addr, len, advice) }
+        })
+    }
+}
+
+impl Drop for ShareInner {
+    fn drop(&mut self) {
+        // SAFETY: no region and no job has frames of this share any more: each would hold a clone of it. The mapping keeps no reference
+        // to the descriptor.
+        unsafe {
+            // A child made by `fork` has the books, but not the memory; something else may be mapped there.
+            if self.process == std::process::id() {
+                let bytes = self.frames as usize * self.page.bytes();
+                let anchor = self.anchor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+                for mapping in anchor.take().into_iter().chain([self.alias]) {
+                    let _ = self.backend.release(mapping, bytes);
+                }
+            }
+            self.backend.close_file(self.file);
+        }
+    }
+}
+
+/// Address space that goes back when this is dropped.
+struct Released<'a> {
+    backend: &'a dyn Backend,
+    addr: usize,
+    len: usize,
+}
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        // SAFETY: whoever made this reserved the range, and uses it no more.
+        let _ = unsafe { self.backend.release(self.addr, self.len) };
+    }
+}
+
+impl PartialEq for Share {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "share {} ({} of {} pages on {}, {} free)",
+            self.0.id,
+            human_bytes(self.bytes()),
+            self.0.page,
+            self.0.node,
+            human_bytes(self.free_bytes())
+        )
+    }
+}

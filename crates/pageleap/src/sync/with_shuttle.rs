@@ -1,0 +1,110 @@
+//! Shuttle's primitives, and a clock that is driven by those who look at it, so that a schedule repeats with all its time-outs.
+
+use std::cell::Cell;
+use std::ops::Add;
+use std::time::Duration;
+
+pub(crate) use shuttle::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+
+/// Shuttle's threads, with what it lacks of the standard library's.
+pub(crate) mod thread {
+    use std::io;
+
+    pub(crate) use shuttle::thread::{Scope, ScopedJoinHandle, scope, sleep, spawn, yield_now};
+
+    /// Starts threads, which cannot fail here.
+    pub(crate) struct Builder;
+
+    impl Builder {
+        pub(crate) fn new() -> Self {
+            Builder
+        }
+
+        pub(crate) fn name(self, _: String) -> Self {
+            self
+        }
+
+        pub(crate) fn spawn<T: Send + 'static>(
+            self,
+            body: impl FnOnce() -> T + Send + 'static,
+        ) -> io::Result<shuttle::thread::JoinHandle<T>> {
+            Ok(spawn(body))
+        }
+
+        pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
+            self,
+            scope: &'scope Scope<'scope, '_>,
+            body: impl FnOnce() -> T + Send + 'scope,
+        ) -> io::Result<ScopedJoinHandle<'scope, T>> {
+            Ok(scope.spawn(body))
+        }
+    }
+}
+
+/// A static that lives as long as one execution of a test.
+macro_rules! process_wide {
+    ($(#[$attribute:meta])* static $name:ident: $type:ty = $new:expr) => {
+        shuttle::lazy_static! { $(#[$attribute])* pub(crate) static ref $name: $type = $new; }
+    };
+}
+pub(crate) use process_wide;
+
+/// Stands in for the kernel's half of a futex.
+pub(super) struct Kernel {
+    lock: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Kernel {
+    pub(super) const fn new() -> Self {
+        Kernel { lock: Mutex::new(()), woken: Condvar::new() }
+    }
+
+    /// Compares and sleeps in one step with respect to [`Kernel::wake_all`].
+    pub(super) fn wait(&self, word: &AtomicU32, expected: u32) {
+        let lock = super::lock(&self.lock);
+        if word.load(Ordering::SeqCst) == expected {
+            drop(self.woken.wait(lock));
+        }
+    }
+
+    pub(super) fn wake_all(&self, _word: &AtomicU32) {
+        let _lock = super::lock(&self.lock);
+        self.woken.notify_all();
+    }
+}
+
+/// A moment of a clock that advances by a millisecond each time somebody looks. It belongs to the operating system's thread, on which shuttle
+/// runs all threads of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Instant(Duration);
+
+impl Instant {
+    pub(crate) fn now() -> Self {
+        thread_local!(static CLOCK: Cell<Duration> = const { Cell::new(Duration::ZERO) });
+        CLOCK.set(CLOCK.get() + Duration::from_millis(1));
+        Instant(CLOCK.get())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        Instant::now().0.saturating_sub(self.0)
+    }
+
+    pub(crate) fn checked_add(self, more: Duration) -> Option<Self> {
+        self.0.checked_add(more).map(Instant)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Self;
+
+    fn add(self, more: Duration) -> Self {
+        Instant(self.0 + more)
+    }
+}
+
+/// Nanoseconds of that clock.
+pub(crate) fn monotonic_ns() -> u64 {
+    Instant::now().0.as_nanos() as u64
+}
