@@ -48,8 +48,7 @@ static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
 /// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup out of memory.
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
-    let topology = Topology::read()?;
-    let n = topology.node(node)?;
+    let n = Topology::node_now(node)?;
     if page.is_hugetlb() {
         let page_bytes = page.bytes() as u64;
         let free = n.free_huge(page_bytes);

@@ -123,18 +123,25 @@ impl SysFiles {
     /// # Errors
     /// [`Error::SystemFile`] if it is not there, no folder, outside the folder of `self`, has more than 65 536 entries, or cannot be read.
     pub fn names(&self, folder: &str) -> Result<Vec<String>, Error> {
-        let open = self.open(folder, Wanted::Folder).map_err(|why| self.error(folder, why))?;
-        let entries = Entries::of(open.into()).map_err(|errno| self.error(folder, Refusal::Path(errno)))?;
+        self.names_if_there(folder)?.ok_or_else(|| self.error(folder, Refusal::Path(Errno(libc::ENOENT))))
+    }
+
+    /// The names in a folder, or `None` if it does not exist.
+    pub(super) fn names_if_there(&self, folder: &str) -> Result<Option<Vec<String>>, Error> {
+        let open = match self.open(folder, Wanted::Folder) {
+            Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
+            other => other.map_err(|why| self.error(folder, why))?,
+        };
+        let failed = |errno| self.error(folder, Refusal::Path(errno));
         let mut names = Vec::new();
-        for (count, name) in entries.enumerate() {
+        for (count, name) in Entries::of(open.into()).map_err(failed)?.enumerate() {
             if count == MAX_ENTRIES {
                 return Err(self.damaged(folder, format!("it has more than {MAX_ENTRIES} entries")));
             }
-            let name = name.map_err(|errno| self.error(folder, Refusal::Path(errno)))?;
-            names.extend(name.into_string().ok());
+            names.extend(name.map_err(failed)?.into_string().ok());
         }
         names.sort_unstable();
-        Ok(names)
+        Ok(Some(names))
     }
 
     /// An error about what is in a file.
