@@ -1,0 +1,212 @@
+//! Who asks, and through what: the facts by which an error number is told apart from the same number for another reason.
+
+use pageleap_sys::{self as sys, Errno, Trial, call_apart};
+
+use super::finding::{Remedy, Who};
+use crate::topology::SysFiles;
+
+/// What is known about the process before anything is tried.
+#[derive(Clone, Debug)]
+pub(super) struct Around {
+    pub(super) files: SysFiles,
+    /// Whether `files` are those of this machine, so that calls may be tried.
+    pub(super) live: bool,
+    /// Whether a seccomp filter applies; `None` if even that cannot be asked.
+    pub(super) filtered: Option<bool>,
+    /// Effective capabilities, as a mask.
+    pub(super) capabilities: u64,
+    /// Whether the process is in a user namespace of its own: its capabilities do not count on the machine then.
+    pub(super) in_user_namespace: bool,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// The user's name, where `/etc/passwd` has it.
+    pub(super) user: Option<String>,
+}
+
+impl Around {
+    pub(super) fn read(files: &SysFiles) -> Around {
+        let live = files.root() == std::path::Path::new("/");
+        // SAFETY: both calls only return a number.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let text = |path| files.text_if_there(path).ok().flatten();
+        // The machine's own namespace maps all numbers to themselves.
+        let own_map =
+            text("proc/self/uid_map").is_some_and(|map| !map.split_whitespace().eq(["0", "0", "4294967295"]));
+        let user = text("etc/passwd").and_then(|passwd| user_of(&passwd, uid));
+        Around {
+            files: files.clone(),
+            live,
+            filtered: sys::has_seccomp_filter().ok(),
+            capabilities: sys::effective_capabilities().unwrap_or(0),
+            in_user_namespace: own_map,
+            uid,
+            gid,
+            user,
+        }
+    }
+
+    /// Whether the process has a capability that counts on the machine.
+    pub(super) fn can(&self, capability: u32) -> bool {
+        !self.in_user_namespace && self.capabilities >> capability & 1 == 1
+    }
+
+    /// Who the process is, for texts.
+    pub(super) fn who(&self) -> String {
+        match &self.user {
+            Some(name) => name.clone(),
+            None => format!("uid {}", self.uid),
+        }
+    }
+
+    /// The text of a file without its last line break, and the line that says so; `None` if it cannot be read.
+    pub(super) fn read_line(&self, path: &str) -> (Option<String>, String) {
+        match self.files.text_if_there(path) {
+            Ok(Some(text)) => {
+                let text = text.trim().to_owned();
+                let seen = format!("{}: {}", self.shown(path), text.lines().next().unwrap_or("(empty)"));
+                (Some(text), seen)
+            }
+            Ok(None) => (None, format!("{}: not there", self.shown(path))),
+            Err(error) => (None, error.to_string()),
+        }
+    }
+
+    /// A number from a file, and the line that says so.
+    pub(super) fn read_number(&self, path: &str) -> (Option<u64>, String) {
+        let (text, seen) = self.read_line(path);
+        (text.and_then(|text| text.parse().ok()), seen)
+    }
+
+    /// A path as texts name it.
+    pub(super) fn shown(&self, path: &str) -> String {
+        self.files.root().join(path).display().to_string()
+    }
+
+    /// Whether EPERM or ENOSYS of a call that the kernel itself would allow can only come from a filter.
+    pub(super) fn refusal(&self, call: &str, errno: Errno) -> String {
+        match self.filtered {
+            Some(true) => {
+                format!("the seccomp filter of this process refuses {call} with {}", errno.name())
+            }
+            Some(false) => format!(
+                "{call} fails with {}, and no seccomp filter applies: a security module, or a kernel that is not Linux \
+                 (gVisor and the like), refuses it",
+                errno.name()
+            ),
+            None => format!(
+                "{call} fails with {}: most likely a seccomp filter, which cannot be asked about either",
+                errno.name()
+            ),
+        }
+    }
+
+    /// Tries a call apart first if a filter applies, because that may end the caller. `Err` is the reason not to make the call at all.
+    pub(super) fn survives(&self, name: &str, call: &dyn Fn() -> Result<usize, Errno>) -> Result<(), Killed> {
+        if self.filtered == Some(false) {
+            return Ok(());
+        }
+        // SAFETY: the callers pass a single system call that changes no memory.
+        match unsafe { call_apart(call) } {
+            Ok(Trial::Killed(signal)) => Err(Killed::new(name, signal)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A call that ends whoever makes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Killed {
+    name: String,
+    signal: i32,
+}
+
+impl Killed {
+    pub(super) fn new(name: &str, signal: i32) -> Killed {
+        Killed { name: name.to_owned(), signal }
+    }
+
+    pub(super) fn seen(&self) -> String {
+        let signal =
+            if self.signal == libc::SIGSYS { "SIGSYS".to_owned() } else { format!("signal {}", self.signal) };
+        format!("{}: ends the process with {signal} (tried in a process apart)", self.name)
+    }
+
+    pub(super) fn reason(&self) -> String {
+        format!("the seccomp filter of this process ends whoever calls {}", self.name)
+    }
+}
+
+/// How calls are let through a filter: the container's or the service's.
+pub(super) fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
+    // Docker's profile allows these with the capability (moby, profiles/seccomp/default.json, version 24), but never move_pages or
+    // userfaultfd.
+    let with_nice = calls.iter().all(|call| ["mbind", "set_mempolicy", "get_mempolicy"].contains(call));
+    let mut remedies = Vec::new();
+    let names = calls.join("\",\"");
+    let harmless = if calls.contains(&"userfaultfd") {
+        "lets the container's processes hold up their own page faults; those of the kernel only with the privilege \
+         that vm.unprivileged_userfaultfd asks for"
+    } else {
+        "lets the container choose and see on which node its own memory lies; other processes' memory still asks for ptrace rights"
+    };
+    remedies.push(Remedy::new(
+        Who::Starter,
+        format!(
+            "jq '.syscalls += [{{\"names\":[\"{names}\"],\"action\":\"SCMP_ACT_ALLOW\"}}]' default.json > pageleap.json && \
+             docker run --security-opt seccomp=pageleap.json <IMAGE>"
+        ),
+        format!(
+            "{harmless}. default.json is the profile in use: Docker's is profiles/seccomp/default.json of moby, Podman's \
+             /usr/share/containers/seccomp.json"
+        ),
+    ));
+    remedies.push(Remedy::new(
+        Who::Starter,
+        format!("systemctl edit <UNIT>, with the lines: [Service] and SystemCallFilter={}", calls.join(" ")),
+        "the same, for a service that systemd starts with a filter",
+    ));
+    if with_nice {
+        remedies.push(Remedy::new(
+            Who::Starter,
+            "docker run --cap-add SYS_NICE <IMAGE>",
+            "Docker's and Podman's profiles allow the call then; also lets the container raise priorities, up to real-time, \
+             and set the CPUs of other processes in it",
+        ));
+    }
+    remedies
+}
+
+/// The name that a passwd text gives to a number.
+fn user_of(passwd: &str, uid: u32) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        let fits = fields.nth(1)?.parse() == Ok(uid);
+        let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        (fits && plain && !name.is_empty()).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_passwd_and_never_carry_shell_syntax() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nbad;rm:x:7:7::/:/x\n\nnobody:x:65534:65534:n:/:/x\n";
+        assert_eq!(user_of(passwd, 0).as_deref(), Some("root"));
+        assert_eq!(user_of(passwd, 65534).as_deref(), Some("nobody"));
+        assert_eq!(user_of(passwd, 7), None);
+        assert_eq!(user_of(passwd, 8), None);
+    }
+
+    #[test]
+    fn a_capability_is_only_suggested_where_it_opens_the_filter() {
+        let lines =
+            |calls: &[&str]| allow_calls(calls).into_iter().map(|r| r.line).collect::<Vec<_>>().join("\n");
+        assert!(lines(&["mbind"]).contains("SYS_NICE"));
+        assert!(!lines(&["move_pages"]).contains("SYS_NICE"));
+        assert!(lines(&["move_pages"]).contains("\"names\":[\"move_pages\"]"));
+        assert!(lines(&["userfaultfd"]).contains("SystemCallFilter=userfaultfd"));
+    }
+}
