@@ -1,6 +1,8 @@
 //! The `pageleap` command.
 
+mod bytes;
 mod demo;
+mod doctor;
 
 use std::process::ExitCode;
 
@@ -17,6 +19,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(Box<demo::DemoArgs>),
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Exit code of a request that cannot be taken; clap uses the same for flags that it refuses.
@@ -27,8 +30,11 @@ const FAILED: u8 = 1;
 const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
-    let Cli { command: Command::Demo(args) } = Cli::parse();
-    match demo::run(&args) {
+    let result = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Doctor(args) => return doctor::run(&args),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(demo::Stop::Refused(error)) => {
             eprintln!("error: {error:#}");
