@@ -1,5 +1,6 @@
 //! What the doctor prints: the verdict first, then what works in a line each, then the rest with reasons and remedies.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 use pageleap::probe::{FEATURES, Finding, Need, State, Topic, Way};
@@ -127,6 +128,7 @@ impl<'a> Report<'a> {
     /// For people.
     pub fn text(&self) -> String {
         let mut out = String::new();
+        let mut told = HashMap::new();
         let blockers = self.diagnosis.blockers();
         let verdict = match (self.leap_possible, self.calls_tried) {
             (true, _) => "yes",
@@ -148,7 +150,7 @@ impl<'a> Report<'a> {
         }
         if !blockers.is_empty() {
             let _ = writeln!(out, "\nin the way of it");
-            blockers.iter().for_each(|finding| detailed(&mut out, finding));
+            blockers.iter().for_each(|finding| detailed(&mut out, finding, &mut told));
         }
         let rest = |state: State| {
             let blockers = &blockers;
@@ -170,7 +172,7 @@ impl<'a> Report<'a> {
                 if state == State::Works {
                     prose(&mut out, &format!("  {}", finding.topic.id()), &finding.summary, INDENT);
                 } else {
-                    detailed(&mut out, finding);
+                    detailed(&mut out, finding, &mut told);
                 }
             }
         }
@@ -208,8 +210,9 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// A finding with all that there is to say.
-fn detailed(out: &mut String, finding: &Finding) {
+/// A finding with all that there is to say. `told` has the lines of remedies that were printed before, with the finding that they are under:
+/// they are not repeated.
+fn detailed<'a>(out: &mut String, finding: &'a Finding, told: &mut HashMap<&'a str, &'static str>) {
     prose(out, &format!("  {}", finding.topic.id()), &finding.summary, INDENT);
     let pad = " ".repeat(INDENT);
     let mut detail = |label: &str, text: &str| prose(out, &format!("{pad}{label}"), text, DETAIL);
@@ -221,7 +224,15 @@ fn detailed(out: &mut String, finding: &Finding) {
     if need != Need::Nothing && finding.topic != Topic::Leap {
         detail("needed by", need.text());
     }
+    let mut referred = None;
     for remedy in &finding.remedies {
+        let place = *told.entry(&remedy.line).or_insert(finding.topic.id());
+        if place != finding.topic.id() {
+            if referred.replace(place) != Some(place) {
+                let _ = writeln!(out, "{:DETAIL$}as for {place}, above", format!("{pad}remedy"));
+            }
+            continue;
+        }
         let _ = writeln!(out, "{:DETAIL$}{}", format!("{pad}remedy"), remedy.line);
         let mut price = format!("by {}", remedy.who.text());
         if !remedy.grants.is_empty() {

@@ -2,7 +2,7 @@
 
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
-use super::finding::{Remedy, Who};
+use super::finding::{Finding, Remedy, Who};
 use crate::topology::SysFiles;
 
 /// What is known about the process before anything is tried.
@@ -15,8 +15,8 @@ pub(super) struct Around {
     pub(super) filtered: Option<bool>,
     /// Effective capabilities, as a mask.
     pub(super) capabilities: u64,
-    /// Whether the process is in a user namespace of its own: its capabilities do not count on the machine then.
-    pub(super) in_user_namespace: bool,
+    /// Whether the process is in a user namespace of its own: its capabilities do not count on the machine then. `None` without `/proc`.
+    pub(super) in_user_namespace: Option<bool>,
     pub(super) uid: u32,
     pub(super) gid: u32,
     /// The user's name, where `/etc/passwd` has it.
@@ -31,7 +31,7 @@ impl Around {
         let text = |path| files.text_if_there(path).ok().flatten();
         // The machine's own namespace maps all numbers to themselves.
         let own_map =
-            text("proc/self/uid_map").is_some_and(|map| !map.split_whitespace().eq(["0", "0", "4294967295"]));
+            text("proc/self/uid_map").map(|map| !map.split_whitespace().eq(["0", "0", "4294967295"]));
         let user = text("etc/passwd").and_then(|passwd| user_of(&passwd, uid));
         Around {
             files: files.clone(),
@@ -45,9 +45,10 @@ impl Around {
         }
     }
 
-    /// Whether the process has a capability that counts on the machine.
-    pub(super) fn can(&self, capability: u32) -> bool {
-        !self.in_user_namespace && self.capabilities >> capability & 1 == 1
+    /// Whether the process has a capability that counts on the machine. `None` if it has it, but perhaps in a user namespace only.
+    pub(super) fn can(&self, capability: u32) -> Option<bool> {
+        let held = self.capabilities >> capability & 1 == 1;
+        if held { self.in_user_namespace.map(|own| !own) } else { Some(false) }
     }
 
     /// Who the process is, for texts.
@@ -136,41 +137,74 @@ impl Killed {
     }
 }
 
+/// Gives all findings about calls that a filter refuses the lines that let all of these calls through.
+pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
+    if around.filtered == Some(false) {
+        return;
+    }
+    let mut calls: Vec<&'static str> = findings.iter().filter_map(|finding| finding.filtered).collect();
+    calls.sort_unstable();
+    calls.dedup();
+    let remedies = allow_calls(&calls);
+    findings
+        .iter_mut()
+        .filter(|finding| finding.filtered.is_some())
+        .for_each(|finding| finding.remedies.extend(remedies.iter().cloned()));
+}
+
 /// How calls are let through a filter: the container's or the service's.
-pub(super) fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
+fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
     // Docker's profile allows these with the capability (moby, profiles/seccomp/default.json, version 24), but never move_pages or
     // userfaultfd.
-    let with_nice = calls.iter().all(|call| ["mbind", "set_mempolicy", "get_mempolicy"].contains(call));
-    let mut remedies = Vec::new();
+    const WITH_NICE: [&str; 3] = ["mbind", "set_mempolicy", "get_mempolicy"];
+    let (nice, others): (Vec<&str>, Vec<&str>) = calls.iter().partition(|call| WITH_NICE.contains(call));
+    let mut powers = Vec::new();
+    if calls.contains(&"userfaultfd") {
+        powers.push(
+            "its processes can hold up page faults of their own code (those of the kernel only with the privilege that \
+             vm.unprivileged_userfaultfd asks for)",
+        );
+    }
+    if calls.iter().any(|call| WITH_NICE.contains(call) || *call == "move_pages") {
+        powers.push(
+            "its processes can choose and see on which node their own memory lies (for memory of others they still need \
+             the right to trace them)",
+        );
+    }
+    let grants = powers.join("; ");
     let names = calls.join("\",\"");
-    let harmless = if calls.contains(&"userfaultfd") {
-        "lets the container's processes hold up their own page faults; those of the kernel only with the privilege \
-         that vm.unprivileged_userfaultfd asks for"
-    } else {
-        "lets the container choose and see on which node its own memory lies; other processes' memory still asks for ptrace rights"
-    };
-    remedies.push(Remedy::new(
-        Who::Starter,
-        format!(
-            "jq '.syscalls += [{{\"names\":[\"{names}\"],\"action\":\"SCMP_ACT_ALLOW\"}}]' default.json > pageleap.json && \
-             docker run --security-opt seccomp=pageleap.json <IMAGE>"
+    let mut remedies = vec![
+        Remedy::new(
+            Who::Starter,
+            format!(
+                "jq '.syscalls += [{{\"names\":[\"{names}\"],\"action\":\"SCMP_ACT_ALLOW\"}}]' default.json > pageleap.json && \
+                 docker run --security-opt seccomp=pageleap.json <IMAGE>"
+            ),
+            format!(
+                "{grants}. default.json is the profile in use: Docker's is profiles/seccomp/default.json of moby, Podman's \
+                 /usr/share/containers/seccomp.json"
+            ),
         ),
-        format!(
-            "{harmless}. default.json is the profile in use: Docker's is profiles/seccomp/default.json of moby, Podman's \
-             /usr/share/containers/seccomp.json"
+        Remedy::new(
+            Who::Starter,
+            format!(
+                "mkdir -p /etc/systemd/system/<UNIT>.d && printf '[Service]\\nSystemCallFilter={}\\n' > \
+                 /etc/systemd/system/<UNIT>.d/pageleap.conf && systemctl daemon-reload && systemctl restart <UNIT>",
+                calls.join(" ")
+            ),
+            "the same, for a service that systemd starts with a filter",
         ),
-    ));
-    remedies.push(Remedy::new(
-        Who::Starter,
-        format!("systemctl edit <UNIT>, with the lines: [Service] and SystemCallFilter={}", calls.join(" ")),
-        "the same, for a service that systemd starts with a filter",
-    ));
-    if with_nice {
+    ];
+    if !nice.is_empty() {
+        let rest = if others.is_empty() { String::new() } else { format!(", but not {}", others.join(", ")) };
         remedies.push(Remedy::new(
             Who::Starter,
             "docker run --cap-add SYS_NICE <IMAGE>",
-            "Docker's and Podman's profiles allow the call then; also lets the container raise priorities, up to real-time, \
-             and set the CPUs of other processes in it",
+            format!(
+                "with it Docker's and Podman's own profiles allow {}{rest}; the container can also raise priorities, up to \
+                 real-time, and set the CPUs of other processes in it",
+                nice.join(", ")
+            ),
         ));
     }
     remedies
@@ -205,6 +239,9 @@ mod tests {
         let lines =
             |calls: &[&str]| allow_calls(calls).into_iter().map(|r| r.line).collect::<Vec<_>>().join("\n");
         assert!(lines(&["mbind"]).contains("SYS_NICE"));
+        let both = allow_calls(&["mbind", "move_pages"]);
+        assert!(both[0].line.contains("[\"mbind\",\"move_pages\"]"), "{both:?}");
+        assert!(both[2].grants.contains("allow mbind, but not move_pages"), "{both:?}");
         assert!(!lines(&["move_pages"]).contains("SYS_NICE"));
         assert!(lines(&["move_pages"]).contains("\"names\":[\"move_pages\"]"));
         assert!(lines(&["userfaultfd"]).contains("SystemCallFilter=userfaultfd"));

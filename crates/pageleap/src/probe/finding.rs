@@ -44,10 +44,10 @@ pub enum Topic {
     PagemapScan,
     /// Physical frame numbers.
     FrameNumbers,
-    /// userfaultfd by the system call, faults of the kernel included.
-    Userfaultfd,
     /// userfaultfd through `/dev/userfaultfd`, faults of the kernel included.
     UserfaultfdDevice,
+    /// userfaultfd by the system call, faults of the kernel included.
+    Userfaultfd,
     /// userfaultfd by the system call for faults of user code only.
     UserfaultfdUserMode,
     /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a scan.
@@ -284,7 +284,7 @@ impl Who {
         match self {
             Who::You => "you",
             Who::Root => "root of the machine",
-            Who::Starter => "who starts the container or service",
+            Who::Starter => "whoever starts the container or service",
         }
     }
 }
@@ -321,6 +321,8 @@ pub struct Finding {
     pub reason: String,
     /// What would change it, the least intrusive first; empty if it is in order or nothing helps.
     pub remedies: Vec<Remedy>,
+    /// The call that a seccomp filter refuses. One filter is changed for all of them at once.
+    pub(super) filtered: Option<&'static str>,
 }
 
 impl Finding {
@@ -342,7 +344,7 @@ impl Finding {
 
     fn of(topic: Topic, state: State, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
         let (summary, reason) = (summary.into(), reason.into());
-        Finding { topic, state, summary, observed: Vec::new(), reason, remedies: Vec::new() }
+        Finding { topic, state, summary, observed: Vec::new(), reason, remedies: Vec::new(), filtered: None }
     }
 
     /// Adds something that was seen.
@@ -354,6 +356,12 @@ impl Finding {
     /// Adds a remedy, less preferable than those before.
     pub(super) fn remedy(mut self, who: Who, line: impl Into<String>, grants: impl Into<String>) -> Finding {
         self.remedies.push(Remedy::new(who, line, grants));
+        self
+    }
+
+    /// Notes that a filter may be why.
+    pub(super) fn filtered(mut self, call: &'static str) -> Finding {
+        self.filtered = Some(call);
         self
     }
 

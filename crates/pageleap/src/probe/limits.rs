@@ -63,7 +63,9 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
     };
     let in_use = if around.live { observe::mapping_count().unwrap_or(0) as u64 } else { 0 };
     let worst = in_use.saturating_add(worst_mappings(demand));
-    let most = human_bytes(limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2 * DEFAULT_AREA_BYTES as u64);
+    let most = human_bytes(
+        (limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2).saturating_mul(DEFAULT_AREA_BYTES as u64),
+    );
     let raised = worst.saturating_mul(2).max(262_144).min(i32::MAX as u64);
     let grants = "every process of the machine may have as many; each costs the kernel about 200 bytes that cannot be swapped out";
     let line = format!("sysctl -w vm.max_map_count={raised}");
@@ -171,8 +173,10 @@ fn file_size(demand: &Demand) -> Finding {
 fn locked_memory(around: &Around, demand: &Demand) -> Finding {
     let topic = Topic::LockedMemory;
     let needed = both_pools(demand);
-    let seen = |limit: u64| format!("RLIMIT_MEMLOCK: {}; CAP_IPC_LOCK: no", human_bytes(limit));
-    if around.can(sys::capability::IPC_LOCK) {
+    let can = around.can(sys::capability::IPC_LOCK);
+    let held = if can.is_some() { "no" } else { "perhaps only in a user namespace" };
+    let seen = |limit: u64| format!("RLIMIT_MEMLOCK: {}; CAP_IPC_LOCK: {held}", human_bytes(limit));
+    if can == Some(true) {
         return Finding::works(topic, "any amount of memory may be locked").saw("CAP_IPC_LOCK: yes");
     }
     match sys::resource_limit(Resource::LockedMemory) {
@@ -212,7 +216,7 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
             "no node with memory is known that may be used",
         );
     }
-    let reserve = around.read_number(RESERVE).0.unwrap_or(0) << 10;
+    let reserve = around.read_number(RESERVE).0.unwrap_or(0).saturating_mul(1024);
     let kept = reserve.saturating_add(MARGIN);
     let per_node = if usable.len() > 1 { demand.pool_bytes() } else { both_pools(demand) };
     let free = |node: &Node| node.free_bytes.saturating_sub(kept);
@@ -383,7 +387,7 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         return Finding::unknown(topic, "the commit limit is not known", "/proc/meminfo does not tell it")
             .saw(seen);
     };
-    let (limit, used) = (limit << 10, used << 10);
+    let (limit, used) = (limit.saturating_mul(1024), used.saturating_mul(1024));
     let left = limit.saturating_sub(used);
     let seen_limit = format!(
         "{}: CommitLimit {}, Committed_AS {}",
@@ -403,7 +407,7 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         .remedy(Who::You, format!("ask for less: --size {}", whole_mb(left / 2)), "nothing")
         .remedy(
             Who::Root,
-            format!("sysctl -w vm.overcommit_kbytes={}", (limit + needed - left) >> 10),
+            format!("sysctl -w vm.overcommit_kbytes={}", limit.saturating_add(needed - left) >> 10),
             "all processes together may be promised that much; above what the machine has, the OOM killer is possible again",
         )
     };

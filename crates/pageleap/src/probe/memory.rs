@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use pageleap_sys::{self as sys, Advice, Errno};
 
-use super::around::{Around, allow_calls};
+use super::around::Around;
 use super::demand::Demand;
 use super::finding::{Finding, Remedy, State, Topic, Who};
 use super::scratch::{Failed, Scratch, Span};
@@ -86,7 +86,7 @@ fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
         }
         (Err(errno), _) => {
             Finding::missing(Topic::MemoryFiles, "no memory files", around.refusal("memfd_create", errno))
-                .remedies(allow_calls(&["memfd_create"]))
+                .filtered("memfd_create")
         }
     }
     .saw(format!("memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING|MFD_NOEXEC_SEAL): {}", seen(&trial.noexec)))
@@ -163,7 +163,7 @@ fn judge_populate(around: &Around, tried: Result<Result<(), Errno>, Failed>) -> 
                     "page tables cannot be filled",
                     around.refusal("madvise(MADV_POPULATE_WRITE)", other),
                 )
-                .remedies(allow_calls(&["madvise"])),
+                .filtered("madvise"),
             };
             finding.saw(format!("madvise(MADV_POPULATE_WRITE) of a memory file: {errno}"))
         }
@@ -315,8 +315,8 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
 /// What trying one page of the hugetlb pool showed.
 #[derive(Clone, Debug)]
 enum HugeTrial {
-    /// A page was mapped, and smaps shows its size.
-    Mapped,
+    /// A page was mapped, and smaps shows its size, if smaps can be read.
+    Mapped { seen: bool },
     /// Mapped, but smaps shows another size.
     WrongSize(usize),
     /// No page of that size is free, so none was tried.
@@ -333,8 +333,8 @@ struct HugePool {
     free: u64,
     /// Relative to the root.
     file: String,
-    /// Whether this process could write the number.
-    writable: bool,
+    /// Whether this process could write the number, or why not.
+    writable: Result<(), Errno>,
 }
 
 fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> Finding {
@@ -349,12 +349,13 @@ fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> 
             let total = around.read_number(&file).0?;
             let free = around.read_number(&format!("{}/free_hugepages", folder(node.id.0))).0?;
             // Opening it changes nothing; writing would.
-            let writable =
-                around.live && OpenOptions::new().write(true).open(around.files.root().join(&file)).is_ok();
+            let opened = OpenOptions::new().write(true).open(around.files.root().join(&file));
+            let writable = opened.map(drop).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)));
+            let writable = if around.live { writable } else { Err(Errno(libc::EPERM)) };
             Some(HugePool { node: node.id.0, total, free, file, writable })
         })
         .collect();
-    let free: u64 = pools.iter().map(|pool| pool.free).sum();
+    let free = free_of(&pools);
     let trial = around.live.then(|| {
         let bits = bytes.trailing_zeros();
         if let Err(errno) = sys::memfd_create(c"pageleap:probe", Some(bits)) {
@@ -377,7 +378,7 @@ fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> 
                     Ok(mapped) if mapped.kernel_page_size != bytes => {
                         HugeTrial::WrongSize(mapped.kernel_page_size)
                     }
-                    _ => HugeTrial::Mapped,
+                    mapped => HugeTrial::Mapped { seen: mapped.is_ok() },
                 },
             },
         }
@@ -394,7 +395,7 @@ fn judge_hugetlb(
 ) -> Finding {
     let topic = if page == PageSize::Huge2M { Topic::Hugetlb2M } else { Topic::Hugetlb1G };
     let size = human_bytes(page.bytes() as u64);
-    let free: u64 = pools.iter().map(|pool| pool.free).sum();
+    let free = free_of(pools);
     let on_nodes = pools
         .iter()
         .map(|pool| format!("node {}: {} of {}", pool.node, pool.free, pool.total))
@@ -427,11 +428,7 @@ fn judge_hugetlb(
             return Finding::missing(topic, format!("no pages of {size}"), reason)
                 .saw(failed.seen())
                 .saw(seen)
-                .remedies(if pools.is_empty() {
-                    Vec::new()
-                } else {
-                    reserve(around, page, pools.iter(), needed)
-                });
+                .remedies(if pools.is_empty() { Vec::new() } else { reserve(page, pools.iter(), needed) });
         }
         Some(HugeTrial::WrongSize(found)) => {
             return Finding::missing(
@@ -452,7 +449,14 @@ fn judge_hugetlb(
         _ if short.len() == pools.len() && free == 0 => Finding::missing(
             topic,
             format!("no pages of {size} are free"),
-            "somebody must reserve them first: none are by default",
+            format!(
+                "somebody must reserve them first, none are by default; what {what} takes is {needed} on each of its nodes{}",
+                if asked && demand.bytes.is_some() {
+                    String::new()
+                } else {
+                    format!(" (for more, ask with --page-size {page} --size BYTES)")
+                }
+            ),
         ),
         _ if !short.is_empty() && asked => Finding::missing(
             topic,
@@ -464,37 +468,41 @@ fn judge_hugetlb(
             format!("pages of {size} are free on some nodes only"),
             format!("{what} takes {needed} on each of its nodes"),
         ),
-        Some(_) => Finding::works(
+        Some(HugeTrial::Mapped { seen: true }) => Finding::works(
             topic,
             format!("pages of {size}: {free} are free, one was mapped and seen in smaps"),
         ),
+        Some(_) => Finding::works(
+            topic,
+            format!(
+                "pages of {size}: {free} are free, one was mapped (its size cannot be verified without smaps)"
+            ),
+        ),
         None => Finding::works(topic, format!("pages of {size}: {free} are free")),
     };
-    let remedies = if finding.state == State::Works {
-        Vec::new()
-    } else {
-        reserve(around, page, short.into_iter(), needed)
-    };
+    let remedies =
+        if finding.state == State::Works { Vec::new() } else { reserve(page, short.into_iter(), needed) };
     finding.saw(seen).remedies(remedies)
 }
 
+fn free_of(pools: &[HugePool]) -> u64 {
+    pools.iter().fold(0, |sum, pool| sum.saturating_add(pool.free))
+}
+
 /// The lines that reserve what is missing on each node.
-fn reserve<'a>(
-    around: &Around,
-    page: PageSize,
-    pools: impl Iterator<Item = &'a HugePool>,
-    needed: u64,
-) -> Vec<Remedy> {
+fn reserve<'a>(page: PageSize, pools: impl Iterator<Item = &'a HugePool>, needed: u64) -> Vec<Remedy> {
     let pools: Vec<&HugePool> = pools.collect();
     if pools.is_empty() {
         return Vec::new();
     }
     let missing = |pool: &HugePool| needed.saturating_sub(pool.free).max(1);
-    let lines = pools.iter().map(|pool| format!("echo {} > /{}", pool.total + missing(pool), pool.file));
-    let total: u64 = pools.iter().map(|pool| missing(pool)).sum();
+    let lines = pools
+        .iter()
+        .map(|pool| format!("echo {} > /{}", pool.total.saturating_add(missing(pool)), pool.file));
+    let total = pools.iter().fold(0u64, |sum, pool| sum.saturating_add(missing(pool)));
     let bytes = human_bytes(total.saturating_mul(page.bytes() as u64));
-    let who = if pools.iter().all(|pool| pool.writable) { Who::You } else { Who::Root };
-    let read_only = around.live && who == Who::Root && around.can(sys::capability::SYS_ADMIN);
+    let who = if pools.iter().all(|pool| pool.writable.is_ok()) { Who::You } else { Who::Root };
+    let read_only = pools.iter().any(|pool| pool.writable == Err(Errno(libc::EROFS)));
     let mut remedies = vec![Remedy::new(
         who,
         lines.collect::<Vec<_>>().join(" && "),
@@ -505,7 +513,7 @@ fn reserve<'a>(
         ),
     )];
     if page == PageSize::Huge1G {
-        let all: u64 = pools.iter().map(|pool| pool.total + missing(pool)).sum();
+        let all = pools.iter().fold(total, |sum, pool| sum.saturating_add(pool.total));
         remedies.push(Remedy::new(
             Who::Root,
             format!("add to the kernel's command line: hugepagesz=1G hugepages={all}"),

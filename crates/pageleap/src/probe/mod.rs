@@ -72,6 +72,7 @@ impl Capabilities {
         }
         findings.extend(memory::hugetlb_findings(&around, demand, nodes));
         findings.extend(limits::findings(&around, demand, nodes, &allowed));
+        around::open_filter(&around, &mut findings);
         findings.sort_by_key(|finding| finding.topic);
         Capabilities {
             findings,
@@ -153,8 +154,31 @@ mod tests {
 
     use super::*;
 
-    /// Files below a folder that is made for the test and goes with the system's temporary files.
-    pub(super) fn around(files: &[(&str, &str)], user: Option<&str>) -> Around {
+    /// Surroundings with files of their own, which go when it is dropped.
+    pub(super) struct Scene(Around);
+
+    impl std::ops::Deref for Scene {
+        type Target = Around;
+
+        fn deref(&self) -> &Around {
+            &self.0
+        }
+    }
+
+    impl std::ops::DerefMut for Scene {
+        fn deref_mut(&mut self) -> &mut Around {
+            &mut self.0
+        }
+    }
+
+    impl Drop for Scene {
+        fn drop(&mut self) {
+            fs::remove_dir_all(self.0.files.root()).unwrap();
+        }
+    }
+
+    /// Files below a folder that is made for the test, looked at by an ordinary user without a filter.
+    pub(super) fn around(files: &[(&str, &str)], user: Option<&str>) -> Scene {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pageleap-probe-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let root = std::env::temp_dir().join(name);
@@ -164,21 +188,22 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Around {
+        Scene(Around {
             files: SysFiles::at(root),
             live: false,
             filtered: Some(false),
             capabilities: 0,
-            in_user_namespace: false,
+            in_user_namespace: Some(false),
             uid: 1000,
             gid: 1000,
             user: user.map(str::to_owned),
-        }
+        })
     }
 
     #[test]
     fn every_topic_has_one_finding_with_or_without_calls() {
-        for files in [SysFiles::host(), around(&[], None).files] {
+        let none = around(&[], None);
+        for files in [SysFiles::host(), none.files.clone()] {
             let found = Capabilities::probe_with(&files, &Demand::default());
             let mut topics: Vec<Topic> = found.findings().iter().map(|finding| finding.topic).collect();
             assert!(topics.is_sorted());
@@ -190,6 +215,38 @@ mod tests {
                 let fine = finding.state == State::Works;
                 assert_eq!(fine, finding.reason.is_empty(), "{finding}");
                 assert!(!fine || finding.remedies.is_empty(), "{finding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_numbers_are_counted_without_overflow() {
+        let most = u64::MAX.to_string();
+        let meminfo = format!(
+            "MemTotal: {most} kB\nMemFree: {most} kB\nCommitLimit: {most} kB\nCommitted_AS: {most} kB\n"
+        );
+        let node = "sys/devices/system/node/node0";
+        let hugepages = format!("{node}/hugepages/hugepages-2048kB");
+        let files = [
+            ("sys/devices/system/node/online", "0"),
+            (&format!("{node}/cpulist"), "0"),
+            (&format!("{node}/meminfo"), &meminfo),
+            (&format!("{hugepages}/nr_hugepages"), &most),
+            (&format!("{hugepages}/free_hugepages"), &most),
+            ("proc/meminfo", &meminfo),
+            ("proc/sys/vm/max_map_count", &most),
+            ("proc/sys/vm/min_free_kbytes", &most),
+            ("proc/sys/vm/overcommit_memory", "2"),
+            ("proc/sys/kernel/numa_balancing", &most),
+            ("proc/self/cgroup", "0::/"),
+            ("sys/fs/cgroup/memory.max", &most),
+            ("sys/fs/cgroup/memory.current", &most),
+            ("sys/fs/cgroup/memory.stat", &format!("active_file {most}\ninactive_file {most}")),
+        ];
+        for page in [crate::PageSize::Base, crate::PageSize::Huge2M] {
+            for bytes in [None, Some(1), Some(u64::MAX)] {
+                let found = Capabilities::probe_with(&around(&files, None).files, &Demand { bytes, page });
+                assert!(found.get(Topic::Mappings).is_some());
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use pageleap_sys::{self as sys, Advice, Errno, Policy, Trial, call_apart};
 
-use super::around::{Around, Killed, allow_calls};
+use super::around::{Around, Killed};
 use super::finding::{Finding, State, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -164,7 +164,7 @@ fn judge_mbind(around: &Around, tried: Attempt<Vec<(u32, Option<i32>)>>) -> Find
         Attempt::Killed(killed) => {
             Finding::missing(topic, "memory cannot be bound to a node", killed.reason())
                 .saw(killed.seen())
-                .remedies(allow_calls(&["mbind"]))
+                .filtered("mbind")
         }
         Attempt::Refused(errno) => {
             let seen = format!("mbind of a memory file: {errno}");
@@ -179,9 +179,7 @@ fn judge_mbind(around: &Around, tried: Attempt<Vec<(u32, Option<i32>)>>) -> Find
                 }
                 _ => format!("{}. {WITHOUT}", around.refusal("mbind", errno)),
             };
-            Finding::missing(topic, "memory cannot be bound to a node", reason)
-                .saw(seen)
-                .remedies(allow_calls(&["mbind"]))
+            Finding::missing(topic, "memory cannot be bound to a node", reason).saw(seen).filtered("mbind")
         }
         Attempt::Done(nodes) => {
             let elsewhere =
@@ -229,9 +227,9 @@ fn judge_tables(around: &Around, tried: Attempt<()>) -> Finding {
                 .saw("set_mempolicy(MPOL_PREFERRED): works")
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
-            .saw(killed.seen())
-            .remedies(allow_calls(&["set_mempolicy"])),
+        Attempt::Killed(killed) => {
+            Finding::missing(topic, summary, killed.reason()).saw(killed.seen()).filtered("set_mempolicy")
+        }
         Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => Finding::limited(
             topic,
             "nothing to choose from",
@@ -240,7 +238,7 @@ fn judge_tables(around: &Around, tried: Attempt<()>) -> Finding {
         .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}")),
         Attempt::Refused(errno) => Finding::missing(topic, summary, around.refusal("set_mempolicy", errno))
             .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}"))
-            .remedies(allow_calls(&["set_mempolicy"])),
+            .filtered("set_mempolicy"),
     }
 }
 
@@ -274,16 +272,16 @@ fn judge_query(around: &Around, tried: Attempt<i32>) -> Finding {
             Finding::missing(topic, summary, reason).saw(format!("{CALL} of a page of ours: status {status}"))
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
-            .saw(killed.seen())
-            .remedies(allow_calls(&["move_pages"])),
+        Attempt::Killed(killed) => {
+            Finding::missing(topic, summary, killed.reason()).saw(killed.seen()).filtered("move_pages")
+        }
         Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => {
             Finding::missing(topic, summary, "the kernel was built without CONFIG_NUMA or CONFIG_MIGRATION")
                 .saw(format!("{CALL}: {errno}"))
         }
         Attempt::Refused(errno) => Finding::missing(topic, summary, around.refusal("move_pages", errno))
             .saw(format!("{CALL}: {errno}"))
-            .remedies(allow_calls(&["move_pages"])),
+            .filtered("move_pages"),
     }
 }
 
@@ -294,6 +292,9 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
     let (mode, seen) = around.read_number(FILE);
     let one = allowed.with_memory.len() == 1;
     let finding = match mode {
+        None if around.read_line("proc/sys/kernel/osrelease").0.is_none() => {
+            Finding::unknown(topic, "whether the kernel moves pages on its own is not known", "/proc/sys cannot be read")
+        }
         None => Finding::works(topic, "the kernel does not move pages on its own (no such setting)"),
         Some(0) => Finding::works(topic, "the kernel does not move pages on its own"),
         Some(_) if one => Finding::works(topic, "the kernel would move pages on its own, but has one node only"),
@@ -308,14 +309,15 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
                 if mode & 2 != 0 { " (between memory tiers)" } else { "" }
             ),
         )
-        .remedies(if bound.is_none() { Vec::new() } else { allow_calls(&["mbind"]) })
         .remedy(
             Who::Root,
             "sysctl -w kernel.numa_balancing=0",
             "nothing; no program of the machine has its pages moved to its threads any more",
         ),
     };
-    finding.saw(seen)
+    let finding = finding.saw(seen);
+    // Binding the pools would be enough.
+    if finding.state == State::Limited && bound == Some(false) { finding.filtered("mbind") } else { finding }
 }
 
 #[cfg(all(test, not(miri)))]
@@ -366,13 +368,10 @@ mod tests {
         for errno in [libc::ENOSYS, libc::EPERM] {
             let finding = judge_mbind(&with, Attempt::Refused(Errno(errno)));
             assert!(finding.reason.contains("seccomp filter"), "{finding}");
-            assert!(finding.remedies.iter().any(|r| r.line.contains("SYS_NICE")));
+            assert_eq!(finding.filtered, Some("mbind"));
             let query = judge_query(&with, Attempt::Refused(Errno(errno)));
             assert_eq!(query.state, State::Missing);
-            assert!(
-                !query.remedies.iter().any(|r| r.line.contains("SYS_NICE")),
-                "no profile allows it for that"
-            );
+            assert_eq!(query.filtered, Some("move_pages"));
         }
         with.filtered = Some(false);
         assert!(

@@ -148,7 +148,7 @@ fn frame_numbers(around: &Around) -> Finding {
                 .saw("/proc/self/pagemap: shows the frame of a page of ours")
         }
         Ok(None) => {
-            let reason = if around.in_user_namespace {
+            let reason = if around.in_user_namespace == Some(true) {
                 "the kernel shows them to CAP_SYS_ADMIN of the machine only, and this is a user namespace"
             } else {
                 "the kernel shows them to CAP_SYS_ADMIN only, because they help to exploit faulty memory (Rowhammer)"

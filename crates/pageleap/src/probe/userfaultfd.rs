@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use pageleap_sys::{self as sys, Errno, PageRegion, page_is, scan_flag, uffd_feature, uffd_mode};
 
-use super::around::{Around, Killed, allow_calls};
+use super::around::{Around, Killed};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -226,6 +226,11 @@ impl Device {
         Device { minor, permissions, group }
     }
 
+    /// How this process gets at it: passed in, or by its permissions.
+    fn way_in(&self, around: &Around) -> Vec<Remedy> {
+        if self.permissions.is_some() { self.access(around) } else { missing_device(self) }
+    }
+
     /// How a user gets at it, without anybody else gaining anything.
     fn access(&self, around: &Around) -> Vec<Remedy> {
         let grants = format!("members of that group {POWER}; nobody else gains anything");
@@ -277,9 +282,13 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
     let user_mode_opens = ways.iter().any(|w| w.way == Way::UserMode && w.opens());
     let device_opens = ways.iter().any(|w| w.way == Way::Device && w.opens());
     let summary = format!("{text} is refused");
+    let enough = format!("{DEVICE} works, which is enough: nothing needs to change");
     let finding = match (found.way, refused, refused.errno().unwrap_or(Errno(0)).0) {
+        (_, Refused::Killed(killed), _) if device_opens => {
+            Finding::missing(topic, summary, killed.reason()).saw(enough)
+        }
         (_, Refused::Killed(killed), _) => {
-            Finding::missing(topic, summary, killed.reason()).remedies(allow_calls(&["userfaultfd"]))
+            Finding::missing(topic, summary, killed.reason()).filtered("userfaultfd")
         }
         (Way::Device, _, number) => return judge_device(around, device, number, summary).saw(seen),
         (_, _, libc::EMFILE | libc::ENFILE) => Finding::unknown(
@@ -298,24 +307,18 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
         }
         // The kernel refuses nothing to faults of user code only; so where both fail, it was not the kernel.
         (Way::Call, _, libc::EPERM) if user_mode_opens => {
-            let why = if around.in_user_namespace
-                && around.capabilities >> sys::capability::SYS_PTRACE & 1 == 1
-            {
+            let held = around.capabilities >> sys::capability::SYS_PTRACE & 1 == 1;
+            let why = if held && around.in_user_namespace == Some(true) {
                 "faults of the kernel ask for CAP_SYS_PTRACE on the machine, and this process has it in a user namespace only"
             } else {
                 "faults of the kernel ask for CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1"
             };
             let finding = Finding::missing(topic, summary, why);
             if device_opens {
-                return finding
-                    .saw(seen)
-                    .saw(sysctl_seen)
-                    .saw(format!("{DEVICE} works, so nothing needs to change"));
+                return finding.saw(seen).saw(sysctl_seen).saw(enough);
             }
-            let first =
-                if device.permissions.is_some() { device.access(around) } else { missing_device(device) };
             finding
-                .remedies(first)
+                .remedies(device.way_in(around))
                 .remedy(
                     Who::Root,
                     "sysctl -w vm.unprivileged_userfaultfd=1",
@@ -329,11 +332,12 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
                 )
         }
         (_, _, number) => {
-            let mut remedies = allow_calls(&["userfaultfd"]);
-            if found.way == Way::Call && !device_opens {
-                remedies.insert(0, pass_device());
+            let finding = Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number)));
+            match (device_opens, found.way) {
+                (true, _) => finding.saw(enough),
+                (false, Way::Call) => finding.remedies(device.way_in(around)).filtered("userfaultfd"),
+                (false, _) => finding.filtered("userfaultfd"),
             }
-            Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number))).remedies(remedies)
         }
     };
     finding.saw(seen).saw(sysctl_seen)
