@@ -30,8 +30,8 @@ pub use memory::{
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
 pub use pagemap::{PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    Resource, capability, effective_capabilities, has_seccomp_filter, kernel_release, policy_mode,
-    resource_limit, thp_disabled,
+    Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, kernel_release,
+    policy_mode, resource_limit, thp_disabled,
 };
 pub use uffd::{
     uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, userfaultfd,

@@ -58,8 +58,17 @@ pub enum Resource {
     FileSize,
 }
 
-/// The limit that applies now (the soft one); `None` for no limit.
-pub fn resource_limit(resource: Resource) -> Result<Option<u64>, Errno> {
+/// A resource limit; `None` for no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceLimit {
+    /// The one that applies.
+    pub soft: Option<u64>,
+    /// How far the process may raise it itself.
+    pub hard: Option<u64>,
+}
+
+/// The limits of this process (`getrlimit(2)`).
+pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
     let resource = match resource {
         Resource::AddressSpace => libc::RLIMIT_AS,
         Resource::LockedMemory => libc::RLIMIT_MEMLOCK,
@@ -69,7 +78,8 @@ pub fn resource_limit(resource: Resource) -> Result<Option<u64>, Errno> {
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         check(libc::getrlimit(resource, &mut limit).into())?;
-        Ok((limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur))
+        let known = |bytes: libc::rlim_t| (bytes != libc::RLIM_INFINITY).then_some(bytes);
+        Ok(ResourceLimit { soft: known(limit.rlim_cur), hard: known(limit.rlim_max) })
     }
 }
 

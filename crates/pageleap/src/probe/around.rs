@@ -145,11 +145,17 @@ pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
     let mut calls: Vec<&'static str> = findings.iter().filter_map(|finding| finding.filtered).collect();
     calls.sort_unstable();
     calls.dedup();
-    let remedies = allow_calls(&calls);
-    findings
-        .iter_mut()
-        .filter(|finding| finding.filtered.is_some())
-        .for_each(|finding| finding.remedies.extend(remedies.iter().cloned()));
+    // Who wants placement need not hand out userfaultfd; who wants that too keeps the rest.
+    const POWERFUL: &str = "userfaultfd";
+    let others: Vec<&str> = calls.iter().copied().filter(|call| *call != POWERFUL).collect();
+    let (some, all) = (allow_calls(&others), allow_calls(&calls));
+    for finding in findings {
+        match finding.filtered {
+            None => {}
+            Some(POWERFUL) => finding.remedies.extend(all.iter().cloned()),
+            Some(_) => finding.remedies.extend(some.iter().cloned()),
+        }
+    }
 }
 
 /// How calls are let through a filter: the container's or the service's.
@@ -187,11 +193,7 @@ fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
         ),
         Remedy::new(
             Who::Starter,
-            format!(
-                "mkdir -p /etc/systemd/system/<UNIT>.d && printf '[Service]\\nSystemCallFilter={}\\n' > \
-                 /etc/systemd/system/<UNIT>.d/pageleap.conf && systemctl daemon-reload && systemctl restart <UNIT>",
-                calls.join(" ")
-            ),
+            drop_in(&format!("SystemCallFilter={}", calls.join(" "))),
             "the same, for a service that systemd starts with a filter",
         ),
     ];
@@ -208,6 +210,15 @@ fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
         ));
     }
     remedies
+}
+
+/// The commands that give a systemd service one more setting.
+pub(super) fn drop_in(setting: &str) -> String {
+    let name = setting.split('=').next().unwrap_or_default().to_lowercase();
+    format!(
+        "mkdir -p /etc/systemd/system/<UNIT>.d && printf '[Service]\\n{setting}\\n' > \
+         /etc/systemd/system/<UNIT>.d/pageleap-{name}.conf && systemctl daemon-reload && systemctl restart <UNIT>"
+    )
 }
 
 /// The name that a passwd text gives to a number.

@@ -1,10 +1,10 @@
 //! Limits against a leap of the size that is asked for. What is only read here is checked again by pools and jobs, step by step.
 
-use pageleap_sys::{self as sys, Resource};
+use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
-use super::around::Around;
+use super::around::{Around, drop_in};
 use super::demand::Demand;
-use super::finding::{Finding, State, Topic, Who};
+use super::finding::{Finding, Remedy, Topic, Who};
 use super::placement::Allowed;
 use crate::migrate::DEFAULT_AREA_BYTES;
 use crate::observe;
@@ -37,9 +37,15 @@ fn both_pools(demand: &Demand) -> u64 {
     demand.pool_bytes().saturating_mul(2)
 }
 
-/// Rounded down to megabytes.
-const fn whole_mb(bytes: u64) -> u64 {
-    bytes & !((1 << 20) - 1)
+/// The largest leap that would fit, where any does.
+pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
+    let page_mb = (demand.page.bytes() as u64 >> 20).max(1);
+    let mb = bytes >> 20;
+    let mb = mb - mb % page_mb;
+    (mb > 0).then(|| {
+        let line = format!("pageleap doctor --page-size {} --size {mb}m", demand.page);
+        Remedy::new(Who::You, line, "nothing: the largest that fits now; a larger region moves in several steps through a pool of that size")
+    })
 }
 
 /// The most mappings that a leap can need: each area can be on its way alone, with a mapping of the region and one of the alias of what
@@ -100,106 +106,152 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
     finding.saw(seen).saw(used)
 }
 
+/// A limit of the process, and how it is raised.
+struct Limit {
+    resource: Resource,
+    /// What `ulimit` calls it.
+    ulimit: char,
+    /// What `prlimit` calls it, and, in capitals after `RLIMIT_` and `Limit`, everybody else.
+    name: &'static str,
+}
+
+const ADDRESS_SPACE: Limit = Limit { resource: Resource::AddressSpace, ulimit: 'v', name: "as" };
+const FILE_SIZE: Limit = Limit { resource: Resource::FileSize, ulimit: 'f', name: "fsize" };
+const LOCKED_MEMORY: Limit = Limit { resource: Resource::LockedMemory, ulimit: 'l', name: "memlock" };
+
+impl Limit {
+    fn seen(&self, limit: ResourceLimit) -> String {
+        let text = |bytes: Option<u64>| bytes.map_or("unlimited".to_owned(), human_bytes);
+        let name = self.name.to_uppercase();
+        format!("RLIMIT_{name}: {}; may be raised to {}", text(limit.soft), text(limit.hard))
+    }
+
+    /// The lines that raise it to `needed` bytes.
+    fn raise(&self, limit: ResourceLimit, needed: u64, grants: &str) -> Vec<Remedy> {
+        let (flag, name) = (self.ulimit, self.name);
+        let by_user = if limit.hard.is_none() {
+            Some(format!("ulimit -S -{flag} unlimited"))
+        } else {
+            // In units of 1 KB, which is what bash and dash have for these (512 bytes for files in dash).
+            limit
+                .hard
+                .filter(|hard| *hard >= needed)
+                .map(|_| format!("ulimit -S -{flag} {}", needed.div_ceil(1024)))
+        };
+        let first = match by_user {
+            Some(line) => Remedy::new(Who::You, line, format!("{grants}, for this shell and what it starts")),
+            None => Remedy::new(
+                Who::Root,
+                format!("prlimit --pid <PID OF THE SHELL> --{name}={needed}"),
+                format!("{grants}, for that shell and what it starts from then on"),
+            ),
+        };
+        let service = format!("Limit{}={needed}", name.to_uppercase());
+        vec![first, Remedy::new(Who::Starter, drop_in(&service), "the same for a service")]
+    }
+}
+
+fn unknown_limit(topic: Topic, errno: Errno) -> Finding {
+    Finding::unknown(topic, "the limit is not known", format!("getrlimit fails with {errno}"))
+}
+
 fn address_space(demand: &Demand) -> Finding {
     let topic = Topic::AddressSpace;
-    let limit = match sys::resource_limit(Resource::AddressSpace) {
-        Ok(None) => return Finding::works(topic, "address space is not limited").saw("RLIMIT_AS: unlimited"),
-        Ok(Some(limit)) => limit,
-        Err(errno) => {
-            return Finding::unknown(
-                topic,
-                "the limit is not known",
-                format!("getrlimit fails with {errno}"),
-            );
-        }
+    let limit = match sys::resource_limit(ADDRESS_SPACE.resource) {
+        Ok(limit) => limit,
+        Err(errno) => return unknown_limit(topic, errno),
     };
+    let seen = ADDRESS_SPACE.seen(limit);
     // Two aliases and the region; each is aligned, to 1 GB if it is that large.
     let pool = demand.pool_bytes();
     let alignment = if pool >= 1 << 30 { 1 << 30 } else { 2 << 20 };
     let needed = pool.saturating_add(alignment).saturating_mul(3).saturating_add(SPARE_ADDRESS_SPACE);
-    let over = sys::is_over_address_space_limit(crate::BASE_PAGE, needed);
-    let seen = format!("RLIMIT_AS: {}", human_bytes(limit));
-    if over {
+    let finding = if limit.soft.is_none() {
+        Finding::works(topic, "address space is not limited")
+    } else if !sys::is_over_address_space_limit(crate::BASE_PAGE, needed) {
+        Finding::works(topic, format!("address space suffices for {demand}"))
+    } else {
+        // What is in use already is less than the limit, or nothing would run.
+        let raised = needed.saturating_add(limit.soft.unwrap_or(0));
         Finding::missing(
             topic,
-            format!("{} does not fit into the address space", demand),
+            format!("{demand} does not fit into the address space"),
             format!("it takes {} more: two pools, the region, and threads", human_bytes(needed)),
         )
-        .saw(seen)
-        .remedy(
-            Who::You,
-            "ulimit -v unlimited",
-            "as much address space as the processor has, for this shell and what it starts",
-        )
-        .remedy(
-            Who::Starter,
-            "systemctl edit <UNIT>, with the lines: [Service] and LimitAS=infinity",
-            "the same for a service",
-        )
-    } else {
-        Finding::works(topic, format!("address space suffices for {}", demand)).saw(seen)
-    }
+        .remedies(ADDRESS_SPACE.raise(
+            limit,
+            raised,
+            "more address space, which costs nothing by itself",
+        ))
+    };
+    finding.saw(seen)
 }
 
 fn file_size(demand: &Demand) -> Finding {
     let topic = Topic::FileSize;
+    let limit = match sys::resource_limit(FILE_SIZE.resource) {
+        Ok(limit) => limit,
+        Err(errno) => return unknown_limit(topic, errno),
+    };
     let needed = demand.pool_bytes();
-    match sys::resource_limit(Resource::FileSize) {
-        Ok(None) => Finding::works(topic, "the size of files is not limited").saw("RLIMIT_FSIZE: unlimited"),
-        Ok(Some(limit)) if limit >= needed => {
-            Finding::works(topic, format!("files may have {}, memory files included", human_bytes(limit)))
-                .saw(format!("RLIMIT_FSIZE: {limit}"))
+    let finding = match limit.soft {
+        None => Finding::works(topic, "the size of files is not limited"),
+        Some(bytes) if bytes >= needed => {
+            Finding::works(topic, format!("files may have {}, memory files included", human_bytes(bytes)))
         }
-        Ok(Some(limit)) => Finding::missing(
+        Some(_) => Finding::missing(
             topic,
-            format!("a pool for {} is larger than files may be", demand),
+            format!("a pool for {demand} is larger than files may be"),
             format!(
                 "a pool is one memory file, here of {}, and RLIMIT_FSIZE counts for it",
                 human_bytes(needed)
             ),
         )
-        .saw(format!("RLIMIT_FSIZE: {limit}"))
-        .remedy(
-            Who::You,
-            "ulimit -f unlimited",
-            "files of any size for this shell and what it starts",
-        ),
-        Err(errno) => {
-            Finding::unknown(topic, "the limit is not known", format!("getrlimit fails with {errno}"))
-        }
-    }
+        .remedies(FILE_SIZE.raise(limit, needed, "larger files")),
+    };
+    finding.saw(FILE_SIZE.seen(limit))
 }
 
 fn locked_memory(around: &Around, demand: &Demand) -> Finding {
     let topic = Topic::LockedMemory;
+    let limit = match sys::resource_limit(LOCKED_MEMORY.resource) {
+        Ok(limit) => limit,
+        Err(errno) => return unknown_limit(topic, errno),
+    };
     let needed = both_pools(demand);
     let can = around.can(sys::capability::IPC_LOCK);
-    let held = if can.is_some() { "no" } else { "perhaps only in a user namespace" };
-    let seen = |limit: u64| format!("RLIMIT_MEMLOCK: {}; CAP_IPC_LOCK: {held}", human_bytes(limit));
-    if can == Some(true) {
-        return Finding::works(topic, "any amount of memory may be locked").saw("CAP_IPC_LOCK: yes");
-    }
-    match sys::resource_limit(Resource::LockedMemory) {
-        Ok(None) => Finding::works(topic, "any amount of memory may be locked").saw("RLIMIT_MEMLOCK: unlimited"),
-        Ok(Some(limit)) if limit >= needed => {
-            Finding::works(topic, format!("{} may be locked, enough for the pools of {}", human_bytes(limit), demand))
-                .saw(seen(limit))
+    let held = match can {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "perhaps only in a user namespace, where it does not count",
+    };
+    let finding = match limit.soft {
+        _ if can == Some(true) => Finding::works(topic, "any amount of memory may be locked"),
+        None => Finding::works(topic, "any amount of memory may be locked"),
+        Some(bytes) if bytes >= needed => {
+            Finding::works(topic, format!("{} may be locked, enough for the pools of {demand}", human_bytes(bytes)))
         }
-        Ok(Some(limit)) => Finding::limited(
+        Some(bytes) => Finding::limited(
             topic,
-            format!("{} may be locked", human_bytes(limit)),
-            format!("the pools of {} take {}, and only locked memory is sure to stay resident; leaps themselves do without", demand, human_bytes(needed)),
+            format!("{} may be locked", human_bytes(bytes)),
+            format!(
+                "the pools of {demand} take {}, and only locked memory is sure to stay resident; leaps themselves do without",
+                human_bytes(needed)
+            ),
         )
-        .saw(seen(limit))
+        .remedies(LOCKED_MEMORY.raise(limit, needed, &format!("{} that cannot be swapped out", human_bytes(needed))))
         .remedy(
             Who::Root,
-            format!("echo '{} - memlock {}' > /etc/security/limits.d/60-pageleap.conf   (then log in again)", around.user.as_deref().unwrap_or("<USER>"), needed.div_ceil(1024)),
-            format!("this user's processes may each keep {} from being swapped out", human_bytes(needed)),
+            format!(
+                "echo '{} - memlock {}' > /etc/security/limits.d/60-pageleap.conf",
+                around.user.as_deref().unwrap_or("<USER>"),
+                needed.div_ceil(1024)
+            ),
+            format!("from the next login on each process of this user may keep {} from being swapped out", human_bytes(needed)),
         )
-        .remedy(Who::Starter, format!("docker run --ulimit memlock={needed} <IMAGE>"), "the same for a container (systemd: LimitMEMLOCK=)")
-        .remedy(Who::Starter, "docker run --cap-add IPC_LOCK <IMAGE>", "no limit at all: the container can lock all memory that it can get"),
-        Err(errno) => Finding::unknown(topic, "the limit is not known", format!("getrlimit fails with {errno}")),
-    }
+        .remedy(Who::Starter, format!("docker run --ulimit memlock={needed} <IMAGE>"), "the same for each process of a container"),
+    };
+    finding.saw(LOCKED_MEMORY.seen(limit)).saw(format!("CAP_IPC_LOCK: {held}"))
 }
 
 fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allowed) -> Finding {
@@ -244,17 +296,10 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
     } else {
         Finding::missing(topic, format!("too little free memory for {}", demand), needs)
     };
-    let finding = if finding.state == State::Works {
-        finding
-    } else {
-        let largest =
-            usable.iter().map(|node| free(node)).max().unwrap_or(0) / if usable.len() > 1 { 1 } else { 2 };
-        finding.remedy(
-            Who::You,
-            format!("ask for less: --size {}", whole_mb(largest)),
-            "nothing; what is larger moves in several steps through the same pool",
-        )
-    };
+    let largest =
+        usable.iter().map(|node| free(node)).max().unwrap_or(0) / if usable.len() > 1 { 1 } else { 2 };
+    let finding =
+        if finding.reason.is_empty() { finding } else { finding.remedies(ask_for_less(largest, demand)) };
     seen.fold(finding, Finding::saw)
 }
 
@@ -355,7 +400,7 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
         ),
     )
     .saw(seen)
-    .remedy(Who::You, format!("ask for less: --size {}", whole_mb(left / 2)), "nothing")
+    .remedies(ask_for_less(left / 2, demand))
     .remedy(
         Who::Starter,
         format!("docker run --memory {more} <IMAGE>"),
@@ -404,7 +449,7 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
             format!("the commit limit leaves too little for {}", demand),
             format!("with vm.overcommit_memory=2 the kernel promises {} more, and both pools take {}", human_bytes(left), human_bytes(needed)),
         )
-        .remedy(Who::You, format!("ask for less: --size {}", whole_mb(left / 2)), "nothing")
+        .remedies(ask_for_less(left / 2, demand))
         .remedy(
             Who::Root,
             format!("sysctl -w vm.overcommit_kbytes={}", limit.saturating_add(needed - left) >> 10),
@@ -448,6 +493,7 @@ fn swap(around: &Around) -> Finding {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
+    use crate::probe::State;
     use crate::probe::tests::around;
     use crate::units::PageSize;
 
@@ -495,7 +541,7 @@ mod tests {
         assert_eq!(lefts, [45, 151_000]);
         let finding = cgroup_memory(&around, &of(1, PageSize::Base));
         assert_eq!(finding.state, State::Missing);
-        assert!(finding.remedies[2].line.contains("memory/c/memory.limit_in_bytes"), "{finding:?}");
+        assert!(finding.remedies[1].line.contains("memory/c/memory.limit_in_bytes"), "{finding:?}");
         assert_eq!(cgroup_memory(&around, &of(1, PageSize::Huge2M)).state, State::Works);
     }
 

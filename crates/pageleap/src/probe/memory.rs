@@ -8,6 +8,7 @@ use pageleap_sys::{self as sys, Advice, Errno};
 use super::around::Around;
 use super::demand::Demand;
 use super::finding::{Finding, Remedy, State, Topic, Who};
+use super::limits::ask_for_less;
 use super::scratch::{Failed, Scratch, Span};
 use crate::observe;
 use crate::topology::Node;
@@ -331,6 +332,8 @@ struct HugePool {
     node: u32,
     total: u64,
     free: u64,
+    /// Bytes of ordinary memory that are free there.
+    memory: u64,
     /// Relative to the root.
     file: String,
     /// Whether this process could write the number, or why not.
@@ -343,7 +346,6 @@ fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> 
         |node: u32| format!("sys/devices/system/node/node{node}/hugepages/hugepages-{}kB", bytes >> 10);
     let pools: Vec<HugePool> = nodes
         .iter()
-        .filter(|node| node.total_bytes > 0)
         .filter_map(|node| {
             let file = format!("{}/nr_hugepages", folder(node.id.0));
             let total = around.read_number(&file).0?;
@@ -352,7 +354,7 @@ fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> 
             let opened = OpenOptions::new().write(true).open(around.files.root().join(&file));
             let writable = opened.map(drop).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)));
             let writable = if around.live { writable } else { Err(Errno(libc::EPERM)) };
-            Some(HugePool { node: node.id.0, total, free, file, writable })
+            Some(HugePool { node: node.id.0, total, free, memory: node.free_bytes, file, writable })
         })
         .collect();
     let free = free_of(&pools);
@@ -413,6 +415,16 @@ fn judge_hugetlb(
     let needed = if pools.len() > 1 { per_pool } else { 2 * per_pool };
     let short: Vec<&HugePool> = pools.iter().filter(|pool| pool.free < needed).collect();
     let what = wanted.bytes.map_or("a trial".to_owned(), |bytes| format!("a leap of {}", human_bytes(bytes)));
+    let takes = match pools.len() {
+        1 => format!("{what} takes {needed}, both pools being on the one node"),
+        _ => format!("{what} takes {needed} on each of its two nodes"),
+    };
+    let hint = match wanted.bytes {
+        Some(_) => String::new(),
+        None => format!("; for more, ask with --page-size {page} --size BYTES"),
+    };
+    // Two nodes are enough, or the one that there is.
+    let enough = pools.len() - short.len() >= pools.len().min(2);
 
     let finding = match trial {
         Some(HugeTrial::Failed(failed)) => {
@@ -428,7 +440,11 @@ fn judge_hugetlb(
             return Finding::missing(topic, format!("no pages of {size}"), reason)
                 .saw(failed.seen())
                 .saw(seen)
-                .remedies(if pools.is_empty() { Vec::new() } else { reserve(page, pools.iter(), needed) });
+                .remedies(if pools.is_empty() {
+                    Vec::new()
+                } else {
+                    reserve(&wanted, pools.iter(), needed)
+                });
         }
         Some(HugeTrial::WrongSize(found)) => {
             return Finding::missing(
@@ -446,27 +462,18 @@ fn judge_hugetlb(
             format!("pages of {size} exist, their number is not known"),
             "sysfs does not tell it",
         ),
-        _ if short.len() == pools.len() && free == 0 => Finding::missing(
+        _ if free == 0 => Finding::missing(
             topic,
             format!("no pages of {size} are free"),
-            format!(
-                "somebody must reserve them first, none are by default; what {what} takes is {needed} on each of its nodes{}",
-                if asked && demand.bytes.is_some() {
-                    String::new()
-                } else {
-                    format!(" (for more, ask with --page-size {page} --size BYTES)")
-                }
-            ),
+            format!("somebody must reserve them first, none are by default; {takes}{hint}"),
         ),
-        _ if !short.is_empty() && asked => Finding::missing(
-            topic,
-            format!("too few pages of {size} are free"),
-            format!("{what} takes {needed} on each of its nodes"),
-        ),
+        _ if !enough && asked => {
+            Finding::missing(topic, format!("too few pages of {size} are free"), format!("{takes}{hint}"))
+        }
         _ if !short.is_empty() => Finding::limited(
             topic,
-            format!("pages of {size} are free on some nodes only"),
-            format!("{what} takes {needed} on each of its nodes"),
+            format!("pages of {size} are free on some nodes only, or few"),
+            format!("{takes}{hint}"),
         ),
         Some(HugeTrial::Mapped { seen: true }) => Finding::works(
             topic,
@@ -481,7 +488,7 @@ fn judge_hugetlb(
         None => Finding::works(topic, format!("pages of {size}: {free} are free")),
     };
     let remedies =
-        if finding.state == State::Works { Vec::new() } else { reserve(page, short.into_iter(), needed) };
+        if finding.state == State::Works { Vec::new() } else { reserve(&wanted, short.into_iter(), needed) };
     finding.saw(seen).remedies(remedies)
 }
 
@@ -490,12 +497,22 @@ fn free_of(pools: &[HugePool]) -> u64 {
 }
 
 /// The lines that reserve what is missing on each node.
-fn reserve<'a>(page: PageSize, pools: impl Iterator<Item = &'a HugePool>, needed: u64) -> Vec<Remedy> {
+fn reserve<'a>(wanted: &Demand, pools: impl Iterator<Item = &'a HugePool>, needed: u64) -> Vec<Remedy> {
+    let page = wanted.page;
+    let page_bytes = page.bytes() as u64;
     let pools: Vec<&HugePool> = pools.collect();
     if pools.is_empty() {
         return Vec::new();
     }
     let missing = |pool: &HugePool| needed.saturating_sub(pool.free).max(1);
+    // Asked for more than there is, the kernel would reserve all that it can find and leave the machine without memory.
+    let spare = |pool: &HugePool| pool.memory / 8 * 7;
+    if pools.iter().any(|pool| missing(pool).saturating_mul(page_bytes) > spare(pool)) {
+        let possible = |pool: &&HugePool| spare(pool).saturating_add(pool.free.saturating_mul(page_bytes));
+        let pools_per_node = needed / (wanted.pool_bytes() / page_bytes).max(1);
+        let most = pools.iter().map(possible).min().unwrap_or(0) / pools_per_node.max(1);
+        return ask_for_less(most, wanted).into_iter().collect();
+    }
     let lines = pools
         .iter()
         .map(|pool| format!("echo {} > /{}", pool.total.saturating_add(missing(pool)), pool.file));
@@ -526,4 +543,79 @@ fn reserve<'a>(page: PageSize, pools: impl Iterator<Item = &'a HugePool>, needed
 /// A finding about something that could not be tried because an earlier step failed.
 pub(super) fn could_not_try(topic: Topic, failed: &Failed) -> Finding {
     Finding::unknown(topic, "not tried", "a call that comes before it failed").saw(failed.seen())
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::probe::tests::around;
+
+    fn pool(node: u32, free: u64, memory: u64) -> HugePool {
+        let file = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        HugePool { node, total: 10, free, memory, file, writable: Err(Errno(libc::EACCES)) }
+    }
+
+    fn judged(pools: &[HugePool], bytes: u64) -> Finding {
+        let demand = Demand { bytes: Some(bytes), page: PageSize::Huge2M };
+        judge_hugetlb(&around(&[], None), &demand, PageSize::Huge2M, pools, Some(HugeTrial::NoneFree))
+    }
+
+    #[test]
+    fn huge_pages_are_reserved_on_top_of_those_that_are_there_and_on_two_nodes() {
+        const GB: u64 = 1 << 30;
+        let finding = judged(&[pool(0, 0, 64 * GB), pool(2, 3, 64 * GB)], GB);
+        assert_eq!(finding.state, State::Missing);
+        let folder =
+            |node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        let line = format!("echo 522 > {} && echo 519 > {}", folder(0), folder(2));
+        assert_eq!(finding.remedies[0].line, line);
+        assert_eq!(finding.remedies[0].who, Who::Root);
+        // Both pools on the one node.
+        let line = format!("echo 1034 > {}", folder(0));
+        assert_eq!(judged(&[pool(0, 0, 64 * GB)], GB).remedies[0].line, line);
+        // Two nodes with enough are enough.
+        assert_eq!(judged(&[pool(0, 512, GB), pool(1, 512, GB), pool(2, 0, GB)], GB).state, State::Limited);
+    }
+
+    #[test]
+    fn nobody_is_told_to_reserve_more_than_there_is() {
+        let finding = judged(&[pool(0, 0, 16 << 30)], 100 << 30);
+        assert_eq!(finding.state, State::Missing);
+        // Seven eighths of the memory for two pools.
+        assert_eq!(finding.remedies[0].line, "pageleap doctor --page-size 2m --size 7168m");
+        assert!(!finding.remedies.iter().any(|r| r.line.contains("echo")), "{finding:?}");
+    }
+
+    #[test]
+    fn refused_memory_files_are_told_apart() {
+        let mut filtered = around(&[("proc/sys/vm/memfd_noexec", "2\n")], None);
+        filtered.filtered = Some(true);
+        let trial = |noexec, plain| FileTrial { noexec, plain, truncated: Err(Errno(libc::EPERM)) };
+        let judge = |noexec, plain| judge_files(&filtered, &trial(noexec, plain)).0;
+        assert_eq!(judge(Ok(()), Err(Errno(libc::EACCES))).state, State::Works, "pools ask for the seal");
+        assert_eq!(judge(Err(Errno(libc::EINVAL)), Ok(())).state, State::Works, "before Linux 6.3");
+        let refused = judge(Err(Errno(libc::EPERM)), Err(Errno(libc::EPERM)));
+        assert!(
+            refused.reason.contains("seccomp filter") && refused.filtered == Some("memfd_create"),
+            "{refused}"
+        );
+        let files = judge(Err(Errno(libc::EMFILE)), Err(Errno(libc::EMFILE)));
+        assert!(files.remedies[0].line.starts_with("ulimit -n"), "{files:?}");
+    }
+
+    #[test]
+    fn a_huge_page_counts_only_if_smaps_shows_it() {
+        let files = [("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [never] deny\n")];
+        let around = around(&files, None);
+        let judge = |trial, off| judge_thp(&around, Ok(trial), off);
+        assert_eq!(judge(ThpTrial::Collapsed { seen_in_smaps: true }, false).state, State::Works);
+        assert_eq!(judge(ThpTrial::Collapsed { seen_in_smaps: false }, false).state, State::Missing);
+        let old = judge(ThpTrial::Refused(Errno(libc::EINVAL)), false);
+        assert!(
+            old.reason.contains("6.1") && old.remedies[0].line.starts_with("echo always > /sys/"),
+            "{old:?}"
+        );
+        let off = judge(ThpTrial::Refused(Errno(libc::EINVAL)), true);
+        assert!(off.reason.contains("PR_SET_THP_DISABLE") && off.remedies.is_empty(), "{off:?}");
+    }
 }

@@ -24,7 +24,7 @@ pub use demand::Demand;
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
 pub use userfaultfd::{FEATURES, Feature, Way, WayFound};
 
-use crate::topology::{SysFiles, Topology};
+use crate::topology::{Node, SysFiles, Topology};
 use crate::units::NodeId;
 use around::Around;
 use placement::Allowed;
@@ -70,7 +70,9 @@ impl Capabilities {
                 Finding::unknown(*topic, "not tried", reason)
             }));
         }
-        findings.extend(memory::hugetlb_findings(&around, demand, nodes));
+        let usable: Vec<Node> =
+            nodes.iter().filter(|node| allowed.allowed.contains(&node.id)).cloned().collect();
+        findings.extend(memory::hugetlb_findings(&around, demand, &usable));
         findings.extend(limits::findings(&around, demand, nodes, &allowed));
         around::open_filter(&around, &mut findings);
         findings.sort_by_key(|finding| finding.topic);

@@ -67,6 +67,11 @@ impl Capabilities {
                     ),
                 )
             }
+            Err(Failure::Error(Error::OutOfMemory { .. })) if demand.page.is_hugetlb() => Finding::missing(
+                topic,
+                "not possible with so few pages",
+                format!("too few huge pages are free: see hugetlb-{}", demand.page),
+            ),
             Err(Failure::Error(error)) => {
                 Finding::missing(topic, "a leap of a few pages failed", error.to_string())
             }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use pageleap_sys::{self as sys, Errno, PageRegion, page_is, scan_flag, uffd_feature, uffd_mode};
 
-use super::around::{Around, Killed};
+use super::around::{Around, Killed, drop_in};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -237,16 +237,17 @@ impl Device {
         let mut remedies = Vec::new();
         match (&around.user, &self.group, self.permissions) {
             (Some(user), Some(group), Some((_, gid, mode))) if gid != 0 && mode & 0o060 == 0o060 => {
-                let line = format!("usermod -aG {group} {user}   (then log in again)");
+                let line = format!("usermod -aG {group} {user}");
+                let grants = format!("from the next login on, {grants}");
                 remedies.push(Remedy::new(Who::Root, line, grants));
                 return remedies;
             }
             (Some(user), ..) => remedies.push(Remedy::new(
                 Who::Root,
                 format!(
-                    "groupadd -f -r userfaultfd && usermod -aG userfaultfd {user} && chgrp userfaultfd {DEVICE} && chmod 0660 {DEVICE}   (then log in again)"
+                    "groupadd -f -r userfaultfd && usermod -aG userfaultfd {user} && chgrp userfaultfd {DEVICE} && chmod 0660 {DEVICE}"
                 ),
-                format!("until the next boot, {grants}"),
+                format!("from the next login until the next boot, {grants}"),
             )),
             (None, ..) => remedies.push(Remedy::new(
                 Who::Root,
@@ -285,7 +286,7 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
     let enough = format!("{DEVICE} works, which is enough: nothing needs to change");
     let finding = match (found.way, refused, refused.errno().unwrap_or(Errno(0)).0) {
         (_, Refused::Killed(killed), _) if device_opens => {
-            Finding::missing(topic, summary, killed.reason()).saw(enough)
+            return Finding::missing(topic, summary, killed.reason()).saw(seen).saw(enough);
         }
         (_, Refused::Killed(killed), _) => {
             Finding::missing(topic, summary, killed.reason()).filtered("userfaultfd")
@@ -334,7 +335,7 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
         (_, _, number) => {
             let finding = Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number)));
             match (device_opens, found.way) {
-                (true, _) => finding.saw(enough),
+                (true, _) => return finding.saw(seen).saw(sysctl_seen).saw(enough),
                 (false, Way::Call) => finding.remedies(device.way_in(around)).filtered("userfaultfd"),
                 (false, _) => finding.filtered("userfaultfd"),
             }
@@ -396,19 +397,17 @@ fn judge_device(around: &Around, device: &Device, number: i32, summary: String) 
             );
             Finding::missing(topic, summary, reason).remedies(device.access(around))
         }
-        libc::EPERM => Finding::missing(
-            topic,
-            summary,
-            "the device cgroup of this container or service refuses it",
-        )
-        .remedies([
-            pass_device(),
-            Remedy::new(
-                Who::Starter,
-                "systemctl edit <UNIT>, with the lines: [Service] and DeviceAllow=/dev/userfaultfd rw",
-                "the same, for a service with a closed device policy",
-            ),
-        ]),
+        libc::EPERM => {
+            Finding::missing(topic, summary, "the device cgroup of this container or service refuses it")
+                .remedies([
+                    pass_device(),
+                    Remedy::new(
+                        Who::Starter,
+                        drop_in("DeviceAllow=/dev/userfaultfd rw"),
+                        "the same, for a service with a closed device policy",
+                    ),
+                ])
+        }
         other => Finding::missing(topic, summary, around.refusal("the device", Errno(other))),
     }
 }
@@ -621,7 +620,7 @@ fn judge_freeze(ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
             } else {
                 "faults of the kernel cannot be held: system calls that touch the range would fail with EFAULT. Remedies are under userfaultfd-device"
             };
-            Finding::missing(topic, "a range can be held against user code at most", reason)
+            Finding::missing(topic, "a range cannot be held against user code and kernel at once", reason)
         }
     }
 }
