@@ -44,7 +44,12 @@ pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     let mb = mb - mb % page_mb;
     (mb > 0).then(|| {
         let line = format!("pageleap doctor --page-size {} --size {mb}m", demand.page);
-        Remedy::new(Who::You, line, "nothing: the largest that fits now; a larger region moves in several steps through a pool of that size")
+        Remedy::new(
+            Who::You,
+            line,
+            "nothing: the largest that fits now; a larger region moves in \
+         several steps through a pool of that size",
+        )
     })
 }
 
@@ -73,7 +78,8 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
         (limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2).saturating_mul(DEFAULT_AREA_BYTES as u64),
     );
     let raised = worst.saturating_mul(2).max(262_144).min(i32::MAX as u64);
-    let grants = "every process of the machine may have as many; each costs the kernel about 200 bytes that cannot be swapped out";
+    let grants = "every process of the machine may have as many; each costs the kernel about 200 \
+     bytes that cannot be swapped out";
     let line = format!("sysctl -w vm.max_map_count={raised}");
     let finding = if limit < in_use + SPARE_MAPPINGS {
         Finding::missing(
@@ -228,18 +234,32 @@ fn locked_memory(around: &Around, demand: &Demand) -> Finding {
     let finding = match limit.soft {
         _ if can == Some(true) => Finding::works(topic, "any amount of memory may be locked"),
         None => Finding::works(topic, "any amount of memory may be locked"),
-        Some(bytes) if bytes >= needed => {
-            Finding::works(topic, format!("{} may be locked, enough for the pools of {demand}", human_bytes(bytes)))
-        }
+        Some(bytes) if bytes >= needed => Finding::works(
+            topic,
+            format!(
+                "{} may be locked, enough for the pools of \
+             {demand}",
+                human_bytes(bytes)
+            ),
+        ),
         Some(bytes) => Finding::limited(
             topic,
             format!("{} may be locked", human_bytes(bytes)),
             format!(
-                "the pools of {demand} take {}, and only locked memory is sure to stay resident; leaps themselves do without",
+                "the pools of {demand} take {}, and only locked memory is sure to stay resident; \
+                 leaps themselves do without",
                 human_bytes(needed)
             ),
         )
-        .remedies(LOCKED_MEMORY.raise(limit, needed, &format!("{} that cannot be swapped out", human_bytes(needed))))
+        .remedies(LOCKED_MEMORY.raise(
+            limit,
+            needed,
+            &format!(
+                "{} that cannot be swapped \
+         out",
+                human_bytes(needed)
+            ),
+        ))
         .remedy(
             Who::Root,
             format!(
@@ -247,9 +267,18 @@ fn locked_memory(around: &Around, demand: &Demand) -> Finding {
                 around.user.as_deref().unwrap_or("<USER>"),
                 needed.div_ceil(1024)
             ),
-            format!("from the next login on each process of this user may keep {} from being swapped out", human_bytes(needed)),
+            format!(
+                "from the next login on each process of this user may keep {} from being swapped \
+             out",
+                human_bytes(needed)
+            ),
         )
-        .remedy(Who::Starter, format!("docker run --ulimit memlock={needed} <IMAGE>"), "the same for each process of a container"),
+        .remedy(
+            Who::Starter,
+            format!("docker run --ulimit memlock={needed} <IMAGE>"),
+            "the same for \
+         each process of a container",
+        ),
     };
     finding.saw(LOCKED_MEMORY.seen(limit)).saw(format!("CAP_IPC_LOCK: {held}"))
 }
@@ -447,13 +476,19 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         Finding::missing(
             topic,
             format!("the commit limit leaves too little for {}", demand),
-            format!("with vm.overcommit_memory=2 the kernel promises {} more, and both pools take {}", human_bytes(left), human_bytes(needed)),
+            format!(
+                "with vm.overcommit_memory=2 the kernel promises {} more, and both pools take \
+             {}",
+                human_bytes(left),
+                human_bytes(needed)
+            ),
         )
         .remedies(ask_for_less(left / 2, demand))
         .remedy(
             Who::Root,
             format!("sysctl -w vm.overcommit_kbytes={}", limit.saturating_add(needed - left) >> 10),
-            "all processes together may be promised that much; above what the machine has, the OOM killer is possible again",
+            "all processes together may be promised that much; above what the machine has, the OOM \
+             killer is possible again",
         )
     };
     finding.saw(seen).saw(seen_limit)
@@ -485,9 +520,12 @@ fn swap(around: &Around) -> Finding {
         ),
     )
     .saw(seen)
-    .remedy(Who::You, "mlock the region, or the pools where the program offers it (see locked-memory for how much may be)", "that memory is taken from everybody else")
-    .remedy(Who::Starter, "systemd-run -p MemorySwapMax=0 <PROGRAM>", "nothing; the program meets its memory limit instead of swapping (docker run --memory-swap equal to --memory)")
-    .remedy(Who::Root, "swapoff -a", "the machine kills processes where it would have swapped; needs as much free memory as is swapped out now")
+    .remedy(Who::You, "lock the pools, as PoolBuilder::locked does", "that memory is taken from \
+     everybody else; locked-memory says how much may be")
+    .remedy(Who::Starter, "systemd-run -p MemorySwapMax=0 <PROGRAM>", "nothing; the program meets its \
+     memory limit instead of swapping (docker run --memory-swap equal to --memory)")
+    .remedy(Who::Root, "swapoff -a", "the machine kills processes where it would have swapped; needs \
+     as much free memory as is swapped out now")
 }
 
 #[cfg(all(test, not(miri)))]

@@ -157,7 +157,8 @@ fn judge_populate(around: &Around, tried: Result<Result<(), Errno>, Failed>) -> 
                 Errno(libc::ENOMEM | libc::EFAULT | libc::EAGAIN) => Finding::missing(
                     topic,
                     "not even two pages could be filled",
-                    "the memory cgroup, the machine, or with vm.overcommit_memory=2 its CommitLimit has run out of memory",
+                    "the memory cgroup, the machine, or with vm.overcommit_memory=2 its CommitLimit \
+                     has run out of memory",
                 ),
                 other => Finding::missing(
                     topic,
@@ -277,7 +278,8 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
                 Errno(libc::EINVAL) if switched_off => Finding::missing(
                     topic,
                     "no huge pages of shared memory",
-                    "transparent huge pages are switched off for this process (prctl(PR_SET_THP_DISABLE), inherited from who started it)",
+                    "transparent huge pages are switched off for this process \
+                     (prctl(PR_SET_THP_DISABLE), inherited from who started it)",
                 ),
                 Errno(libc::EINVAL) if switch.is_none() => Finding::missing(
                     topic,
@@ -305,7 +307,8 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
                     "echo 1 > /proc/sys/vm/compact_memory",
                     "nothing; moves pages of all programs together once, which takes CPU time",
                 ),
-                other => Finding::missing(topic, "no huge pages of shared memory", around.refusal("madvise(MADV_COLLAPSE)", other)),
+                other => Finding::missing(topic, "no huge pages of shared \
+                 memory", around.refusal("madvise(MADV_COLLAPSE)", other)),
             };
             finding.saw(format!("madvise(MADV_COLLAPSE) of 2 MB of a memory file: {errno}"))
         }
@@ -430,10 +433,15 @@ fn judge_hugetlb(
         Some(HugeTrial::Failed(failed)) => {
             let reason = match failed.errno {
                 Errno(libc::ENODEV | libc::ENOENT | libc::EINVAL) if pools.is_empty() => {
-                    format!("neither the kernel nor the processor may know pages of {size} (CONFIG_HUGETLBFS; flags pse, pdpe1gb)")
+                    format!(
+                        "neither the kernel nor the processor may know pages of {size} \
+                     (CONFIG_HUGETLBFS; flags pse, pdpe1gb)"
+                    )
                 }
                 Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC) => {
-                    "the free pages are reserved by others, lie on nodes outside the cpuset, or the hugetlb cgroup (hugetlb.*.max) refuses them".into()
+                    "the free pages are reserved by others, lie on nodes outside the cpuset, or the \
+                     hugetlb cgroup (hugetlb.*.max) refuses them"
+                        .into()
                 }
                 other => around.refusal(&failed.call, other),
             };
@@ -533,8 +541,9 @@ fn reserve<'a>(wanted: &Demand, pools: impl Iterator<Item = &'a HugePool>, neede
         let all = pools.iter().fold(total, |sum, pool| sum.saturating_add(pool.total));
         remedies.push(Remedy::new(
             Who::Root,
-            format!("add to the kernel's command line: hugepagesz=1G hugepages={all}"),
-            "the same, spread over all nodes, from the next boot on: later there is seldom 1 GB of contiguous memory",
+            format!("hugepagesz=1G hugepages={all}"),
+            "on the kernel's command line: the same, spread over all nodes, from the next boot on; \
+             later there is seldom 1 GB of contiguous memory",
         ));
     }
     remedies

@@ -292,20 +292,30 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
     let (mode, seen) = around.read_number(FILE);
     let one = allowed.with_memory.len() == 1;
     let finding = match mode {
-        None if around.read_line("proc/sys/kernel/osrelease").0.is_none() => {
-            Finding::unknown(topic, "whether the kernel moves pages on its own is not known", "/proc/sys cannot be read")
-        }
+        None if around.read_line("proc/sys/kernel/osrelease").0.is_none() => Finding::unknown(
+            topic,
+            "whether the kernel moves pages on its own is not \
+             known",
+            "/proc/sys cannot be read",
+        ),
         None => Finding::works(topic, "the kernel does not move pages on its own (no such setting)"),
         Some(0) => Finding::works(topic, "the kernel does not move pages on its own"),
-        Some(_) if one => Finding::works(topic, "the kernel would move pages on its own, but has one node only"),
-        Some(_) if bound == Some(true) => {
-            Finding::works(topic, "the kernel moves pages on its own, but leaves pools alone, because they are bound to their nodes")
-        }
+        Some(_) if one => Finding::works(
+            topic,
+            "the kernel would move pages on its own, but has one \
+         node only",
+        ),
+        Some(_) if bound == Some(true) => Finding::works(
+            topic,
+            "the kernel moves pages on its own, but leaves pools alone, because \
+             they are bound to their nodes",
+        ),
         Some(mode) => Finding::limited(
             topic,
             "the kernel may move pages of pools away again",
             format!(
-                "kernel.numa_balancing={mode}{}, and pools that are not bound count as any memory; its scans also cost page faults",
+                "kernel.numa_balancing={mode}{}, and pools that are not bound count as any memory; \
+                 its scans also cost page faults",
                 if mode & 2 != 0 { " (between memory tiers)" } else { "" }
             ),
         )

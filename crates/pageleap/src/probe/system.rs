@@ -93,8 +93,9 @@ fn procfs(around: &Around) -> Finding {
         )
         .remedy(
             Who::Starter,
-            "mount the whole of /proc: mount -t proc proc /proc, without subset=pid",
-            "programs there see the settings of the kernel",
+            "mount -t proc proc /proc",
+            "over the partial one (subset=pid): programs there see the processes of their pid \
+             namespace and the settings of the kernel",
         ),
     };
     unreadable.into_iter().fold(finding, Finding::saw)
@@ -151,15 +152,21 @@ fn frame_numbers(around: &Around) -> Finding {
             let reason = if around.in_user_namespace == Some(true) {
                 "the kernel shows them to CAP_SYS_ADMIN of the machine only, and this is a user namespace"
             } else {
-                "the kernel shows them to CAP_SYS_ADMIN only, because they help to exploit faulty memory (Rowhammer)"
+                "the kernel shows them to CAP_SYS_ADMIN only, because they help to exploit faulty \
+                 memory (Rowhammer)"
             };
-            Finding::missing(topic, "frame numbers are hidden: that frames have changed cannot be proven, only that contents are right", reason)
-                .saw("/proc/self/pagemap: frame 0 for a page of ours that is present")
-                .remedy(
-                    Who::Root,
-                    "sudo pageleap demo",
-                    "the run may do anything; on a machine for tests only. Leaps need none of it",
-                )
+            Finding::missing(
+                topic,
+                "frame numbers are hidden: that frames have changed cannot be \
+             proven, only that contents are right",
+                reason,
+            )
+            .saw("/proc/self/pagemap: frame 0 for a page of ours that is present")
+            .remedy(
+                Who::Root,
+                "sudo pageleap demo",
+                "the run may do anything; on a machine for tests only. Leaps need none of it",
+            )
         }
         Err(error) => Finding::missing(
             topic,

@@ -245,19 +245,25 @@ impl Device {
             (Some(user), ..) => remedies.push(Remedy::new(
                 Who::Root,
                 format!(
-                    "groupadd -f -r userfaultfd && usermod -aG userfaultfd {user} && chgrp userfaultfd {DEVICE} && chmod 0660 {DEVICE}"
+                    "groupadd -f -r userfaultfd && usermod -aG userfaultfd {user} && chgrp \
+                     userfaultfd {DEVICE} && chmod 0660 {DEVICE}"
                 ),
                 format!("from the next login until the next boot, {grants}"),
             )),
             (None, ..) => remedies.push(Remedy::new(
                 Who::Root,
                 format!("chgrp {} {DEVICE} && chmod 0660 {DEVICE}", around.gid),
-                format!("until the next boot, {grants} (group {} is the one that this process has)", around.gid),
+                format!(
+                    "until the next boot, {grants} (group {} is the one that this process \
+                 has)",
+                    around.gid
+                ),
             )),
         }
         remedies.push(Remedy::new(
             Who::Root,
-            "echo 'KERNEL==\"userfaultfd\", GROUP=\"userfaultfd\", MODE=\"0660\"' > /etc/udev/rules.d/70-userfaultfd.rules && \
+            "echo 'KERNEL==\"userfaultfd\", GROUP=\"userfaultfd\", MODE=\"0660\"' > \
+             /etc/udev/rules.d/70-userfaultfd.rules && \
              udevadm control --reload && udevadm trigger --sysname-match=userfaultfd",
             "the same for good (after the group has been made)",
         ));
@@ -310,7 +316,8 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
         (Way::Call, _, libc::EPERM) if user_mode_opens => {
             let held = around.capabilities >> sys::capability::SYS_PTRACE & 1 == 1;
             let why = if held && around.in_user_namespace == Some(true) {
-                "faults of the kernel ask for CAP_SYS_PTRACE on the machine, and this process has it in a user namespace only"
+                "faults of the kernel ask for CAP_SYS_PTRACE on the machine, and this process has it \
+                 in a user namespace only"
             } else {
                 "faults of the kernel ask for CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1"
             };
@@ -467,15 +474,31 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
         .saw(format!("{CALL} of a page of ours: wrong")),
         Err(failed) if failed.call.starts_with("open") => {
             let finding = match failed.errno.0 {
-                libc::ENOENT => Finding::missing(topic, "no pagemap", "/proc is not mounted, or the kernel has no CONFIG_PROC_PAGE_MONITOR")
-                    .remedies([mount_proc()]),
+                libc::ENOENT => Finding::missing(
+                    topic,
+                    "no pagemap",
+                    "/proc is not mounted, or the \
+                 kernel has no CONFIG_PROC_PAGE_MONITOR",
+                )
+                .remedies([mount_proc()]),
                 libc::EACCES => Finding::missing(
                     topic,
                     "pagemap cannot be opened",
-                    "/proc/self belongs to root because this process may not be traced (a program with capabilities or set-user-id, or one that its user cannot read)",
+                    "/proc/self belongs to root because this process may not be traced (a program \
+                     with capabilities or set-user-id, or one that its user cannot read)",
                 )
-                .remedy(Who::Root, "setcap -r <PROGRAM>", "takes the program's capabilities away; chmod a+r <PROGRAM> if it is only unreadable"),
-                _ => Finding::missing(topic, "pagemap cannot be opened", around.refusal("open(/proc/self/pagemap)", failed.errno)),
+                .remedy(
+                    Who::Root,
+                    "setcap -r <PROGRAM>",
+                    "takes the program's capabilities away; \
+                 chmod a+r <PROGRAM> if it is only unreadable",
+                ),
+                _ => Finding::missing(
+                    topic,
+                    "pagemap cannot be \
+                 opened",
+                    around.refusal("open(/proc/self/pagemap)", failed.errno),
+                ),
             };
             finding.saw(failed.seen())
         }
@@ -550,7 +573,8 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
         None => Finding::missing(
             topic,
             "writes cannot be tracked without a fault handler",
-            "no way to userfaultfd works that has WP_ASYNC, WP_UNPOPULATED and WP_HUGETLBFS_SHMEM: see userfaultfd-user-mode, which needs no privilege",
+            "no way to userfaultfd works that has WP_ASYNC, WP_UNPOPULATED and WP_HUGETLBFS_SHMEM: \
+             see userfaultfd-user-mode, which needs no privilege",
         ),
         Some((way, Ok(true))) => {
             Finding::works(topic, "writes to memory files can be tracked without a fault handler").saw(
@@ -618,7 +642,8 @@ fn judge_freeze(ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
             let reason = if any {
                 "this kernel lacks features: see userfaultfd"
             } else {
-                "faults of the kernel cannot be held: system calls that touch the range would fail with EFAULT. Remedies are under userfaultfd-device"
+                "faults of the kernel cannot be held: system calls that touch the range would fail \
+                 with EFAULT. Remedies are under userfaultfd-device"
             };
             Finding::missing(topic, "a range cannot be held against user code and kernel at once", reason)
         }
