@@ -22,6 +22,12 @@ const LOOM_BOUND_VAR: &str = "LOOM_MAX_PREEMPTIONS";
 /// without a bound the larger tests do not end.
 const LOOM_BOUND: &str = "3";
 
+/// Environment variable with the number of schedules that each shuttle test runs.
+const SHUTTLE_SCHEDULES_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
+
+/// Schedules per test: some 20 s on two cores.
+const SHUTTLE_SCHEDULES: &str = "10000";
+
 /// Where the sources are and where the results go.
 #[derive(Debug, Clone)]
 pub struct Workspace {
@@ -55,8 +61,8 @@ impl Workspace {
     pub fn checker(&self, checker: Checker, build_only: bool) -> Command {
         let mut arguments = vec!["test", "-p", "pageleap"];
         match checker {
-            Checker::Loom => arguments.extend(["--release", "--lib"]),
-            Checker::Unit => arguments.extend(["--lib"]),
+            Checker::Loom | Checker::Shuttle => arguments.extend(["--release", "--lib"]),
+            Checker::Unit => arguments.extend(["--lib", "--test", "placement"]),
             Checker::Stress => arguments.extend(["--release", "--test", "stress"]),
         }
         if build_only {
@@ -64,15 +70,20 @@ impl Workspace {
         }
         match checker {
             Checker::Loom => arguments.push("loom_"),
+            // Not captured: a failed schedule must be seen even if the process then ends abnormally.
+            Checker::Shuttle => arguments.extend(["shuttle_", "--", "--nocapture"]),
             Checker::Unit => {}
             Checker::Stress => arguments.extend(["--", "--nocapture"]),
         }
         let mut command = self.cargo(&arguments);
         match checker {
             Checker::Loom => {
-                let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
-                flags.push(" --cfg loom");
-                command.env("RUSTFLAGS", flags).env(LOOM_BOUND_VAR, or_default(LOOM_BOUND_VAR, LOOM_BOUND));
+                let bound = or_default(LOOM_BOUND_VAR, LOOM_BOUND);
+                command.env("RUSTFLAGS", with_cfg("loom")).env(LOOM_BOUND_VAR, bound);
+            }
+            Checker::Shuttle => {
+                let schedules = or_default(SHUTTLE_SCHEDULES_VAR, SHUTTLE_SCHEDULES);
+                command.env("RUSTFLAGS", with_cfg("shuttle")).env(SHUTTLE_SCHEDULES_VAR, schedules);
             }
             Checker::Unit => {}
             Checker::Stress => {
@@ -82,6 +93,13 @@ impl Workspace {
         }
         command
     }
+}
+
+/// The compiler flags of the environment, and `--cfg` with a name.
+fn with_cfg(name: &str) -> OsString {
+    let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
+    flags.push(format!(" --cfg {name}"));
+    flags
 }
 
 /// The variable's value, or `default` where it is not set.

@@ -15,7 +15,9 @@ use std::fmt::Write;
 pub enum Checker {
     /// The model checker: loom tests of the library.
     Loom,
-    /// The library's unit tests.
+    /// Whole jobs under long random schedules: shuttle tests of the library.
+    Shuttle,
+    /// The library's unit tests, and the tests of placements.
     Unit,
     /// The stress oracle, which must report lost writes: another failure is not the one that was predicted.
     Stress,
@@ -23,12 +25,13 @@ pub enum Checker {
 
 impl Checker {
     /// All of them, cheapest first.
-    pub const ALL: [Checker; 3] = [Checker::Unit, Checker::Loom, Checker::Stress];
+    pub const ALL: [Checker; 4] = [Checker::Unit, Checker::Loom, Checker::Shuttle, Checker::Stress];
 
     /// Its name in tables and paths.
     pub fn name(self) -> &'static str {
         match self {
             Checker::Loom => "loom",
+            Checker::Shuttle => "shuttle",
             Checker::Unit => "unit",
             Checker::Stress => "stress",
         }
@@ -38,7 +41,7 @@ impl Checker {
     /// and their ordinary reports ("0 lost") must not look like it.
     pub fn evidence(self) -> Option<&'static str> {
         match self {
-            Checker::Loom | Checker::Unit => None,
+            Checker::Loom | Checker::Shuttle | Checker::Unit => None,
             Checker::Stress => Some("LOST"),
         }
     }
@@ -184,6 +187,30 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "sleepers-counted-too-early",
+        file: SYNC,
+        find: "        self.word.swap(to, Ordering::SeqCst);\n        self.wake();",
+        replace: "        let sleepers = self.sleepers();\n        self.word.swap(to, Ordering::SeqCst);\n        self.changes.fetch_add(1, Ordering::SeqCst);\n        if cfg!(loom) || sleepers > 0 {\n            self.kernel.wake_all(&self.changes);\n        }",
+        why: "a thread that goes to sleep between the look for sleepers and the change of the word is overlooked",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "finished-without-the-lock",
+        file: "crates/pageleap/src/migrate/job.rs",
+        find: "        self.enter(Phase::Finished);\n        drop(slot);",
+        replace: "        drop(slot);\n        self.enter(Phase::Finished);",
+        why: "whoever waits for a job can miss its end and sleep for ever",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "last-area-not-announced",
+        file: RUN,
+        find: "            self.changed.notify_all();",
+        replace: "            if !lock(&self.state).queue.is_empty() {\n                self.changed.notify_all();\n            }",
+        why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
         name: "no-generation",
         file: SLOT,
         find: "wrapping_add(1 << PHASE_BITS)",
@@ -216,6 +243,30 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "stray-tables-handed-out",
+        file: SHARE,
+        find: "state.strayed.set(part, !wanted || mapped.is_err());",
+        replace: "state.strayed.set(part, false);",
+        why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "mapped-anew-and-not-noted",
+        file: SHARE,
+        find: "self.strayed.set(run, true);",
+        replace: "",
+        why: "page tables that some thread's call has allocated anew count as being where the share wants them",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "cpuset-ignored",
+        file: RUN,
+        find: "self.shared.ask_to_stop(Stop::CpusetChanged);",
+        replace: "",
+        why: "a job goes on moving pages to a node that the cpuset no longer allows",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
         name: "frames-given-back-twice",
         file: "crates/pageleap/src/pool/frames.rs",
         find: "before.is_none_or(|b| b.end() <= run.first)",
@@ -226,6 +277,8 @@ pub const TABLE: &[Mutant] = &[
 ];
 
 const SLOT: &str = "crates/pageleap/src/engine/mprotect/slot.rs";
+const SHARE: &str = "crates/pageleap/src/pool/share.rs";
+const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 

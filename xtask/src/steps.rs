@@ -44,6 +44,8 @@ pub enum Step {
     Stress,
     /// The model checker.
     Loom,
+    /// Whole jobs under random schedules.
+    Shuttle,
     /// The unit tests under Miri.
     Miri,
     /// Whether the mutation list fits the sources and the document.
@@ -56,12 +58,13 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 9] = [
+    pub const ALL: [Step; 10] = [
         Step::Fmt,
         Step::Clippy,
         Step::Tests,
         Step::Stress,
         Step::Loom,
+        Step::Shuttle,
         Step::Miri,
         Step::MutantList,
         Step::Mutants,
@@ -76,6 +79,7 @@ impl Step {
             Step::Tests => "tests",
             Step::Stress => "stress",
             Step::Loom => "loom",
+            Step::Shuttle => "shuttle",
             Step::Miri => "miri",
             Step::MutantList => "mutant-list",
             Step::Mutants => "mutants",
@@ -91,6 +95,7 @@ impl Step {
             Step::Tests => "cargo test --workspace, with huge pages where they can be reserved",
             Step::Stress => "the stress oracle in release mode: writers against migrations",
             Step::Loom => "loom tests of the library, all interleavings up to a bound",
+            Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
             Step::Miri => "unit tests of the library under Miri (needs the nightly toolchain)",
             Step::MutantList => "each mutant fits its file exactly once and stands in docs/protocol.md",
             Step::Mutants => "each mutant of the protocol is caught by its checker",
@@ -221,10 +226,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             let per_case = Duration::from_secs(stress_seconds.unwrap_or(STRESS_SECONDS));
             run_tests(workspace, step, command, STEP_LIMIT + per_case * STRESS_CASES_MAX)
         }
-        Step::Loom => {
-            let own = Workspace { target: workspace.target.join("loom"), ..workspace.clone() };
-            run_tests(workspace, step, own.checker(Checker::Loom, false), STEP_LIMIT)
-        }
+        Step::Loom => run_checker(workspace, step, Checker::Loom),
+        Step::Shuttle => run_checker(workspace, step, Checker::Shuttle),
         Step::Miri => match miri_missing() {
             Some(reason) => {
                 println!("xtask: !!! NOT RUN: the unit tests under Miri, because {reason}");
@@ -267,6 +270,12 @@ fn run_check(step: Step, command: Command) -> Result<Report> {
     let ending = stream(command, STEP_LIMIT, |_| {})?;
     let verdict = if ending.success() { Verdict::Passed } else { Verdict::Failed(ending.reason(STEP_LIMIT)) };
     Ok(Report::new(step, verdict))
+}
+
+/// Runs a checker that needs compiler flags of its own, and so a target directory of its own.
+fn run_checker(workspace: &Workspace, step: Step, checker: Checker) -> Result<Report> {
+    let own = Workspace { target: workspace.target.join(checker.name()), ..workspace.clone() };
+    run_tests(workspace, step, own.checker(checker, false), STEP_LIMIT)
 }
 
 /// Runs a command that prints test results, and counts these.

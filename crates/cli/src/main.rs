@@ -3,6 +3,7 @@
 mod bytes;
 mod demo;
 mod doctor;
+mod topology;
 
 use std::process::ExitCode;
 
@@ -20,6 +21,7 @@ struct Cli {
 enum Command {
     Demo(Box<demo::DemoArgs>),
     Doctor(doctor::DoctorArgs),
+    Topology(topology::TopologyArgs),
 }
 
 /// Exit code of a request that cannot be taken; clap uses the same for flags that it refuses.
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
+        Command::Topology(args) => topology::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

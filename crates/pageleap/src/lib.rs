@@ -20,7 +20,7 @@
 //! `docs/protocol.md` the argument why nothing is lost. Read [the contract of a region](Region) before you use one.
 
 #![cfg(target_os = "linux")]
-// A model checker builds the protocol alone; what it leaves out uses the rest.
+// Loom builds the protocol alone; what it leaves out uses the rest.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 #[cfg(not(loom))]
@@ -41,6 +41,8 @@ pub mod pool;
 pub mod probe;
 #[cfg(not(loom))]
 mod region;
+#[cfg(all(test, shuttle))]
+mod schedules;
 mod sync;
 #[cfg(not(loom))]
 pub mod topology;

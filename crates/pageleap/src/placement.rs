@@ -311,3 +311,102 @@ impl fmt::Display for Verification {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NODES: [NodeId; 3] = [NodeId(0), NodeId(4), NodeId(9)];
+
+    fn parts(placement: &Placement, capacity: usize, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
+        placement.layout(capacity, PageSize::Base).unwrap().parts(pages)
+    }
+
+    #[test]
+    fn stripes_alternate_and_their_places_do_not_depend_on_the_range() {
+        let placement = Placement::interleave(NODES).stripe_bytes(2 * BASE_PAGE);
+        assert_eq!(parts(&placement, 1 << 20, 0..7), [(0..2, 0), (2..4, 1), (4..6, 2), (6..7, 0)]);
+        assert_eq!(parts(&placement, 1 << 20, 3..5), [(3..4, 1), (4..5, 2)]);
+        assert_eq!(parts(&Placement::on(NODES[1]), 1 << 20, 3..500), [(3..500, 0)]);
+    }
+
+    #[test]
+    fn weights_are_kept_in_each_round_and_spread_within_it() {
+        assert_eq!(round_of(&[3, 1]), [0, 0, 1, 0]);
+        assert_eq!(round_of(&[1, 1, 1]), [0, 1, 2]);
+        let placement = Placement::weighted([(NODES[0], 2), (NODES[1], 1)]).stripe_bytes(BASE_PAGE);
+        assert_eq!(parts(&placement, 1 << 20, 0..6), [(0..1, 0), (1..2, 1), (2..4, 0), (4..5, 1), (5..6, 0)]);
+    }
+
+    #[test]
+    fn placements_that_make_no_sense_are_refused_by_name() {
+        let refused = |placement: Placement, named: &str| {
+            let error = placement.layout(1 << 20, PageSize::Huge2M).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(named), "{error}");
+        };
+        refused(Placement::interleave([]), "no node");
+        refused(Placement::interleave([NODES[1], NODES[1]]), "node 4 twice");
+        refused(Placement::weighted([(NODES[1], 0)]), "weight 0");
+        refused(Placement::weighted([(NODES[1], 256)]), "weight 256");
+        refused(Placement::interleave(NODES).stripe_bytes(4096), "4096 bytes");
+        refused(Placement::interleave(NODES).stripe_bytes(0), "0 bytes");
+    }
+
+    #[test]
+    fn by_itself_a_stripe_is_small_in_small_regions_and_bounds_the_mappings_of_large_ones() {
+        for (capacity, stripe) in [
+            (1, BASE_PAGE),
+            (1 << 20, BASE_PAGE),
+            (16 << 20, 64 << 10),
+            (1 << 30, 2 << 20),
+            (16 << 30, 2 << 20),
+            (1 << 40, 128 << 20),
+        ] {
+            assert_eq!(default_stripe(capacity), stripe, "{capacity}");
+            assert!(capacity / stripe <= 8192);
+        }
+    }
+
+    #[test]
+    fn surplus_on_a_node_is_misplaced() {
+        let found = NodeCounts { by_node: BTreeMap::from([(NODES[0], 7), (NODES[1], 2)]), absent: 1 };
+        let mut all = Verification::of(found, &[(NODES[0], 10)]);
+        assert_eq!((all.pages, all.misplaced, all.absent), (10, 2, 1));
+        let right = NodeCounts { by_node: BTreeMap::from([(NODES[1], 3)]), absent: 0 };
+        let right = Verification::of(right, &[(NODES[1], 3)]);
+        assert!(right.is_right() && !all.is_right());
+        all.join(right);
+        assert_eq!((all.pages, all.misplaced, all.found.on(NODES[1])), (13, 2, 5));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        /// Parts cover the range in order, belong together where they should, and each node has its weight of each round.
+        #[test]
+        fn every_page_belongs_to_one_node_in_proportion(
+            weights in prop::collection::vec(1u32..20, 1..5), stripe in 1u64..9, start in 0u64..500, len in 1u64..500
+        ) {
+            let nodes = weights.iter().enumerate().map(|(i, weight)| (NodeId(i as u32 * 3), *weight));
+            let placement = Placement::weighted(nodes).stripe_bytes(stripe as usize * BASE_PAGE);
+            let layout = placement.layout(1 << 30, PageSize::Base).unwrap();
+            let parts = layout.parts(start..start + len);
+            let mut at = start;
+            for (part, _) in &parts {
+                prop_assert_eq!(part.start, at);
+                prop_assert!(!part.is_empty());
+                at = part.end;
+            }
+            prop_assert_eq!(at, start + len);
+            prop_assert!(parts.windows(2).all(|w| w[0].1 != w[1].1), "neighbours are joined");
+            for (part, node) in parts {
+                prop_assert!(part.into_iter().all(|page| layout.parts(page..page + 1)[0].1 == node));
+            }
+            let round = weights.iter().map(|w| u64::from(*w)).sum::<u64>() * stripe;
+            let mut pages = vec![0; weights.len()];
+            layout.parts(start * round..(start + 1) * round).into_iter().for_each(|(part, node)| pages[node] += part.end - part.start);
+            let expected: Vec<u64> = weights.iter().map(|w| u64::from(*w) * stripe).collect();
+            prop_assert_eq!(pages, expected);
+        }
+    }
+}

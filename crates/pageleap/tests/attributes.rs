@@ -311,3 +311,35 @@ fn a_sealed_part_fails_and_the_rest_moves() {
     stamp(&region, writable.clone(), 2);
     check_stamp(&region, writable, 2);
 }
+
+/// The kernel splits the mapping of a transparent huge page then; what would be left of the page cannot be said.
+#[test]
+fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
+    const NAME: &str = "attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone";
+    let _turn = turn();
+    let page = pageleap::PageSize::Thp;
+    let [near, far] = match common::pools(page, 4 * page.bytes() as u64) {
+        Ok(pools) => pools,
+        Err(error) => return common::skip_page_size(NAME, page, error),
+    };
+    let all = 0..4 * page.bytes();
+    let region = Region::new(&near, all.end).unwrap();
+    stamp(&region, all.clone(), 1);
+    let (first, inside) = (region.as_ptr().as_ptr() as usize, 2 * page.bytes() + 3 * 4096);
+    let access = |at: usize, access| {
+        // SAFETY: a part of the region, whose stamps are not touched before it may be accessed again.
+        assert_eq!(unsafe { libc::mprotect((first + at) as *mut _, 4096, access) }, 0);
+    };
+    access(inside, libc::PROT_READ);
+    let job = Migration::new().range(&region, all.clone(), &far).start();
+    let error = job.map(drop).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains(&format!("{:#x}", first + inside)), "{error}");
+    leap(&region, 0..2 * page.bytes(), &far);
+    leap(&region, 3 * page.bytes()..all.end, &far);
+    check_stamp(&region, all.clone(), 1);
+    access(inside, libc::PROT_READ | libc::PROT_WRITE);
+    leap(&region, all.clone(), &far);
+    check_stamp(&region, all, 1);
+    assert_eq!(region.mapped_pages().unwrap().huge_mapped_ratio, 1.0);
+    audit(&[&near, &far], &[&region]).unwrap();
+}

@@ -5,15 +5,16 @@ mod common;
 mod moving;
 
 use std::os::fd::RawFd;
-use std::process::Command;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools, run_case, soon, stamp, turn,
-    vm_flags,
+    End, case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools, run_case, skip, soon,
+    stamp, turn, vm_flags,
 };
 use moving::{BYTES, StopOnDrop, address, while_migrating};
-use pageleap::{PageSize, Pool, Region};
+use pageleap::{BASE_PAGE, PageSize, Pool, Region};
 
 /// Where pools and regions are mapped now.
 fn pool_ranges() -> Vec<std::ops::Range<usize>> {
@@ -140,7 +141,7 @@ fn files_are_sealed_and_closed_on_exec() {
             let flags = unsafe { libc::fcntl(*fd, libc::F_GETFD) };
             assert_eq!(flags, libc::FD_CLOEXEC, "{name}");
         }
-        let list = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+        let list = run("ls", &["-l", "/proc/self/fd"]);
         let list = String::from_utf8(list.stdout).unwrap();
         assert!(list.contains(" 1 -> "), "{list}");
         assert!(!list.contains("memfd") && !list.contains("eventfd"), "{list}");
@@ -160,6 +161,50 @@ fn files_are_sealed_and_closed_on_exec() {
         }
         assert!(job.wait().ended.is_completed());
     });
+}
+
+/// Runs a program that is not ours and returns what it did.
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).env("LC_ALL", "C").output().expect(program)
+}
+
+#[test]
+fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
+    const NAME: &str = "other_processes_of_the_user_do_not_open_memory_files_by_accident";
+    if case().is_none() {
+        let _turn = turn();
+        // SAFETY: a plain system call.
+        if unsafe { libc::geteuid() } != 0 {
+            return skip(NAME, &"only root can become a user whom permissions bind");
+        }
+        let (end, text) = run_case(NAME, "victim");
+        return assert_eq!(end, End::Exited(0), "{text}");
+    }
+    // SAFETY: both change this process only. Without the second its files in /proc would be root's.
+    unsafe {
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0), 0);
+    }
+    let [pool, _far] = pools(PageSize::Base, BASE_PAGE as u64).unwrap();
+    let region = Region::new(&pool, BASE_PAGE).unwrap();
+    stamp(&region, 0..BASE_PAGE, 1);
+    let folder = format!("/proc/{}/fd", std::process::id());
+    let memory = own_files().into_iter().filter(|(_, name)| name.contains("memfd"));
+    let files: Vec<String> = memory.map(|(fd, _)| format!("{folder}/{fd}")).collect();
+    assert_eq!(files.len(), 2);
+    for path in &files {
+        assert_eq!(std::fs::metadata(path).unwrap().mode() & 0o777, 0);
+        let head = run("head", &["-c", "1", path]);
+        let text = String::from_utf8_lossy(&head.stderr).into_owned();
+        assert!(!head.status.success() && text.contains("Permission denied"), "{text}");
+    }
+    // What the table of descriptors does let through: this is how far the protection goes, and the documentation says so.
+    let file = &files[0];
+    assert!(run("chmod", &["600", file]).status.success());
+    assert!(run("head", &["-c", "1", file]).status.success());
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
+    assert!(!run("head", &["-c", "1", file]).status.success(), "the remedy that the documentation names");
 }
 
 fn pipe() -> [RawFd; 2] {

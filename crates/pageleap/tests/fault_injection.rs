@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use common::{own_descriptors, pool_mappings, region_flags, skip, turn};
+use common::{PAGE_SIZES, own_descriptors, pool_mappings, region_flags, skip_page_size, turn};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{Ended, Error, Job, Migration, NodeId, PageSize, Pool, Region, Report, audit};
 use refusing::{Refusing, Request};
@@ -425,24 +425,24 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_with_huge_pages";
     let _turn = turn();
     let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
-    match on_the_kernel(harmless, PageSize::Huge2M) {
-        Ok(_) => {}
-        Err(error @ Error::OutOfMemory { .. }) => return skip(NAME, &error),
-        Err(error) => panic!("{error}"),
-    }
-    for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
-        let struck =
-            sweep(Errno(errno), modes, |sabotage| on_the_kernel(sabotage(), PageSize::Huge2M).unwrap());
-        assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
+    for page in [PageSize::Thp, PageSize::Huge2M] {
+        if let Err(error) = on_the_kernel(harmless, page) {
+            skip_page_size(NAME, page, error);
+            continue;
+        }
+        for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
+            let struck = sweep(Errno(errno), modes, |sabotage| on_the_kernel(sabotage(), page).unwrap());
+            assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
+        }
     }
 }
 
 #[test]
 fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
     let _turn = turn();
-    for page in [PageSize::Base, PageSize::Huge2M] {
-        if let Err(error @ Error::OutOfMemory { .. }) = build(Arc::new(Linux), page, PAGES) {
-            skip("on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left (huge pages)", &error);
+    for page in PAGE_SIZES {
+        if let Err(error) = build(Arc::new(Linux), page, PAGES) {
+            skip_page_size("on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left", page, error);
             continue;
         }
         let struck = sweep(ENOMEM, &MODES, |sabotage| {

@@ -12,7 +12,7 @@ use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
     region_flags, skip, soon, stamp, turn,
 };
-use pageleap::{Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
+use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
 
 /// A region that takes long enough in single pages for a thread to step in between.
 const LONG: usize = 32 << 20;
@@ -87,8 +87,9 @@ fn contents_stay_and_frames_change() {
         assert!(pool_mappings().len() <= mappings, "{}", pool_mappings().join("\n"));
         assert_eq!(region_flags(&region), flags);
         assert_eq!((near.free_bytes(), far.free_bytes()), (near.bytes(), 0));
-        let size = region.mapped_pages().unwrap().kernel_page_size;
-        assert_eq!(size, page);
+        let mapped = region.mapped_pages().unwrap();
+        assert_eq!(mapped.kernel_page_size, if near.page_size().is_hugetlb() { page } else { BASE_PAGE });
+        assert_eq!(mapped.huge_mapped_ratio, if page > BASE_PAGE { 1.0 } else { 0.0 });
         audit(&[near, far], &[&region]).unwrap();
     });
 }

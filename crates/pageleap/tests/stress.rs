@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Random, pool_mappings, pools, skip, stress_seconds};
+use common::{Random, pool_mappings, pools, skip_page_size, stress_seconds};
 use pageleap::{Ended, Migration, PageSize, Pool, Region, audit};
 
 /// User-mode writers; one more thread lets the kernel write.
@@ -305,8 +305,10 @@ fn no_write_is_lost() {
 fn no_write_is_lost_on_huge_pages() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 32 << 20;
-    match pools(PageSize::Huge2M, bytes as u64) {
-        Ok(pools) => run(Case { page: PageSize::Huge2M, bytes, pause: 0, skew: 0 }, pools),
-        Err(error) => skip("no_write_is_lost_on_huge_pages", &error),
+    for page in [PageSize::Thp, PageSize::Huge2M] {
+        match pools(page, bytes as u64) {
+            Ok(pools) => run(Case { page, bytes, pause: 0, skew: 0 }, pools),
+            Err(error) => skip_page_size("no_write_is_lost_on_huge_pages", page, error),
+        }
     }
 }

@@ -39,8 +39,8 @@ pub fn open_entry(folder: BorrowedFd, name: &CStr, flags: libc::c_int) -> Result
     check(rc.into()).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// The target of a link that was opened with `O_PATH` (`readlinkat(2)` with an empty path, Linux 2.6.39). Targets of `PATH_MAX` bytes and more,
-/// which the kernel does not resolve either, give `ENAMETOOLONG`.
+/// The target of a link that was opened with `O_PATH` (`readlinkat(2)` with an empty path, Linux 2.6.39). Targets of `PATH_MAX` bytes and
+/// more, which the kernel does not resolve either, give `ENAMETOOLONG`.
 pub fn link_target(link: BorrowedFd) -> Result<CString, Errno> {
     let mut target = vec![0u8; libc::PATH_MAX as usize];
     // SAFETY: the kernel writes at most `len` bytes into the buffer; the empty path outlives the call.

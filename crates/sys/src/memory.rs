@@ -33,7 +33,8 @@ pub fn memfd_create_with(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Er
 }
 
 /// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would turn our next access
-/// into SIGBUS.
+/// into SIGBUS. Takes all permissions off it, so that other processes of the user do not open it through `/proc/PID/fd` by accident (they can
+/// still do so on purpose: the file is theirs as well).
 pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: the first call writes one struct; the others change only the file behind the descriptor.
     unsafe {
@@ -43,6 +44,8 @@ pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
             return Err(Errno(libc::EFBIG));
         }
         check(libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t).into())?;
+        // A filter that refuses this leaves the file as other memory files are.
+        libc::fchmod(file.as_raw_fd(), 0);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         check(libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals).into()).map(drop)
     }

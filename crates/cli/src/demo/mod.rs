@@ -29,6 +29,7 @@ use build::Built;
 use measure::{Leap, Measured};
 use phase::{PHASES, Phase};
 use queries::{Decimal, Series};
+pub use report::human_bytes;
 use report::{Latency, Mappings, NodePages, Pages, Placements, Queries, Quiet, Summary, TextOnly, Writes};
 use writer::Rate;
 

@@ -41,7 +41,8 @@ struct Entry {
 #[derive(Default)]
 struct State {
     files: Vec<Vec<[u64; WORDS]>>,
-    file_nodes: Vec<u32>,
+    /// The node of each page of each file.
+    nodes: Vec<Vec<u32>>,
     space: BTreeMap<usize, Entry>,
     next: usize,
     forbidden: BTreeSet<u32>,
@@ -52,7 +53,7 @@ std::thread_local! {
     static TABLES: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// The modelled machine. Files lie on the node that they were bound to, or on node 0.
+/// The modelled machine. Pages lie on the node that they were bound to, or on node 0.
 pub struct Model(Mutex<State>);
 
 impl Default for Model {
@@ -103,6 +104,14 @@ impl Model {
     /// From which node the page tables come that map `addr`: what the mapping thread preferred, if it did.
     pub fn tables_at(&self, addr: usize) -> Option<u32> {
         self.state().space.get(&(addr / BASE_PAGE)).and_then(|e| e.tables)
+    }
+
+    /// Moves the page at `addr` to another node, as the kernel may at any time.
+    pub fn displace(&self, addr: usize, node: u32) {
+        let mut state = self.state();
+        let frame = state.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
+        let (file, page) = frame.expect("a page to displace");
+        state.nodes[file][page] = node;
     }
 
     /// Takes a node out of the cpuset.
@@ -167,7 +176,7 @@ unsafe impl Backend for Model {
         }
         let mut state = self.state();
         state.files.push(vec![[0; WORDS]; bytes / BASE_PAGE]);
-        state.file_nodes.push(0);
+        state.nodes.push(vec![0; bytes / BASE_PAGE]);
         Ok(MemoryFile(state.files.len() as i32 - 1))
     }
     unsafe fn close_file(&self, file: MemoryFile) {
@@ -263,10 +272,10 @@ unsafe impl Backend for Model {
     unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
         let (Policy::Preferred(node) | Policy::Bind(node)) = policy;
         let mut state = self.state();
-        let files: Vec<usize> =
-            state.space.range(pages(addr, len)).filter_map(|(_, e)| e.frame).map(|(file, _)| file).collect();
-        for file in files {
-            state.file_nodes[file] = node;
+        let frames: Vec<(usize, usize)> =
+            state.space.range(pages(addr, len)).filter_map(|(_, e)| e.frame).collect();
+        for (file, page) in frames {
+            state.nodes[file][page] = node;
         }
         Ok(())
     }
@@ -285,7 +294,7 @@ unsafe impl Backend for Model {
         let state = self.state();
         for (addr, node) in pages.iter().zip(status) {
             let frame = state.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
-            *node = frame.map_or(-libc::ENOENT, |(file, _)| state.file_nodes[file] as i32);
+            *node = frame.map_or(-libc::ENOENT, |(file, page)| state.nodes[file][page] as i32);
         }
         Ok(())
     }

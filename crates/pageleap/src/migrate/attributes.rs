@@ -17,7 +17,7 @@ pub(crate) unsafe fn advise(
     len: usize,
     now: &Attributes,
     wanted: &Attributes,
-) -> Result<(), Error> {
+) -> Result<(), Errno> {
     let pattern = |a: &Attributes| {
         if a.random {
             Advice::Random
@@ -39,7 +39,6 @@ pub(crate) unsafe fn advise(
     changes.into_iter().flatten().try_for_each(|advice| {
         // SAFETY: forwarded to the caller.
         unsafe { backend.advise(addr, len, advice) }
-            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
     })
 }
 

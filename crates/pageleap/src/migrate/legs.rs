@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::attributes;
 use super::plan;
 use super::report::PageOutcome;
-use crate::backend::Prot;
+use crate::backend::{Errno, Prot};
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
 use crate::pool::{ALIAS_ATTRIBUTES, Destination, Run, Share, Target};
@@ -48,16 +48,16 @@ impl Leg {
         if self.attributes.huge_pages.is_some() || !self.attributes.prot.readable() {
             return false;
         }
-        self.lend_attributes(self.frames())
+        self.lend_attributes(self.frames()).is_ok()
     }
 
     /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is until the commit: the copy needs it.
-    pub(crate) fn lend_attributes(&self, run: Run) -> bool {
+    pub(crate) fn lend_attributes(&self, run: Run) -> Result<(), Errno> {
         let (addr, len) = (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
         self.to.mark_borrowed(run);
         let wanted = Attributes { prot: Prot::READ_WRITE, ..self.attributes };
         // SAFETY: the alias of frames that this job has taken.
-        unsafe { attributes::advise(&*self.to.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }.is_ok()
+        unsafe { attributes::advise(&*self.to.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }
     }
 }
 
@@ -92,8 +92,23 @@ impl Item {
         });
         let parts: Vec<_> = parts.collect();
         drop(extents);
-        // Dropping the item gives the frames back.
         let inner = item.claim.region().clone();
+        // Transparent huge pages allow that, and a leap moves whole pages.
+        let range = item.claim.range();
+        let edges = attributes
+            .iter()
+            .flat_map(|a| [a.start, a.end])
+            .filter(|edge| *edge > inner.start + range.start && *edge < inner.start + range.end);
+        for edge in edges {
+            if !(edge - inner.start).is_multiple_of(inner.page.bytes()) {
+                let remedy = format!(
+                    "set them for whole pages of {} bytes; there is a boundary at {edge:#x}",
+                    inner.page.bytes()
+                );
+                return Err(inner.bad_range(range, "access, lock or advice change within a page", remedy));
+            }
+        }
+        // Dropping the item gives the frames back.
         let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
         let spans = |moving: &[Extent<Share>]| plan::joined(moving.iter().map(|e| e.pages.clone()));
         let spans = parts.iter().flat_map(|(moving, to, tables)| {

@@ -35,7 +35,7 @@ pub(super) fn check_node(
 ) -> Result<(), Error> {
     let host = backend.is_host_memory();
     if host {
-        Topology::read()?.node(node)?;
+        Topology::node_now(node)?;
     }
     if !backend.allows_node(node.0) {
         return Err(Error::NodeNotAllowed { node });

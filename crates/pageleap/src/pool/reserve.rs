@@ -33,10 +33,9 @@ impl HugePageReservation {
             });
         }
         let page = page.bytes() as u64;
-        let topology = Topology::read()?;
         let total = huge_folder(node, page).join("nr_hugepages");
         let _only_us = lock_file(&total);
-        let free = topology.node(node)?.free_huge(page);
+        let free = Topology::node_now(node)?.free_huge(page);
         let missing = pages.saturating_sub(free);
         if missing == 0 {
             return Ok(HugePageReservation { total, added: 0, process: std::process::id() });

@@ -281,11 +281,17 @@ impl Share {
             let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Hollow });
             let mut state = lock(&self.0.state);
             state.mapped_anew(part, mapped.is_ok());
-            state.strayed.set(part, !wanted);
+            // After a failure they count as strayed: the next attempt maps them anew once more.
+            state.strayed.set(part, !wanted || mapped.is_err());
             drop(state);
             mapped?;
         }
         Ok(parts)
+    }
+
+    /// Notes that the alias of `run` must be mapped anew before it is used: it has lost something.
+    pub(crate) fn mark_strayed(&self, run: Run) {
+        lock(&self.0.state).strayed.set(run, true);
     }
 
     /// Whether [`Share::seat_tables`] would have anything to do.

@@ -6,7 +6,7 @@ use super::around::{Around, Killed};
 use super::finding::{Finding, State, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
-use crate::topology::Topology;
+use crate::topology::{Topology, status_value};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// How a call that a filter may refuse went.
@@ -33,7 +33,7 @@ impl Allowed {
         let nodes = topology.map_or(&[][..], Topology::nodes);
         let with_memory: Vec<NodeId> = nodes.iter().filter(|n| n.total_bytes > 0).map(|n| n.id).collect();
         let status = around.files.text_if_there(FILE).ok().flatten().unwrap_or_default();
-        let list = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:")).map(str::trim);
+        let list = status_value(&status, "Mems_allowed_list").map(str::trim);
         let seen = match list {
             Some(list) => format!("{}: Mems_allowed_list: {list}", around.shown(FILE)),
             None => format!("{}: no Mems_allowed_list", around.shown(FILE)),

@@ -445,16 +445,16 @@ impl RegionInner {
                 continue;
             };
             // A thread of our own, because the caller's policy is the caller's.
+            let mut mapped = None;
             thread::scope(|scope| {
-                let policy_and_map = || {
+                let on_a_thread = || {
                     let _ = self.backend.prefer_tables_on(Some(node.0));
-                    map(extent, Some(node))
+                    mapped = Some(map(extent, Some(node)));
                 };
-                match thread::Builder::new().spawn_scoped(scope, policy_and_map) {
-                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                    Err(_) => map(extent, None),
-                }
-            })?;
+                drop(thread::Builder::new().spawn_scoped(scope, on_a_thread));
+            });
+            // Without a thread the page tables stay where they are.
+            mapped.unwrap_or_else(|| map(extent, None))?;
         }
         Ok(())
     }

@@ -11,7 +11,13 @@ pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) mod thread {
     use std::io;
 
-    pub(crate) use shuttle::thread::{Scope, ScopedJoinHandle, scope, sleep, spawn, yield_now};
+    pub(crate) use shuttle::thread::{Scope, ScopedJoinHandle, sleep, spawn, yield_now};
+
+    /// Shuttle's scope wakes the thread that has opened it when the last of the others ends, whatever it waits for: so that thread does nothing
+    /// but wait, and one more thread runs the body.
+    pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) + Send + 'env) {
+        shuttle::thread::scope(|scope| drop(scope.spawn(|| body(scope))));
+    }
 
     /// Starts threads, which cannot fail here.
     pub(crate) struct Builder;

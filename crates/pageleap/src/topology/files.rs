@@ -36,8 +36,8 @@ const MAX_SHOWN: usize = 40;
 /// The kernel's files below a folder, which is `/` on the machine itself. Paths are relative to it: `sys/devices/system/node/online`,
 /// `proc/self/status`.
 ///
-/// Whatever lies there, nothing outside the folder is read, no call waits on a FIFO, and no more than 1 MB of a file or 65 536 entries of a folder are
-/// taken; the rest are errors that say what is wrong. Opened anew for every file, so that a value can be copied and kept.
+/// Whatever lies there, nothing outside the folder is read, no call waits on a FIFO, and no more than 1 MB of a file or 65 536 entries of a
+/// folder are taken; the rest are errors that say what is wrong. Opened anew for every file, so that a value can be copied and kept.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
     root: PathBuf,

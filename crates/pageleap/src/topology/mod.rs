@@ -1,9 +1,10 @@
-//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, how far they are from each other, and which of it this
-//! process may use.
+//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, how far they are from each other, and which of
+//! it this process may use.
 //!
-//! Everything comes from files of sysfs and procfs, read by [`SysFiles`]. What a leap cannot do without (which nodes are online, their CPUs and their memory)
-//! must be there and make sense. The rest (distances, tiers, firmware's access classes, the cpuset) is left open where it is missing or damaged,
-//! and [`Topology::warnings`] says what was left out and why; files that older kernels do not have are no reason for a warning.
+//! Everything comes from files of sysfs and procfs, read by [`SysFiles`]. What a leap cannot do without (which nodes are online, their CPUs
+//! and their memory) must be there and make sense. The rest (distances, tiers, firmware's access classes, the cpuset) is left open where it
+//! is missing or damaged, and [`Topology::warnings`] says what was left out and why; files that older kernels do not have are no reason for
+//! a warning.
 
 use std::path::{Path, PathBuf};
 
@@ -18,8 +19,8 @@ mod nodestring;
 mod read;
 
 pub use files::SysFiles;
-pub(crate) use formats::available;
 pub use formats::id_list;
+pub(crate) use formats::{available, status_value};
 
 /// Where the nodes are described.
 const NODES: &str = "sys/devices/system/node";
@@ -66,7 +67,8 @@ pub struct HugePages {
     pub surplus: u64,
 }
 
-/// How fast the memory of a node is for the nodes nearest to it, as the firmware says (Documentation/admin-guide/mm/numaperf.rst). Not measured; `None` if it does not say.
+/// How fast the memory of a node is for the nodes nearest to it, as the firmware says (Documentation/admin-guide/mm/numaperf.rst). Not
+/// measured; `None` if it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// 0: for whatever can access memory, such as CPUs and network cards (Linux 5.2); 1: for CPUs (Linux 5.10).
@@ -113,8 +115,8 @@ impl Topology {
         read::topology(files)
     }
 
-    /// Reads one node of this machine anew, as [`node`](Topology::node) gives it, but without tier and access classes: what changes while memory is
-    /// allocated, in a tenth of the time.
+    /// Reads one node of this machine anew, as [`node`](Topology::node) gives it, but without tier and access classes: what changes while
+    /// memory is allocated, without reading everything else.
     pub(crate) fn node_now(id: NodeId) -> Result<Node, Error> {
         let files = SysFiles::host();
         match read::node_now(&files, id)? {
@@ -145,7 +147,8 @@ impl Topology {
         &self.possible
     }
 
-    /// The nodes that this process may take memory from: online, with memory, and in its cpuset (`Mems_allowed_list`, which cgroups and `cpuset(7)` set).
+    /// The nodes that this process may take memory from: online, with memory, and in its cpuset (`Mems_allowed_list`, which cgroups and
+    /// `cpuset(7)` set).
     pub fn allowed_nodes(&self) -> Vec<NodeId> {
         let with_memory = self.nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id);
         with_memory.filter(|node| self.is_allowed(*node)).collect()
@@ -156,7 +159,8 @@ impl Topology {
         self.mems_allowed.as_ref().is_none_or(|allowed| allowed.binary_search(&node).is_ok())
     }
 
-    /// The CPUs that this process may run on (`Cpus_allowed_list`: its cpuset and its affinity). All that are online, if the kernel does not say.
+    /// The CPUs that this process may run on (`Cpus_allowed_list`: its cpuset and its affinity). All that are online, if the kernel does
+    /// not say.
     pub fn allowed_cpus(&self) -> Vec<usize> {
         let mut cpus: Vec<usize> = self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
         if let Some(allowed) = &self.cpus_allowed {
@@ -166,8 +170,8 @@ impl Topology {
         cpus
     }
 
-    /// The firmware's relative cost of memory on `to` for CPUs of `from`: 10 on the same node, 20 for twice that; never a latency. `None` if one of
-    /// them is not online, or the kernel does not say.
+    /// The firmware's relative cost of memory on `to` for CPUs of `from`: 10 on the same node, 20 for twice that; never a latency. `None`
+    /// if one of them is not online, or the kernel does not say.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let index = |id| self.nodes.iter().position(|node| node.id == id);
         self.distances.get(index(from)?)?.get(index(to)?).copied()
@@ -186,13 +190,12 @@ impl Topology {
     }
 }
 
-/// Whether the cpuset of the calling thread lets it have memory of a node. A set that cannot be read allows everything.
+/// Whether the cpuset of the calling thread lets it have memory of a node now. A set that cannot be read allows everything.
 pub(crate) fn allows_node(node: u32) -> bool {
     let status = SysFiles::host().text("proc/thread-self/status").unwrap_or_default();
-    let allowed = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
-    allowed
-        .and_then(|list| formats::parse_list(list, MAX_NODES).ok())
-        .is_none_or(|nodes| nodes.contains(&(node as usize)))
+    let allowed = formats::status_value(&status, "Mems_allowed_list")
+        .and_then(|list| formats::parse_list(list, MAX_NODES).ok());
+    allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
 /// The folder in which this machine's huge pages of `page_bytes` of a node are counted and reserved.

@@ -20,9 +20,9 @@ impl Topology {
     /// | `!1`, `!+1` | all that it may use but those named; the sign stands for the whole text, as does `+` |
     /// | `same` | what `same` has: the set that was named before this one |
     ///
-    /// Where libnuma takes what is likely a mistake, this does not: an empty text or set, ranges that run backwards, octal and hexadecimal numbers, white
-    /// space. `!` never gives nodes that the process may not use; libnuma counts up to the number of nodes instead, which fails for sparse ids. The names
-    /// of devices, files and hosts that numactl resolves are not known here.
+    /// Where libnuma takes what is likely a mistake, this does not: an empty text or set, ranges that run backwards, octal and hexadecimal
+    /// numbers, white space. `!` never gives nodes that the process may not use; libnuma counts up to the number of nodes instead, which
+    /// fails for sparse ids. The names of devices, files and hosts that numactl resolves are not known here.
     ///
     /// # Errors
     /// [`Error::BadArgument`], which names the part at fault and lists the nodes that the process may use.

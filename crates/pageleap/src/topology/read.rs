@@ -24,23 +24,26 @@ pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {
     let online_cpus = reading.list_if_there(CPUS_ONLINE, MAX_CPUS);
     // Without NUMA support no folder describes a node.
     let online = online(files)?;
-    let mut nodes = match &online {
-        Some(online) => online.iter().map(|id| node(files, *id)).collect::<Result<_, _>>()?,
-        None => vec![the_machine(files, online_cpus.as_deref())?],
-    };
+    let ids = online.as_deref().unwrap_or_default();
+    let mut nodes = Vec::new();
+    if online.is_none() {
+        nodes.push(the_machine(files, online_cpus.as_deref())?);
+    }
     // A CPU belongs to one node, so that all of them together are no more than a machine has.
-    let mut taken = vec![false; MAX_CPUS];
-    for node in &mut nodes {
+    let mut free = vec![true; MAX_CPUS];
+    for id in ids {
+        let mut node = node(files, *id)?;
         let listed = node.cpus.len();
-        node.cpus.retain(|cpu| !std::mem::replace(&mut taken[*cpu], true));
+        node.cpus.retain(|cpu| std::mem::take(&mut free[*cpu]));
         if node.cpus.len() < listed {
             reading.warn(format!("{}: CPUs that other nodes have as well were left out", node.id));
         }
         if let Some(online) = &online_cpus {
             node.cpus.retain(|cpu| online.binary_search(cpu).is_ok());
         }
+        node.cpus.shrink_to_fit();
+        nodes.push(node);
     }
-    let ids = online.as_deref().unwrap_or_default();
     let distances = ids.iter().map(|id| reading.distances(*id, ids.len())).collect();
     for node in &mut nodes {
         let found = huge_pages(files, &huge_folder(online.is_some(), node.id));
@@ -189,7 +192,8 @@ impl Reading<'_> {
         self.parsed(&path, |text| distances(text, nodes)).unwrap_or_default()
     }
 
-    /// A node's performance for initiators of a class. The kernel makes the folder for every node that HMAT names, and writes 0 for what it does not say.
+    /// A node's performance for initiators of a class. The kernel makes the folder for every node that HMAT names, and writes 0 for what it
+    /// does not say.
     fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
         let folder = format!("{NODES}/node{}/access{class}/initiators", id.0);
         let names = self.files.names_if_there(&folder);
@@ -198,6 +202,7 @@ impl Reading<'_> {
         let mut initiators = node_ids(nodes.collect());
         initiators.sort_unstable();
         initiators.dedup();
+        initiators.shrink_to_fit();
         let mut number = |name: &str| {
             let path = format!("{folder}/{name}");
             let parse = |text: &str| text.trim_ascii().parse::<u64>().map_err(|_| "not a number".to_owned());

@@ -44,13 +44,26 @@ pub fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test with two pools of `pages` pages: once with base pages, and once with huge pages where the machine has enough of them.
+/// Page sizes that most machines can have; the largest needs a gigabyte for each page.
+pub const PAGE_SIZES: [PageSize; 3] = [PageSize::Base, PageSize::Thp, PageSize::Huge2M];
+
+/// Runs a test with two pools of `pages` pages of each size, as far as the machine has such pages.
 pub fn for_page_sizes(test: &str, pages: usize, body: impl Fn([Pool; 2])) {
-    body(pools(PageSize::Base, (pages * PageSize::Base.bytes()) as u64).unwrap());
-    match pools(PageSize::Huge2M, (pages * PageSize::Huge2M.bytes()) as u64) {
-        Ok(pools) => body(pools),
-        Err(error @ Error::OutOfMemory { .. }) => skip(&format!("{test} (huge pages)"), &error),
-        Err(error) => panic!("{error}"),
+    for page in PAGE_SIZES {
+        match pools(page, (pages * page.bytes()) as u64) {
+            Ok(pools) => body(pools),
+            Err(error) => skip_page_size(test, page, error),
+        }
+    }
+}
+
+/// Skips a test for huge pages that the machine does not have. Base pages there must be, and any other error is a failure.
+pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
+    match error {
+        Error::OutOfMemory { .. } | Error::NotHuge { .. } if page != PageSize::Base => {
+            skip(&format!("{test} ({page} pages)"), &error)
+        }
+        error => panic!("{error}"),
     }
 }
 

@@ -15,5 +15,7 @@ pub(crate) mod attempt;
 pub(crate) mod fault;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+pub(crate) mod processor;
 pub(crate) mod slot;
 pub(crate) mod waits;

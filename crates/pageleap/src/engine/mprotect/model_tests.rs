@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use super::attempt::{Effort, Step, Target, Task, attempt};
-use super::slot::{Slot, SlotTable, Span, Verdict};
+use super::processor::Processor;
+use super::slot::{Slot, SlotTable, Span};
 use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
 use crate::units::{BASE_PAGE, PageSize};
 
@@ -84,28 +85,16 @@ impl Fixture {
         steps
     }
 
-    /// A store by a thread of the program: faults as often as it must.
+    fn processor(&self) -> Processor<'_, 1> {
+        Processor { model: &self.model, table: &self.table }
+    }
+
     fn store(&self, addr: usize, value: u64) {
-        while self.model.store(addr, value).is_err() {
-            self.resolve(addr, true);
-        }
+        self.processor().store(addr, value);
     }
 
     fn load(&self, addr: usize) -> u64 {
-        loop {
-            match self.model.load(addr) {
-                Ok(value) => return value,
-                Err(_) => self.resolve(addr, false),
-            }
-        }
-    }
-
-    fn resolve(&self, addr: usize, write: bool) {
-        let page = addr / BASE_PAGE * BASE_PAGE;
-        // SAFETY: asks, changes nothing.
-        let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
-        let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
-        assert_eq!(verdict, Verdict::Retry, "a fault that migration caused was taken for somebody else's");
+        self.processor().load(addr)
     }
 
     fn is_migrated(&self) -> bool {
@@ -232,7 +221,7 @@ mod loom_tests {
             let f = Arc::new(Fixture::new(true));
             let late = {
                 let f = f.clone();
-                thread::spawn(move || f.resolve(f.view, true))
+                thread::spawn(move || f.processor().fault(f.view, true))
             };
             f.migrate(&*f.model);
             late.join().unwrap();
@@ -285,6 +274,7 @@ mod loom_tests {
 
 #[cfg(not(loom))]
 mod plain_tests {
+    use super::super::slot::Verdict;
     use super::*;
 
     #[test]

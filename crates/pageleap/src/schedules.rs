@@ -1,0 +1,464 @@
+//! Whole jobs under long random schedules: pools, regions, workers, writers, and everything that a user may call beside them, on the
+//! modelled machine.
+//!
+//! Shuttle runs all threads of a test on one, and chooses at each atomic, lock and modelled access who goes on. Each test runs
+//! [`ITERATIONS_VAR`] schedules; one that fails is printed as a string, which [`REPLAY_VAR`] takes. A schedule includes all random numbers
+//! and all readings of the clock.
+
+use std::env;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
+use shuttle::sync::RwLock;
+use shuttle::thread;
+
+use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
+use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
+use crate::engine::mprotect::processor::Processor;
+use crate::{
+    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageSize, Pool, Region, Report, audit,
+};
+
+/// Environment variable: how many schedules each test runs.
+const ITERATIONS_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
+/// Some ten seconds in all.
+const ITERATIONS: usize = 8000;
+
+/// Environment variable: the one schedule to run, as a failed test has printed it.
+const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
+
+const POOLS: usize = 3;
+const POOL_PAGES: usize = 9;
+const REGIONS: usize = 2;
+/// Pages of a region that live as long as it and that writers write to.
+const STEADY: usize = 3;
+/// Pages at its end that are discarded and backed again; one more is added by growing.
+const VOLATILE: usize = 2;
+const CAPACITY: usize = STEADY + VOLATILE + 1;
+const WRITERS: usize = 2;
+/// The word of a page that marks whose memory it is. The writers' come before.
+const MARK: usize = WRITERS;
+
+fn below(bound: usize) -> usize {
+    thread_rng().gen_range(0..bound)
+}
+
+// What is run ---------------------------------------------------------------------------------------------------------
+
+/// What happened over all schedules of a test: proof that they met what they are for. Plain statistics, outside the schedules.
+#[derive(Default)]
+struct Seen {
+    completed: AtomicU64,
+    cancelled: AtomicU64,
+    timed_out: AtomicU64,
+    region_dropped: AtomicU64,
+    disturbed: AtomicU64,
+    held: AtomicU64,
+    partly: AtomicU64,
+    busy_ranges: AtomicU64,
+    short_of_frames: AtomicU64,
+    short_of_slots: AtomicU64,
+    refused_calls: AtomicU64,
+}
+
+/// The modelled machine with its pools, and regions that several threads use. A lock stands for the rule that whoever discards has the
+/// region alone.
+struct Scene {
+    model: Arc<Model>,
+    backend: Arc<dyn Backend>,
+    pools: Vec<Pool>,
+    regions: Vec<RwLock<Region>>,
+    starts: Vec<usize>,
+    seen: Arc<Seen>,
+    /// Refuses one call.
+    failing: Option<Arc<FailAt>>,
+}
+
+impl Scene {
+    fn new(failing: Option<FailAt>, model: Arc<Model>, seen: Arc<Seen>) -> Scene {
+        let failing = failing.map(Arc::new);
+        let backend: Arc<dyn Backend> = match &failing {
+            Some(failing) => failing.clone(),
+            None => model.clone(),
+        };
+        let pool = |node| {
+            let bytes = (POOL_PAGES * BASE_PAGE) as u64;
+            Pool::builder(NodeId(node as u32), bytes).threads(1).backend(backend.clone()).build().unwrap()
+        };
+        let pools: Vec<Pool> = (0..POOLS).map(pool).collect();
+        let region = |pool: &Pool| {
+            let region = Region::reserve_with(backend.clone(), CAPACITY * BASE_PAGE, PageSize::Base).unwrap();
+            region.grow((STEADY + VOLATILE) * BASE_PAGE, pool).unwrap();
+            region
+        };
+        let regions: Vec<Region> = pools[..REGIONS].iter().map(region).collect();
+        let starts = regions.iter().map(|region| region.as_ptr().as_ptr() as usize).collect();
+        let regions = regions.into_iter().map(RwLock::new).collect();
+        // What came before always works.
+        failing.iter().for_each(|failing| failing.arm());
+        Scene { model, backend, pools, regions, starts, seen, failing }
+    }
+
+    fn processor(&self) -> Processor<'_, MAX_THREADS> {
+        Processor { model: &self.model, table: &SLOTS }
+    }
+
+    fn addr(&self, region: usize, page: usize, word: usize) -> usize {
+        self.starts[region] + page * BASE_PAGE + word * 8
+    }
+
+    fn any_pool(&self) -> &Pool {
+        &self.pools[below(POOLS)]
+    }
+
+    /// Only these refusals are no defect: what is asked for is in use by another thread of the test, or a call was made to fail.
+    fn expect_refusal(&self, error: &Error) {
+        let count = match error {
+            Error::RangeBusy { .. } => &self.seen.busy_ranges,
+            Error::PoolExhausted { .. } => &self.seen.short_of_frames,
+            Error::Limit { .. } => &self.seen.short_of_slots,
+            Error::Call { .. } if self.failing.is_some() => &self.seen.refused_calls,
+            error => panic!("refused without reason: {error}"),
+        };
+        count.fetch_add(1, Relaxed);
+    }
+
+    /// A thread of the program that stores rising values to its own word of any steady page. Returns the last ones.
+    fn write(&self, writer: usize, stores: u64) -> [[u64; STEADY]; REGIONS] {
+        let mut last = [[0; STEADY]; REGIONS];
+        for value in 1..=stores {
+            let (region, page) = (below(REGIONS), below(STEADY));
+            let addr = self.addr(region, page, writer);
+            assert_eq!(self.processor().load(addr), last[region][page], "LOST: page {page} of {region}");
+            self.processor().store(addr, value);
+            last[region][page] = value;
+        }
+        last
+    }
+
+    /// A user who starts jobs on any parts of the regions and ends them in any way.
+    fn migrate(&self, jobs: usize) {
+        let mut running = Vec::new();
+        for _ in 0..jobs {
+            if let Some((job, pages)) = self.start() {
+                match below(6) {
+                    0 => self.check_report(&job.wait(), pages),
+                    1 => {
+                        job.cancel();
+                        self.check_report(&job.wait(), pages);
+                    }
+                    2 => drop(job),
+                    3 => {
+                        while !job.is_finished() {
+                            let progress = job.progress();
+                            assert!(progress.bytes_migrated <= progress.bytes_total);
+                            if below(8) == 0 {
+                                job.cancel();
+                            }
+                            thread::yield_now();
+                        }
+                        self.check_report(&job.wait(), pages);
+                    }
+                    _ => running.push((job, pages)),
+                }
+            }
+        }
+        for (job, pages) in running {
+            self.check_report(&job.wait(), pages);
+        }
+    }
+
+    /// A job on one or two random ranges, and how many pages it is to move.
+    fn start(&self) -> Option<(Job, u64)> {
+        let regions: Vec<_> = self.regions.iter().map(|region| region.read().unwrap()).collect();
+        let mut migration = self.settings();
+        let mut total = 0;
+        for _ in 0..1 + below(2) {
+            let region = &regions[below(REGIONS)];
+            let pages = part_of(region.len() / BASE_PAGE);
+            total += pages.len() as u64;
+            let bytes = pages.start * BASE_PAGE..pages.end * BASE_PAGE;
+            migration = migration.range(region, bytes, self.any_pool());
+        }
+        migration.start().inspect_err(|error| self.expect_refusal(error)).ok().map(|job| (job, total))
+    }
+
+    fn settings<'a>(&self) -> Migration<'a> {
+        let migration = Migration::new()
+            .area_bytes((1 + below(3)) * BASE_PAGE)
+            .reduction_factor(1 + below(2) as u64)
+            .max_disturbed_copies(below(3) as u32)
+            .threads(1 + below(3));
+        if below(4) == 0 { migration.timeout(Duration::from_millis(1 + below(20) as u64)) } else { migration }
+    }
+
+    fn check_report(&self, report: &Report, pages: u64) {
+        let PageCounts { migrated, busy, failed, not_attempted, .. } = report.pages;
+        assert_eq!(report.pages.total(), pages, "{report}");
+        assert_eq!(failed, 0, "one refusal is no failure: {report}");
+        let count = match report.ended {
+            Ended::Completed => {
+                assert_eq!(busy + not_attempted, 0, "{report}");
+                &self.seen.completed
+            }
+            Ended::Cancelled => &self.seen.cancelled,
+            Ended::TimedOut => &self.seen.timed_out,
+            Ended::RegionDropped => &self.seen.region_dropped,
+            Ended::CpusetChanged | Ended::Failed(_) => panic!("{report}"),
+        };
+        count.fetch_add(1, Relaxed);
+        self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
+        self.seen.held.fetch_add(report.holds, Relaxed);
+        self.seen.partly.fetch_add(u64::from(migrated > 0 && not_attempted > 0), Relaxed);
+    }
+
+    /// A user who discards the volatile part of regions, backs it again, and grows them.
+    fn rebuild(&self, rounds: usize) {
+        /// What is known of a volatile page.
+        #[derive(Clone, Copy, PartialEq)]
+        enum Page {
+            Unbacked,
+            Marked(u64),
+            /// A call on it was refused: it may be either.
+            Unknown,
+        }
+        let marked = Page::Marked(0);
+        let mut known = [[marked, marked, Page::Unbacked]; REGIONS];
+        for mark in 1..=rounds as u64 {
+            let which = below(REGIONS);
+            let known = &mut known[which];
+            let backed = self.regions[which].read().unwrap().len() / BASE_PAGE - STEADY;
+            let pages = part_of(backed);
+            let bytes = (STEADY + pages.start) * BASE_PAGE..(STEADY + pages.end) * BASE_PAGE;
+            let (result, after, touched) = match below(3) {
+                0 => {
+                    for page in pages.clone() {
+                        if let Page::Marked(mark) = known[page] {
+                            let addr = self.addr(which, STEADY + page, MARK);
+                            assert_eq!(self.processor().load(addr), mark, "LOST: the mark of page {page}");
+                        }
+                    }
+                    (self.regions[which].write().unwrap().discard(bytes), Page::Unbacked, pages)
+                }
+                1 => {
+                    let result = self.regions[which].read().unwrap().back(bytes, self.any_pool());
+                    if known[pages.clone()].iter().any(|page| matches!(page, Page::Marked(_))) {
+                        assert!(result.is_err(), "backed twice");
+                        continue;
+                    }
+                    (result, Page::Marked(mark), pages)
+                }
+                _ => {
+                    let grown =
+                        self.regions[which].read().unwrap().grow(CAPACITY * BASE_PAGE, self.any_pool());
+                    (grown, Page::Marked(mark), backed..CAPACITY - STEADY)
+                }
+            };
+            match result {
+                Ok(()) => {
+                    for page in touched {
+                        if after == Page::Marked(mark) {
+                            let first = self.addr(which, STEADY + page, 0);
+                            for addr in [first, first + MARK * 8] {
+                                assert_eq!(self.processor().load(addr), 0, "a new page has old contents");
+                            }
+                            self.processor().store(first, !0);
+                            self.processor().store(first + MARK * 8, mark);
+                        }
+                        known[page] = after;
+                    }
+                }
+                Err(error @ Error::Call { .. }) => {
+                    self.expect_refusal(&error);
+                    known[touched].fill(Page::Unknown);
+                }
+                Err(Error::BadRange { .. }) if known[touched.clone()].contains(&Page::Unknown) => {}
+                Err(error) => self.expect_refusal(&error),
+            }
+        }
+    }
+
+    /// A region that lives for a moment, with a job at work on it when it goes.
+    fn come_and_go(&self) {
+        const PAGES: usize = 2;
+        let region = match Region::new(self.any_pool(), PAGES * BASE_PAGE) {
+            Ok(region) => region,
+            Err(error) => return self.expect_refusal(&error),
+        };
+        let start = region.as_ptr().as_ptr() as usize;
+        let mark = |page: usize| (start + page * BASE_PAGE + MARK * 8, page as u64 + 77);
+        (0..PAGES).map(mark).for_each(|(addr, value)| self.processor().store(addr, value));
+        let job = self.settings().range(&region, 0..region.len(), self.any_pool()).start();
+        for (addr, value) in (0..PAGES).map(mark) {
+            assert_eq!(self.processor().load(addr), value, "LOST: the mark of a region that comes and goes");
+        }
+        drop(region);
+        match job {
+            Ok(job) => {
+                assert!(job.is_finished(), "a region went while a job was at work on it");
+                self.check_report(&job.wait(), PAGES as u64);
+            }
+            Err(error) => self.expect_refusal(&error),
+        }
+    }
+
+    /// After the last thread: everything that must be true of a machine at rest.
+    fn check(self, written: &[[[u64; STEADY]; REGIONS]]) {
+        let Scene { model, backend, pools, regions, starts, failing, .. } = self;
+        failing.iter().for_each(|failing| failing.disarm());
+        let regions: Vec<Region> = regions.into_iter().map(|region| region.into_inner().unwrap()).collect();
+        for (region, start) in starts.iter().enumerate() {
+            for page in 0..STEADY {
+                let addr = start + page * BASE_PAGE;
+                for (writer, last) in written.iter().enumerate() {
+                    assert_eq!(
+                        model.load(addr + writer * 8),
+                        Ok(last[region][page]),
+                        "LOST: page {page} of {region}"
+                    );
+                }
+                assert_eq!(model.attributes_at(addr), Some((Prot::READ_WRITE, true, false, false)));
+            }
+        }
+        if failing.is_some_and(|failing| failing.struck() == Some(Call::Release)) {
+            // A region that could not be unmapped keeps its frames, and the model does not let files go that are mapped.
+            std::mem::forget(pools);
+            return;
+        }
+        audit(&pools.iter().collect::<Vec<_>>(), &regions.iter().collect::<Vec<_>>()).unwrap();
+        let slots: Vec<_> = std::iter::from_fn(|| SLOTS.claim()).collect();
+        assert_eq!(slots.len(), MAX_THREADS, "a job has kept a slot");
+        slots.into_iter().for_each(|slot| SLOTS.release(slot));
+
+        drop(regions);
+        for pool in &pools {
+            assert_eq!(pool.free_bytes(), pool.bytes(), "frames leaked");
+            // Also mends what could not be mapped when it was given back.
+            let [share] = pool.shares() else { panic!("a pool of one node has one share") };
+            let frames = share.take_zeroed(POOL_PAGES as u64, 0).unwrap();
+            let alias = (0..POOL_PAGES as u64).map(|frame| share.0.alias_of(frame));
+            for (frame, addr) in alias.enumerate() {
+                assert_eq!(
+                    model.frame_at(addr),
+                    Some((share.0.file, frame)),
+                    "frame {frame} is not where its alias is"
+                );
+                assert_eq!(
+                    model.attributes_at(addr),
+                    Some((Prot::READ_WRITE, true, true, false)),
+                    "frame {frame}"
+                );
+            }
+            frames.into_iter().for_each(|run| share.give_back(run).unwrap());
+        }
+        drop((pools, backend));
+        assert_eq!(model.pages_in_use(), 0, "address space leaked");
+    }
+}
+
+/// A random, not empty part of `0..pages`.
+fn part_of(pages: usize) -> Range<usize> {
+    let start = below(pages);
+    start..start + 1 + below(pages - start)
+}
+
+/// All kinds of threads at once.
+fn everything_at_once(scene: Scene) {
+    let scene = Arc::new(scene);
+    let run = |body: fn(&Scene)| {
+        let scene = scene.clone();
+        thread::spawn(move || body(&scene))
+    };
+    let users = [
+        run(|scene| scene.migrate(6)),
+        run(|scene| scene.migrate(4)),
+        run(|scene| scene.rebuild(10)),
+        run(|scene| (0..3).for_each(|_| scene.come_and_go())),
+    ];
+    let writers = [0, 1].map(|writer| {
+        let scene = scene.clone();
+        thread::spawn(move || scene.write(writer, 60))
+    });
+    let written = writers.map(|writer| writer.join().unwrap());
+    users.into_iter().for_each(|user| user.join().unwrap());
+    let scene = Arc::into_inner(scene).expect("all threads have ended");
+    scene.check(&written);
+}
+
+// The tests -----------------------------------------------------------------------------------------------------------
+
+fn iterations() -> usize {
+    env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))
+}
+
+/// Runs `body` under each schedule of the scheduler, or under the one that is to be replayed.
+fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
+    let mut config = shuttle::Config::new();
+    config.silence_warnings = true;
+    config.ungraceful_shutdown_config.immediately_return_on_panic = true;
+    let runs = match env::var(REPLAY_VAR) {
+        Ok(schedule) => shuttle::Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(body),
+        Err(_) => shuttle::Runner::new(scheduler, config).run(body),
+    };
+    eprintln!("{runs} schedules");
+}
+
+/// Says what the schedules have met, and fails if there were many and one of the things to meet is missing.
+fn expect(seen: &[(&str, &AtomicU64)]) {
+    let text: Vec<String> = seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
+    eprintln!("{}", text.join(", "));
+    let enough = iterations() >= 500 && env::var(REPLAY_VAR).is_err();
+    let missing = seen.iter().find(|(_, n)| n.load(Relaxed) == 0);
+    assert!(!enough || missing.is_none(), "never seen: {missing:?}");
+}
+
+fn without_refusals(scheduler: impl Scheduler + 'static) {
+    let seen = Arc::new(Seen::default());
+    let counts = seen.clone();
+    explore(scheduler, move || {
+        everything_at_once(Scene::new(None, Arc::new(Model::new()), counts.clone()));
+    });
+    expect(&[
+        ("completed", &seen.completed),
+        ("cancelled", &seen.cancelled),
+        ("timed out", &seen.timed_out),
+        ("region dropped", &seen.region_dropped),
+        ("stopped half-way", &seen.partly),
+        ("disturbed copies", &seen.disturbed),
+        ("held areas", &seen.held),
+        ("busy ranges", &seen.busy_ranges),
+        ("exhausted pools", &seen.short_of_frames),
+        ("exhausted slots", &seen.short_of_slots),
+    ]);
+}
+
+#[test]
+fn shuttle_everything_at_once_at_random() {
+    without_refusals(RandomScheduler::new(iterations()));
+}
+
+/// Threads run for long and are interrupted at three places: what needs one thread to sleep through much that others do.
+#[test]
+fn shuttle_everything_at_once_with_few_switches() {
+    without_refusals(PctScheduler::new(4, iterations()));
+}
+
+/// The same while one call, any, is refused: before its effect, after it, or half-way.
+#[test]
+fn shuttle_everything_at_once_and_one_call_is_refused() {
+    /// Most schedules make more calls than that.
+    const LATEST: usize = 500;
+    let seen = Arc::new(Seen::default());
+    let counts = seen.clone();
+    explore(RandomScheduler::new(iterations()), move || {
+        let model = Arc::new(Model::new());
+        let mode = [FailMode::Before, FailMode::After, FailMode::Partial][below(3)];
+        let failing = FailAt::new(model.clone(), 1 + below(LATEST) as u64, mode, Errno(libc::ENOMEM));
+        everything_at_once(Scene::new(Some(failing), model, counts.clone()));
+    });
+    expect(&[("completed", &seen.completed), ("refused calls", &seen.refused_calls)]);
+}

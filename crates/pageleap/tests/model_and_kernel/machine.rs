@@ -1,0 +1,450 @@
+//! One of the two machines: it runs the steps of a program and shows what has become of its pools and regions.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use pageleap::backend::{Advice, Backend, Model, Prot};
+use pageleap::{
+    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageOutcome, PageSize, Pool, Region, audit,
+    observe, topology::Topology,
+};
+
+use crate::common::{own_descriptors, pool_mappings, soon};
+use crate::program::{Attribute, End, Move, Step};
+use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
+
+/// Pools and regions on one backend.
+pub struct Machine {
+    backend: Arc<dyn Backend>,
+    /// The backend, if it is the model.
+    model: Option<Arc<Model>>,
+    pools: Vec<Pool>,
+    regions: Vec<Option<Region>>,
+    /// The memory files seen so far: what they are called in a view.
+    files: Vec<String>,
+    /// Whether the numbers of frames can be told beforehand: not after a job that was stopped at some moment.
+    exact: bool,
+}
+
+/// What a step led to, without addresses.
+#[derive(Debug, PartialEq)]
+pub enum Outcome {
+    Nothing,
+    Done,
+    Refused(String),
+    Finished(Finished),
+    /// A job that was stopped at some moment, and then completed by another.
+    Stopped {
+        pages: u64,
+        unchanged: u64,
+    },
+}
+
+/// What must be equal in the reports of two jobs that nobody disturbed.
+#[derive(Debug, PartialEq)]
+pub struct Finished {
+    ended: String,
+    pub pages: PageCounts,
+    /// Index of the range, bytes, outcome.
+    runs: Vec<(usize, Range<usize>, PageOutcome)>,
+    bytes: u64,
+    bytes_copied: u64,
+    disturbed_copies: u64,
+    holds: u64,
+    repairs: u64,
+    calls: BTreeMap<&'static str, u64>,
+    warnings: Vec<String>,
+}
+
+/// What a machine shows.
+#[derive(Debug, PartialEq)]
+pub struct View {
+    /// Size, free bytes, and the nodes of the free frames.
+    pools: Vec<(u64, u64, String)>,
+    pub regions: Vec<Option<RegionView>>,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct RegionView {
+    pub len: usize,
+    pub pages: Vec<Page>,
+    /// The nodes of its pages, if all may be read: the kernel names no node for others.
+    placement: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Page {
+    /// Anybody could map something here.
+    Hole,
+    Unbacked,
+    Backed {
+        file: usize,
+        /// Left out where it cannot be told beforehand.
+        frame: Option<usize>,
+        access: Prot,
+        dont_fork: bool,
+        dont_dump: bool,
+        locked: bool,
+        words: [u64; WORDS],
+    },
+}
+
+/// What is mapped at a page.
+struct Mapped {
+    access: Prot,
+    dont_fork: bool,
+    dont_dump: bool,
+    locked: bool,
+    /// A pool's file and the page of it, if it is one.
+    file: Option<(String, usize)>,
+}
+
+/// What the kernel lists for each page of a range; `None` for a hole.
+fn mapped_by_kernel(addresses: Range<usize>) -> Vec<Option<Mapped>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let hex = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let files: Vec<(Range<usize>, usize, String)> = maps
+        .lines()
+        .filter(|line| line.contains("/memfd:pageleap:"))
+        .map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (from, to) = fields[0].split_once('-').unwrap();
+            // The inode tells files of the same name apart.
+            (hex(from)..hex(to), hex(fields[2]), fields[4].to_owned())
+        })
+        .collect();
+    let attributes = observe::attributes(addresses.start, addresses.end - addresses.start).unwrap();
+    let look = |addr: usize| {
+        let a = attributes.iter().find(|run| (run.start..run.end).contains(&addr))?.attributes;
+        let file = files.iter().find(|(range, ..)| range.contains(&addr));
+        let file =
+            file.map(|(range, offset, name)| (name.clone(), (offset + addr - range.start) / BASE_PAGE));
+        let (access, dont_fork, dont_dump, locked) = (a.prot, a.dont_fork, a.dont_dump, a.locked);
+        Some(Mapped { access, dont_fork, dont_dump, locked, file })
+    };
+    addresses.step_by(BASE_PAGE).map(look).collect()
+}
+
+/// The same of the model.
+fn mapped_by_model(model: &Model, addresses: Range<usize>) -> Vec<Option<Mapped>> {
+    let look = |addr| {
+        let (access, dont_fork, dont_dump, locked) = model.attributes_at(addr)?;
+        let file = model.frame_at(addr).map(|(file, frame)| (format!("{file:?}"), frame));
+        Some(Mapped { access, dont_fork, dont_dump, locked, file })
+    };
+    addresses.step_by(BASE_PAGE).map(look).collect()
+}
+
+/// Word `i` of a page on which `value` was written; a page of zeros stays one.
+pub fn pattern(value: u64, i: usize) -> u64 {
+    if value == 0 {
+        0
+    } else {
+        value.rotate_left(i as u32 % 64) ^ (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+fn first_node() -> NodeId {
+    let topology = Topology::read().unwrap();
+    topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id
+}
+
+/// An error without addresses.
+fn refusal(error: &Error) -> Outcome {
+    Outcome::Refused(match error {
+        Error::BadRange { start, end, reason, .. } => format!("bad range {start}..{end}: {reason}"),
+        Error::Call { call, errno, .. } => format!("{call}: {errno}"),
+        other => other.to_string(),
+    })
+}
+
+impl Machine {
+    pub fn new(backend: Arc<dyn Backend>, model: Option<Arc<Model>>) -> Machine {
+        let (pools, regions) = (Vec::new(), Vec::new());
+        let mut machine = Machine { backend, model, pools, regions, files: Vec::new(), exact: true };
+        machine.pools = (0..POOLS - 1).map(|_| machine.build_pool(FIRST_POOLS).unwrap()).collect();
+        let region = || Some(Region::new(&machine.pools[0], FIRST_REGIONS * BASE_PAGE).unwrap());
+        machine.regions = (0..REGIONS).map(|_| region()).collect();
+        machine
+    }
+
+    fn build_pool(&self, pages: usize) -> Result<Pool, Error> {
+        let bytes = (pages * BASE_PAGE) as u64;
+        Pool::builder(first_node(), bytes).threads(1).backend(self.backend.clone()).build()
+    }
+
+    fn pool(&self, place: usize) -> &Pool {
+        &self.pools[place % self.pools.len()]
+    }
+
+    fn mapped(&self, addresses: Range<usize>) -> Vec<Option<Mapped>> {
+        match &self.model {
+            Some(model) => mapped_by_model(model, addresses),
+            None => mapped_by_kernel(addresses),
+        }
+    }
+
+    /// The pages of a part with their addresses, if it is one of whole, backed pages of a region.
+    fn backed(&self, region: usize, part: &Range<usize>) -> Option<Vec<(usize, Mapped)>> {
+        let region = self.regions[region].as_ref()?;
+        let aligned =
+            part.start.is_multiple_of(BASE_PAGE) && part.start < part.end && part.end <= region.len();
+        let start = region.as_ptr().as_ptr() as usize;
+        let addresses = start + part.start..start + part.end;
+        let pages = if aligned { self.mapped(addresses.clone()) } else { return None };
+        let backed = |page: Option<Mapped>| page.filter(|page| page.file.is_some());
+        addresses.step_by(BASE_PAGE).zip(pages).map(|(addr, page)| Some((addr, backed(page)?))).collect()
+    }
+
+    /// What a file is called in a view.
+    fn number_of(&mut self, file: String) -> usize {
+        let known = self.files.iter().position(|known| *known == file);
+        known.unwrap_or_else(|| {
+            self.files.push(file);
+            self.files.len() - 1
+        })
+    }
+
+    fn write(&self, addr: usize, value: u64) {
+        match &self.model {
+            Some(model) => (0..WORDS).for_each(|i| model.store(addr + i * 8, pattern(value, i)).unwrap()),
+            None => (0..BASE_PAGE / 8).for_each(|i| word(addr, i).store(pattern(value, i), Relaxed)),
+        }
+    }
+
+    /// The first words of a page that may be read; on the kernel the others must follow from them.
+    fn read(&self, addr: usize) -> [u64; WORDS] {
+        match &self.model {
+            Some(model) => std::array::from_fn(|i| model.load(addr + i * 8).unwrap()),
+            None => {
+                let first = word(addr, 0).load(Relaxed);
+                let torn = (0..BASE_PAGE / 8).find(|i| word(addr, *i).load(Relaxed) != pattern(first, *i));
+                assert_eq!(torn, None, "LOST: a word of the page at {addr:#x}");
+                std::array::from_fn(|i| word(addr, i).load(Relaxed))
+            }
+        }
+    }
+
+    /// Runs one step.
+    pub fn run(&mut self, step: &Step) -> Outcome {
+        let done =
+            |result: Result<(), Error>| result.map_or_else(|error| refusal(&error), |()| Outcome::Done);
+        match step {
+            Step::NewPool { pool, pages } => {
+                let built = self.build_pool(*pages).unwrap();
+                match self.pools.get_mut(*pool) {
+                    Some(place) => *place = built,
+                    None => self.pools.push(built),
+                }
+                Outcome::Done
+            }
+            Step::NewRegion { region, pool, bytes } => {
+                let made = Region::new(self.pool(*pool), *bytes);
+                done(made.map(|made| self.regions[*region] = Some(made)))
+            }
+            Step::Reserve { region, bytes } => {
+                let made = Region::reserve_with(self.backend.clone(), *bytes, PageSize::Base);
+                done(made.map(|made| self.regions[*region] = Some(made)))
+            }
+            Step::DropRegion { region } => {
+                self.regions[*region] = None;
+                Outcome::Done
+            }
+            Step::Grow { region, bytes, pool } => match &self.regions[*region] {
+                Some(region) => done(region.grow(*bytes, self.pool(*pool))),
+                None => Outcome::Nothing,
+            },
+            Step::Back { region, part, pool } => match &self.regions[*region] {
+                Some(region) => done(region.back(part.clone(), self.pool(*pool))),
+                None => Outcome::Nothing,
+            },
+            Step::Discard { region, part } => match &mut self.regions[*region] {
+                Some(region) => done(region.discard(part.clone())),
+                None => Outcome::Nothing,
+            },
+            Step::Write { region, part, value } => {
+                let Some(pages) = self.backed(*region, part) else { return Outcome::Nothing };
+                let writable = pages.iter().enumerate().filter(|(_, (_, page))| page.access.writable());
+                writable.for_each(|(i, (addr, _))| self.write(*addr, value.wrapping_add(i as u64).max(1)));
+                Outcome::Done
+            }
+            Step::Set { region, part, what } => match self.backed(*region, part) {
+                Some(pages) => self.set(&pages, *what),
+                None => Outcome::Nothing,
+            },
+            Step::Migrate { moves, area_bytes, threads, hold, end } => {
+                let regions = &self.regions;
+                let moves: Vec<_> = moves.iter().filter(|m| regions[m.region].is_some()).collect();
+                match self.start(&moves, *area_bytes, *threads, *hold) {
+                    Ok(job) => self.end(job, &moves, *end),
+                    Err(error) => refusal(&error),
+                }
+            }
+        }
+    }
+
+    fn set(&self, pages: &[(usize, Mapped)], what: Attribute) -> Outcome {
+        let (addr, len) = (pages[0].0, pages.len() * BASE_PAGE);
+        if matches!(what, Attribute::Lock) && !pages.iter().all(|(_, page)| page.access.readable()) {
+            return Outcome::Nothing; // the kernel locks it, but says that it could not fault it in
+        }
+        // SAFETY: whole, backed pages of a region that no job works on.
+        let set = unsafe {
+            match what {
+                Attribute::NoAccess => self.backend.protect(addr, len, Prot::NONE),
+                Attribute::ReadOnly => self.backend.protect(addr, len, Prot::READ),
+                Attribute::ReadWrite => self.backend.protect(addr, len, Prot::READ_WRITE),
+                Attribute::DontFork => self.backend.advise(addr, len, Advice::DontFork),
+                Attribute::DoFork => self.backend.advise(addr, len, Advice::DoFork),
+                Attribute::DontDump => self.backend.advise(addr, len, Advice::DontDump),
+                Attribute::DoDump => self.backend.advise(addr, len, Advice::DoDump),
+                Attribute::Lock => self.backend.lock(addr, len, false),
+                Attribute::Unlock => self.backend.unlock(addr, len),
+            }
+        };
+        set.map_or_else(|errno| Outcome::Refused(errno.to_string()), |()| Outcome::Done)
+    }
+
+    fn start(&self, moves: &[&Move], area_bytes: usize, threads: usize, hold: bool) -> Result<Job, Error> {
+        let mut migration = Migration::new().area_bytes(area_bytes).threads(threads);
+        if hold {
+            migration = migration.max_disturbed_copies(0);
+        }
+        for m in moves {
+            if let Some(region) = &self.regions[m.region] {
+                migration = migration.range(region, m.part.clone(), self.pool(m.to));
+            }
+        }
+        migration.start()
+    }
+
+    fn end(&mut self, job: Job, moves: &[&Move], end: End) -> Outcome {
+        let ids: Vec<_> = moves.iter().map(|m| self.regions[m.region].as_ref().map(Region::id)).collect();
+        let report = match end {
+            End::Wait => job.wait(),
+            End::Cancel => {
+                job.cancel();
+                job.wait()
+            }
+            End::DropJob => {
+                drop(job);
+                return self.settle(moves).map_or_else(|error| refusal(&error), |()| Outcome::Done);
+            }
+            End::DropRegion => {
+                self.regions[moves[0].region] = None;
+                assert!(job.is_finished(), "a region went while a job was at work on it");
+                job.wait()
+            }
+        };
+        let pages = report.pages;
+        if end != End::Wait {
+            if let Err(error) = self.settle(moves) {
+                return refusal(&error);
+            }
+            return Outcome::Stopped { pages: pages.total(), unchanged: pages.unchanged };
+        }
+        let range_of = |run: &pageleap::PageRun| {
+            let within = |(m, id): (&&Move, &Option<_>)| {
+                *id == Some(run.region) && m.part.start <= run.range.start && run.range.end <= m.part.end
+            };
+            moves.iter().zip(&ids).position(within).expect("a run lies in a range that was asked for")
+        };
+        Outcome::Finished(Finished {
+            ended: match &report.ended {
+                Ended::Failed(error) => format!("{:?}", refusal(error)),
+                other => format!("{other:?}"),
+            },
+            pages,
+            runs: report.runs.iter().map(|run| (range_of(run), run.range.clone(), run.outcome)).collect(),
+            bytes: report.bytes,
+            bytes_copied: report.bytes_copied,
+            disturbed_copies: report.disturbed_copies,
+            holds: report.holds,
+            repairs: report.repairs,
+            // Where page tables go makes no difference on a machine with one node, and then nobody is asked.
+            calls: report.calls.into_iter().filter(|(name, _)| *name != "set_mempolicy").collect(),
+            warnings: report.warnings,
+        })
+    }
+
+    /// Completes what was stopped at some moment, so that both machines have the same pages in the same pools again.
+    fn settle(&mut self, moves: &[&Move]) -> Result<(), Error> {
+        self.exact = false;
+        let left: Vec<&Move> = moves.iter().filter(|m| self.regions[m.region].is_some()).copied().collect();
+        if !left.is_empty() {
+            let report = self.start(&left, BASE_PAGE, 1, false)?.wait();
+            assert!(report.ended.is_completed(), "{report}");
+        }
+        Ok(())
+    }
+
+    /// Everything that can be seen of it.
+    pub fn view(&mut self) -> View {
+        let free = |pool: &Pool| (pool.bytes(), pool.free_bytes(), pool.verify().unwrap().to_string());
+        let pools = self.pools.iter().map(free).collect();
+        let regions = (0..self.regions.len()).map(|region| self.view_of(region)).collect();
+        View { pools, regions }
+    }
+
+    fn view_of(&mut self, region: usize) -> Option<RegionView> {
+        let region = self.regions[region].as_ref()?;
+        let (start, len) = (region.as_ptr().as_ptr() as usize, region.len());
+        let mapped = self.mapped(start..start + len);
+        let readable = mapped.iter().flatten().all(|page| page.file.is_none() || page.access.readable());
+        let placement = readable.then(|| region.placement().unwrap().to_string());
+        let addresses = (start..start + len).step_by(BASE_PAGE);
+        let pages =
+            addresses.zip(mapped).map(|(addr, page)| page.map_or(Page::Hole, |page| self.page(addr, page)));
+        Some(RegionView { len, pages: pages.collect(), placement })
+    }
+
+    fn page(&mut self, addr: usize, mapped: Mapped) -> Page {
+        let Mapped { access, dont_fork, dont_dump, locked, file } = mapped;
+        let Some((file, frame)) = file else { return Page::Unbacked };
+        let allow = |access| {
+            // SAFETY: a backed page of a region that nobody else uses now.
+            unsafe { self.backend.protect(addr, BASE_PAGE, access) }.unwrap()
+        };
+        if !access.readable() {
+            allow(Prot::READ);
+        }
+        let words = self.read(addr);
+        if !access.readable() {
+            allow(access);
+        }
+        let (file, frame) = (self.number_of(file), self.exact.then_some(frame));
+        Page::Backed { file, frame, access, dont_fork, dont_dump, locked, words }
+    }
+
+    pub fn audit(&self) -> Result<(), String> {
+        let regions: Vec<&Region> = self.regions.iter().flatten().collect();
+        audit(&self.pools.iter().collect::<Vec<_>>(), &regions)
+    }
+
+    /// Lets everything go and says what is left.
+    pub fn end_of_program(self) -> Vec<String> {
+        let Machine { backend, model, pools, regions, .. } = self;
+        drop(regions);
+        let leaked = |pool: &&Pool| pool.free_bytes() != pool.bytes();
+        let mut left: Vec<String> = pools.iter().filter(leaked).map(|pool| format!("{pool:?}")).collect();
+        drop((pools, backend));
+        match model {
+            Some(model) if model.pages_in_use() == 0 => {}
+            Some(model) => left.push(format!("{} pages of address space", model.pages_in_use())),
+            None => {
+                // A job's thread closes its descriptor just after it has delivered its report.
+                soon(|| own_descriptors().is_empty());
+                left.extend(pool_mappings().into_iter().chain(own_descriptors()));
+            }
+        }
+        left
+    }
+}
+
+/// Word `i` of a page of a region on the kernel.
+fn word(addr: usize, i: usize) -> &'static AtomicU64 {
+    // SAFETY: the page is backed and may be accessed as the caller does; nobody keeps the reference.
+    unsafe { AtomicU64::from_ptr((addr as *mut u64).add(i)) }
+}

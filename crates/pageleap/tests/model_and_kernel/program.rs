@@ -1,0 +1,119 @@
+//! Random programs: what they are made of, and how they are shown.
+
+use std::fmt;
+use std::ops::Range;
+
+use pageleap::BASE_PAGE;
+use proptest::prelude::*;
+
+use crate::{POOLS, REGIONS};
+
+/// One step of a program. Pools and regions are numbered places, which are filled at the start but for the last pool; a step on a region
+/// that is not there does nothing. Parts are bytes.
+#[derive(Clone, Debug)]
+pub enum Step {
+    NewPool { pool: usize, pages: usize },
+    NewRegion { region: usize, pool: usize, bytes: usize },
+    Reserve { region: usize, bytes: usize },
+    Grow { region: usize, bytes: usize, pool: usize },
+    Back { region: usize, part: Range<usize>, pool: usize },
+    Discard { region: usize, part: Range<usize> },
+    DropRegion { region: usize },
+    Write { region: usize, part: Range<usize>, value: u64 },
+    Set { region: usize, part: Range<usize>, what: Attribute },
+    Migrate { moves: Vec<Move>, area_bytes: usize, threads: usize, hold: bool, end: End },
+}
+
+/// A range of a job.
+#[derive(Clone, Debug)]
+pub struct Move {
+    pub region: usize,
+    pub part: Range<usize>,
+    pub to: usize,
+}
+
+/// What a user may set on pages.
+#[derive(Clone, Copy, Debug)]
+pub enum Attribute {
+    NoAccess,
+    ReadOnly,
+    ReadWrite,
+    DontFork,
+    DoFork,
+    DontDump,
+    DoDump,
+    Lock,
+    Unlock,
+}
+
+/// How a job is ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum End {
+    Wait,
+    Cancel,
+    DropJob,
+    DropRegion,
+}
+
+/// A program, shown as Rust.
+#[derive(Clone)]
+pub struct Program(pub Vec<Step>);
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "Program(vec![")?;
+        self.0.iter().try_for_each(|step| writeln!(f, "    {step:?},"))?;
+        write!(f, "])")
+    }
+}
+
+fn a_pool() -> impl Strategy<Value = usize> {
+    0..POOLS
+}
+
+fn a_region() -> impl Strategy<Value = usize> {
+    0..REGIONS
+}
+
+fn bytes() -> impl Strategy<Value = usize> {
+    prop_oneof![20 => (4..10usize).prop_map(|pages| pages * BASE_PAGE), 1 => 0..5 * BASE_PAGE]
+}
+
+fn a_part() -> impl Strategy<Value = Range<usize>> {
+    let stray = prop_oneof![60 => Just(0), 1 => Just(8usize)];
+    (0..4usize, prop_oneof![60 => 1..3usize, 1 => Just(0)], stray)
+        .prop_map(|(first, pages, stray)| first * BASE_PAGE + stray..(first + pages) * BASE_PAGE)
+}
+
+fn a_job() -> impl Strategy<Value = Step> {
+    let moves = (a_region(), a_part(), a_pool()).prop_map(|(region, part, to)| Move { region, part, to });
+    let end = prop_oneof![
+        8 => Just(End::Wait),
+        2 => Just(End::Cancel),
+        1 => Just(End::DropJob),
+        1 => Just(End::DropRegion)
+    ];
+    let area = prop_oneof![30 => (1..4usize).prop_map(|pages| pages * BASE_PAGE), 1 => 0..2 * BASE_PAGE];
+    let threads = prop_oneof![30 => 1..3usize, 1 => Just(0)];
+    (prop::collection::vec(moves, 1..3), area, threads, any::<bool>(), end).prop_map(
+        |(moves, area_bytes, threads, hold, end)| Step::Migrate { moves, area_bytes, threads, hold, end },
+    )
+}
+
+pub fn a_step() -> impl Strategy<Value = Step> {
+    use Attribute::*;
+    let attributes = [NoAccess, ReadOnly, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Unlock];
+    prop_oneof![
+        1 => (a_pool(), 6..20usize).prop_map(|(pool, pages)| Step::NewPool { pool, pages }),
+        2 => (a_region(), a_pool(), bytes()).prop_map(|(region, pool, bytes)| Step::NewRegion { region, pool, bytes }),
+        1 => (a_region(), bytes()).prop_map(|(region, bytes)| Step::Reserve { region, bytes }),
+        2 => (a_region(), bytes(), a_pool()).prop_map(|(region, bytes, pool)| Step::Grow { region, bytes, pool }),
+        3 => (a_region(), a_part(), a_pool()).prop_map(|(region, part, pool)| Step::Back { region, part, pool }),
+        3 => (a_region(), a_part()).prop_map(|(region, part)| Step::Discard { region, part }),
+        1 => a_region().prop_map(|region| Step::DropRegion { region }),
+        6 => (a_region(), a_part(), 1..u64::MAX).prop_map(|(region, part, value)| Step::Write { region, part, value }),
+        5 => (a_region(), a_part(), prop::sample::select(attributes.to_vec()))
+            .prop_map(|(region, part, what)| Step::Set { region, part, what }),
+        8 => a_job(),
+    ]
+}

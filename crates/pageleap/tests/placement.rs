@@ -1,0 +1,310 @@
+//! Placements: which pages go to which node, where page tables go, what verification notices, what a change of the cpuset does. What
+//! needs several nodes runs on the model; what one node can show, on the kernel.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, turn};
+use pageleap::backend::Model;
+use pageleap::{
+    Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, Verification, audit,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+const NODES: [NodeId; 3] = [NodeId(0), NodeId(3), NodeId(4)];
+
+/// A pool over three nodes of a model, with `pages` pages on each.
+fn model_pool(pages: usize) -> (Arc<Model>, Pool) {
+    let model = Arc::new(Model::new());
+    let bytes = (NODES.len() * pages * PAGE) as u64;
+    let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(model.clone()).build().unwrap();
+    assert_eq!(pool.nodes(), NODES);
+    assert!(NODES.iter().all(|node| pool.free_bytes_on(*node) == (pages * PAGE) as u64));
+    (model, pool)
+}
+
+fn address(region: &Region, page: usize) -> usize {
+    region.as_ptr().as_ptr() as usize + page * PAGE
+}
+
+/// Writes into each page of a region of a model.
+fn mark(model: &Model, region: &Region) {
+    (0..region.len() / PAGE).for_each(|page| model.store(address(region, page), page as u64 + 1).unwrap());
+}
+
+fn check_marks(model: &Model, region: &Region) {
+    for page in 0..region.len() / PAGE {
+        assert_eq!(model.load(address(region, page)), Ok(page as u64 + 1), "page {page}");
+    }
+}
+
+fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report {
+    let job = Migration::new().range(region, 0..region.len(), to).area_bytes(4 * PAGE).threads(1);
+    let report = job.start().unwrap().wait();
+    assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+    report
+}
+
+fn counts(region: &Region) -> [u64; 3] {
+    let verified = region.verify().unwrap();
+    assert!(verified.is_right(), "{verified}");
+    NODES.map(|node| verified.found.on(node))
+}
+
+#[test]
+fn a_region_is_spread_as_its_placement_says_and_leaps_to_another() {
+    let (model, pool) = model_pool(2 * PAGES);
+    let region = Region::new(&pool, PAGES * PAGE).unwrap();
+    assert_eq!(
+        counts(&region),
+        [22, 21, 21],
+        "a pool's own placement is the default, page by page for a region this small"
+    );
+    mark(&model, &region);
+
+    assert_eq!(go(&region, pool.on(NODES[1])).pages.migrated, 43);
+    assert_eq!(counts(&region), [0, 64, 0]);
+    let weighted = Placement::weighted([(NODES[0], 3), (NODES[2], 1)]);
+    assert_eq!(go(&region, pool.on(weighted.clone())).pages.migrated, 64);
+    assert_eq!(counts(&region), [48, 0, 16]);
+    assert_eq!(go(&region, pool.on(weighted)).pages.unchanged, 64, "what lies right stays");
+    let stripes = Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(8 * PAGE);
+    go(&region, pool.on(stripes));
+    assert_eq!(counts(&region), [32, 0, 32]);
+    let file = |page| model.frame_at(address(&region, page)).unwrap().0;
+    assert!((0..PAGES).all(|page| file(page) == file(page / 8 % 2 * 8)), "stripes of eight pages alternate");
+
+    check_marks(&model, &region);
+    audit(&[&pool], &[&region]).unwrap();
+    drop(region);
+    assert_eq!(pool.free_bytes(), pool.bytes());
+}
+
+#[test]
+fn page_tables_follow_the_data_unless_told_otherwise() {
+    let (model, pool) = model_pool(PAGES);
+    let tables = |region: &Region| {
+        let of_page = |page| model.tables_at(address(region, page)).expect("a node was preferred");
+        let first = of_page(0);
+        assert!((0..PAGES).all(|page| of_page(page) == first));
+        NodeId(first)
+    };
+    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
+    mark(&model, &region);
+    assert_eq!(tables(&region), NODES[0]);
+    go(&region, pool.on(NODES[1]));
+    assert_eq!(tables(&region), NODES[1]);
+
+    let elsewhere = Placement::on(NODES[0]).page_tables(PageTables::Node(NODES[2]));
+    let report = go(&region, pool.on(elsewhere.clone()));
+    assert_eq!(tables(&region), NODES[2]);
+    assert!(report.calls.contains_key("set_mempolicy"), "{:?}", report.calls);
+    go(&region, pool.on(NODES[1]));
+    assert_eq!(tables(&region), NODES[1]);
+
+    // The page tables on node 4 have stayed with the frames of node 0, and must not be handed out as node 0's.
+    go(&region, pool.on(NODES[0]));
+    assert_eq!(tables(&region), NODES[0]);
+    check_marks(&model, &region);
+    drop(region);
+    let region = Region::new(pool.on(elsewhere), PAGES * PAGE).unwrap();
+    assert_eq!(tables(&region), NODES[2], "a new region too");
+    drop(region);
+    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
+    assert_eq!(tables(&region), NODES[0]);
+    assert_eq!(pool.free_bytes_on(NODES[0]), 0);
+    audit(&[&pool], &[&region]).unwrap();
+    // A dropped region leaves frames whose alias this thread has mapped again, wherever its page tables are.
+    drop(Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap());
+    let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
+    assert_eq!(tables(&region), NODES[1]);
+}
+
+#[test]
+fn verification_notices_pages_that_the_kernel_has_moved() {
+    let (model, pool) = model_pool(PAGES);
+    let region = Region::new(&pool, PAGES * PAGE).unwrap();
+    assert!(pool.verify().unwrap().is_right());
+    model.displace(address(&region, 3), 77);
+    model.displace(address(&region, 5), 77);
+    for verified in [region.verify().unwrap(), pool.verify().unwrap()] {
+        assert_eq!((verified.misplaced, verified.absent, verified.found.on(NodeId(77))), (2, 0, 2));
+        assert!(!verified.is_right() && verified.to_string().contains("2 elsewhere"), "{verified}");
+    }
+    // Two pages that have changed places are both wrong, though each node has as many as before.
+    let (model, pool) = model_pool(PAGES);
+    let region = Region::new(&pool, PAGES * PAGE).unwrap();
+    model.displace(address(&region, 0), NODES[1].0);
+    model.displace(address(&region, 1), NODES[0].0);
+    assert_eq!(region.verify().unwrap().misplaced, 2);
+    assert_eq!(pool.verify().unwrap().misplaced, 2);
+}
+
+#[test]
+fn destinations_that_the_pool_does_not_have_are_named() {
+    let (_, pool) = model_pool(PAGES);
+    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
+    let refused = |placement: Placement, named: &str| {
+        let migration = Migration::new().range(&region, 0..region.len(), pool.on(placement.clone()));
+        let started = migration.start().map(drop);
+        for result in [started, Region::new(pool.on(placement), PAGE).map(drop)] {
+            let error = result.unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(named), "{error}");
+        }
+    };
+    refused(NodeId(1).into(), "node 1 is none of the pool's, which are node 0, node 3, node 4");
+    refused(Placement::interleave([NODES[0], NodeId(9)]), "node 9 is none");
+    refused(Placement::interleave([]), "names no node");
+    assert!(matches!(
+        Region::new(pool.on(NODES[1]), (PAGES + 1) * PAGE),
+        Err(Error::PoolExhausted { node: NodeId(3), .. })
+    ));
+    let region = Region::new(&pool, 3 * PAGE).map(drop);
+    assert!(matches!(region, Err(Error::PoolExhausted { node: NodeId(0), .. })), "nothing is free on node 0");
+    assert_eq!(pool.free_bytes(), (2 * PAGES * PAGE) as u64, "what had been taken is back");
+}
+
+#[test]
+fn a_cpuset_that_changes_ends_the_job_whole() {
+    /// Enough that the job does not end before the cpuset is looked at again.
+    const MANY: usize = 60_000;
+    let (model, pool) = model_pool(MANY);
+    let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();
+    mark(&model, &region);
+    let migration = Migration::new().range(&region, 0..region.len(), pool.on(NODES[1]));
+    let job = migration.area_bytes(PAGE).threads(2).start().unwrap();
+    while job.progress().bytes_migrated == 0 {
+        std::thread::yield_now();
+    }
+    model.forbid_node(NODES[1].0);
+    let report = job.wait();
+    assert!(matches!(report.ended, Ended::CpusetChanged), "{report}");
+    assert!(report.warnings.iter().any(|w| w.contains("cpuset") && w.contains("node 3")), "{report}");
+    assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
+    assert_eq!(report.pages.total(), MANY as u64, "{report}");
+    assert_eq!(counts(&region), [report.pages.not_attempted, report.pages.migrated, 0]);
+    check_marks(&model, &region);
+    audit(&[&pool], &[&region]).unwrap();
+
+    let to = |node| Migration::new().range(&region, 0..region.len(), pool.on(node)).start();
+    assert!(matches!(to(NODES[1]), Err(Error::NodeNotAllowed { node: NodeId(3) })));
+    let pool_there = Pool::builder(NODES[1], 4096).backend(model.clone()).build();
+    assert!(matches!(pool_there, Err(Error::NodeNotAllowed { node: NodeId(3) })));
+    let report = to(NODES[2]).unwrap().wait();
+    assert!(report.ended.is_completed(), "the next one works: {report}");
+    check_marks(&model, &region);
+}
+
+// On the kernel ---------------------------------------------------------------------------------------------------------
+
+const MB: usize = 1 << 20;
+
+/// The value of a field of `/proc/self/status`, in KB.
+fn status_kb(name: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn page_tables_can_be_placed_on_the_kernel() {
+    let _turn = turn();
+    let [near, far] = pools(PageSize::Base, 8 * MB as u64).unwrap();
+    let there = PageTables::Node(far.nodes()[0]);
+    let to = |pool: &Pool| pool.on(Placement::on(pool.nodes()[0]).page_tables(there));
+    let region = Region::new(to(&near), 8 * MB).unwrap();
+    stamp(&region, 0..8 * MB, 1);
+    for pool in [&far, &near, &far] {
+        let report = Migration::new().range(&region, 0..8 * MB, to(pool)).start().unwrap().wait();
+        assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+        assert_eq!(report.pages.migrated, (8 * MB / PAGE) as u64);
+        assert!(report.calls.contains_key("set_mempolicy"), "{:?}", report.calls);
+        check_stamp(&region, 0..8 * MB, 1);
+        let verified: Verification = region.verify().unwrap();
+        assert!(verified.is_right() && verified.pages == (8 * MB / PAGE) as u64, "{verified}");
+    }
+    leap(&region, 0..8 * MB, &near);
+    check_stamp(&region, 0..8 * MB, 1);
+    audit(&[&near, &far], &[&region]).unwrap();
+    let error =
+        Region::new(near.on(Placement::on(near.nodes()[0]).page_tables(PageTables::Node(NodeId(999)))), PAGE);
+    assert!(matches!(error, Err(Error::UnknownNode { .. })));
+}
+
+#[test]
+fn pools_verify_frames_in_use_and_during_a_leap() {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        let bytes = (8 * page.bytes()).max(16 * MB);
+        let [near, far] = match pools(page, bytes as u64) {
+            Ok(pools) => pools,
+            Err(error) => {
+                common::skip_page_size("pools_verify_frames_in_use_and_during_a_leap", page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&near, bytes).unwrap();
+        stamp(&region, 0..bytes, 3);
+        let mappings = common::pool_mappings().len();
+        for pool in [&far, &near, &far] {
+            let job = Migration::new().range(&region, 0..bytes, pool).start().unwrap();
+            for verified in [near.verify(), far.verify(), region.verify()] {
+                let verified = verified.unwrap();
+                assert!(verified.is_right() && verified.pages == (bytes / page.bytes()) as u64, "{verified}");
+            }
+            assert!(job.wait().ended.is_completed());
+        }
+        check_stamp(&region, 0..bytes, 3);
+        assert_eq!(common::pool_mappings().len(), mappings, "verification leaves no mapping");
+    }
+}
+
+#[test]
+fn locked_pools_are_locked_once_and_for_good() {
+    const NAME: &str = "locked_pools_are_locked_once_and_for_good";
+    let _turn = turn();
+    let node = pools(PageSize::Base, PAGE as u64).unwrap()[0].nodes()[0];
+    let locked = |bytes| Pool::builder(node, bytes).locked(true).build();
+    if case().is_some() {
+        let limit = libc::rlimit { rlim_cur: MB as u64, rlim_max: MB as u64 };
+        // SAFETY: both change this process only, which runs nothing else.
+        unsafe {
+            assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
+            assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        }
+        let mappings = common::pool_mappings();
+        let error = locked(4 * MB as u64).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("mlock") && text.contains("RLIMIT_MEMLOCK"), "{text}");
+        assert_eq!(common::pool_mappings(), mappings, "nothing is left");
+        drop(locked(MB as u64 / 2).unwrap());
+        return;
+    }
+    let before = status_kb("VmLck");
+    let pool = match locked(4 * MB as u64) {
+        Ok(pool) => pool,
+        Err(error) => return skip(NAME, &error),
+    };
+    assert_eq!(status_kb("VmLck") - before, 4 << 10);
+    let far = Pool::builder(node, 4 * MB as u64).build().unwrap();
+    let region = Region::new(&pool, 4 * MB).unwrap();
+    stamp(&region, 0..4 * MB, 5);
+    let flags = common::region_flags(&region);
+    leap(&region, 0..4 * MB, &far);
+    leap(&region, 0..4 * MB, &pool);
+    check_stamp(&region, 0..4 * MB, 5);
+    assert_eq!(common::region_flags(&region), flags, "regions are not locked by that");
+    assert_eq!(status_kb("VmLck") - before, 4 << 10);
+    drop(region);
+    drop(pool);
+    assert_eq!(status_kb("VmLck"), before);
+
+    // SAFETY: a plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        return skip(&format!("{NAME} (a user without CAP_IPC_LOCK)"), &"only root can become another user");
+    }
+    let (end, text) = run_case(NAME, "limit");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
