@@ -102,7 +102,10 @@ impl Program {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_pageleap"), folder.join("pageleap")).unwrap();
+        // By another process: a child of another test could inherit a descriptor that writes to the copy, which cannot be run then.
+        let copied =
+            Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(folder.join("pageleap")).status();
+        assert!(copied.unwrap().success());
         fs::set_permissions(folder.join("pageleap"), fs::Permissions::from_mode(0o755)).unwrap();
         Program(folder)
     }
