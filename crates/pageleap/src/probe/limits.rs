@@ -44,12 +44,7 @@ pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     let mb = mb - mb % page_mb;
     (mb > 0).then(|| {
         let line = format!("pageleap doctor --page-size {} --size {mb}m", demand.page);
-        Remedy::new(
-            Who::You,
-            line,
-            "nothing: the largest that fits now; a larger region moves in \
-         several steps through a pool of that size",
-        )
+        Remedy::new(Who::You, line, "the largest that fits now")
     })
 }
 
@@ -311,12 +306,9 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
         )
     });
     let names = |nodes: &[&Node]| nodes.iter().map(|n| n.id.0.to_string()).collect::<Vec<_>>().join(", ");
-    let needs = format!(
-        "{} takes {} on each of its nodes, and {} stay free",
-        demand,
-        human_bytes(per_node),
-        human_bytes(kept)
-    );
+    let where_to = if usable.len() > 1 { "on each of its two nodes" } else { "on the one node" };
+    let needs =
+        format!("{demand} takes {} {where_to}, and {} stay free", human_bytes(per_node), human_bytes(kept));
     let enough_nodes = if usable.len() > 1 { 2 } else { 1 };
     let finding = if short.is_empty() {
         Finding::works(topic, format!("free memory suffices for {}", demand))
