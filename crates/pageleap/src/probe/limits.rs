@@ -397,6 +397,17 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     const NO_LIMIT: u64 = i64::MAX as u64 - 65_535;
     let rooms = cgroup_rooms(around);
     let Some(tightest) = rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left) else {
+        // Each is there wherever its version of cgroups is mounted.
+        const SIGNS: [&str; 3] = [
+            "sys/fs/cgroup/cgroup.controllers",
+            "sys/fs/cgroup/unified/cgroup.controllers",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ];
+        if SIGNS.iter().all(|file| !matches!(around.files.text_if_there(file), Ok(Some(_)))) {
+            let reason = "no cgroup file system is mounted at /sys/fs/cgroup";
+            return Finding::unknown(topic, "the limits of memory cgroups are not known", reason)
+                .saw(membership_seen);
+        }
         return Finding::works(topic, "no memory cgroup limits this process");
     };
     let seen = format!(
@@ -573,6 +584,14 @@ mod tests {
         assert_eq!(finding.state, State::Missing);
         assert!(finding.remedies[1].line.contains("memory/c/memory.limit_in_bytes"), "{finding:?}");
         assert_eq!(cgroup_memory(&around, &of(1, PageSize::Huge2M)).state, State::Works);
+        let membership = ("proc/self/cgroup", "0::/\n");
+        let unmounted = super::super::tests::around(&[membership], None);
+        assert_eq!(cgroup_memory(&unmounted, &of(1, PageSize::Base)).state, State::Unknown);
+        let unlimited = super::super::tests::around(
+            &[membership, ("sys/fs/cgroup/cgroup.controllers", "memory\n")],
+            None,
+        );
+        assert_eq!(cgroup_memory(&unlimited, &of(1, PageSize::Base)).state, State::Works);
     }
 
     #[test]

@@ -438,6 +438,9 @@ fn judge_hugetlb(
                      (CONFIG_HUGETLBFS; flags pse, pdpe1gb)"
                     )
                 }
+                Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC) if pools.is_empty() => {
+                    "most likely none are free; sysfs, which would tell, is not there".into()
+                }
                 Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC) => {
                     "the free pages are reserved by others, lie on nodes outside the cpuset, or the \
                      hugetlb cgroup (hugetlb.*.max) refuses them"

@@ -84,7 +84,11 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
     let all: Vec<String> = allowed.with_memory.iter().map(|id| id.0.to_string()).collect();
     let all = all.join(",");
     let finding = if !allowed.known {
-        Finding::unknown(topic, "the allowed nodes are not known", "/proc/self/status does not tell them")
+        let reason = "/proc/self/status does not tell them";
+        Finding::unknown(topic, "the allowed nodes are not known", reason)
+    } else if allowed.with_memory.is_empty() {
+        let reason = "which nodes there are is not known: see sysfs";
+        Finding::unknown(topic, "whether all nodes are allowed is not known", reason)
     } else if outside.is_empty() {
         Finding::works(topic, "memory may come from every node")
     } else {
