@@ -1,6 +1,8 @@
 //! The `pageleap` command.
 
+mod bytes;
 mod demo;
+mod doctor;
 mod topology;
 
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(Box<demo::DemoArgs>),
+    Doctor(doctor::DoctorArgs),
     Topology(topology::TopologyArgs),
 }
 
@@ -31,6 +34,7 @@ const SIGNALLED: u8 = 128;
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Doctor(args) => return doctor::run(&args),
         Command::Topology(args) => topology::run(&args),
     };
     match result {

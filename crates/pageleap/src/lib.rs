@@ -38,6 +38,8 @@ mod placement;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+pub mod probe;
+#[cfg(not(loom))]
 mod region;
 #[cfg(all(test, shuttle))]
 mod schedules;

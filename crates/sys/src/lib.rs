@@ -6,20 +6,34 @@
 
 #![cfg(target_os = "linux")]
 
+mod apart;
 mod copy;
 mod errno;
 mod files;
 mod futex;
 mod memory;
 mod mempolicy;
+mod pagemap;
+mod process;
+mod uffd;
 
+pub use apart::{Trial, call_apart};
 pub use copy::{copy_racing, zero};
 pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
-    Advice, EventFd, duplicate_mapping, exchange_page_tables, is_mapped, is_over_address_space_limit, lock,
-    map_file, map_file_into_hole, memfd_create, memfd_seal, protect, reserve, reserve_below, set_advice,
-    unlock, unmap, vacate,
+    Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,
+    is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create, memfd_create_with,
+    memfd_seal, protect, reserve, reserve_below, set_advice, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
+pub use pagemap::{PageRegion, page_is, pagemap_scan, scan_flag};
+pub use process::{
+    Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, kernel_release,
+    policy_mode, resource_limit, thp_disabled,
+};
+pub use uffd::{
+    uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, userfaultfd,
+    userfaultfd_from_device,
+};

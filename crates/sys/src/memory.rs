@@ -9,25 +9,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use crate::errno::{Errno, check};
 
 /// Refuse to make the file executable (Linux 6.3; `vm.memfd_noexec=2` demands it).
-const MFD_NOEXEC_SEAL: libc::c_uint = 0x0008;
+pub const MFD_NOEXEC_SEAL: libc::c_uint = 0x0008;
 const MFD_HUGE_SHIFT: u32 = 26;
 
 /// Creates a memory file that children do not inherit across `exec`, sealable and never executable.
 /// `huge_page_bits` is the binary logarithm of the hugetlb page size (21 for 2 MB), or `None` for base pages.
 pub fn memfd_create(name: &CStr, huge_page_bits: Option<u32>) -> Result<OwnedFd, Errno> {
     let huge = huge_page_bits.map_or(0, |bits| libc::MFD_HUGETLB | (bits << MFD_HUGE_SHIFT));
-    let create = |flags: libc::c_uint| {
-        // SAFETY: `name` is a C string; the call touches no other memory.
-        let fd = check(unsafe { libc::memfd_create(name.as_ptr(), flags) }.into())?;
-        // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
-    match create(flags | MFD_NOEXEC_SEAL) {
+    match memfd_create_with(name, flags | MFD_NOEXEC_SEAL) {
         // Kernels before 6.3 do not know the flag.
-        Err(Errno(libc::EINVAL)) => create(flags),
+        Err(Errno(libc::EINVAL)) => memfd_create_with(name, flags),
         other => other,
     }
+}
+
+/// The same with these flags (`MFD_*`) and no others.
+pub fn memfd_create_with(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Errno> {
+    // SAFETY: `name` is a C string; the call touches no other memory.
+    let fd = check(unsafe { libc::memfd_create(name.as_ptr(), flags) }.into())?;
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 /// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would turn our next access

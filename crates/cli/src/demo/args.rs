@@ -7,6 +7,7 @@ use pageleap::{EngineChoice, MAX_THREADS, PageSize};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use super::writer::Rate;
+use crate::bytes;
 
 /// Above this a table has 0.84 EB, and the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
@@ -113,21 +114,10 @@ fn scale_factor(text: &str) -> Result<f64, String> {
 }
 
 fn area(text: &str) -> Result<usize, String> {
-    let expected = "expected bytes such as 65536, 512k, 16m or 1g";
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Err(expected.to_owned());
-    }
-    let bytes = digits.parse::<usize>().map_err(|_| expected.to_owned())?;
-    match bytes.checked_mul(1 << shift) {
-        Some(0) => Err("an area has at least one page".to_owned()),
-        Some(bytes) => Ok(bytes),
-        None => Err("more bytes than the address space has".to_owned()),
+    match usize::try_from(bytes::parse(text)?) {
+        Ok(0) => Err("an area has at least one page".to_owned()),
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err("more bytes than the address space has".to_owned()),
     }
 }
 

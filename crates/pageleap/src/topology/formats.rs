@@ -85,7 +85,7 @@ pub(crate) fn available(meminfo: &str) -> u64 {
 }
 
 /// The value of a line `name:` of `/proc/self/status`.
-pub(super) fn status_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn status_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
 

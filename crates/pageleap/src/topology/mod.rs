@@ -19,8 +19,8 @@ mod nodestring;
 mod read;
 
 pub use files::SysFiles;
-pub(crate) use formats::available;
 pub use formats::id_list;
+pub(crate) use formats::{available, status_value};
 
 /// Where the nodes are described.
 const NODES: &str = "sys/devices/system/node";

@@ -1,0 +1,109 @@
+//! `pageleap doctor`: what works here, what does not, why, and what would change it at which price.
+
+mod report;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use pageleap::PageSize;
+use pageleap::probe::{Capabilities, Demand, Finding};
+use pageleap::topology::SysFiles;
+
+use crate::{FAILED, USAGE, bytes};
+use report::Report;
+
+/// Say what works on this machine, for this user and in this container, and what would make the rest work.
+///
+/// Every call is tried on a few pages, a leap included; nothing is inferred from the kernel's version, nothing is
+/// changed, and nothing needs privilege. Remedies come with what they grant besides, the least intrusive first; parts
+/// between angle brackets are to be filled in.
+///
+/// Exit code: 0 a leap (of the size and the pages asked for) is possible; 1 it is not; 2 a request that makes no sense.
+#[derive(Args, Clone, Debug)]
+pub struct DoctorArgs {
+    /// Bytes that are to leap, such as 512m or 64g: limits are compared with two pools of that size
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = size)]
+    pub size: Option<u64>,
+
+    /// Page size that is to leap: 4k, thp, 2m or 1g
+    #[arg(long, value_name = "SIZE", default_value = "4k")]
+    pub page_size: PageSize,
+
+    /// Read /proc and /sys below this folder; calls are not tried then, so that a leap is never found possible
+    #[arg(long, value_name = "DIR")]
+    pub sysroot: Option<PathBuf>,
+
+    /// Print one JSON object to standard output instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match bytes::parse(text)? {
+        0 => Err("a leap moves at least one page".to_owned()),
+        bytes if bytes > 1 << 46 => Err("a pool has at most 2^46 bytes".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// What was found, and what follows from it.
+struct Diagnosis {
+    capabilities: Capabilities,
+    demand: Demand,
+    /// The leap that was tried.
+    trial: Finding,
+    sysroot: Option<PathBuf>,
+}
+
+impl Diagnosis {
+    /// What makes the leap impossible.
+    fn blockers(&self) -> Vec<&Finding> {
+        self.capabilities.blockers(&self.demand, &self.trial)
+    }
+
+    /// Only a leap that was done proves that one is possible.
+    fn leap_possible(&self) -> bool {
+        self.trial.state == pageleap::probe::State::Works && self.blockers().is_empty()
+    }
+}
+
+/// Probes and prints; returns the verdict as an exit code.
+pub fn run(args: &DoctorArgs) -> ExitCode {
+    let files = match &args.sysroot {
+        None => SysFiles::host(),
+        Some(root) => match std::fs::read_dir(root) {
+            Ok(_) => SysFiles::at(root),
+            Err(error) => {
+                eprintln!("error: --sysroot {}: {error}", root.display());
+                return ExitCode::from(USAGE);
+            }
+        },
+    };
+    let demand = Demand { bytes: args.size, page: args.page_size };
+    let capabilities = Capabilities::probe_with(&files, &demand);
+    let trial = capabilities.try_leap(&demand);
+    let diagnosis = Diagnosis { capabilities, demand, trial, sysroot: args.sysroot.clone() };
+    let report = Report::of(&diagnosis);
+    let text = if args.json { report.json() + "\n" } else { report.text() };
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        eprintln!("error: standard output: {error}");
+        return ExitCode::from(FAILED);
+    }
+    if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("64g"), Ok(64 << 30));
+        for text in ["0", "0k", "-1", "many", "1000t"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,590 @@
+//! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts, and compares what it states with what the test
+//! finds out by itself in the same surroundings.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use serde_json::Value;
+
+/// The user without rights that every system has.
+const NOBODY: u32 = 65534;
+
+/// What a filter does with the calls that it is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    Errno(i32),
+    /// Ends the process.
+    Kill,
+}
+
+/// Where a command runs.
+#[derive(Clone, Debug)]
+struct Place {
+    name: &'static str,
+    user: Option<u32>,
+    filter: Option<(Action, &'static [i64])>,
+    /// Resource and bytes, or whatever it counts.
+    limit: Option<(u32, u64)>,
+    mounts: Option<Call>,
+}
+
+const HERE: Place = Place { name: "here", user: None, filter: None, limit: None, mounts: None };
+
+const REFUSED: &[i64] = &[libc::SYS_mbind, libc::SYS_userfaultfd, libc::SYS_set_mempolicy];
+
+fn check(rc: i64) -> io::Result<()> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Installs a filter that treats `calls` as `action` says and lets everything else through.
+fn install_filter(action: Action, calls: &[i64]) -> io::Result<()> {
+    const LOAD_NUMBER: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const ALLOW: u32 = 0x7fff_0000;
+    let verdict = match action {
+        Action::Errno(errno) => 0x0005_0000 | errno as u32,
+        Action::Kill => 0x8000_0000,
+    };
+    let op = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // On the stack: nothing may be allocated between fork and exec.
+    let mut program = [op(RETURN, 0, ALLOW); 32];
+    program[0] = op(LOAD_NUMBER, 0, 0);
+    for (i, call) in calls.iter().enumerate() {
+        program[1 + 2 * i] = op(JUMP_IF_EQUAL, 1, *call as u32);
+        program[2 + 2 * i] = op(RETURN, 0, verdict);
+    }
+    let len = (2 + 2 * calls.len()) as u16;
+    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    // SAFETY: the program outlives the calls, which copy it.
+    unsafe {
+        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).into())?;
+        let mode = libc::SECCOMP_MODE_FILTER;
+        check(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter).into())
+    }
+}
+
+/// A command that will run in a place.
+fn command(place: &Place, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if let Some(user) = place.user {
+        command.uid(user).gid(user);
+    }
+    let (filter, limit, mounts) = (place.filter, place.limit, place.mounts);
+    let prepare = move || {
+        if let Some(mounts) = mounts {
+            mounts()?;
+        }
+        if let Some((resource, value)) = limit {
+            let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
+            // SAFETY: reads one struct.
+            check(unsafe { libc::setrlimit(resource as _, &limit) }.into())?;
+        }
+        filter.map_or(Ok(()), |(action, calls)| install_filter(action, calls))
+    };
+    // SAFETY: it makes system calls only.
+    unsafe { command.pre_exec(prepare) };
+    command
+}
+
+/// A copy of the program that every user can run, gone when dropped.
+struct Program(PathBuf);
+
+impl Program {
+    fn new() -> Program {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pageleap-doctor-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        // By another process: a child of another test could inherit a descriptor that writes to the copy, which cannot be run then.
+        let copied =
+            Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(folder.join("pageleap")).status();
+        assert!(copied.unwrap().success());
+        fs::set_permissions(folder.join("pageleap"), fs::Permissions::from_mode(0o755)).unwrap();
+        Program(folder)
+    }
+
+    fn run(&self, place: &Place, flags: &[&str]) -> Output {
+        let mut command = command(place, &self.0.join("pageleap"));
+        command.args(flags).output().unwrap_or_else(|error| panic!("{}: {error}", place.name))
+    }
+
+    /// What the doctor states in a place, and its exit code.
+    fn doctor(&self, place: &Place, flags: &[&str]) -> (Value, i32) {
+        let output = self.run(place, &[&["doctor", "--json"], flags].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        let code =
+            output.status.code().unwrap_or_else(|| panic!("{}: {:?} {said}", place.name, output.status));
+        let value: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{}: {error}: {said}", place.name));
+        assert_eq!(value["leap_possible"], code == 0, "{}: exit code {code}", place.name);
+        let blocked = !value["blockers"].as_array().unwrap().is_empty();
+        assert!(blocked == (code != 0) || value["calls_tried"] == false, "{}", place.name);
+        (value, code)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn finding<'a>(value: &'a Value, id: &str) -> &'a Value {
+    let all = value["findings"].as_array().unwrap();
+    all.iter().find(|finding| finding["id"] == id).unwrap_or_else(|| panic!("no finding {id}"))
+}
+
+fn state<'a>(value: &'a Value, id: &str) -> &'a str {
+    finding(value, id)["state"].as_str().unwrap()
+}
+
+fn lines(value: &Value, id: &str) -> Vec<String> {
+    let remedies = finding(value, id)["remedies"].as_array().unwrap();
+    remedies.iter().map(|remedy| remedy["line"].as_str().unwrap().to_owned()).collect()
+}
+
+fn is_root() -> bool {
+    // SAFETY: returns a number.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn skip(test: &str, reason: &str) {
+    eprintln!("SKIP {test}: {reason}");
+    if let Ok(path) = std::env::var("PAGELEAP_SKIP_LOG") {
+        use io::Write;
+        let file = fs::OpenOptions::new().append(true).create(true).open(path);
+        writeln!(file.expect("the skip log can be written"), "{test}: {reason}")
+            .expect("the skip log can be written");
+    }
+}
+
+/// Makes one call in a place and returns the error number that it got there.
+fn truth(place: &Place, call: Call) -> Result<(), i32> {
+    let mut command = command(place, Path::new("/bin/true"));
+    // SAFETY: each of the calls below makes system calls only. What it returns comes back as the error of `status`.
+    unsafe { command.pre_exec(call) };
+    match command.status() {
+        Ok(status) => {
+            assert!(status.success(), "{}: {status}", place.name);
+            Ok(())
+        }
+        Err(error) => Err(error.raw_os_error().unwrap_or_else(|| panic!("{error}"))),
+    }
+}
+
+/// A page of the calling process.
+fn page() -> io::Result<usize> {
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping, which is written to once; it goes with the process.
+    unsafe {
+        let page = libc::mmap(std::ptr::null_mut(), 4096, prot, flags | libc::MAP_POPULATE, -1, 0);
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(page as usize)
+    }
+}
+
+const NODE_0: [u64; 16] = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const PREFERRED: i32 = 1;
+
+type Call = fn() -> io::Result<()>;
+
+/// The calls that the doctor makes statements about, made by the test.
+const CALLS: [(&str, Call); 6] = [
+    ("mbind", || {
+        let page = page()?;
+        // SAFETY: a page of our own and a constant mask.
+        check(unsafe { libc::syscall(libc::SYS_mbind, page, 4096, PREFERRED, NODE_0.as_ptr(), 1025, 0) })
+    }),
+    ("page-table-placement", || {
+        // SAFETY: a constant mask; the process ends soon.
+        check(unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, NODE_0.as_ptr(), 1025) })
+    }),
+    ("placement-query", || {
+        let pages = [page()?];
+        let mut status = [0i32];
+        let none = std::ptr::null::<i32>();
+        // SAFETY: both arrays have one entry.
+        check(unsafe {
+            libc::syscall(libc::SYS_move_pages, 0, 1, pages.as_ptr(), none, status.as_mut_ptr(), 0)
+        })
+    }),
+    ("userfaultfd", || {
+        // SAFETY: no pointers.
+        check(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })
+    }),
+    ("userfaultfd-user-mode", || {
+        // SAFETY: no pointers.
+        check(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) })
+    }),
+    ("userfaultfd-device", || {
+        // SAFETY: a constant path, and a request without a pointer.
+        unsafe {
+            let device = libc::open(c"/dev/userfaultfd".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+            check(device.into())?;
+            check(libc::ioctl(device, 0xaa00, libc::O_CLOEXEC).into())
+        }
+    }),
+];
+
+/// Places to be in; those that take root are left out, with a note, where the test is not.
+fn places(test: &str) -> Vec<Place> {
+    let eperm = Some((Action::Errno(libc::EPERM), REFUSED));
+    let enosys = Some((Action::Errno(libc::ENOSYS), REFUSED));
+    let mut places = vec![
+        HERE,
+        Place { name: "filter with EPERM", filter: eperm, ..HERE },
+        Place { name: "filter with ENOSYS", filter: enosys, ..HERE },
+        Place {
+            name: "filter of queries",
+            filter: Some((Action::Errno(libc::EPERM), &[libc::SYS_move_pages])),
+            ..HERE
+        },
+    ];
+    if is_root() {
+        let nobody = Place { name: "nobody", user: Some(NOBODY), ..HERE };
+        places.extend([
+            Place { name: "nobody, filter with EPERM", filter: eperm, ..nobody.clone() },
+            Place { name: "nobody, filter with ENOSYS", filter: enosys, ..nobody.clone() },
+            nobody,
+        ]);
+    } else {
+        skip(test, "other users can only be tried as root");
+    }
+    places
+}
+
+#[test]
+fn what_it_states_about_calls_is_true_for_each_user_and_filter() {
+    let program = Program::new();
+    for place in places("what_it_states_about_calls_is_true_for_each_user_and_filter") {
+        let (value, _) = program.doctor(&place, &[]);
+        for (id, call) in CALLS {
+            let (stated, truth) = (state(&value, id), truth(&place, call));
+            let context = format!("{}, {id}: stated {stated}, found {truth:?}", place.name);
+            match truth {
+                Ok(()) => assert!(["works", "limited"].contains(&stated), "{context}"),
+                Err(errno) => {
+                    assert_eq!(stated, "missing", "{context}");
+                    let seen = finding(&value, id)["observed"].to_string();
+                    let name = match errno {
+                        libc::EPERM => "EPERM",
+                        libc::EACCES => "EACCES",
+                        libc::ENOSYS => "ENOSYS",
+                        libc::ENOENT => "ENOENT",
+                        other => panic!("{context}: error {other}"),
+                    };
+                    assert!(seen.contains(name), "{context}: {seen}");
+                }
+            }
+            let number = [
+                ("mbind", libc::SYS_mbind),
+                ("page-table-placement", libc::SYS_set_mempolicy),
+                ("placement-query", libc::SYS_move_pages),
+                ("userfaultfd", libc::SYS_userfaultfd),
+                ("userfaultfd-user-mode", libc::SYS_userfaultfd),
+            ];
+            let number = number.iter().find(|(name, _)| *name == id).map(|(_, number)| number);
+            let refused = place.filter.zip(number).is_some_and(|((_, calls), number)| calls.contains(number));
+            let reason = finding(&value, id)["reason"].to_string();
+            assert_eq!(reason.contains("seccomp"), refused, "{context}: {reason}");
+        }
+    }
+}
+
+#[test]
+fn its_verdict_is_what_a_leap_shows() {
+    let program = Program::new();
+    let small = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
+    for place in places("its_verdict_is_what_a_leap_shows") {
+        // Under the kernel's page sizes filters and users make no difference.
+        let pages: &[&str] = if place.name == HERE.name { &["4k", "thp"] } else { &["4k"] };
+        for page in pages {
+            let (value, code) = program.doctor(&place, &["--page-size", page]);
+            let leap = program.run(&place, &[&small, &["--page-size", page][..]].concat());
+            let said = String::from_utf8_lossy(&leap.stderr);
+            let verdict = finding(&value, "leap");
+            assert_eq!(code == 0, leap.status.success(), "{}, {page}: {verdict} {said}", place.name);
+        }
+    }
+}
+
+#[test]
+fn groups_come_before_sysctls_and_lines_can_be_typed() {
+    if !is_root() {
+        return skip(
+            "groups_come_before_sysctls_and_lines_can_be_typed",
+            "other users can only be tried as root",
+        );
+    }
+    let program = Program::new();
+    let nobody = Place { name: "nobody", user: Some(NOBODY), ..HERE };
+    let (value, _) = program.doctor(&nobody, &["--size", "1g", "--page-size", "2m"]);
+    let refused = truth(&nobody, CALLS[3].1) == Err(libc::EPERM);
+    let closed = truth(&nobody, CALLS[5].1) == Err(libc::EACCES);
+    if refused && closed {
+        let lines = lines(&value, "userfaultfd");
+        let place = |text: &str| {
+            lines.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{lines:?}"))
+        };
+        assert!(
+            place("chmod 0660") < place("udev")
+                && place("udev") < place("sysctl")
+                && place("sysctl") < place("setcap")
+        );
+    }
+    // The shell takes every line that is one, with its places to fill in.
+    for finding in value["findings"].as_array().unwrap() {
+        for remedy in finding["remedies"].as_array().unwrap() {
+            let line = remedy["line"].as_str().unwrap();
+            assert!(!remedy["grants"].as_str().unwrap().is_empty() || line.starts_with("boot "), "{line}");
+            let filled = line.replace(['<', '>'], "_");
+            let parsed = Command::new("sh").args(["-n", "-c", &filled]).output().unwrap();
+            assert!(parsed.status.success(), "{line}: {}", String::from_utf8_lossy(&parsed.stderr));
+        }
+    }
+}
+
+#[test]
+fn a_filter_that_kills_is_survived_and_named() {
+    let program = Program::new();
+    let calls: &[i64] =
+        &[libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_userfaultfd, libc::SYS_set_mempolicy];
+    let place = Place { name: "filter that kills", filter: Some((Action::Kill, calls)), ..HERE };
+    let (value, code) = program.doctor(&place, &[]);
+    assert_eq!(code, 1);
+    for id in ["mbind", "page-table-placement", "placement-query", "userfaultfd", "userfaultfd-user-mode"] {
+        assert_eq!(state(&value, id), "missing", "{id}");
+        assert!(finding(&value, id)["observed"].to_string().contains("SIGSYS"), "{id}");
+    }
+    assert!(finding(&value, "leap")["reason"].as_str().unwrap().contains("seccomp"));
+}
+
+#[test]
+fn limits_are_compared_with_the_size() {
+    let program = Program::new();
+    let place = |name, resource: u32, value| Place { name, limit: Some((resource, value)), ..HERE };
+    let low = place("little address space", libc::RLIMIT_AS, 300 << 20);
+    assert_eq!(program.doctor(&low, &[]).1, 0, "a few pages fit");
+    let (value, code) = program.doctor(&low, &["--size", "1g"]);
+    assert_eq!((code, state(&value, "leap")), (1, "works"));
+    assert_eq!(value["blockers"], serde_json::json!(["address-space"]));
+    let (value, code) = program.doctor(&place("hardly any", libc::RLIMIT_AS, 24 << 20), &[]);
+    assert_eq!((code, state(&value, "leap")), (1, "missing"));
+    let (value, code) = program.doctor(&place("small files", libc::RLIMIT_FSIZE, 1 << 20), &["--size", "2m"]);
+    assert_eq!((code, state(&value, "file-size")), (1, "missing"));
+    let (value, code) = program.doctor(&HERE, &["--size", "64t"]);
+    assert_eq!((code, state(&value, "free-memory"), state(&value, "mappings")), (1, "missing", "limited"));
+    // Few descriptors: whatever it finds, it says so.
+    program.doctor(&place("few descriptors", libc::RLIMIT_NOFILE, 8), &[]);
+    if !is_root() {
+        return skip("limits_are_compared_with_the_size", "other users can only be tried as root");
+    }
+    let user = Some(NOBODY);
+    let unlocked = Place { user, ..place("nothing to lock", libc::RLIMIT_MEMLOCK, 4096) };
+    let (value, code) = program.doctor(&unlocked, &[]);
+    assert_eq!((code, state(&value, "locked-memory")), (0, "limited"));
+    let alone = Place { user, ..place("no more threads", libc::RLIMIT_NPROC, 1) };
+    let (value, code) = program.doctor(&alone, &[]);
+    assert_eq!((code, state(&value, "leap")), (1, "missing"));
+}
+
+/// Enters a mount namespace of its own, in which nothing that happens reaches anybody else.
+fn own_mounts() -> io::Result<()> {
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: constant paths.
+    unsafe {
+        check(libc::unshare(libc::CLONE_NEWNS).into())?;
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        check(libc::mount(none, c"/".as_ptr(), none, private, none.cast()).into())
+    }
+}
+
+fn without(path: &std::ffi::CStr) -> io::Result<()> {
+    own_mounts()?;
+    // SAFETY: a C string.
+    check(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }.into())
+}
+
+fn read_only_sysfs() -> io::Result<()> {
+    own_mounts()?;
+    let none = std::ptr::null::<libc::c_char>();
+    let flags = libc::MS_REMOUNT | libc::MS_BIND | libc::MS_RDONLY;
+    // SAFETY: a C string.
+    check(unsafe { libc::mount(none, c"/sys".as_ptr(), none, flags, none.cast()) }.into())
+}
+
+#[test]
+fn missing_and_read_only_mounts_are_named() {
+    const TEST: &str = "missing_and_read_only_mounts_are_named";
+    let place = |name, mounts| Place { name, mounts: Some(mounts), ..HERE };
+    if let Err(errno) = truth(&place("own mounts", own_mounts), || Ok(())) {
+        return skip(TEST, &format!("no mount namespace of its own (error {errno})"));
+    }
+    let program = Program::new();
+    let (value, code) = program.doctor(&place("no /proc", || without(c"/proc")), &[]);
+    assert_eq!((code, state(&value, "procfs"), state(&value, "pagemap-scan")), (1, "missing", "missing"));
+    assert_eq!(lines(&value, "procfs"), ["mount -t proc proc /proc"]);
+    for id in ["cpuset", "mappings", "autonuma", "swap", "overcommit", "cgroup-memory"] {
+        assert_eq!(state(&value, id), "unknown", "{id} cannot be known without /proc");
+    }
+    let (value, code) = program.doctor(&place("no /sys", || without(c"/sys")), &[]);
+    assert_eq!((code, state(&value, "sysfs"), state(&value, "nodes")), (1, "missing", "unknown"));
+    let (value, code) = program.doctor(&place("read-only /sys", read_only_sysfs), &[]);
+    assert_eq!(code, program.doctor(&HERE, &[]).1, "a leap writes nothing there");
+    let one_gb = finding(&value, "hugetlb-1g");
+    if one_gb["state"] == "missing" && !one_gb["remedies"].as_array().unwrap().is_empty() {
+        assert!(one_gb["remedies"].to_string().contains("read-only"), "{one_gb}");
+    }
+}
+
+/// Files below a folder, gone when dropped.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new(files: &[(&str, &str)]) -> Tree {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pageleap-doctor-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir(&root).unwrap();
+        for (path, text) in files {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Tree(root)
+    }
+
+    fn flag(&self) -> String {
+        format!("--sysroot={}", self.0.display())
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o755));
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn another_machines_files_are_read_and_its_calls_are_not_guessed() {
+    let node = |id: u32, cpus: &str| {
+        let folder = format!("sys/devices/system/node/node{id}");
+        let meminfo = format!("Node {id} MemTotal: 67108864 kB\nNode {id} MemFree: 33554432 kB\n");
+        [
+            (format!("{folder}/cpulist"), format!("{cpus}\n")),
+            (format!("{folder}/meminfo"), meminfo),
+            (format!("{folder}/hugepages/hugepages-2048kB/nr_hugepages"), "7\n".to_owned()),
+            (format!("{folder}/hugepages/hugepages-2048kB/free_hugepages"), "5\n".to_owned()),
+            (format!("{folder}/hugepages/hugepages-2048kB/surplus_hugepages"), "0\n".to_owned()),
+        ]
+    };
+    let mut files: Vec<(String, String)> = [node(0, "0-3"), node(4, "")].concat();
+    let more = [
+        ("sys/devices/system/node/online", "0,4\n"),
+        ("proc/sys/kernel/osrelease", "5.14.0-test\n"),
+        ("proc/sys/vm/max_map_count", "1000\n"),
+        ("proc/sys/kernel/numa_balancing", "1\n"),
+        ("proc/self/status", "Name:\tx\nMems_allowed_list:\t0\nCpus_allowed_list:\t0-3\n"),
+        ("proc/self/cgroup", "0::/job\n"),
+        ("sys/fs/cgroup/job/memory.max", "1073741824\n"),
+        ("sys/fs/cgroup/job/memory.current", "536870912\n"),
+        ("proc/swaps", "Filename Type Size Used Priority\n/dev/sdz9 partition 1 0 -2\n"),
+    ];
+    files.extend(more.map(|(path, text)| (path.to_owned(), text.to_owned())));
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let tree = Tree::new(&files);
+    let program = Program::new();
+    let (value, code) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g", "--page-size", "2m"]);
+    assert_eq!((code, &value["calls_tried"]), (1, &Value::Bool(false)));
+    assert!(finding(&value, "kernel")["summary"].to_string().contains("5.14.0-test"));
+    for (id, expected) in [
+        ("nodes", "works"),
+        ("cpuset", "limited"),
+        ("autonuma", "limited"),
+        ("swap", "limited"),
+        ("hugetlb-2m", "missing"),
+        ("mbind", "unknown"),
+        ("userfaultfd", "unknown"),
+        ("leap", "unknown"),
+        ("thp", "unknown"),
+    ] {
+        assert_eq!(state(&value, id), expected, "{id}: {}", finding(&value, id));
+    }
+    assert!(value["userfaultfd"].is_null());
+    assert!(finding(&value, "swap")["observed"].to_string().contains("/dev/sdz9"));
+    // Two pools of 512 pages on the one node that the cpuset allows, of which 5 are free and 7 are there.
+    let line = "echo 1026 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
+    assert_eq!(lines(&value, "hugetlb-2m")[0], line);
+    let (value, _) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g"]);
+    assert_eq!(state(&value, "cgroup-memory"), "missing");
+    assert_eq!(state(&value, "mappings"), "limited");
+}
+
+#[test]
+fn folders_that_are_empty_missing_or_closed() {
+    let program = Program::new();
+    let empty = Tree::new(&[]);
+    let (value, code) = program.doctor(&HERE, &[&empty.flag()]);
+    assert_eq!((code, &value["calls_tried"]), (1, &Value::Bool(false)));
+    assert!(
+        value["findings"].as_array().unwrap().iter().all(|finding| finding["state"] != "limited"),
+        "{value}"
+    );
+    let refused = |place: &Place, flag: &str| {
+        let output = program.run(place, &["doctor", flag]);
+        assert_eq!(output.status.code(), Some(2), "{flag}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("--sysroot") && output.stdout.is_empty(), "{said}");
+    };
+    refused(&HERE, "--sysroot=/nonexistent/folder");
+    refused(&HERE, "--sysroot=/etc/passwd");
+    if !is_root() {
+        return skip("folders_that_are_empty_missing_or_closed", "other users can only be tried as root");
+    }
+    let closed = Tree::new(&[]);
+    fs::set_permissions(&closed.0, fs::Permissions::from_mode(0o700)).unwrap();
+    refused(&Place { name: "nobody", user: Some(NOBODY), ..HERE }, &closed.flag());
+}
+
+#[test]
+fn bad_requests_are_refused_by_name() {
+    let program = Program::new();
+    for flags in
+        [["--size", "0"], ["--size", "-1"], ["--size", "much"], ["--size", "999999t"], ["--page-size", "3k"]]
+    {
+        let output = program.run(&HERE, &[&["doctor"], &flags[..]].concat());
+        assert_eq!(output.status.code(), Some(2), "{flags:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(flags[0]), "{flags:?}");
+        assert!(output.stdout.is_empty(), "{flags:?}");
+    }
+}
+
+#[test]
+fn text_begins_with_the_verdict_and_never_breaks_a_line_to_type() {
+    let program = Program::new();
+    let (value, code) = program.doctor(&HERE, &["--size", "64t"]);
+    let output = program.run(&HERE, &["doctor", "--size", "64t"]);
+    assert_eq!((output.status.code(), code), (Some(1), 1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().next(), Some("A leap of 64 TB in pages of 4k is possible here: no"));
+    for finding in value["findings"].as_array().unwrap() {
+        let id = finding["id"].as_str().unwrap();
+        assert!(text.contains(&format!("\n  {id}")), "{id} is not told");
+        for remedy in finding["remedies"].as_array().unwrap() {
+            let line = remedy["line"].as_str().unwrap();
+            // The largest that fits changes from run to run.
+            let line = line.split(" --size ").next().unwrap();
+            assert!(text.lines().any(|told| told.contains(line)), "{line}");
+        }
+    }
+}

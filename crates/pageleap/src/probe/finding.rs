@@ -1,0 +1,383 @@
+//! What a probe found: a state with its evidence, the reason, and what would change it at which price.
+
+use std::fmt;
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Topic {
+    /// The kernel's version. Nothing is inferred from it; it is named because bug reports need it.
+    Kernel,
+    /// The size of base pages.
+    BasePage,
+    /// The files of `/proc` that pools and jobs read.
+    Procfs,
+    /// The files of `/sys` that tell nodes and CPUs.
+    Sysfs,
+    /// Memory files: `memfd_create` and its policy.
+    MemoryFiles,
+    /// Seals, which keep a memory file from being truncated.
+    Seals,
+    /// Filling page tables with an error in place of a signal (`MADV_POPULATE_WRITE`).
+    Populate,
+    /// Moving filled page tables between mappings of memory files (`mremap` with `MREMAP_DONTUNMAP`).
+    MovePageTables,
+    /// Which nodes there are.
+    Nodes,
+    /// The nodes that the process may take memory from.
+    Cpuset,
+    /// Binding memory to a node (`mbind`).
+    Mbind,
+    /// Choosing the node of page tables (`set_mempolicy`).
+    PageTablePlacement,
+    /// Asking on which node a page lies (`move_pages` without target).
+    PlacementQuery,
+    /// The kernel's own migration of pages.
+    AutoNuma,
+    /// Transparent huge pages of memory files.
+    ShmemThp,
+    /// hugetlb pages of 2 MB.
+    Hugetlb2M,
+    /// hugetlb pages of 1 GB.
+    Hugetlb1G,
+    /// Which pages are mapped and written (`PAGEMAP_SCAN`).
+    PagemapScan,
+    /// Physical frame numbers.
+    FrameNumbers,
+    /// userfaultfd through `/dev/userfaultfd`, faults of the kernel included.
+    UserfaultfdDevice,
+    /// userfaultfd by the system call, faults of the kernel included.
+    Userfaultfd,
+    /// userfaultfd by the system call for faults of user code only.
+    UserfaultfdUserMode,
+    /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a scan.
+    WriteTracking,
+    /// Holding user code and kernel back from a range: what an exchange of page tables under writes needs.
+    Freeze,
+    /// Mappings that a process may have.
+    Mappings,
+    /// Address space that the process may use.
+    AddressSpace,
+    /// The size that a file may have.
+    FileSize,
+    /// Memory that the process may lock.
+    LockedMemory,
+    /// Free memory of the nodes.
+    FreeMemory,
+    /// Memory that the process' cgroups leave.
+    CgroupMemory,
+    /// Memory that the kernel will commit to.
+    Overcommit,
+    /// Whether pages can be swapped out.
+    Swap,
+    /// A leap that was done.
+    Leap,
+}
+
+impl Topic {
+    /// A name for programs; stays the same from version to version.
+    pub const fn id(self) -> &'static str {
+        match self {
+            Topic::Kernel => "kernel",
+            Topic::BasePage => "base-page",
+            Topic::Procfs => "procfs",
+            Topic::Sysfs => "sysfs",
+            Topic::MemoryFiles => "memfd",
+            Topic::Seals => "memfd-seals",
+            Topic::Populate => "populate",
+            Topic::MovePageTables => "move-page-tables",
+            Topic::Nodes => "nodes",
+            Topic::Cpuset => "cpuset",
+            Topic::Mbind => "mbind",
+            Topic::PageTablePlacement => "page-table-placement",
+            Topic::PlacementQuery => "placement-query",
+            Topic::AutoNuma => "autonuma",
+            Topic::ShmemThp => "thp",
+            Topic::Hugetlb2M => "hugetlb-2m",
+            Topic::Hugetlb1G => "hugetlb-1g",
+            Topic::PagemapScan => "pagemap-scan",
+            Topic::FrameNumbers => "frame-numbers",
+            Topic::Userfaultfd => "userfaultfd",
+            Topic::UserfaultfdDevice => "userfaultfd-device",
+            Topic::UserfaultfdUserMode => "userfaultfd-user-mode",
+            Topic::WriteTracking => "write-tracking",
+            Topic::Freeze => "freeze",
+            Topic::Mappings => "mappings",
+            Topic::AddressSpace => "address-space",
+            Topic::FileSize => "file-size",
+            Topic::LockedMemory => "locked-memory",
+            Topic::FreeMemory => "free-memory",
+            Topic::CgroupMemory => "cgroup-memory",
+            Topic::Overcommit => "overcommit",
+            Topic::Swap => "swap",
+            Topic::Leap => "leap",
+        }
+    }
+
+    /// The heading that it belongs under.
+    pub const fn group(self) -> &'static str {
+        match self {
+            Topic::Kernel | Topic::BasePage | Topic::Procfs | Topic::Sysfs => "system",
+            Topic::MemoryFiles | Topic::Seals | Topic::Populate | Topic::MovePageTables | Topic::Leap => {
+                "leap"
+            }
+            Topic::Nodes
+            | Topic::Cpuset
+            | Topic::Mbind
+            | Topic::PageTablePlacement
+            | Topic::PlacementQuery
+            | Topic::AutoNuma => "placement",
+            Topic::ShmemThp | Topic::Hugetlb2M | Topic::Hugetlb1G => "page sizes",
+            Topic::PagemapScan | Topic::FrameNumbers | Topic::WriteTracking | Topic::Freeze => "tracking",
+            Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => "userfaultfd",
+            Topic::Mappings
+            | Topic::AddressSpace
+            | Topic::FileSize
+            | Topic::LockedMemory
+            | Topic::FreeMemory
+            | Topic::CgroupMemory
+            | Topic::Overcommit
+            | Topic::Swap => "limits",
+        }
+    }
+
+    /// Whether more of it is needed for a larger leap, so that a small one proves nothing about it.
+    pub const fn depends_on_size(self) -> bool {
+        matches!(
+            self,
+            Topic::Hugetlb2M
+                | Topic::Hugetlb1G
+                | Topic::Mappings
+                | Topic::AddressSpace
+                | Topic::FileSize
+                | Topic::LockedMemory
+                | Topic::FreeMemory
+                | Topic::CgroupMemory
+                | Topic::Overcommit
+        )
+    }
+
+    /// The function of pageleap that depends on it.
+    pub const fn needed_by(self) -> Need {
+        match self {
+            Topic::BasePage
+            | Topic::Procfs
+            | Topic::Sysfs
+            | Topic::MemoryFiles
+            | Topic::Seals
+            | Topic::Populate
+            | Topic::PlacementQuery
+            | Topic::Mappings
+            | Topic::AddressSpace
+            | Topic::FileSize
+            | Topic::FreeMemory
+            | Topic::CgroupMemory
+            | Topic::Overcommit
+            | Topic::Leap => Need::Leap,
+            Topic::MovePageTables => Need::Speed,
+            Topic::Nodes | Topic::Cpuset | Topic::Mbind | Topic::AutoNuma => Need::Placement,
+            Topic::PageTablePlacement => Need::PageTables,
+            Topic::ShmemThp => Need::Thp,
+            Topic::Hugetlb2M => Need::Huge2M,
+            Topic::Hugetlb1G => Need::Huge1G,
+            Topic::FrameNumbers => Need::Verification,
+            Topic::PagemapScan
+            | Topic::Userfaultfd
+            | Topic::UserfaultfdDevice
+            | Topic::UserfaultfdUserMode
+            | Topic::WriteTracking
+            | Topic::Freeze => Need::Exchange,
+            Topic::LockedMemory | Topic::Swap => Need::Residency,
+            Topic::Kernel => Need::Nothing,
+        }
+    }
+}
+
+/// What suffers if a topic is not in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Need {
+    /// Every leap.
+    Leap,
+    /// Leaps work, but pages fault once after they have moved.
+    Speed,
+    /// Memory on the node that was asked for.
+    Placement,
+    /// Page tables on the node that was asked for.
+    PageTables,
+    /// Pools of transparent huge pages.
+    Thp,
+    /// Pools of 2 MB pages.
+    Huge2M,
+    /// Pools of 1 GB pages.
+    Huge1G,
+    /// Keeping pools in memory.
+    Residency,
+    /// Proof that physical frames have changed.
+    Verification,
+    /// The engine that tracks writes and exchanges page tables under them; this version moves memory with engine `mprotect`, which does without.
+    Exchange,
+    /// Nothing.
+    Nothing,
+}
+
+impl Need {
+    /// In words, to follow "needed by".
+    pub const fn text(self) -> &'static str {
+        match self {
+            Need::Leap => "every leap",
+            Need::Speed => "leaps without page faults afterwards",
+            Need::Placement => "memory on the node asked for",
+            Need::PageTables => "page tables on the node asked for",
+            Need::Thp => "--page-size thp",
+            Need::Huge2M => "--page-size 2m",
+            Need::Huge1G => "--page-size 1g",
+            Need::Residency => "keeping pools in memory (mlock)",
+            Need::Verification => "the proof that frames have changed; leaps do without",
+            Need::Exchange => {
+                "the exchange of page tables under writes (a later engine); engine mprotect does without"
+            }
+            Need::Nothing => "nothing by itself",
+        }
+    }
+}
+
+/// How it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// It was tried, or read, and is in order.
+    Works,
+    /// It is in order with a restriction, which the reason names.
+    Limited,
+    /// It does not work here.
+    Missing,
+    /// It could be neither tried nor read.
+    Unknown,
+}
+
+impl State {
+    /// One word.
+    pub const fn text(self) -> &'static str {
+        match self {
+            State::Works => "works",
+            State::Limited => "limited",
+            State::Missing => "missing",
+            State::Unknown => "unknown",
+        }
+    }
+}
+
+/// Who can apply a remedy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Who {
+    /// The user, in the shell or program that is affected.
+    You,
+    /// The administrator of the machine; of the host, if this is a container.
+    Root,
+    /// Whoever starts the container or the service.
+    Starter,
+}
+
+impl Who {
+    /// In words.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Who::You => "you",
+            Who::Root => "root of the machine",
+            Who::Starter => "whoever starts the container or service",
+        }
+    }
+}
+
+/// One way to change a finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    /// Who can.
+    pub who: Who,
+    /// The exact line to type or to add. A part in capitals between angle brackets is for the reader to fill in.
+    pub line: String,
+    /// What it grants besides, or takes away: the price.
+    pub grants: String,
+}
+
+impl Remedy {
+    pub(super) fn new(who: Who, line: impl Into<String>, grants: impl Into<String>) -> Remedy {
+        Remedy { who, line: line.into(), grants: grants.into() }
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub topic: Topic,
+    /// How it stands.
+    pub state: State,
+    /// In one line.
+    pub summary: String,
+    /// What was seen: calls with their results, files with their contents.
+    pub observed: Vec<String>,
+    /// Why it is not in order; empty if it is.
+    pub reason: String,
+    /// What would change it, the least intrusive first; empty if it is in order or nothing helps.
+    pub remedies: Vec<Remedy>,
+    /// The call that a seccomp filter refuses. One filter is changed for all of them at once.
+    pub(super) filtered: Option<&'static str>,
+}
+
+impl Finding {
+    pub(super) fn works(topic: Topic, summary: impl Into<String>) -> Finding {
+        Finding::of(topic, State::Works, summary, "")
+    }
+
+    pub(super) fn limited(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+        Finding::of(topic, State::Limited, summary, reason)
+    }
+
+    pub(super) fn missing(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+        Finding::of(topic, State::Missing, summary, reason)
+    }
+
+    pub(super) fn unknown(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+        Finding::of(topic, State::Unknown, summary, reason)
+    }
+
+    fn of(topic: Topic, state: State, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+        let (summary, reason) = (summary.into(), reason.into());
+        Finding { topic, state, summary, observed: Vec::new(), reason, remedies: Vec::new(), filtered: None }
+    }
+
+    /// Adds something that was seen.
+    pub(super) fn saw(mut self, what: impl Into<String>) -> Finding {
+        self.observed.push(what.into());
+        self
+    }
+
+    /// Adds a remedy, less preferable than those before.
+    pub(super) fn remedy(mut self, who: Who, line: impl Into<String>, grants: impl Into<String>) -> Finding {
+        self.remedies.push(Remedy::new(who, line, grants));
+        self
+    }
+
+    /// Notes that a filter may be why.
+    pub(super) fn filtered(mut self, call: &'static str) -> Finding {
+        self.filtered = Some(call);
+        self
+    }
+
+    /// Adds remedies that several findings share.
+    pub(super) fn remedies(mut self, remedies: impl IntoIterator<Item = Remedy>) -> Finding {
+        self.remedies.extend(remedies);
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.topic.id(), self.state.text(), self.summary)?;
+        if !self.reason.is_empty() {
+            write!(f, "; {}", self.reason)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! Memory of its own to try things on: a few pages of a memory file, gone when dropped.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use pageleap_sys::{self as sys, Advice, Errno};
+
+/// Readable and writable.
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// What the memory files are called in `/proc/self/maps`.
+const NAME: &CStr = c"pageleap:probe";
+
+/// Address space that is ours until dropped.
+pub(super) struct Span {
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+impl Span {
+    pub(super) fn reserve(len: usize, align: usize) -> Result<Span, Errno> {
+        Ok(Span { start: sys::reserve(len, align)?, len })
+    }
+
+    /// Maps all of it to the beginning of a file.
+    pub(super) fn map(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        // SAFETY: the range is ours, and nobody else knows its address.
+        unsafe { sys::map_file(self.start, self.len, file, 0, READ_WRITE, false) }
+    }
+
+    pub(super) fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: as above.
+        unsafe { sys::set_advice(self.start, self.len, advice) }
+    }
+
+    /// Writes one byte into the page at `offset`. The page must be mapped writable and present, or a page must be there for it.
+    pub(super) fn write(&self, offset: usize, value: u8) {
+        assert!(offset < self.len);
+        // SAFETY: inside a range that is ours; the callers have populated it.
+        unsafe { std::ptr::write_volatile((self.start + offset) as *mut u8, value) }
+    }
+
+    pub(super) fn read(&self, offset: usize) -> u8 {
+        assert!(offset < self.len);
+        // SAFETY: as above.
+        unsafe { std::ptr::read_volatile((self.start + offset) as *const u8) }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours; probes keep no reference into it.
+        let _ = unsafe { sys::unmap(self.start, self.len) };
+    }
+}
+
+/// All of a memory file, mapped; the mapping is what keeps it.
+pub(super) struct Scratch {
+    pub(super) span: Span,
+}
+
+impl Scratch {
+    /// `len` bytes, not populated. `huge_page_bits` as for `memfd_create`.
+    pub(super) fn new(len: usize, align: usize, huge_page_bits: Option<u32>) -> Result<Scratch, Failed> {
+        let file = sys::memfd_create(NAME, huge_page_bits).map_err(Failed::at("memfd_create"))?;
+        sys::memfd_seal(file.as_fd(), len).map_err(Failed::at("ftruncate and seals of a memory file"))?;
+        let span = Span::reserve(len, align).map_err(Failed::at("mmap(PROT_NONE)"))?;
+        span.map(file.as_fd()).map_err(Failed::at("mmap of a memory file"))?;
+        Ok(Scratch { span })
+    }
+
+    /// The same with all pages present.
+    pub(super) fn populated(len: usize, align: usize) -> Result<Scratch, Failed> {
+        let scratch = Scratch::new(len, align, None)?;
+        scratch.span.advise(Advice::PopulateWrite).map_err(Failed::at("madvise(MADV_POPULATE_WRITE)"))?;
+        Ok(scratch)
+    }
+}
+
+/// A call that failed while something else was to be tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failed {
+    pub(super) call: String,
+    pub(super) errno: Errno,
+}
+
+impl Failed {
+    /// Makes one of an error number.
+    pub(super) fn at(call: impl Into<String>) -> impl FnOnce(Errno) -> Failed {
+        let call = call.into();
+        move |errno| Failed { call, errno }
+    }
+
+    pub(super) fn seen(&self) -> String {
+        format!("{}: {}", self.call, self.errno)
+    }
+}

@@ -1,0 +1,732 @@
+//! userfaultfd by each way that there is, feature by feature, and the two uses that pageleap has for it.
+//!
+//! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor shakes hands once and refuses as a whole.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+use pageleap_sys::{self as sys, Errno, PageRegion, page_is, scan_flag, uffd_feature, uffd_mode};
+
+use super::around::{Around, Killed, drop_in};
+use super::finding::{Finding, Remedy, Topic, Who};
+use super::memory::could_not_try;
+use super::scratch::{Failed, Scratch};
+use crate::units::BASE_PAGE;
+
+/// A feature of the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feature {
+    /// Its name, that of the kernel's constant without `UFFD_FEATURE_`.
+    pub name: &'static str,
+    /// Its bit.
+    pub bit: u64,
+    /// The Linux version that brought it.
+    pub since: &'static str,
+}
+
+const fn feature(name: &'static str, bit: u64, since: &'static str) -> Feature {
+    Feature { name, bit, since }
+}
+
+/// All features that Linux 6.18 has, by their bits.
+pub const FEATURES: [Feature; 17] = [
+    feature("PAGEFAULT_FLAG_WP", uffd_feature::PAGEFAULT_FLAG_WP, "5.7"),
+    feature("EVENT_FORK", uffd_feature::EVENT_FORK, "4.11"),
+    feature("EVENT_REMAP", uffd_feature::EVENT_REMAP, "4.11"),
+    feature("EVENT_REMOVE", uffd_feature::EVENT_REMOVE, "4.11"),
+    feature("MISSING_HUGETLBFS", uffd_feature::MISSING_HUGETLBFS, "4.11"),
+    feature("MISSING_SHMEM", uffd_feature::MISSING_SHMEM, "4.11"),
+    feature("EVENT_UNMAP", uffd_feature::EVENT_UNMAP, "4.11"),
+    feature("SIGBUS", uffd_feature::SIGBUS, "4.14"),
+    feature("THREAD_ID", uffd_feature::THREAD_ID, "4.14"),
+    feature("MINOR_HUGETLBFS", uffd_feature::MINOR_HUGETLBFS, "5.13"),
+    feature("MINOR_SHMEM", uffd_feature::MINOR_SHMEM, "5.14"),
+    feature("EXACT_ADDRESS", uffd_feature::EXACT_ADDRESS, "5.18"),
+    feature("WP_HUGETLBFS_SHMEM", uffd_feature::WP_HUGETLBFS_SHMEM, "5.19"),
+    feature("WP_UNPOPULATED", uffd_feature::WP_UNPOPULATED, "6.4"),
+    feature("POISON", uffd_feature::POISON, "6.6"),
+    feature("WP_ASYNC", uffd_feature::WP_ASYNC, "6.7"),
+    feature("MOVE", uffd_feature::MOVE, "6.8"),
+];
+
+/// What tracking writes to a memory file takes.
+const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
+    | uffd_feature::WP_HUGETLBFS_SHMEM
+    | uffd_feature::WP_UNPOPULATED
+    | uffd_feature::WP_ASYNC;
+/// What an exchange of page tables under writes takes besides.
+const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
+
+const DEVICE: &str = "/dev/userfaultfd";
+const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
+/// What holding up the kernel's own faults is good for, to both sides.
+const POWER: &str = "can make accesses of the kernel to their own memory wait as long as they like, which exploits have used to widen race \
+                     windows inside the kernel";
+
+/// How a descriptor is got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// The system call, faults of the kernel included.
+    Call,
+    /// `/dev/userfaultfd`, the same.
+    Device,
+    /// The system call with `UFFD_USER_MODE_ONLY`.
+    UserMode,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Way; 3] = [Way::Call, Way::Device, Way::UserMode];
+
+    /// As users write it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Way::Call => "userfaultfd()",
+            Way::Device => DEVICE,
+            Way::UserMode => "userfaultfd(UFFD_USER_MODE_ONLY)",
+        }
+    }
+
+    fn topic(self) -> Topic {
+        match self {
+            Way::Call => Topic::Userfaultfd,
+            Way::Device => Topic::UserfaultfdDevice,
+            Way::UserMode => Topic::UserfaultfdUserMode,
+        }
+    }
+
+    /// The features that pageleap has a use for by this way.
+    fn wanted(self) -> u64 {
+        if self == Way::UserMode { TRACKING } else { EXCHANGE }
+    }
+
+    fn open(self) -> Result<OwnedFd, Refused> {
+        match self {
+            Way::Call | Way::UserMode => sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call),
+            Way::Device => {
+                let device =
+                    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
+                let device =
+                    device.map_err(|e| Refused::Open(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+                sys::userfaultfd_from_device(device.as_fd(), false).map_err(Refused::Call)
+            }
+        }
+    }
+}
+
+/// Why there is no descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Refused {
+    /// The device could not be opened.
+    Open(Errno),
+    /// The call, or the device's request, failed.
+    Call(Errno),
+    /// The call would end the process.
+    Killed(Killed),
+}
+
+impl Refused {
+    fn errno(&self) -> Option<Errno> {
+        match self {
+            Refused::Open(errno) | Refused::Call(errno) => Some(*errno),
+            Refused::Killed(_) => None,
+        }
+    }
+}
+
+/// One row of the matrix.
+#[derive(Clone, Debug)]
+pub struct WayFound {
+    /// Which way.
+    pub way: Way,
+    /// Bits of the features whose handshake succeeded.
+    pub features: u64,
+    refused: Option<Refused>,
+    /// Features that the kernel names but refuses.
+    denied: Vec<(&'static str, Errno)>,
+}
+
+impl WayFound {
+    /// Whether a descriptor can be had at all.
+    pub fn opens(&self) -> bool {
+        self.refused.is_none()
+    }
+
+    fn has(&self, features: u64) -> bool {
+        self.features & features == features
+    }
+}
+
+/// Tries one way: a descriptor for what the kernel names, and one for each feature.
+fn try_way(around: &Around, way: Way) -> WayFound {
+    let mut found = WayFound { way, features: 0, refused: None, denied: Vec::new() };
+    if way != Way::Device {
+        let call = || sys::userfaultfd(way == Way::UserMode).map(|_| 0);
+        if let Err(killed) = around.survives("userfaultfd", &call) {
+            found.refused = Some(Refused::Killed(killed));
+            return found;
+        }
+    }
+    for feature in FEATURES {
+        let shaken = match way.open() {
+            Ok(uffd) => sys::uffd_handshake(uffd.as_fd(), feature.bit),
+            Err(refused) => {
+                found.refused = Some(refused);
+                return found;
+            }
+        };
+        match shaken {
+            // Some kernels ignore what they do not know.
+            Ok(known) if known & feature.bit != 0 => found.features |= feature.bit,
+            Ok(_) | Err(Errno(libc::EINVAL)) => {}
+            Err(errno) => found.denied.push((feature.name, errno)),
+        }
+    }
+    found
+}
+
+/// Tries everything. Without a live kernel there is no matrix.
+pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
+    let ways: Vec<WayFound> = Way::ALL.into_iter().map(|way| try_way(around, way)).collect();
+    let device = Device::look(around);
+    let mut findings: Vec<Finding> =
+        ways.iter().map(|found| judge_way(around, &ways, found, &device)).collect();
+    let scan = pagemap_scan();
+    findings.push(judge_scan(around, scan));
+    findings.push(judge_tracking(try_tracking(&ways)));
+    findings.push(judge_freeze(&ways, try_freeze(&ways)));
+    (ways, findings)
+}
+
+/// What is known of the device besides opening it.
+#[derive(Clone, Debug, Default)]
+struct Device {
+    /// Its minor number, where the kernel says that it has such a device.
+    minor: Option<u32>,
+    /// Owner, group and permissions, if it is in `/dev`.
+    permissions: Option<(u32, u32, u32)>,
+    /// The name of that group.
+    group: Option<String>,
+}
+
+impl Device {
+    fn look(around: &Around) -> Device {
+        let misc = around.files.text_if_there("proc/misc").ok().flatten().unwrap_or_default();
+        let minor =
+            misc.lines().find_map(|line| line.trim().strip_suffix("userfaultfd")?.trim().parse().ok());
+        let permissions = std::fs::metadata(DEVICE).ok().map(|m| (m.uid(), m.gid(), m.mode() & 0o777));
+        let groups = around.files.text_if_there("etc/group").ok().flatten().unwrap_or_default();
+        let group = permissions.and_then(|(_, gid, _)| {
+            let mut fields = groups.lines().map(|line| line.split(':'));
+            fields.find_map(|mut f| {
+                f.next().filter(|_| f.nth(1).is_some_and(|id| id.parse() == Ok(gid))).map(str::to_owned)
+            })
+        });
+        Device { minor, permissions, group }
+    }
+
+    /// How this process gets at it: passed in, or by its permissions.
+    fn way_in(&self, around: &Around) -> Vec<Remedy> {
+        if self.permissions.is_some() { self.access(around) } else { missing_device(self) }
+    }
+
+    /// How a user gets at it, without anybody else gaining anything.
+    fn access(&self, around: &Around) -> Vec<Remedy> {
+        let grants = format!("members of that group {POWER}; nobody else gains anything");
+        let mut remedies = Vec::new();
+        match (&around.user, &self.group, self.permissions) {
+            (Some(user), Some(group), Some((_, gid, mode))) if gid != 0 && mode & 0o060 == 0o060 => {
+                let line = format!("usermod -aG {group} {user}");
+                let grants = format!("from the next login on, {grants}");
+                remedies.push(Remedy::new(Who::Root, line, grants));
+                return remedies;
+            }
+            (Some(user), ..) => remedies.push(Remedy::new(
+                Who::Root,
+                format!(
+                    "groupadd -f -r userfaultfd && usermod -aG userfaultfd {user} && chgrp \
+                     userfaultfd {DEVICE} && chmod 0660 {DEVICE}"
+                ),
+                format!("from the next login until the next boot, {grants}"),
+            )),
+            (None, ..) => remedies.push(Remedy::new(
+                Who::Root,
+                format!("chgrp {} {DEVICE} && chmod 0660 {DEVICE}", around.gid),
+                format!(
+                    "until the next boot, {grants} (group {} is the one that this process \
+                 has)",
+                    around.gid
+                ),
+            )),
+        }
+        remedies.push(Remedy::new(
+            Who::Root,
+            "echo 'KERNEL==\"userfaultfd\", GROUP=\"userfaultfd\", MODE=\"0660\"' > \
+             /etc/udev/rules.d/70-userfaultfd.rules && \
+             udevadm control --reload && udevadm trigger --sysname-match=userfaultfd",
+            "the same for good (after the group has been made)",
+        ));
+        remedies
+    }
+}
+
+fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Device) -> Finding {
+    let topic = found.way.topic();
+    let (sysctl, sysctl_seen) = around.read_number(SYSCTL);
+    let text = found.way.text();
+    let Some(refused) = &found.refused else {
+        return judge_features(found).saw(sysctl_seen);
+    };
+    let seen = match refused {
+        Refused::Killed(killed) => killed.seen(),
+        Refused::Open(errno) => format!("open({DEVICE}): {errno}"),
+        Refused::Call(errno) if found.way == Way::Device => {
+            format!("ioctl({DEVICE}, USERFAULTFD_IOC_NEW): {errno}")
+        }
+        Refused::Call(errno) => format!("{text}: {errno}"),
+    };
+    let user_mode_opens = ways.iter().any(|w| w.way == Way::UserMode && w.opens());
+    let device_opens = ways.iter().any(|w| w.way == Way::Device && w.opens());
+    let summary = format!("{text} is refused");
+    let enough = format!("{DEVICE} works, which is enough: nothing needs to change");
+    let finding = match (found.way, refused, refused.errno().unwrap_or(Errno(0)).0) {
+        (_, Refused::Killed(killed), _) if device_opens => {
+            return Finding::missing(topic, summary, killed.reason()).saw(seen).saw(enough);
+        }
+        (_, Refused::Killed(killed), _) => {
+            Finding::missing(topic, summary, killed.reason()).filtered("userfaultfd")
+        }
+        (Way::Device, _, number) => return judge_device(around, device, number, summary).saw(seen),
+        (_, _, libc::EMFILE | libc::ENFILE) => Finding::unknown(
+            topic,
+            "not tried",
+            "as many files are open as may be",
+        )
+        .remedy(Who::You, "ulimit -n 4096", "more open files for this shell and what it starts"),
+        (_, _, libc::ENOSYS) if sysctl.is_none() => Finding::missing(
+            topic,
+            summary,
+            "the kernel seems to be built without CONFIG_USERFAULTFD: it has no sysctl for it either",
+        ),
+        (Way::UserMode, _, libc::EINVAL) => {
+            Finding::missing(topic, summary, "UFFD_USER_MODE_ONLY came with Linux 5.11")
+        }
+        // The kernel refuses nothing to faults of user code only; so where both fail, it was not the kernel.
+        (Way::Call, _, libc::EPERM) if user_mode_opens => {
+            let held = around.capabilities >> sys::capability::SYS_PTRACE & 1 == 1;
+            let why = if held && around.in_user_namespace == Some(true) {
+                "faults of the kernel ask for CAP_SYS_PTRACE on the machine, and this process has it \
+                 in a user namespace only"
+            } else {
+                "faults of the kernel ask for CAP_SYS_PTRACE or vm.unprivileged_userfaultfd=1"
+            };
+            let finding = Finding::missing(topic, summary, why);
+            if device_opens {
+                return finding.saw(seen).saw(sysctl_seen).saw(enough);
+            }
+            finding
+                .remedies(device.way_in(around))
+                .remedy(
+                    Who::Root,
+                    "sysctl -w vm.unprivileged_userfaultfd=1",
+                    format!("all processes of the machine {POWER}: prefer the device, which says who"),
+                )
+                .remedy(
+                    Who::Root,
+                    "setcap cap_sys_ptrace+ep <PROGRAM>",
+                    "whoever may run the program can read and change the memory of every process through it; and /proc/self/pagemap \
+                     becomes unreadable to it: the worst of the three",
+                )
+        }
+        (_, _, number) => {
+            let finding = Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number)));
+            match (device_opens, found.way) {
+                (true, _) => return finding.saw(seen).saw(sysctl_seen).saw(enough),
+                (false, Way::Call) => finding.remedies(device.way_in(around)).filtered("userfaultfd"),
+                (false, _) => finding.filtered("userfaultfd"),
+            }
+        }
+    };
+    finding.saw(seen).saw(sysctl_seen)
+}
+
+fn judge_features(found: &WayFound) -> Finding {
+    let topic = found.way.topic();
+    let names = |keep: &dyn Fn(&Feature) -> bool| {
+        let names = FEATURES.iter().filter(|f| keep(f)).map(|f| format!("{} ({})", f.name, f.since));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let count = FEATURES.iter().filter(|f| found.has(f.bit)).count();
+    let summary = format!("{} works, {count} of {} features", found.way.text(), FEATURES.len());
+    let wanted = names(&|f| found.way.wanted() & f.bit != 0 && !found.has(f.bit));
+    let absent = names(&|f| !found.has(f.bit));
+    let mut finding = if wanted.is_empty() {
+        Finding::works(topic, summary)
+    } else {
+        let reason = format!("this kernel lacks {wanted}; in brackets the version that brought it");
+        Finding::limited(topic, summary, reason).remedy(Who::Root, "boot Linux 6.7 or later", "")
+    };
+    if !absent.is_empty() {
+        finding = finding.saw(format!("handshakes refused: {absent}"));
+    }
+    for (name, errno) in &found.denied {
+        let why = if *name == "EVENT_FORK" && errno.0 == libc::EPERM {
+            " (asks for CAP_SYS_PTRACE; not needed)"
+        } else {
+            ""
+        };
+        finding = finding.saw(format!("UFFDIO_API with {name}: {errno}{why}"));
+    }
+    finding
+}
+
+fn judge_device(around: &Around, device: &Device, number: i32, summary: String) -> Finding {
+    let topic = Topic::UserfaultfdDevice;
+    match number {
+        libc::ENOENT if device.minor.is_some() => Finding::missing(
+            topic,
+            summary,
+            "the kernel has the device, and this /dev does not: a container gets it only if it is passed in",
+        )
+        .remedies(missing_device(device)),
+        libc::ENOENT => Finding::missing(
+            topic,
+            summary,
+            "this kernel has no such device: it came with Linux 6.1 (CONFIG_USERFAULTFD)",
+        )
+        .remedy(Who::Root, "boot Linux 6.1 or later", ""),
+        libc::EACCES => {
+            let (uid, gid, mode) = device.permissions.unwrap_or_default();
+            let reason = format!(
+                "{} is neither its owner nor in its group (owner {uid}, group {gid}, permissions {mode:04o})",
+                around.who()
+            );
+            Finding::missing(topic, summary, reason).remedies(device.access(around))
+        }
+        libc::EPERM => {
+            Finding::missing(topic, summary, "the device cgroup of this container or service refuses it")
+                .remedies([
+                    pass_device(),
+                    Remedy::new(
+                        Who::Starter,
+                        drop_in("DeviceAllow=/dev/userfaultfd rw"),
+                        "the same, for a service with a closed device policy",
+                    ),
+                ])
+        }
+        other => Finding::missing(topic, summary, around.refusal("the device", Errno(other))),
+    }
+}
+
+fn pass_device() -> Remedy {
+    Remedy::new(
+        Who::Starter,
+        "docker run --device /dev/userfaultfd --group-add \"$(stat -c %g /dev/userfaultfd)\" <IMAGE>",
+        format!(
+            "processes of that group in the container {POWER}; the filter for system calls stays as it is"
+        ),
+    )
+}
+
+fn missing_device(device: &Device) -> Vec<Remedy> {
+    let mut remedies = vec![pass_device()];
+    if let Some(minor) = device.minor {
+        remedies.push(Remedy::new(
+            Who::Root,
+            format!("mknod -m 0600 {DEVICE} c 10 {minor}"),
+            "only root can open it then: give it a group afterwards",
+        ));
+    }
+    remedies
+}
+
+/// Scans one page of our own.
+fn pagemap_scan() -> Result<bool, Failed> {
+    let pagemap = open_pagemap()?;
+    let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
+    let mut found = [PageRegion::default(); 2];
+    let (start, end) = (scratch.span.start, scratch.span.start + BASE_PAGE);
+    let wanted = page_is::PRESENT | page_is::FILE;
+    // SAFETY: nothing is protected.
+    let count =
+        unsafe { sys::pagemap_scan(pagemap.as_fd(), start, end, 0, page_is::PRESENT, wanted, &mut found) };
+    let count = count.map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"))?;
+    Ok(count == 1 && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
+}
+
+fn open_pagemap() -> Result<File, Failed> {
+    let opened = File::open("/proc/self/pagemap");
+    opened.map_err(|e| Failed::at("open(/proc/self/pagemap)")(Errno(e.raw_os_error().unwrap_or(libc::EIO))))
+}
+
+fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
+    const CALL: &str = "ioctl(/proc/self/pagemap, PAGEMAP_SCAN)";
+    let topic = Topic::PagemapScan;
+    match tried {
+        Ok(true) => Finding::works(topic, "pages can be scanned for writes")
+            .saw(format!("{CALL} of a page of ours: right")),
+        Ok(false) => Finding::missing(
+            topic,
+            "the scan does not see a page that is there",
+            "the kernel answers PAGEMAP_SCAN wrongly",
+        )
+        .saw(format!("{CALL} of a page of ours: wrong")),
+        Err(failed) if failed.call.starts_with("open") => {
+            let finding = match failed.errno.0 {
+                libc::ENOENT => Finding::missing(
+                    topic,
+                    "no pagemap",
+                    "/proc is not mounted, or the \
+                 kernel has no CONFIG_PROC_PAGE_MONITOR",
+                )
+                .remedies([mount_proc()]),
+                libc::EACCES => Finding::missing(
+                    topic,
+                    "pagemap cannot be opened",
+                    "/proc/self belongs to root because this process may not be traced (a program \
+                     with capabilities or set-user-id, or one that its user cannot read)",
+                )
+                .remedy(
+                    Who::Root,
+                    "setcap -r <PROGRAM>",
+                    "takes the program's capabilities away; \
+                 chmod a+r <PROGRAM> if it is only unreadable",
+                ),
+                _ => Finding::missing(
+                    topic,
+                    "pagemap cannot be \
+                 opened",
+                    around.refusal("open(/proc/self/pagemap)", failed.errno),
+                ),
+            };
+            finding.saw(failed.seen())
+        }
+        Err(failed) if failed.call == CALL => {
+            let finding = match failed.errno.0 {
+                libc::ENOTTY => {
+                    Finding::missing(topic, "pages cannot be scanned", "PAGEMAP_SCAN came with Linux 6.7")
+                        .remedy(Who::Root, "boot Linux 6.7 or later", "")
+                }
+                _ => Finding::missing(topic, "pages cannot be scanned", around.refusal(CALL, failed.errno)),
+            };
+            finding.saw(failed.seen())
+        }
+        Err(failed) => could_not_try(topic, &failed),
+    }
+}
+
+/// How `/proc` is mounted.
+pub(super) fn mount_proc() -> Remedy {
+    Remedy::new(
+        Who::Root,
+        "mount -t proc proc /proc",
+        "programs there see the processes of their pid namespace and the settings of the kernel",
+    )
+}
+
+/// Why a use of userfaultfd was not tried, or what came of it.
+type Tried = Result<bool, Failed>;
+
+/// Writes to a memory file, seen by asynchronous write-protection and scans. `None` if no way has the features.
+fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
+    let way = ways.iter().find(|found| found.has(TRACKING))?.way;
+    let attempt = || -> Tried {
+        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
+        sys::uffd_handshake(uffd.as_fd(), TRACKING).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        let pagemap = open_pagemap()?;
+        let scratch = Scratch::populated(2 * BASE_PAGE, BASE_PAGE)?;
+        let (start, len) = (scratch.span.start, scratch.span.len);
+        // SAFETY: the range is ours; with asynchronous protection nobody ever waits.
+        unsafe { sys::uffd_register(uffd.as_fd(), start, len, uffd_mode::WP) }
+            .map_err(Failed::at("ioctl(UFFDIO_REGISTER, WP) of a memory file"))?;
+        let mut found = [PageRegion::default(); 4];
+        let mut scan = |flags| {
+            // SAFETY: the range is ours.
+            unsafe {
+                sys::pagemap_scan(
+                    pagemap.as_fd(),
+                    start,
+                    start + len,
+                    flags,
+                    page_is::WRITTEN,
+                    page_is::WRITTEN,
+                    &mut found,
+                )
+            }
+            .map(|count| (count, found[0]))
+            .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN) with write-protection"))
+        };
+        scan(scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC)?;
+        let (quiet, _) = scan(0)?;
+        scratch.span.write(BASE_PAGE, 1);
+        let (count, written) = scan(0)?;
+        let _ = sys::uffd_unregister(uffd.as_fd(), start, len);
+        Ok(quiet == 0 && count == 1 && written.start == (start + BASE_PAGE) as u64)
+    };
+    Some((way, attempt()))
+}
+
+fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
+    let topic = Topic::WriteTracking;
+    match tried {
+        None => Finding::missing(
+            topic,
+            "writes cannot be tracked without a fault handler",
+            "no way to userfaultfd works that has WP_ASYNC, WP_UNPOPULATED and WP_HUGETLBFS_SHMEM: \
+             see userfaultfd-user-mode, which needs no privilege",
+        ),
+        Some((way, Ok(true))) => {
+            Finding::works(topic, "writes to memory files can be tracked without a fault handler").saw(
+                format!(
+                    "{}: one of two write-protected pages was written, and the scan showed that one",
+                    way.text()
+                ),
+            )
+        }
+        Some((way, Ok(false))) => Finding::missing(
+            topic,
+            "tracking shows the wrong pages",
+            "the kernel tracks writes to memory files wrongly",
+        )
+        .saw(format!(
+            "{}: one of two write-protected pages was written, and the scan showed something else",
+            way.text()
+        )),
+        Some((_, Err(failed))) if failed.call.contains("pagemap") => {
+            Finding::missing(topic, "writes cannot be tracked", "it takes PAGEMAP_SCAN: see pagemap-scan")
+                .saw(failed.seen())
+        }
+        Some((_, Err(failed))) => {
+            Finding::missing(topic, "writes cannot be tracked", "a call that tracking takes fails")
+                .saw(failed.seen())
+        }
+    }
+}
+
+/// Registers a memory file the way a freeze does. `None` if no way has the features.
+fn try_freeze(ways: &[WayFound]) -> Option<(Way, Tried)> {
+    /// Bits of what can be asked on a registered range: `_UFFDIO_WAKE`, `_UFFDIO_CONTINUE`.
+    const NEEDED: u64 = 1 << 2 | 1 << 7;
+    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(EXCHANGE))?.way;
+    let attempt = || -> Tried {
+        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
+        sys::uffd_handshake(uffd.as_fd(), EXCHANGE).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        let scratch = Scratch::new(BASE_PAGE, BASE_PAGE, None)?;
+        let (start, len) = (scratch.span.start, scratch.span.len);
+        // SAFETY: the range is ours, and nobody touches it while it is registered.
+        let possible =
+            unsafe { sys::uffd_register(uffd.as_fd(), start, len, uffd_mode::WP | uffd_mode::MINOR) }
+                .map_err(Failed::at("ioctl(UFFDIO_REGISTER, WP|MINOR) of a memory file"))?;
+        let _ = sys::uffd_unregister(uffd.as_fd(), start, len);
+        Ok(possible & NEEDED == NEEDED)
+    };
+    Some((way, attempt()))
+}
+
+fn judge_freeze(ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
+    let topic = Topic::Freeze;
+    match tried {
+        Some((way, Ok(true))) => Finding::works(topic, "a range can be held against user code and kernel")
+            .saw(format!("{}: UFFDIO_REGISTER with WP|MINOR of a memory file works", way.text())),
+        Some((_, Ok(false))) => Finding::missing(
+            topic,
+            "a range cannot be held",
+            "UFFDIO_CONTINUE and UFFDIO_WAKE are not offered on memory files",
+        ),
+        Some((_, Err(failed))) => {
+            Finding::missing(topic, "a range cannot be held", "a call that it takes fails").saw(failed.seen())
+        }
+        None => {
+            let any = ways.iter().any(|found| found.way != Way::UserMode && found.opens());
+            let reason = if any {
+                "this kernel lacks features: see userfaultfd"
+            } else {
+                "faults of the kernel cannot be held: system calls that touch the range would fail \
+                 with EFAULT. Remedies are under userfaultfd-device"
+            };
+            Finding::missing(topic, "a range cannot be held against user code and kernel at once", reason)
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::probe::State;
+    use crate::probe::tests::around;
+
+    fn found(way: Way, refused: Option<Refused>) -> WayFound {
+        let features = if refused.is_none() { (1 << FEATURES.len()) - 1 } else { 0 };
+        WayFound { way, features, refused, denied: Vec::new() }
+    }
+
+    fn refused_all(errno: i32) -> Vec<WayFound> {
+        let call = Some(Refused::Call(Errno(errno)));
+        vec![
+            found(Way::Call, call.clone()),
+            found(Way::Device, Some(Refused::Open(Errno(libc::EACCES)))),
+            found(Way::UserMode, call),
+        ]
+    }
+
+    #[test]
+    fn an_ordinary_user_is_sent_to_the_device_before_any_sysctl() {
+        let mut ways = refused_all(libc::EPERM);
+        ways[2] = found(Way::UserMode, None);
+        let device =
+            Device { minor: Some(257), permissions: Some((0, 0, 0o600)), group: Some("root".into()) };
+        let around = around(&[("proc/sys/vm/unprivileged_userfaultfd", "0\n")], Some("ann"));
+        let finding = judge_way(&around, &ways, &ways[0], &device);
+        assert_eq!(finding.state, State::Missing);
+        assert!(finding.reason.contains("CAP_SYS_PTRACE"), "{finding}");
+        let lines: Vec<&str> = finding.remedies.iter().map(|r| r.line.as_str()).collect();
+        let place = |text: &str| lines.iter().position(|line| line.contains(text)).unwrap();
+        assert!(
+            lines[0].contains("usermod -aG userfaultfd ann") && lines[0].contains("chmod 0660"),
+            "{lines:?}"
+        );
+        assert!(place("udev") < place("sysctl") && place("sysctl") < place("setcap"), "{lines:?}");
+        let device = judge_way(&around, &ways, &ways[1], &device);
+        assert!(device.reason.contains("ann") && device.reason.contains("0600"), "{device}");
+        assert!(!device.remedies.iter().any(|r| r.line.contains("sysctl")));
+    }
+
+    #[test]
+    fn a_filter_is_told_from_a_missing_privilege_and_from_a_kernel_without() {
+        for (errno, filtered) in [(libc::EPERM, true), (libc::ENOSYS, true)] {
+            let ways = refused_all(errno);
+            let mut around = around(&[("proc/sys/vm/unprivileged_userfaultfd", "0\n")], None);
+            around.filtered = Some(filtered);
+            for way in [0, 2] {
+                let finding = judge_way(&around, &ways, &ways[way], &Device::default());
+                assert!(finding.reason.contains("seccomp filter"), "{finding}");
+                assert!(!finding.remedies.iter().any(|r| r.line.contains("sysctl")), "{finding:?}");
+            }
+        }
+        let ways = refused_all(libc::ENOSYS);
+        let finding = judge_way(&around(&[], None), &ways, &ways[0], &Device::default());
+        assert!(finding.reason.contains("CONFIG_USERFAULTFD") && finding.remedies.is_empty(), "{finding}");
+    }
+
+    #[test]
+    fn a_kernel_without_some_features_is_limited_and_says_which() {
+        let mut way = found(Way::Call, None);
+        way.features &= !(uffd_feature::WP_ASYNC | uffd_feature::MOVE);
+        let finding = judge_features(&way);
+        assert_eq!(finding.state, State::Limited);
+        assert!(finding.reason.contains("WP_ASYNC (6.7)") && !finding.reason.contains("MOVE"), "{finding}");
+        assert!(finding.observed[0].contains("MOVE (6.8)"), "{finding:?}");
+    }
+
+    #[test]
+    fn a_device_that_is_not_passed_in_is_told_from_a_kernel_without_it() {
+        let around = around(&[], None);
+        let with = Device { minor: Some(257), ..Device::default() };
+        let passed = judge_device(&around, &with, libc::ENOENT, String::new());
+        assert!(passed.remedies[0].line.contains("--device /dev/userfaultfd"));
+        assert!(passed.remedies[1].line.contains("c 10 257"));
+        let without = judge_device(&around, &Device::default(), libc::ENOENT, String::new());
+        assert!(without.reason.contains("6.1"));
+    }
+}

@@ -1,0 +1,197 @@
+//! userfaultfd: descriptors by three ways, the handshake, registration (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//!
+//! Structures and numbers are those of `include/uapi/linux/userfaultfd.h`, Linux 6.18.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::errno::{Errno, check};
+
+/// The version of the interface that every kernel speaks.
+const UFFD_API: u64 = 0xaa;
+/// Only faults of user code are handled: none that the kernel has on the process' behalf (Linux 5.11).
+const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+
+/// `_IO(0xAA, 0)`: a descriptor from `/dev/userfaultfd` (Linux 6.1).
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+/// `_IOWR(0xAA, 0x3f, struct uffdio_api)`.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+/// `_IOWR(0xAA, 0, struct uffdio_register)`.
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+/// `_IOR(0xAA, 1, struct uffdio_range)`.
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+
+/// Feature bits of the handshake (`UFFD_FEATURE_*`).
+pub mod uffd_feature {
+    /// Write-protection of anonymous memory (Linux 5.7).
+    pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    /// Children made by `fork` are announced; asks for CAP_SYS_PTRACE (Linux 4.11).
+    pub const EVENT_FORK: u64 = 1 << 1;
+    /// `mremap` is announced, and waits until that has been read (Linux 4.11).
+    pub const EVENT_REMAP: u64 = 1 << 2;
+    /// Discarded pages are announced (Linux 4.11).
+    pub const EVENT_REMOVE: u64 = 1 << 3;
+    /// Missing pages of hugetlb memory (Linux 4.11).
+    pub const MISSING_HUGETLBFS: u64 = 1 << 4;
+    /// Missing pages of shared memory (Linux 4.11).
+    pub const MISSING_SHMEM: u64 = 1 << 5;
+    /// `munmap` is announced (Linux 4.11).
+    pub const EVENT_UNMAP: u64 = 1 << 6;
+    /// SIGBUS instead of a message (Linux 4.14).
+    pub const SIGBUS: u64 = 1 << 7;
+    /// Messages name the thread (Linux 4.14).
+    pub const THREAD_ID: u64 = 1 << 8;
+    /// Present but unmapped pages of hugetlb memory (Linux 5.13).
+    pub const MINOR_HUGETLBFS: u64 = 1 << 9;
+    /// The same of shared memory (Linux 5.14).
+    pub const MINOR_SHMEM: u64 = 1 << 10;
+    /// Messages have the address to the byte (Linux 5.18).
+    pub const EXACT_ADDRESS: u64 = 1 << 11;
+    /// Write-protection of hugetlb and shared memory (Linux 5.19).
+    pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+    /// Write-protection reaches pages that are not there yet (Linux 6.4).
+    pub const WP_UNPOPULATED: u64 = 1 << 13;
+    /// Pages that raise SIGBUS when touched (Linux 6.6).
+    pub const POISON: u64 = 1 << 14;
+    /// Writes lift the protection without a message: dirty tracking (Linux 6.7).
+    pub const WP_ASYNC: u64 = 1 << 15;
+    /// Pages of anonymous memory move to another address without a copy (Linux 6.8).
+    pub const MOVE: u64 = 1 << 16;
+}
+
+/// What a registration asks for (`UFFDIO_REGISTER_MODE_*`); bits that may be joined.
+pub mod uffd_mode {
+    /// Faults on missing pages.
+    pub const MISSING: u64 = 1 << 0;
+    /// Writes to write-protected pages (Linux 5.7).
+    pub const WP: u64 = 1 << 1;
+    /// Faults on pages that are present in the file but not mapped (Linux 5.13).
+    pub const MINOR: u64 = 1 << 2;
+}
+
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioRange {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct UffdioRegister {
+    range: UffdioRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// Flags of every descriptor made here: children do not inherit it across `exec`, reading never blocks.
+const fn flags(user_mode_only: bool) -> libc::c_int {
+    libc::O_CLOEXEC | libc::O_NONBLOCK | if user_mode_only { UFFD_USER_MODE_ONLY } else { 0 }
+}
+
+/// Makes a descriptor by the system call. With `user_mode_only` the kernel's own accesses to registered memory fail with EFAULT instead
+/// of waiting; without it the call needs CAP_SYS_PTRACE or `vm.unprivileged_userfaultfd=1` (EPERM).
+pub fn userfaultfd(user_mode_only: bool) -> Result<OwnedFd, Errno> {
+    // SAFETY: the call touches no memory.
+    let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags(user_mode_only)) })?;
+    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// The same through an open `/dev/userfaultfd`, whose file permissions take the place of the privilege (Linux 6.1).
+pub fn userfaultfd_from_device(device: BorrowedFd<'_>, user_mode_only: bool) -> Result<OwnedFd, Errno> {
+    // SAFETY: the request takes a number, no pointer.
+    let fd = check(unsafe {
+        libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags(user_mode_only)).into()
+    })?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// The handshake, possible once per descriptor: asks for `features` and returns all that the kernel has. EINVAL for an unknown one, EPERM for
+/// [`uffd_feature::EVENT_FORK`] without CAP_SYS_PTRACE. Some kernels between 6.4 and 6.6 ignore unknown features: look at what is returned.
+pub fn uffd_handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
+    let mut api = UffdioApi { api: UFFD_API, features, ioctls: 0 };
+    // SAFETY: reads and writes the struct, which outlives the call.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API as _, &mut api).into() })?;
+    Ok(api.features)
+}
+
+/// Registers `[addr, addr + len)`; returns the requests that are possible on it (bit N: request N).
+///
+/// # Safety
+/// The caller owns the range. Threads that touch it wait for whoever serves the descriptor.
+pub unsafe fn uffd_register(uffd: BorrowedFd<'_>, addr: usize, len: usize, mode: u64) -> Result<u64, Errno> {
+    let range = UffdioRange { start: addr as u64, len: len as u64 };
+    let mut register = UffdioRegister { range, mode, ioctls: 0 };
+    // SAFETY: reads and writes the struct, which outlives the call; the rest is forwarded to the caller.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER as _, &mut register).into() })?;
+    Ok(register.ioctls)
+}
+
+/// Ends a registration, and its write-protection with it.
+pub fn uffd_unregister(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+    let mut range = UffdioRange { start: addr as u64, len: len as u64 };
+    // SAFETY: reads the struct, which outlives the call.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &mut range).into() }).map(drop)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::mem::{offset_of, size_of};
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use linux_raw_sys::general as uapi;
+
+    #[test]
+    fn layouts_and_numbers_are_the_kernels() {
+        assert_eq!(size_of::<UffdioApi>(), size_of::<uapi::uffdio_api>());
+        assert_eq!(offset_of!(UffdioApi, features), offset_of!(uapi::uffdio_api, features));
+        assert_eq!(size_of::<UffdioRange>(), size_of::<uapi::uffdio_range>());
+        assert_eq!(size_of::<UffdioRegister>(), size_of::<uapi::uffdio_register>());
+        assert_eq!(offset_of!(UffdioRegister, mode), offset_of!(uapi::uffdio_register, mode));
+        let request = |direction: u32, number: u32, bytes: usize| {
+            libc::c_ulong::from(direction << 30 | (bytes as u32) << 16 | 0xaa << 8 | number)
+        };
+        assert_eq!(UFFDIO_API, request(3, uapi::_UFFDIO_API, size_of::<UffdioApi>()));
+        assert_eq!(UFFDIO_REGISTER, request(3, uapi::_UFFDIO_REGISTER, size_of::<UffdioRegister>()));
+        assert_eq!(UFFDIO_UNREGISTER, request(2, uapi::_UFFDIO_UNREGISTER, size_of::<UffdioRange>()));
+        assert_eq!(UFFD_USER_MODE_ONLY as u32, uapi::UFFD_USER_MODE_ONLY);
+        for (ours, theirs) in [
+            (uffd_feature::PAGEFAULT_FLAG_WP, uapi::UFFD_FEATURE_PAGEFAULT_FLAG_WP),
+            (uffd_feature::EVENT_FORK, uapi::UFFD_FEATURE_EVENT_FORK),
+            (uffd_feature::EVENT_REMAP, uapi::UFFD_FEATURE_EVENT_REMAP),
+            (uffd_feature::EVENT_REMOVE, uapi::UFFD_FEATURE_EVENT_REMOVE),
+            (uffd_feature::MISSING_HUGETLBFS, uapi::UFFD_FEATURE_MISSING_HUGETLBFS),
+            (uffd_feature::MISSING_SHMEM, uapi::UFFD_FEATURE_MISSING_SHMEM),
+            (uffd_feature::EVENT_UNMAP, uapi::UFFD_FEATURE_EVENT_UNMAP),
+            (uffd_feature::SIGBUS, uapi::UFFD_FEATURE_SIGBUS),
+            (uffd_feature::THREAD_ID, uapi::UFFD_FEATURE_THREAD_ID),
+            (uffd_feature::MINOR_HUGETLBFS, uapi::UFFD_FEATURE_MINOR_HUGETLBFS),
+            (uffd_feature::MINOR_SHMEM, uapi::UFFD_FEATURE_MINOR_SHMEM),
+            (uffd_feature::EXACT_ADDRESS, uapi::UFFD_FEATURE_EXACT_ADDRESS),
+            (uffd_feature::WP_HUGETLBFS_SHMEM, uapi::UFFD_FEATURE_WP_HUGETLBFS_SHMEM),
+            (uffd_feature::WP_UNPOPULATED, uapi::UFFD_FEATURE_WP_UNPOPULATED),
+            (uffd_feature::POISON, uapi::UFFD_FEATURE_POISON),
+            (uffd_feature::WP_ASYNC, uapi::UFFD_FEATURE_WP_ASYNC),
+            (uffd_feature::MOVE, uapi::UFFD_FEATURE_MOVE),
+        ] {
+            assert_eq!(ours, u64::from(theirs));
+        }
+    }
+
+    #[test]
+    fn a_descriptor_shakes_hands_once() {
+        // Without privilege this is the one way; where even it is refused there is nothing to test.
+        let Ok(uffd) = userfaultfd(true) else { return };
+        let features = uffd_handshake(uffd.as_fd(), 0).unwrap();
+        assert_ne!(features & uffd_feature::SIGBUS, 0);
+        let other = userfaultfd(true).unwrap();
+        assert_eq!(uffd_handshake(other.as_fd(), 1 << 63), Err(Errno(libc::EINVAL)));
+    }
+}
