@@ -28,6 +28,8 @@ mod affinity;
 #[cfg(not(loom))]
 mod audit;
 pub mod backend;
+#[cfg(not(loom))]
+mod cgroup;
 mod engine;
 mod error;
 #[cfg(not(loom))]

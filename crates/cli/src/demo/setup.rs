@@ -207,7 +207,7 @@ mod tests {
         let mut nodes = [node(0, 24, 22)];
         let mut demand = Demand { page: PageSize::Huge2M, ..demand(1.0, 0) };
         let refusal = demand.check(&nodes).unwrap_err().to_string();
-        assert!(refusal.contains("needs 802 free huge pages of 2 MB on node 0, which has 0"), "{refusal}");
+        assert!(refusal.contains("needs 802 free huge pages of 2 MiB on node 0, which has 0"), "{refusal}");
         nodes[0].free_huge_pages = 802;
         demand.check(&nodes).unwrap();
         nodes[0].free_huge_pages = 0;

@@ -4,8 +4,6 @@
 //! *preferred* on the node and bound only once the kernel has confirmed where they are; hugetlb pages are populated by a call that
 //! reports an error instead of raising a signal; and every step looks at the limits first.
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -13,10 +11,11 @@ use super::reserve_command;
 use super::share::{Plan, Share};
 use crate::affinity;
 use crate::backend::{Backend, Call, Errno, Policy};
+use crate::cgroup;
 use crate::error::Error;
 use crate::observe;
 use crate::sync::{Mutex, lock, thread};
-use crate::topology::{Topology, available};
+use crate::topology::{SysFiles, Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
 /// Bytes populated between two looks at the limits.
@@ -65,15 +64,16 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
             remedy: format!("reserve {missing} more: {}", reserve_command(node, page, missing)),
         });
     }
-    let text = |path: &str| fs::read_to_string(path).map_err(|e| Error::system_file(path, &e));
-    let (machine, cgroups) = (text("/proc/meminfo")?, text("/proc/self/cgroup")?);
+    let files = SysFiles::host();
+    let machine = files.text("proc/meminfo")?;
     // The kernel keeps so much for itself on each node.
-    let reserve = text("/proc/sys/vm/min_free_kbytes")?.trim().parse::<u64>().unwrap_or(0) << 10;
+    let reserve = files.number("proc/sys/vm/min_free_kbytes")? << 10;
     let mut limits = vec![
         (format!("the free memory of {node}"), n.free_bytes.saturating_sub(reserve)),
         ("the free memory of the machine".to_owned(), available(&machine).saturating_sub(reserve)),
     ];
-    limits.extend(cgroup_limits(Path::new("/sys/fs/cgroup"), &cgroups));
+    limits
+        .extend(cgroup::memory_rooms(&files).into_iter().map(|room| (format!("/{}", room.file), room.left)));
     for (limit, free) in limits {
         let free_bytes = free.saturating_sub(MARGIN);
         if free_bytes < bytes {
@@ -82,49 +82,6 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// For each memory limit that applies to the process: its file, and the bytes left under it. File pages that can be dropped count as left.
-/// `membership` is the text of `/proc/self/cgroup`, `root` where cgroups are mounted: version 2 there or in `unified`, version 1 in `memory`.
-fn cgroup_limits(root: &Path, membership: &str) -> Vec<(String, u64)> {
-    struct Names {
-        max: &'static str,
-        current: &'static str,
-        file: [&'static str; 2],
-    }
-    const V1: Names = Names {
-        max: "memory.limit_in_bytes",
-        current: "memory.usage_in_bytes",
-        file: ["total_active_file ", "total_inactive_file "],
-    };
-    const V2: Names =
-        Names { max: "memory.max", current: "memory.current", file: ["active_file ", "inactive_file "] };
-    let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let mut limits = Vec::new();
-    for line in membership.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (names, mounts) = match controllers {
-            "" => (V2, vec![root.to_owned(), root.join("unified")]),
-            list if list.split(',').any(|c| c == "memory") => (V1, vec![root.join("memory")]),
-            _ => continue,
-        };
-        for mount in mounts {
-            for folder in Path::new(path.trim_start_matches('/')).ancestors().map(|path| mount.join(path)) {
-                // "max" and a missing file both mean: no limit here.
-                let limit = number(folder.join(names.max)).zip(number(folder.join(names.current)));
-                let Some((max, current)) = limit else { continue };
-                let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-                let value = |name: &&str| {
-                    stat.lines().find_map(|l| l.strip_prefix(*name))?.trim().parse::<u64>().ok()
-                };
-                let file: u64 = names.file.iter().filter_map(value).sum();
-                let left = max.saturating_sub(current.saturating_sub(file));
-                limits.push((folder.join(names.max).display().to_string(), left));
-            }
-        }
-    }
-    limits
 }
 
 /// Faults a whole share in and verifies where it is, and in pages of which size.
@@ -293,32 +250,4 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-#[cfg(all(test, not(miri)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_of_both_cgroup_versions_are_found_and_droppable_file_pages_count_as_free() {
-        let root = std::env::temp_dir().join(format!("pageleap-cgroup-{}", std::process::id()));
-        let put = |folder: &str, files: [(&str, &str); 3]| {
-            fs::create_dir_all(root.join(folder)).unwrap();
-            files.iter().for_each(|(name, text)| fs::write(root.join(folder).join(name), text).unwrap());
-        };
-        put("a", [("memory.max", "max\n"), ("memory.current", "5\n"), ("memory.stat", "")]);
-        let stat = "anon 1\ninactive_file 50000\nactive_file 1000\n";
-        put("a/b", [("memory.max", "1000000\n"), ("memory.current", "900000\n"), ("memory.stat", stat)]);
-        let stat = "inactive_file 7\ntotal_inactive_file 30\ntotal_active_file 5\n";
-        let files =
-            [("memory.limit_in_bytes", "100\n"), ("memory.usage_in_bytes", "90\n"), ("memory.stat", stat)];
-        put("memory/c", files);
-        let limits = cgroup_limits(&root, "9:cpu:/x\n4:memory:/c\n0::/a/b\n");
-        fs::remove_dir_all(&root).unwrap();
-        let found: Vec<_> = limits
-            .iter()
-            .map(|(file, left)| (file.strip_prefix(root.to_str().unwrap()).unwrap(), *left))
-            .collect();
-        assert_eq!(found, [("/memory/c/memory.limit_in_bytes", 45), ("/a/b/memory.max", 151_000)]);
-    }
 }

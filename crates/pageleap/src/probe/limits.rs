@@ -6,6 +6,7 @@ use super::around::{Around, drop_in};
 use super::demand::Demand;
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::placement::Allowed;
+use crate::cgroup;
 use crate::migrate::DEFAULT_AREA_BYTES;
 use crate::observe;
 use crate::topology::Node;
@@ -324,66 +325,9 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
     seen.fold(finding, Finding::saw)
 }
 
-/// What a memory cgroup leaves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CgroupRoom {
-    /// The file with the limit, relative to the root.
-    file: String,
-    max: u64,
-    left: u64,
-}
-
 /// The bytes that the strictest memory cgroup leaves; `None` without a limit.
 pub(super) fn cgroup_room(around: &Around) -> Option<u64> {
-    cgroup_rooms(around).into_iter().map(|room| room.left).min()
-}
-
-/// For each memory limit that applies to the process: its file, and the bytes left under it. File pages that can be dropped count as left.
-fn cgroup_rooms(around: &Around) -> Vec<CgroupRoom> {
-    const V2: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
-    const V1: [&str; 1] = ["sys/fs/cgroup/memory"];
-    let text = |path: &str| around.files.text_if_there(path).ok().flatten();
-    let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
-    let mut rooms = Vec::new();
-    for line in text("proc/self/cgroup").unwrap_or_default().lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (mounts, max, current, cached): (&[&str], _, _, [&str; 2]) = if controllers.is_empty() {
-            (&V2, "memory.max", "memory.current", ["active_file ", "inactive_file "])
-        } else if controllers.split(',').any(|c| c == "memory") {
-            (
-                &V1,
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                ["total_active_file ", "total_inactive_file "],
-            )
-        } else {
-            continue;
-        };
-        // A path with `..` is one above the cgroup namespace: its files are not to be seen.
-        let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
-        if steps.contains(&"..") {
-            continue;
-        }
-        for mount in mounts {
-            for depth in (0..=steps.len()).rev() {
-                let folder = [&[*mount], &steps[..depth]].concat().join("/");
-                let file = format!("{folder}/{max}");
-                // "max" and a missing file both mean: no limit here.
-                let Some((max, current)) = number(&file).zip(number(&format!("{folder}/{current}"))) else {
-                    continue;
-                };
-                let stat = text(&format!("{folder}/memory.stat")).unwrap_or_default();
-                let value = |name: &&str| {
-                    stat.lines().find_map(|l| l.strip_prefix(*name))?.trim().parse::<u64>().ok()
-                };
-                let droppable = cached.iter().filter_map(value).fold(0, u64::saturating_add);
-                let left = max.saturating_sub(current.saturating_sub(droppable));
-                rooms.push(CgroupRoom { file, max, left });
-            }
-        }
-    }
-    rooms
+    cgroup::memory_rooms(&around.files).into_iter().map(|room| room.left).min()
 }
 
 fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
@@ -395,7 +339,7 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     }
     // Version 1 writes "no limit" as the largest number of pages.
     const NO_LIMIT: u64 = i64::MAX as u64 - 65_535;
-    let rooms = cgroup_rooms(around);
+    let rooms = cgroup::memory_rooms(&around.files);
     let Some(tightest) = rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left) else {
         // Each is there wherever its version of cgroups is mounted.
         const SIGNS: [&str; 3] = [
@@ -560,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_of_both_versions_count_and_droppable_file_pages_are_left() {
+    fn the_tightest_cgroup_is_named() {
         let around = around(
             &[
                 ("proc/self/cgroup", "9:cpu:/x\n4:memory:/c\n0::/a/b\n"),
@@ -578,8 +522,6 @@ mod tests {
             ],
             None,
         );
-        let lefts: Vec<u64> = cgroup_rooms(&around).iter().map(|room| room.left).collect();
-        assert_eq!(lefts, [45, 151_000]);
         let finding = cgroup_memory(&around, &of(1, PageSize::Base));
         assert_eq!(finding.state, State::Missing);
         assert!(finding.remedies[1].line.contains("memory/c/memory.limit_in_bytes"), "{finding:?}");
