@@ -1,17 +1,19 @@
 //! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. The observer is never the code that
 //! made the effect.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
 use crate::backend::Prot;
 use crate::error::Error;
-use crate::units::BASE_PAGE;
+use crate::units::{AddressRange, BASE_PAGE, NodeId};
 
 const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";
 const PAGEMAP: &str = "/proc/self/pagemap";
+const NUMA_MAPS: &str = "/proc/self/numa_maps";
 
 fn unreadable(path: &str, error: std::io::Error) -> Error {
     Error::system_file(path, &error)
@@ -39,6 +41,66 @@ fn count_mappings(counts: impl Fn(&str) -> bool) -> Result<usize, Error> {
 /// The most mappings that a process may have (`vm.max_map_count`); `None` if it cannot be read.
 pub fn max_mapping_count() -> Option<usize> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
+/// How many bytes of a range lie on which node, as `/proc/self/numa_maps` says for whole mappings: for processes that may not ask about pages. On a
+/// kernel without NUMA everything that is mapped there lies on the one node.
+///
+/// # Errors
+/// If the file cannot be read, or a mapping lies in the range with a part of it only.
+pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Error> {
+    let end = start.saturating_add(len);
+    let maps = std::fs::read_to_string(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    let ranges = maps.lines().filter_map(|line| hex_range(line.split_whitespace().next()?));
+    let inside: Vec<_> = ranges.filter(|(from, to)| *from < end && *to > start).collect();
+    match std::fs::read_to_string(NUMA_MAPS) {
+        Ok(text) => {
+            if inside.iter().any(|(from, to)| *from < start || *to > end) {
+                return Err(Error::SystemFile {
+                    path: NUMA_MAPS.to_owned(),
+                    reason: format!("a mapping is partly outside {}", AddressRange::new(start, len)),
+                    remedy: "allow move_pages (in a container: its seccomp profile), which tells page by page",
+                });
+            }
+            Ok(node_bytes_in(&text, |mapping| inside.iter().any(|(from, _)| *from == mapping)))
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let bytes = inside.iter().map(|(from, to)| (to.min(&end) - from.max(&start)) as u64).sum();
+            Ok(BTreeMap::from([(NodeId(0), bytes)]))
+        }
+        Err(e) => Err(unreadable(NUMA_MAPS, e)),
+    }
+}
+
+/// The two numbers of `1000-2000`.
+fn hex_range(text: &str) -> Option<(usize, usize)> {
+    let (from, to) = text.split_once('-')?;
+    Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+}
+
+/// Sums up the mappings, by their first addresses, that are `wanted` (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in pages of
+/// `kernelpagesize_kB`).
+fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId, u64> {
+    let mut bytes = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().and_then(|start| usize::from_str_radix(start, 16).ok());
+        if !first.is_some_and(&wanted) {
+            continue;
+        }
+        let fields: Vec<(&str, u64)> = words
+            .filter_map(|word| {
+                let (name, value) = word.split_once('=')?;
+                Some((name, value.parse().ok()?))
+            })
+            .collect();
+        let page_kb = fields.iter().find(|(name, _)| *name == "kernelpagesize_kB").map_or(4, |(_, kb)| *kb);
+        for (name, pages) in fields {
+            let Some(node) = name.strip_prefix('N').and_then(|id| id.parse().ok()) else { continue };
+            *bytes.entry(NodeId(node)).or_default() += pages.saturating_mul(page_kb << 10);
+        }
+    }
+    bytes
 }
 
 /// What a user can set on a mapping, and a change of frames must not lose.
@@ -144,10 +206,7 @@ fn smaps_entries(source: impl BufRead, start: usize, end: usize) -> std::io::Res
         if entries.last().is_some_and(|e| e.end <= start) {
             entries.pop();
         }
-        let range = head.split_once('-').and_then(|(a, b)| {
-            Some((usize::from_str_radix(a, 16).ok()?, usize::from_str_radix(b, 16).ok()?))
-        });
-        let Some((from, to)) = range else { continue };
+        let Some((from, to)) = hex_range(head) else { continue };
         if from >= end {
             return Ok(entries);
         }
@@ -288,6 +347,19 @@ VmFlags: mr mw me nr
         assert_eq!(all[1].2.prot, Prot::READ);
         assert!(all[1].2.locked && all[1].2.random && !all[1].2.dont_fork);
         assert_eq!(all[2].2.prot, Prot::NONE);
+    }
+
+    #[test]
+    fn numa_maps_counts_pages_of_the_mappings_size() {
+        let text = "\
+1000 prefer:0 file=/memfd:pageleap:node0\\040(deleted) dirty=3 N0=2 N4=1 kernelpagesize_kB=4
+200000 default file=/memfd:x huge dirty=1 N1=5 kernelpagesize_kB=2048
+9000 default
+nonsense N0=7
+";
+        let all = node_bytes_in(text, |_| true);
+        assert_eq!(all, BTreeMap::from([(NodeId(0), 8192), (NodeId(1), 10 << 20), (NodeId(4), 4096)]));
+        assert_eq!(node_bytes_in(text, |start| start == 0x9000), BTreeMap::new());
     }
 
     #[test]

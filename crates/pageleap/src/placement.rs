@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use crate::backend::{Backend, Call};
+use crate::backend::{Backend, Call, Errno};
 use crate::error::Error;
+use crate::observe;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 
 /// How pages are spread over nodes.
@@ -194,19 +195,36 @@ pub struct NodeCounts {
 }
 
 impl NodeCounts {
-    /// Asks the kernel about the page at each address.
-    pub(crate) fn of_pages(backend: &dyn Backend, pages: impl Iterator<Item = usize>) -> Result<Self, Error> {
+    /// Asks the kernel about each page of a range. Where it may not be asked about pages (Docker's default seccomp profile refuses `move_pages`), it
+    /// says how much of each mapping lies where.
+    pub(crate) fn of_range(
+        backend: &dyn Backend,
+        start: usize,
+        pages: u64,
+        page: PageSize,
+    ) -> Result<Self, Error> {
         let mut counts = NodeCounts::default();
-        counts.add(backend, pages)?;
-        Ok(counts)
+        match counts.add(backend, (0..pages as usize).map(|i| start + i * page.bytes())) {
+            Err((_, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS))) if backend.is_host_memory() => {
+                let by_node = observe::node_bytes(start, pages as usize * page.bytes())?;
+                let by_node: BTreeMap<NodeId, u64> =
+                    by_node.into_iter().map(|(node, bytes)| (node, bytes / page.bytes() as u64)).collect();
+                let present: u64 = by_node.values().sum();
+                Ok(NodeCounts { by_node, absent: pages.saturating_sub(present) })
+            }
+            Err((batch, errno)) => {
+                Err(Error::call(Call::QueryNodes, batch.start, batch.end - batch.start, errno))
+            }
+            Ok(()) => Ok(counts),
+        }
     }
 
-    /// Asks the kernel about the page at each address, and adds what it says.
-    pub(crate) fn add(
+    /// Asks the kernel about the page at each address, and adds what it says. On an error, says for which addresses.
+    fn add(
         &mut self,
         backend: &dyn Backend,
         pages: impl Iterator<Item = usize>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), (Range<usize>, Errno)> {
         /// Pages asked for at a time: keeps the kernel's copies of the lists within a few pages.
         const BATCH: usize = 1024;
         let mut batch = Vec::with_capacity(BATCH);
@@ -216,9 +234,9 @@ impl NodeCounts {
             batch.clear();
             batch.extend(pages.by_ref().take(BATCH));
             let status = &mut status[..batch.len()];
-            backend.nodes_of(&batch, status).map_err(|errno| {
-                Error::call(Call::QueryNodes, batch[0], batch[batch.len() - 1] - batch[0], errno)
-            })?;
+            backend
+                .nodes_of(&batch, status)
+                .map_err(|errno| (batch[0]..batch[batch.len() - 1] + BASE_PAGE, errno))?;
             for &node in status.iter() {
                 match u32::try_from(node) {
                     Ok(node) => *self.by_node.entry(NodeId(node)).or_default() += 1,
@@ -227,6 +245,12 @@ impl NodeCounts {
             }
         }
         Ok(())
+    }
+
+    /// Takes other pages into account.
+    pub(crate) fn join(&mut self, other: &NodeCounts) {
+        other.iter().for_each(|(node, pages)| *self.by_node.entry(node).or_default() += pages);
+        self.absent += other.absent;
     }
 
     /// Pages on `node`.
@@ -290,12 +314,7 @@ impl Verification {
         self.pages += other.pages;
         self.misplaced += other.misplaced;
         self.absent += other.absent;
-        other
-            .found
-            .by_node
-            .iter()
-            .for_each(|(node, pages)| *self.found.by_node.entry(*node).or_default() += pages);
-        self.found.absent += other.found.absent;
+        self.found.join(&other.found);
     }
 }
 

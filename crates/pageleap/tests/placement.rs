@@ -2,14 +2,17 @@
 //! needs several nodes runs on the model; what one node can show, on the kernel.
 
 mod common;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::sync::Arc;
 
 use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, turn};
-use pageleap::backend::Model;
+use pageleap::backend::{Backend, Call, Errno, Linux, Model};
 use pageleap::{
     Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, Verification, audit,
 };
+use refusing::{Refusing, Request};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
@@ -258,6 +261,37 @@ fn pools_verify_frames_in_use_and_during_a_leap() {
         }
         check_stamp(&region, 0..bytes, 3);
         assert_eq!(common::pool_mappings().len(), mappings, "verification leaves no mapping");
+    }
+}
+
+/// As in a container whose filter refuses `move_pages`.
+#[test]
+fn where_pages_lie_is_found_out_without_asking_about_pages() {
+    let _turn = turn();
+    let refuses = |request: &Request| (request.call == Call::QueryNodes).then_some(Errno(libc::EPERM));
+    let backend: Arc<dyn Backend> = Arc::new(Refusing::new(Arc::new(Linux), refuses));
+    let nodes = pools(PageSize::Base, PAGE as u64).unwrap().map(|pool| pool.nodes()[0]);
+    for page in common::PAGE_SIZES {
+        let bytes = 8 * page.bytes();
+        let build = |node| Pool::builder(node, bytes as u64).page_size(page).backend(backend.clone()).build();
+        let [near, far] = match nodes.map(build) {
+            [Ok(near), Ok(far)] => [near, far],
+            [Err(error), _] | [_, Err(error)] => {
+                let name = "where_pages_lie_is_found_out_without_asking_about_pages";
+                common::skip_page_size(name, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&near, bytes).unwrap();
+        stamp(&region, 0..bytes, 4);
+        for pool in [&far, &near] {
+            leap(&region, 0..bytes, pool);
+            assert_eq!(region.placement().unwrap().on(pool.nodes()[0]), 8);
+            for verified in [region.verify(), near.verify(), far.verify()].map(Result::unwrap) {
+                assert!(verified.is_right() && verified.pages == 8, "{page}: {verified}");
+            }
+        }
+        check_stamp(&region, 0..bytes, 4);
     }
 }
 

@@ -174,7 +174,7 @@ impl Share {
             // SAFETY: as the mapping itself.
             unsafe { inner.backend.populate(addr, len, false) }
                 .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
-            found.add(&*inner.backend, (0..frames as usize).map(|frame| addr + frame * page))?;
+            found.join(&NodeCounts::of_range(&*inner.backend, addr, frames, inner.page)?);
             drop(window);
         }
         Ok(Verification::of(found, &[(inner.node, inner.frames)]))
@@ -182,9 +182,7 @@ impl Share {
 
     /// Where the free frames of a share lie that has just been filled.
     pub(super) fn placement_of_all(&self) -> Result<NodeCounts, Error> {
-        let mut counts = NodeCounts::default();
-        counts.add(&*self.0.backend, (0..self.0.frames).map(|frame| self.0.alias_of(frame)))?;
-        Ok(counts)
+        NodeCounts::of_range(&*self.0.backend, self.0.alias_of(0), self.0.frames, self.0.page)
     }
 
     /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.

@@ -283,9 +283,19 @@ fn judge_query(around: &Around, tried: Attempt<i32>) -> Finding {
             Finding::missing(topic, summary, "the kernel was built without CONFIG_NUMA or CONFIG_MIGRATION")
                 .saw(format!("{CALL}: {errno}"))
         }
-        Attempt::Refused(errno) => Finding::missing(topic, summary, around.refusal("move_pages", errno))
-            .saw(format!("{CALL}: {errno}"))
-            .filtered("move_pages"),
+        Attempt::Refused(errno) => {
+            let reason = around.refusal("move_pages", errno);
+            let (maps, seen) = around.read_line("proc/self/numa_maps");
+            let finding = match maps {
+                Some(_) => Finding::limited(
+                    topic,
+                    "the kernel tells where memory lies for whole mappings only (/proc/self/numa_maps)",
+                    reason,
+                ),
+                None => Finding::missing(topic, summary, reason).saw(seen),
+            };
+            finding.saw(format!("{CALL}: {errno}")).filtered("move_pages")
+        }
     }
 }
 

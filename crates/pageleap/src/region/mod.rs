@@ -315,8 +315,12 @@ impl Region {
     /// On which nodes the backed pages lie, as the kernel says.
     pub fn placement(&self) -> Result<NodeCounts, Error> {
         let inner = &*self.0;
-        let pages: Vec<Range<u64>> = lock(&inner.extents).within(0..u64::MAX).map(|e| e.pages).collect();
-        NodeCounts::of_pages(&*inner.backend, pages.into_iter().flatten().map(|page| inner.addr(page)))
+        let extents: Vec<Extent<Share>> = lock(&inner.extents).within(0..u64::MAX).collect();
+        let mut counts = NodeCounts::default();
+        for extent in extents {
+            counts.join(&inner.nodes_of(&extent)?);
+        }
+        Ok(counts)
     }
 
     /// Asks the kernel whether each backed page is present and lies on the node of the pool's share that its frame is from. Leaps may go on
@@ -333,8 +337,7 @@ impl Region {
                 look = Verification::default();
                 let now: Vec<Extent<Share>> = lock(&inner.extents).within(extent.pages.clone()).collect();
                 for part in now {
-                    let addresses = part.pages.clone().map(|page| inner.addr(page));
-                    let found = NodeCounts::of_pages(&*inner.backend, addresses)?;
+                    let found = inner.nodes_of(&part)?;
                     look.join(Verification::of(found, &[(part.share.node(), part.frames().frames)]));
                 }
                 if look.is_right() {
@@ -380,6 +383,12 @@ impl RegionInner {
     /// The pages of an aligned byte range.
     pub(crate) fn pages(&self, range: &Range<usize>) -> Range<u64> {
         (range.start / self.page.bytes()) as u64..(range.end / self.page.bytes()) as u64
+    }
+
+    /// Where the pages of an extent lie, as the kernel says.
+    fn nodes_of(&self, extent: &Extent<Share>) -> Result<NodeCounts, Error> {
+        let start = self.addr(extent.pages.start);
+        NodeCounts::of_range(&*self.backend, start, extent.frames().frames, self.page)
     }
 
     pub(crate) fn bad_range(
