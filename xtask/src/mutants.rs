@@ -245,8 +245,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "stray-tables-handed-out",
         file: SHARE,
-        find: "state.strayed.set(part, !wanted || mapped.is_err());",
-        replace: "state.strayed.set(part, false);",
+        find: "lock(&self.0.state).strayed.set(part, !wanted);",
+        replace: "lock(&self.0.state).strayed.set(part, false);",
         why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
         caught_by: Checker::Unit,
     },

@@ -45,7 +45,6 @@ pub struct Placement {
     /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page size. If not said: a power of two from
     /// one page to 2 MB for small regions, so that a region has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has
     /// at most 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region always belongs to the same node.
-    /// A node may so get a stripe more than its part: a pool that one region is to fill wants that much more on each node.
     pub stripe_bytes: Option<usize>,
 }
 
@@ -166,6 +165,18 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// How many of the first `pages` pages belong to each node, by their order.
+    pub(crate) fn pages_by_node(&self, pages: u64) -> Vec<u64> {
+        let round = self.stripe_pages.saturating_mul(self.round.len() as u64);
+        let nodes = self.round.iter().max().map_or(0, |last| last + 1);
+        let mut counts = vec![0; nodes];
+        self.round.iter().for_each(|node| counts[*node] += pages / round * self.stripe_pages);
+        self.parts(0..pages % round)
+            .into_iter()
+            .for_each(|(part, node)| counts[node] += part.end - part.start);
+        counts
+    }
+
     /// Cuts pages into parts that belong to one node each, neighbours of the same node joined.
     pub(crate) fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
         if self.round.iter().all(|node| *node == self.round[0]) {
@@ -427,6 +438,9 @@ mod tests {
             layout.parts(start * round..(start + 1) * round).into_iter().for_each(|(part, node)| pages[node] += part.end - part.start);
             let expected: Vec<u64> = weights.iter().map(|w| u64::from(*w) * stripe).collect();
             prop_assert_eq!(pages, expected);
+            let mut counts = vec![0; weights.len()];
+            layout.parts(0..len).into_iter().for_each(|(part, node)| counts[node] += part.end - part.start);
+            prop_assert_eq!(layout.pages_by_node(len), counts);
         }
     }
 }

@@ -214,7 +214,7 @@ fn without_mappings() {
                 "a running job",
                 || {
                     while_migrating(|region| {
-                        for spare in [200, 100, 60] {
+                        for spare in [300, 200, 120] {
                             let mut hog = Hog::new();
                             hog.leave(spare);
                             write_rounds(region, 20);

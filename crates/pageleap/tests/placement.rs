@@ -6,11 +6,13 @@ mod common;
 mod refusing;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, turn};
-use pageleap::backend::{Backend, Call, Errno, Linux, Model};
+use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
 use pageleap::{
-    Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, Verification, audit,
+    Ended, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement, Pool, Region, Verification,
+    audit,
 };
 use refusing::{Refusing, Request};
 
@@ -22,7 +24,8 @@ const NODES: [NodeId; 3] = [NodeId(0), NodeId(3), NodeId(4)];
 fn model_pool(pages: usize) -> (Arc<Model>, Pool) {
     let model = Arc::new(Model::new());
     let bytes = (NODES.len() * pages * PAGE) as u64;
-    let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(model.clone()).build().unwrap();
+    let pages_in_turn = Placement::interleave(NODES).stripe_bytes(PAGE);
+    let pool = Pool::builder(pages_in_turn, bytes).backend(model.clone()).build().unwrap();
     assert_eq!(pool.nodes(), NODES);
     assert!(NODES.iter().all(|node| pool.free_bytes_on(*node) == (pages * PAGE) as u64));
     (model, pool)
@@ -60,11 +63,7 @@ fn counts(region: &Region) -> [u64; 3] {
 fn a_region_is_spread_as_its_placement_says_and_leaps_to_another() {
     let (model, pool) = model_pool(2 * PAGES);
     let region = Region::new(&pool, PAGES * PAGE).unwrap();
-    assert_eq!(
-        counts(&region),
-        [22, 21, 21],
-        "a pool's own placement is the default, page by page for a region this small"
-    );
+    assert_eq!(counts(&region), [22, 21, 21], "a pool's own placement is the default");
     mark(&model, &region);
 
     assert_eq!(go(&region, pool.on(NODES[1])).pages.migrated, 43);
@@ -164,9 +163,134 @@ fn destinations_that_the_pool_does_not_have_are_named() {
         Region::new(pool.on(NODES[1]), (PAGES + 1) * PAGE),
         Err(Error::PoolExhausted { node: NodeId(3), .. })
     ));
-    let region = Region::new(&pool, 3 * PAGE).map(drop);
+    // The pages of node 3 are taken before it turns out that node 0 has none.
+    let last = Placement::interleave([NODES[1], NODES[0]]);
+    let region = Region::new(pool.on(last.clone()), 3 * PAGE).map(drop);
     assert!(matches!(region, Err(Error::PoolExhausted { node: NodeId(0), .. })), "nothing is free on node 0");
     assert_eq!(pool.free_bytes(), (2 * PAGES * PAGE) as u64, "what had been taken is back");
+    let job = Migration::new().range(&region_of_others(&pool), 0..3 * PAGE, pool.on(last)).start().map(drop);
+    assert!(matches!(job, Err(Error::PoolExhausted { node: NodeId(0), .. })));
+    assert_eq!(pool.free_bytes(), (2 * PAGES * PAGE) as u64, "what had been taken is back");
+}
+
+/// A region with pages on node 4 only.
+fn region_of_others(pool: &Pool) -> Region {
+    Region::new(pool.on(NODES[2]), 3 * PAGE).unwrap()
+}
+
+#[test]
+fn shares_follow_the_weights_and_a_region_of_the_pools_size_fits_in() {
+    for pages in [1, 4, 770, 5000] {
+        let model = Arc::new(Model::new());
+        let placement = Placement::weighted([(NODES[0], 3), (NODES[1], 1)]);
+        let bytes = pages * PAGE;
+        let pool = Pool::builder(placement, bytes as u64).backend(model.clone()).build().unwrap();
+        let share = |node: usize| pool.free_bytes_on(NODES[node]) as usize / PAGE;
+        assert!(share(0) + share(1) >= pages && share(0) + share(1) <= pages + 1, "{pages}");
+        assert!(share(0).abs_diff(3 * pages / 4) <= pages / 64 + 1, "{pages}: {}", share(0));
+        let region = Region::new(&pool, bytes).unwrap();
+        assert!(region.verify().unwrap().is_right());
+        // Growing in steps, to the same size, takes the same frames.
+        drop(region);
+        let region = Region::reserve_with(model, bytes, PageSize::Base).unwrap();
+        for step in 1..=4 {
+            region.grow(bytes * step / 4, &pool).unwrap();
+        }
+        assert_eq!(region.len(), bytes);
+        assert!(region.verify().unwrap().is_right());
+        audit(&[&pool], &[&region]).unwrap();
+    }
+}
+
+#[test]
+fn verification_during_leaps_finds_nothing_wrong() {
+    let (_, pool) = model_pool(4 * PAGES);
+    let region = Region::new(&pool, 2 * PAGES * PAGE).unwrap();
+    for round in 0..if cfg!(debug_assertions) { 30 } else { 300 } {
+        let to = pool.on(NODES[round % 3]);
+        let job =
+            Migration::new().range(&region, 0..region.len(), to).area_bytes(PAGE).threads(2).start().unwrap();
+        while !job.is_finished() {
+            let verified = region.verify().unwrap();
+            assert!(verified.is_right() && verified.pages == 2 * PAGES as u64, "{verified}");
+        }
+        assert!(job.wait().ended.is_completed());
+    }
+}
+
+/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again.
+#[test]
+fn page_tables_are_put_right_after_a_refused_policy() {
+    let model = Arc::new(Model::new());
+    let allowed = Arc::new(AtomicBool::new(true));
+    let asked = allowed.clone();
+    let refuses = move |request: &Request| {
+        (request.call == Call::PreferTables && !asked.load(Relaxed)).then_some(Errno(libc::EPERM))
+    };
+    let backend = Arc::new(Refusing::new(model.clone(), refuses));
+    let bytes = (NODES.len() * PAGES * PAGE) as u64;
+    let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(backend).build().unwrap();
+    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
+    let tables = |region: &Region| {
+        let all = (0..PAGES).map(|page| model.tables_at(address(region, page)));
+        all.collect::<std::collections::BTreeSet<_>>()
+    };
+    go(&region, pool.on(NODES[1]));
+    drop(region);
+    allowed.store(false, Relaxed);
+    // Its alias has been mapped again by this thread, and nobody could say where its page tables go.
+    let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
+    assert_ne!(tables(&region), [Some(NODES[1].0)].into());
+    let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
+    let report = Migration::new().range(&region, 0..region.len(), stripes).threads(2).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(report.warnings.iter().filter(|w| w.contains("set_mempolicy")).count(), 1, "{report}");
+    allowed.store(true, Relaxed);
+    go(&region, pool.on(NODES[1]));
+    assert_eq!(tables(&region), [Some(NODES[1].0)].into());
+}
+
+/// Whichever call fails while aliases get their page tables, what the user has set stays.
+#[test]
+fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
+    let mut struck = 0;
+    for at in 1..60 {
+        let model = Arc::new(Model::new());
+        let failing = Arc::new(FailAt::new(model.clone(), at, FailMode::Before, Errno(libc::ENOMEM)));
+        let bytes = (NODES.len() * PAGES * PAGE) as u64;
+        let pool =
+            Pool::builder(Placement::interleave(NODES), bytes).backend(failing.clone()).build().unwrap();
+        let region = Region::new(pool.on(NODES[0]), 8 * PAGE).unwrap();
+        mark(&model, &region);
+        let first = address(&region, 0);
+        // SAFETY: a range of the model.
+        unsafe { model.advise(first, 4 * PAGE, Advice::DontDump) }.unwrap();
+        let set: Vec<_> = (0..8).map(|page| model.attributes_at(address(&region, page))).collect();
+        // Of the last eight frames of node 3 this thread has mapped every second alias again; to the others a leap has given theirs back.
+        let rest = Region::new(pool.on(NODES[1]), (PAGES - 8) * PAGE).unwrap();
+        let last = Region::new(pool.on(NODES[1]), 8 * PAGE).unwrap();
+        for page in (0..8).step_by(2) {
+            let part = page * PAGE..(page + 1) * PAGE;
+            let job = Migration::new().range(&last, part, pool.on(NODES[2])).start().unwrap();
+            assert!(job.wait().ended.is_completed());
+        }
+        drop(last);
+        failing.arm();
+        let migration = Migration::new().range(&region, 0..8 * PAGE, pool.on(NODES[1])).area_bytes(8 * PAGE);
+        let report = migration.threads(1).start();
+        // Still armed while it runs.
+        if let Ok(job) = report {
+            let report = job.wait();
+            assert!(report.ended.is_completed(), "{at}: {report}");
+        }
+        failing.disarm();
+        struck += usize::from(failing.struck().is_some());
+        let now: Vec<_> = (0..8).map(|page| model.attributes_at(address(&region, page))).collect();
+        assert_eq!(now, set, "call {at}: {:?}", failing.struck());
+        check_marks(&model, &region);
+        audit(&[&pool], &[&region, &rest]).unwrap();
+    }
+    assert!(struck > 10, "{struck}");
 }
 
 #[test]
@@ -176,7 +300,8 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
     let (model, pool) = model_pool(MANY);
     let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();
     mark(&model, &region);
-    let migration = Migration::new().range(&region, 0..region.len(), pool.on(NODES[1]));
+    let to = pool.on(Placement::interleave([NODES[0], NODES[1]]).stripe_bytes(2 * PAGE));
+    let migration = Migration::new().range(&region, 0..region.len(), to);
     let job = migration.area_bytes(PAGE).threads(2).start().unwrap();
     while job.progress().bytes_migrated == 0 {
         std::thread::yield_now();
@@ -187,7 +312,8 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
     assert!(report.warnings.iter().any(|w| w.contains("cpuset") && w.contains("node 3")), "{report}");
     assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
     assert_eq!(report.pages.total(), MANY as u64, "{report}");
-    assert_eq!(counts(&region), [report.pages.not_attempted, report.pages.migrated, 0]);
+    let PageCounts { migrated, unchanged, not_attempted, .. } = report.pages;
+    assert_eq!(counts(&region), [unchanged + not_attempted, migrated, 0]);
     check_marks(&model, &region);
     audit(&[&pool], &[&region]).unwrap();
 
@@ -322,6 +448,19 @@ fn locked_pools_are_locked_once_and_for_good() {
         Err(error) => return skip(NAME, &error),
     };
     assert_eq!(status_kb("VmLck") - before, 4 << 10);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut files = smaps
+        .split("VmFlags:")
+        .collect::<Vec<_>>()
+        .windows(2)
+        .filter(|w| w[0].contains("memfd:pageleap"))
+        .map(|w| w[1].lines().next().unwrap().to_owned())
+        .collect::<Vec<_>>();
+    files.sort();
+    assert!(
+        files.len() == 2 && files.iter().all(|flags| flags.contains(" dc") && flags.contains(" dd")),
+        "{files:?}"
+    );
     let far = Pool::builder(node, 4 * MB as u64).build().unwrap();
     let region = Region::new(&pool, 4 * MB).unwrap();
     stamp(&region, 0..4 * MB, 5);

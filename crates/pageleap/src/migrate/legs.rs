@@ -1,5 +1,6 @@
 //! From ranges to legs: consecutive pages that move to consecutive frames, with equal attributes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::attributes;
@@ -67,8 +68,8 @@ pub(crate) struct Item {
     to: Target,
     pub(crate) legs: Vec<Leg>,
     pub(crate) outcomes: Vec<PageOutcome>,
-    /// Frames taken from the destination that no page maps yet.
-    unused: Vec<(Share, Run)>,
+    /// Frames taken from the destination that no page maps yet, by their share's number and the first of them.
+    unused: BTreeMap<(u64, u64), (Share, Run)>,
 }
 
 impl Item {
@@ -78,7 +79,7 @@ impl Item {
         let to = to.resolve(inner)?;
         let claim = inner.claim(bytes.clone(), region.len())?;
         let outcomes = vec![PageOutcome::Unchanged; (bytes.end - bytes.start) / inner.page.bytes()];
-        Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: Vec::new() })
+        Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: BTreeMap::new() })
     }
 
     /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
@@ -116,25 +117,20 @@ impl Item {
         });
         for (span, moving, to, tables) in spans {
             let runs = to.take(span.end - span.start, span.start)?;
-            item.unused.extend(runs.iter().map(|run| (to.clone(), *run)));
+            item.unused.extend(runs.iter().map(|run| unused(to, *run)));
             let mut page = span.start;
             for run in runs {
                 let pages = page..page + run.frames;
                 page = pages.end;
-                let boundaries = moving
-                    .iter()
-                    .map(|e| e.pages.start)
-                    .chain(attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]));
+                let sources = overlapping(moving, &pages, |e| e.pages.clone());
+                let attributes = overlapping(attributes, &pages, |a| page_of(a.start)..page_of(a.end));
+                let edges = attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]);
+                let boundaries = sources.iter().map(|e| e.pages.start).chain(edges);
                 for part in plan::cut(pages.clone(), boundaries) {
-                    let address = inner.addr(part.start);
-                    let covers = |a: &&AttributeRun| (a.start..a.end).contains(&address);
-                    let Some(attributes) = attributes.iter().find(covers).map(|a| a.attributes) else {
-                        continue;
-                    };
-                    let source = moving
-                        .iter()
-                        .find(|e| e.pages.contains(&part.start))
-                        .expect("the spans are made of them");
+                    let set = overlapping(attributes, &part, |a| page_of(a.start)..page_of(a.end));
+                    let Some(attributes) = set.first().map(|run| run.attributes) else { continue };
+                    let source = overlapping(sources, &part, |e| e.pages.clone()).first();
+                    let source = source.expect("the spans are made of them");
                     item.legs.push(Leg {
                         item: 0,
                         from: source.share.clone(),
@@ -176,20 +172,32 @@ impl Item {
 
     /// Notes that pages map these frames of a share now.
     pub(crate) fn mark_used(&mut self, share: &Share, used: Run) {
-        let holds = |(s, r): &(Share, Run)| s == share && r.first <= used.first && used.end() <= r.end();
-        let at = self.unused.iter().position(holds);
-        let (share, whole) = self.unused.swap_remove(at.expect("frames of this item"));
+        let before = self.unused.range(..=(share.id(), used.first)).next_back();
+        let key = *before.expect("frames of this item").0;
+        let (share, whole) = self.unused.remove(&key).expect("it was found there");
+        assert!(share.id() == key.0 && used.end() <= whole.end(), "{used:?} are not of this item");
         let rest = [
             Run { first: whole.first, frames: used.first - whole.first },
             Run { first: used.end(), frames: whole.end() - used.end() },
         ];
-        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| (share.clone(), run)));
+        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| unused(&share, run)));
     }
+}
+
+fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {
+    ((share.id(), run.first), (share.clone(), run))
+}
+
+/// Those of `all`, which are in order and disjoint, that overlap `pages`.
+fn overlapping<'a, T>(all: &'a [T], pages: &Range<u64>, pages_of: impl Fn(&T) -> Range<u64>) -> &'a [T] {
+    let first = all.partition_point(|one| pages_of(one).end <= pages.start);
+    let end = all.partition_point(|one| pages_of(one).start < pages.end);
+    &all[first..end.max(first)]
 }
 
 impl Drop for Item {
     fn drop(&mut self) {
         // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
-        self.unused.drain(..).for_each(|(share, run)| drop(share.give_back(run)));
+        std::mem::take(&mut self.unused).into_values().for_each(|(share, run)| drop(share.give_back(run)));
     }
 }

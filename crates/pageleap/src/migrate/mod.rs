@@ -264,8 +264,8 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
     by_region.into_iter().map(read).collect()
 }
 
-/// Refuses a job whose threads would not find room for their stacks: the standard library ends the process if a new thread has none for signals.
-fn check_address_space(threads: usize) -> Result<(), Error> {
+/// Refuses to start threads that would not find room for their stacks: the standard library ends the process if a new thread has none for signals.
+pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
     /// A thread's stack, guard page, signal stack and allocator arena, generously.
     const PER_THREAD: u64 = 4 << 20;
     if pageleap_sys::is_over_address_space_limit(BASE_PAGE, PER_THREAD * threads as u64) {

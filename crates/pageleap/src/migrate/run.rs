@@ -24,6 +24,9 @@ use crate::units::{BASE_PAGE, NodeId};
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
 const JOIN_EVERY: u64 = 4096;
 
+/// What one page of page table maps in base pages: 2 MB.
+const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
+
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
@@ -74,6 +77,8 @@ struct Tally {
     repairs: u64,
     longest_window_ns: u64,
     exchange_unsupported: bool,
+    /// A worker could not say where its page tables are to come from.
+    policy_refused: bool,
     first_failure: Option<Error>,
     /// By the number of their kind.
     calls: [u64; Call::ALL.len()],
@@ -196,11 +201,11 @@ impl Run {
             let warning = "a worker may not run on the destination node's CPUs".to_owned();
             lock(&self.state).tally.warnings.push(warning);
         }
-        let mut tables = None;
+        let mut preferred = None;
         while let Some(area) = self.next() {
             self.look_at_cpuset();
-            self.prefer_tables(area.leg, &mut tables);
-            self.handle(slot, area);
+            self.prefer_tables(area.leg, &mut preferred);
+            self.handle(slot, area, preferred);
             let mut state = lock(&self.state);
             state.in_flight -= 1;
             state.dealt_with += 1;
@@ -256,35 +261,41 @@ impl Run {
         }
     }
 
-    /// Makes new page tables of this worker's calls come from where a leg wants them. `now` is what the worker prefers so far.
+    /// Makes new page tables of this worker's calls come from where a leg wants them. `now` is where they come from, if that has been said.
     fn prefer_tables(&self, leg: usize, now: &mut Option<NodeId>) {
         let wanted = self.legs[leg].tables;
         if wanted == *now || wanted.is_none() {
             return;
         }
-        *now = wanted;
-        let errno = self.backend.prefer_tables_on(wanted.map(|node| node.0)).err();
-        let mut state = lock(&self.state);
-        state.tally.calls[Call::PreferTables as usize] += 1;
-        state.tally.warnings.extend(errno.map(|errno| {
-            format!("page tables go where the workers run: {} failed with {errno}", Call::PreferTables)
-        }));
+        let preferred = self.backend.prefer_tables_on(wanted.map(|node| node.0));
+        let tally = &mut lock(&self.state).tally;
+        tally.calls[Call::PreferTables as usize] += 1;
+        match preferred {
+            Ok(()) => *now = wanted,
+            Err(errno) if !std::mem::replace(&mut tally.policy_refused, true) => tally.warnings.push(
+                format!("page tables go where the workers run: {} failed with {errno}", Call::PreferTables),
+            ),
+            Err(_) => {}
+        }
     }
 
-    /// Sees to it that the alias of the frames, whose page tables the commit switches in, has them where the leg wants them.
-    fn seat_tables(&self, leg: &Leg, frames: pool::Run) -> Result<(), (Call, Errno)> {
-        let Some(node) = leg.tables else { return Ok(()) };
-        for part in leg.to.seat_tables(frames, node)? {
-            leg.lend_attributes(part).map_err(|errno| {
-                leg.to.mark_strayed(part);
-                (Call::Advise, errno)
-            })?;
+    /// Sees to it that the alias of the frames can be copied to, and, if the commit will switch in its page tables, has them where the leg wants
+    /// them. `preferred` is where this worker's page tables come from.
+    fn prepare_frames(
+        &self,
+        leg: &Leg,
+        frames: pool::Run,
+        exchange: bool,
+        preferred: Option<NodeId>,
+    ) -> Result<(), (Call, Errno)> {
+        match leg.tables.filter(|_| exchange && leg.tables == preferred) {
+            Some(node) => leg.to.seat_tables(frames, node, |part| leg.lend_attributes(part)),
+            None => leg.to.mend_torn(frames),
         }
-        Ok(())
     }
 
     /// One attempt on one area, and what follows from it.
-    fn handle(&self, slot: &Slot, area: Area) {
+    fn handle(&self, slot: &Slot, area: Area, preferred: Option<NodeId>) {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
         let (region, exchange_unsupported, hold) = {
@@ -315,9 +326,9 @@ impl Run {
             hold,
         };
         let mut effort = Effort::default();
-        let seated = if exchange { self.seat_tables(leg, frames) } else { Ok(()) };
+        let prepared = self.prepare_frames(leg, frames, exchange, preferred);
         // Beyond this limit a call that unmaps first and maps then would fail in between.
-        let step = if let Err((call, errno)) = seated {
+        let step = if let Err((call, errno)) = prepared {
             Step::Refused(call, errno)
         } else if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
@@ -331,7 +342,14 @@ impl Run {
         }
         match effort.parked {
             Parked::No => {}
-            Parked::Yes => leg.from.mark_borrowed(vacated),
+            Parked::Yes => {
+                leg.from.mark_borrowed(vacated);
+                // Where whole page-table pages could not move, the kernel has made new ones, under this worker's policy.
+                let congruent = (alias ^ span.addr).is_multiple_of(PAGE_TABLE_SPAN);
+                if !congruent && leg.from.0.tables != preferred {
+                    leg.from.note_tables(vacated, None);
+                }
+            }
             Parked::Failed => {
                 // Perhaps a hole, where another thread's next mapping could land: fill it at once.
                 leg.from.mend_hole(vacated);
@@ -348,6 +366,10 @@ impl Run {
         }
         let migrated = if step == Step::Migrated { len as u64 } else { 0 };
         self.shared.count(effort.copied, migrated);
+        if step == Step::Migrated && !effort.by_exchange && leg.tables.is_some() {
+            // `mmap` has filled new page tables, under this worker's policy.
+            to.note_tables(frames, preferred);
+        }
         let restored = match step {
             Step::Migrated => self.restore_attributes(leg, &task.span, effort.by_exchange),
             _ => Ok(()),

@@ -7,13 +7,14 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use super::frames::Run;
 use super::reserve_command;
 use super::share::{Plan, Share};
 use crate::affinity;
 use crate::backend::{Backend, Call, Errno, Policy};
 use crate::cgroup;
 use crate::error::Error;
-use crate::observe;
+use crate::observe::{self, MappedPages};
 use crate::sync::{Mutex, lock, thread};
 use crate::topology::{SysFiles, Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
@@ -105,8 +106,10 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let work = |own_thread: bool| {
         if own_thread {
             affinity::run_on(&cpus);
-            if let Some(tables) = inner.tables {
-                // Where that is refused, page tables come from where the thread runs: on the node, if it has CPUs.
+            // Memory that could not be bound follows this policy too, and comes first. Where the policy is refused, both come from where the
+            // thread runs: on the node, if it has CPUs.
+            let tables = inner.tables.map(|tables| if bound.is_ok() { tables } else { node });
+            if let Some(tables) = tables {
                 let _ = backend.prefer_tables_on(Some(tables.0));
             }
         }
@@ -139,6 +142,9 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
         return Err(error);
     }
 
+    if bound.is_err() && inner.tables.is_some_and(|tables| tables != node) {
+        share.note_tables(Run { first: 0, frames: inner.frames }, None);
+    }
     let found = share.placement_of_all()?;
     let right = found.on(node);
     if right < inner.frames {
@@ -155,7 +161,7 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
             },
         });
     }
-    if inner.page != PageSize::Base && backend.is_host_memory() {
+    if backend.is_host_memory() {
         check_page_size(inner.page, node, start, bytes as usize)?;
     }
     if bound.is_ok() && !inner.page.is_hugetlb() {
@@ -169,19 +175,30 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
 
 /// Checks in smaps that a filled range is mapped by huge pages.
 fn check_page_size(page: PageSize, node: NodeId, addr: usize, len: usize) -> Result<(), Error> {
-    let mapped = observe::mapped_pages(addr, len)?;
-    if mapped.huge_mapped_ratio == 1.0 {
+    if page == PageSize::Base {
+        return Ok(());
+    }
+    let huge_bytes = huge_bytes(&observe::mapped_pages(addr, len)?, len as u64);
+    if huge_bytes == len as u64 {
         return Ok(());
     }
     Err(Error::NotHuge {
         node,
         page,
         range: AddressRange::new(addr, len),
-        huge_bytes: (mapped.huge_mapped_ratio * len as f64) as u64,
+        huge_bytes,
         reason: "smaps shows smaller pages".into(),
-        remedy: "use Linux 6.1 or newer with transparent huge pages, or let it make them of all memory files \
-                 (echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled), or use huge pages of hugetlb",
+        remedy: "use Linux 6.1 or newer with transparent huge pages (not switched off by PR_SET_THP_DISABLE), or let it make them of all \
+                 memory files (echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled), or use huge pages of hugetlb",
     })
+}
+
+/// How much of a filled range of `len` bytes is in huge pages: all of it only if nothing is not.
+fn huge_bytes(mapped: &MappedPages, len: u64) -> u64 {
+    if mapped.huge_mapped_ratio >= 1.0 {
+        return len;
+    }
+    ((mapped.huge_mapped_ratio * len as f64) as u64).min(len - 1)
 }
 
 fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
@@ -232,8 +249,11 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
         // SAFETY: as above.
         while let Err(errno) = unsafe { backend.collapse(at, page) } {
             tries += 1;
-            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells the outcome.
+            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells the outcome, at the first page and in the end.
             if errno == Errno(libc::EINVAL) {
+                if at == share.0.alias_of(0) && backend.is_host_memory() {
+                    check_page_size(PageSize::Thp, share.node(), at, page)?;
+                }
                 break;
             }
             if tries == TRIES || !matches!(errno.0, libc::EAGAIN | libc::EBUSY | libc::ENOMEM) {
@@ -250,4 +270,18 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_small_page_is_enough_not_to_be_huge() {
+        let mapped = |huge_mapped_ratio| MappedPages { kernel_page_size: BASE_PAGE, huge_mapped_ratio };
+        assert_eq!(huge_bytes(&mapped(1.0), 1 << 40), 1 << 40);
+        assert!(huge_bytes(&mapped(1.0 - 1e-12), 1 << 40) < 1 << 40);
+        assert_eq!(huge_bytes(&mapped(0.5), 100), 50);
+        assert_eq!(huge_bytes(&mapped(0.0), 100), 0);
+    }
 }

@@ -101,23 +101,21 @@ impl PoolBuilder {
             });
         }
         let weights = self.placement.weights()?;
-        self.placement.layout(BASE_PAGE, self.page)?;
-        let total: u64 = weights.iter().map(|(_, weight)| u64::from(*weight)).sum();
-        let frames_of = |weight: u32| {
-            let share = u128::from(self.bytes.div_ceil(page_bytes)) * u128::from(weight);
-            share.div_ceil(u128::from(total)) as u64
-        };
-        let all_bytes = weights.iter().map(|(_, weight)| frames_of(*weight)).sum::<u64>() * page_bytes;
+        // What a region of the pool's size would have on each node, so that there is room for one; and at least a page.
+        let pages = self.bytes.div_ceil(page_bytes);
+        let layout = self.placement.layout((pages * page_bytes) as usize, self.page)?;
+        let frames: Vec<u64> = layout.pages_by_node(pages).into_iter().map(|frames| frames.max(1)).collect();
+        let all_bytes = frames.iter().sum::<u64>() * page_bytes;
         let topology = if self.backend.is_host_memory() { Some(Topology::read()?) } else { None };
         let mut shares: Vec<Share> = Vec::with_capacity(weights.len());
-        for (node, weight) in &weights {
+        for ((node, _), frames) in weights.iter().zip(frames) {
             let done = shares.iter().map(Share::bytes).sum::<u64>();
             let progress = |bytes| self.progress.iter().for_each(|report| report(done + bytes, all_bytes));
             let plan = share::Plan {
                 node: *node,
                 tables: tables_node(topology.as_ref(), self.placement.page_tables, *node)?,
                 page: self.page,
-                frames: frames_of(*weight),
+                frames,
                 threads: self.threads,
                 locked: self.locked,
                 progress: Some(&progress),
@@ -145,7 +143,8 @@ fn tables_node(
 }
 
 impl Pool {
-    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages on each node): on a node, or as a [`Placement`] says.
+    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages): on a node, or as a [`Placement`] says. Each node's share is what a
+    /// region of that size would have there, so that one fits in.
     pub fn builder(placement: impl Into<Placement>, bytes: u64) -> PoolBuilder {
         let backend: Arc<dyn Backend> = Arc::new(Linux);
         PoolBuilder {

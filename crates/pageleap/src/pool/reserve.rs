@@ -35,8 +35,18 @@ impl HugePageReservation {
         let page = page.bytes() as u64;
         let total = huge_folder(node, page).join("nr_hugepages");
         let _only_us = lock_file(&total);
-        let free = Topology::node_now(node)?.free_huge(page);
-        let missing = pages.saturating_sub(free);
+        let present = Topology::node_now(node)?;
+        let missing = pages.saturating_sub(present.free_huge(page));
+        // The kernel would take all that there is before it said no.
+        if missing.saturating_mul(page) > present.total_bytes {
+            return Err(Error::OutOfMemory {
+                node,
+                needed_bytes: missing.saturating_mul(page),
+                free_bytes: present.free_bytes,
+                limit: "the memory of the node".into(),
+                remedy: "reserve fewer".into(),
+            });
+        }
         if missing == 0 {
             return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
         }

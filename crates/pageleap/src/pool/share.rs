@@ -156,28 +156,31 @@ impl Share {
         (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
     }
 
-    /// Asks the kernel where its frames lie, used ones too: through a mapping of their own, part by part.
+    /// Asks the kernel where its frames lie, used ones too.
     pub(crate) fn verify(&self) -> Result<Verification, Error> {
+        self.verify_frames(Run { first: 0, frames: self.0.frames })
+    }
+
+    /// Asks the kernel where some frames lie: through a mapping of their own, part by part, because others may be changing those that they have.
+    pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
         /// Bytes mapped at a time.
-        const WINDOW: u64 = 1 << 30;
+        const WINDOW: usize = 64 << 20;
         let inner = &*self.0;
         let page = inner.page.bytes();
-        let step = (WINDOW / page as u64).max(1);
+        let step = (WINDOW / page).max(1);
         let mut found = NodeCounts::default();
-        for first in (0..inner.frames).step_by(step as usize) {
-            let frames = step.min(inner.frames - first);
+        for first in (run.first..run.end()).step_by(step) {
+            let frames = (step as u64).min(run.end() - first);
             let len = frames as usize * page;
             let addr = reserve_aligned(&*inner.backend, len)?;
-            let window = Released { backend: &*inner.backend, addr, len };
-            let offset = inner.offset_of(first);
-            inner.map_beside(addr, len, offset)?;
+            let _window = Released { backend: &*inner.backend, addr, len };
+            inner.map_beside(addr, len, inner.offset_of(first))?;
             // SAFETY: as the mapping itself.
             unsafe { inner.backend.populate(addr, len, false) }
                 .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
             found.join(&NodeCounts::of_range(&*inner.backend, addr, frames, inner.page)?);
-            drop(window);
         }
-        Ok(Verification::of(found, &[(inner.node, inner.frames)]))
+        Ok(Verification::of(found, &[(inner.node, run.frames)]))
     }
 
     /// Where the free frames of a share lie that has just been filled.
@@ -270,26 +273,40 @@ impl Share {
     }
 
     /// Makes sure that the alias of frames which the caller has taken has its page tables on `node`: where it may not, maps it anew, with
-    /// the attributes of an alias. Returns these parts. New page tables go where the calling thread's policy says, which must be `node`.
-    pub(crate) fn seat_tables(&self, run: Run, node: NodeId) -> Result<Vec<Run>, (Call, Errno)> {
+    /// the attributes of an alias, and has `finish` do the rest for each such part. What fails is done again next time. New page tables go where
+    /// the calling thread's policy says, which must be `node`.
+    pub(crate) fn seat_tables(
+        &self,
+        run: Run,
+        node: NodeId,
+        finish: impl Fn(Run) -> Result<(), Errno>,
+    ) -> Result<(), (Call, Errno)> {
         let wanted = self.0.tables == Some(node);
         let parts = if wanted { lock(&self.0.state).strayed.runs_in(run) } else { vec![run] };
-        for &part in &parts {
+        for part in parts {
             let torn = !lock(&self.0.state).torn.runs_in(part).is_empty();
             let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Hollow });
-            let mut state = lock(&self.0.state);
-            state.mapped_anew(part, mapped.is_ok());
-            // After a failure they count as strayed: the next attempt maps them anew once more.
-            state.strayed.set(part, !wanted || mapped.is_err());
-            drop(state);
+            lock(&self.0.state).mapped_anew(part, mapped.is_ok());
             mapped?;
+            finish(part).map_err(|errno| (Call::Advise, errno))?;
+            lock(&self.0.state).strayed.set(part, !wanted);
         }
-        Ok(parts)
+        Ok(())
     }
 
-    /// Notes that the alias of `run` must be mapped anew before it is used: it has lost something.
-    pub(crate) fn mark_strayed(&self, run: Run) {
-        lock(&self.0.state).strayed.set(run, true);
+    /// Maps the alias again of those frames of `run`, which the caller has taken, where it may be a hole.
+    pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
+        let torn = lock(&self.0.state).torn.runs_in(run);
+        torn.into_iter().try_for_each(|part| {
+            self.0.map_alias(part, Fill::Torn)?;
+            lock(&self.0.state).mapped_anew(part, true);
+            Ok(())
+        })
+    }
+
+    /// Notes where the page tables are that map `run` now: on `node`, or who knows where.
+    pub(crate) fn note_tables(&self, run: Run, node: Option<NodeId>) {
+        lock(&self.0.state).strayed.set(run, node.is_none() || node != self.0.tables);
     }
 
     /// Whether [`Share::seat_tables`] would have anything to do.

@@ -22,12 +22,12 @@ pub(crate) use extents::{Extent, ExtentMap};
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::engine::mprotect::fault::REGIONS;
 use crate::error::Error;
-use crate::migrate::JobShared;
+use crate::migrate::{JobShared, check_address_space};
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
-use crate::units::{NodeId, PageSize};
+use crate::units::PageSize;
 
 /// Identifies a region within the process, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -327,24 +327,21 @@ impl Region {
     /// meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let inner = &*self.0;
-        /// A page that leaps between the two looks is found where it was, or where it will be: look again.
-        const LOOKS: usize = 4;
+        let now = |pages: Range<u64>| lock(&inner.extents).within(pages).collect::<Vec<Extent<Share>>>();
         let mut all = Verification::default();
-        let extents: Vec<Extent<Share>> = lock(&inner.extents).within(0..u64::MAX).collect();
-        for extent in extents {
-            let mut look = Verification::default();
-            for _ in 0..LOOKS {
-                look = Verification::default();
-                let now: Vec<Extent<Share>> = lock(&inner.extents).within(extent.pages.clone()).collect();
-                for part in now {
-                    let found = inner.nodes_of(&part)?;
-                    look.join(Verification::of(found, &[(part.share.node(), part.frames().frames)]));
-                }
-                if look.is_right() {
-                    break;
-                }
+        for extent in now(0..u64::MAX) {
+            let expected = [(extent.share.node(), extent.frames().frames)];
+            let look = inner.nodes_of(&extent).map(|found| Verification::of(found, &expected));
+            if let Ok(look) = look
+                && look.is_right()
+            {
+                all.join(look);
+                continue;
             }
-            all.join(look);
+            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames can be asked about at any time.
+            for part in now(extent.pages) {
+                all.join(part.share.verify_frames(part.frames())?);
+            }
         }
         Ok(all)
     }
@@ -436,36 +433,33 @@ impl RegionInner {
     /// Maps frames that the region has taken. On an error, also returns the pages of the extent with which it happened: those behind it have
     /// not been touched.
     fn map_all_new(&self, new: &[Extent<Share>], target: &Target) -> Result<(), (Error, Range<u64>)> {
-        let map = |extent: &Extent<Share>, tables: Option<NodeId>| {
+        // The alias of free frames has its page tables where its share wants them, as a rule.
+        let strayed = |extent: &Extent<Share>| {
+            let tables = target.tables(&extent.share).filter(|_| !self.page.is_hugetlb());
+            tables.filter(|node| extent.share.has_stray_tables(extent.frames(), *node))
+        };
+        let map = |extent: &Extent<Share>, seat: bool| {
             let run = extent.frames();
-            let seated = tables.map_or(Ok(Vec::new()), |node| extent.share.seat_tables(run, node));
+            let preferred =
+                strayed(extent).filter(|node| seat && self.backend.prefer_tables_on(Some(node.0)).is_ok());
+            let seated = preferred.map_or(Ok(()), |node| extent.share.seat_tables(run, node, |_| Ok(())));
             let alias = extent.share.0.alias_of(run.first);
             seated
                 .map_err(|(call, errno)| Error::call(call, alias, self.bytes(run.frames), errno))
-                .and_then(|_| self.map_new(extent.pages.start, run, &extent.share))
+                .and_then(|()| self.map_new(extent.pages.start, run, &extent.share))
                 .map_err(|error| (error, extent.pages.clone()))
         };
-        for extent in new {
-            // The alias of free frames has its page tables where its share wants them, as a rule.
-            let tables = target.tables(&extent.share).filter(|_| !self.page.is_hugetlb());
-            let Some(node) = tables.filter(|node| extent.share.has_stray_tables(extent.frames(), *node))
-            else {
-                map(extent, None)?;
-                continue;
-            };
-            // A thread of our own, because the caller's policy is the caller's.
-            let mut mapped = None;
-            thread::scope(|scope| {
-                let on_a_thread = || {
-                    let _ = self.backend.prefer_tables_on(Some(node.0));
-                    mapped = Some(map(extent, Some(node)));
-                };
-                drop(thread::Builder::new().spawn_scoped(scope, on_a_thread));
-            });
-            // Without a thread the page tables stay where they are.
-            mapped.unwrap_or_else(|| map(extent, None))?;
+        let map_all = |seat| new.iter().try_for_each(|extent| map(extent, seat));
+        if !new.iter().any(|extent| strayed(extent).is_some()) || check_address_space(1).is_err() {
+            return map_all(false);
         }
-        Ok(())
+        // A thread of our own, because the caller's policy is the caller's. Without one the page tables stay where they are.
+        let mut mapped = None;
+        thread::scope(|scope| {
+            let on_a_thread = || mapped = Some(map_all(true));
+            drop(thread::Builder::new().spawn_scoped(scope, on_a_thread));
+        });
+        mapped.unwrap_or_else(|| map_all(false))
     }
 
     /// Maps frames that the region has taken, with the attributes of a new region.

@@ -1,5 +1,7 @@
 //! A backend that refuses whichever calls a test wants refused, as often as it wants.
 
+#![allow(dead_code)] // each test binary uses a part of it
+
 use std::ops::Range;
 use std::sync::Arc;
 
