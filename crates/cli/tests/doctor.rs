@@ -424,6 +424,16 @@ fn read_only_sysfs() -> io::Result<()> {
     check(unsafe { libc::mount(none, c"/sys".as_ptr(), none, flags, none.cast()) }.into())
 }
 
+/// Hides a file behind an empty one, as container runtimes do.
+fn masked(path: &std::ffi::CStr) -> io::Result<()> {
+    own_mounts()?;
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: constant paths.
+    check(
+        unsafe { libc::mount(c"/dev/null".as_ptr(), path.as_ptr(), none, libc::MS_BIND, none.cast()) }.into(),
+    )
+}
+
 #[test]
 fn missing_and_read_only_mounts_are_named() {
     const TEST: &str = "missing_and_read_only_mounts_are_named";
@@ -438,6 +448,17 @@ fn missing_and_read_only_mounts_are_named() {
     for id in ["cpuset", "mappings", "autonuma", "swap", "overcommit", "cgroup-memory"] {
         assert_eq!(state(&value, id), "unknown", "{id} cannot be known without /proc");
     }
+    // What smaps does not show cannot be moved with its attributes: no leap, and above all none that only seems to be one.
+    let demo = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
+    let smaps = place("masked smaps", || masked(c"/proc/self/smaps"));
+    let leap = program.run(&smaps, &demo);
+    let said = String::from_utf8_lossy(&leap.stderr);
+    assert!(!leap.status.success() && said.contains("/proc/self/smaps"), "{said}");
+    assert_eq!(program.doctor(&smaps, &[]).1, 1);
+    let pagemap = place("masked pagemap", || masked(c"/proc/self/pagemap"));
+    let leap = program.run(&pagemap, &demo);
+    assert_eq!(leap.status.success(), program.doctor(&pagemap, &[]).1 == 0);
+    assert!(leap.status.success(), "frame numbers only verify: {}", String::from_utf8_lossy(&leap.stderr));
     let (value, code) = program.doctor(&place("no /sys", || without(c"/sys")), &[]);
     assert_eq!((code, state(&value, "sysfs"), state(&value, "nodes")), (1, "missing", "unknown"));
     let (value, code) = program.doctor(&place("read-only /sys", read_only_sysfs), &[]);

@@ -20,6 +20,8 @@ pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
     let text = |path: &str| files.text_if_there(path).ok().flatten();
     let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
     let mut rooms = Vec::new();
+    // A process is in one group of each hierarchy, and the kernel's paths have at most 4095 bytes: more of either is no kernel's doing.
+    let (mut seen_v1, mut seen_v2) = (false, false);
     for line in text("proc/self/cgroup").unwrap_or_default().lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
@@ -35,6 +37,10 @@ pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
         } else {
             continue;
         };
+        let seen = if controllers.is_empty() { &mut seen_v2 } else { &mut seen_v1 };
+        if std::mem::replace(seen, true) || path.len() > 4095 {
+            continue;
+        }
         // A path with `..` is one above the cgroup namespace: its files are not to be seen.
         let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
         if steps.contains(&"..") {
@@ -84,10 +90,10 @@ mod tests {
         let files =
             [("memory.limit_in_bytes", "100\n"), ("memory.usage_in_bytes", "90\n"), ("memory.stat", stat)];
         put("sys/fs/cgroup/memory/c", files);
-        // Above the cgroup namespace: not to be seen.
+        // A process is in one group only.
         put("sys/fs/cgroup/b", [("memory.max", "1\n"), ("memory.current", "1\n"), ("memory.stat", "")]);
         fs::create_dir_all(root.join("proc/self")).unwrap();
-        fs::write(root.join("proc/self/cgroup"), "9:cpu:/x\n4:memory:/c\n0::/a/b\n0::/../b\n").unwrap();
+        fs::write(root.join("proc/self/cgroup"), "9:cpu:/x\n4:memory:/c\n0::/a/b\n0::/b\n").unwrap();
         let rooms = memory_rooms(&SysFiles::at(&root));
         fs::remove_dir_all(&root).unwrap();
         let found: Vec<_> = rooms.iter().map(|room| (&*room.file, room.max, room.left)).collect();

@@ -235,6 +235,15 @@ pub(crate) fn attributes_in(text: &[u8], start: usize, len: usize) -> Vec<Attrib
     attribute_runs(&smaps_entries(text, start, start + len).unwrap_or_default(), start, len)
 }
 
+/// A part of a region that the kernel does not show among the mappings.
+pub(crate) fn not_shown(start: usize, len: usize) -> Error {
+    Error::SystemFile {
+        path: SMAPS.to_owned(),
+        reason: format!("{} is not among the mappings that it shows", AddressRange::new(start, len)),
+        remedy: "mount /proc whole, and do not unmap parts of a region",
+    }
+}
+
 fn attribute_runs(entries: &[SmapsEntry], start: usize, len: usize) -> Vec<AttributeRun> {
     joined(entries.iter().map(|entry| AttributeRun {
         start: entry.start.max(start),
@@ -278,7 +287,7 @@ pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
 }
 
 /// The physical frame number behind each page of `page_bytes` bytes in `[start, start + len)`; 0 for a page that is not present. `None`
-/// if the kernel hides frame numbers from this process (it shows them to CAP_SYS_ADMIN only).
+/// if the kernel hides frame numbers from this process (it shows them to CAP_SYS_ADMIN only), or the file that has them.
 #[doc(alias = "pagemap")]
 pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Option<Vec<u64>>, Error> {
     /// Bits 0-54 of an entry are the frame number, bit 63 says that the page is present
@@ -294,7 +303,15 @@ pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Opti
             remedy: "use an address range of this process and a multiple of 4096 bytes".into(),
         });
     }
-    let file = File::open(PAGEMAP).map_err(|e| unreadable(PAGEMAP, e))?;
+    // A process that has gained capabilities may not open it, and containers mask it.
+    let hides = |e: &std::io::Error| {
+        use std::io::ErrorKind::{NotFound, PermissionDenied, UnexpectedEof};
+        matches!(e.kind(), NotFound | PermissionDenied | UnexpectedEof)
+    };
+    let file = match File::open(PAGEMAP) {
+        Err(e) if hides(&e) => return Ok(None),
+        opened => opened.map_err(|e| unreadable(PAGEMAP, e))?,
+    };
     let base_pages = len / BASE_PAGE;
     let stride = page_bytes / BASE_PAGE;
     let mut frames = Vec::new();
@@ -304,7 +321,10 @@ pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Opti
         let entries = BATCH.min(base_pages - batch);
         let bytes = &mut buffer[..entries * 8];
         let offset = (start / BASE_PAGE + batch) as u64 * 8;
-        file.read_exact_at(bytes, offset).map_err(|e| unreadable(PAGEMAP, e))?;
+        match file.read_exact_at(bytes, offset) {
+            Err(e) if hides(&e) => return Ok(None),
+            read => read.map_err(|e| unreadable(PAGEMAP, e))?,
+        }
         for (i, entry) in bytes.chunks_exact(8).enumerate() {
             let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
             hidden |= entry & PRESENT != 0 && entry & FRAME == 0;

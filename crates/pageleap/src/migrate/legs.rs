@@ -8,7 +8,7 @@ use super::plan;
 use super::report::PageOutcome;
 use crate::backend::{Errno, Prot};
 use crate::error::Error;
-use crate::observe::{AttributeRun, Attributes};
+use crate::observe::{self, AttributeRun, Attributes};
 use crate::pool::{ALIAS_ATTRIBUTES, Destination, Run, Share, Target};
 use crate::region::{Claim, Extent, Region};
 use crate::sync::lock;
@@ -128,7 +128,12 @@ impl Item {
                 let boundaries = sources.iter().map(|e| e.pages.start).chain(edges);
                 for part in plan::cut(pages.clone(), boundaries) {
                     let set = overlapping(attributes, &part, |a| page_of(a.start)..page_of(a.end));
-                    let Some(attributes) = set.first().map(|run| run.attributes) else { continue };
+                    let Some(attributes) = set.first().map(|run| run.attributes) else {
+                        return Err(observe::not_shown(
+                            inner.addr(part.start),
+                            inner.bytes(part.end - part.start),
+                        ));
+                    };
                     let source = overlapping(sources, &part, |e| e.pages.clone()).first();
                     let source = source.expect("the spans are made of them");
                     item.legs.push(Leg {

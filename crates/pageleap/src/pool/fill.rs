@@ -188,8 +188,8 @@ fn check_page_size(page: PageSize, node: NodeId, addr: usize, len: usize) -> Res
         range: AddressRange::new(addr, len),
         huge_bytes,
         reason: "smaps shows smaller pages".into(),
-        remedy: "use Linux 6.1 or newer with transparent huge pages (not switched off by PR_SET_THP_DISABLE), or let it make them of all \
-                 memory files (echo always > /sys/kernel/mm/transparent_hugepage/shmem_enabled), or use huge pages of hugetlb",
+        remedy: "let pageleap doctor say why: before Linux 6.1 only `always` in /sys/kernel/mm/transparent_hugepage/shmem_enabled makes them, \
+                 later anything but `deny`, unless PR_SET_THP_DISABLE is set; or use huge pages of hugetlb",
     })
 }
 

@@ -3,7 +3,7 @@
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
 use super::finding::{Finding, Remedy, Who};
-use crate::topology::SysFiles;
+use crate::topology::{SysFiles, escaped};
 
 /// What is known about the process before anything is tried.
 #[derive(Clone, Debug)]
@@ -64,7 +64,8 @@ impl Around {
         match self.files.text_if_there(path) {
             Ok(Some(text)) => {
                 let text = text.trim().to_owned();
-                let seen = format!("{}: {}", self.shown(path), text.lines().next().unwrap_or("(empty)"));
+                let first = text.lines().next().unwrap_or("(empty)");
+                let seen = format!("{}: {}", self.shown(path), escaped(first));
                 (Some(text), seen)
             }
             Ok(None) => (None, format!("{}: not there", self.shown(path))),
@@ -80,7 +81,7 @@ impl Around {
 
     /// A path as texts name it.
     pub(super) fn shown(&self, path: &str) -> String {
-        self.files.root().join(path).display().to_string()
+        self.files.shown(path)
     }
 
     /// Whether EPERM or ENOSYS of a call that the kernel itself would allow can only come from a filter.
@@ -222,13 +223,25 @@ pub(super) fn drop_in(setting: &str) -> String {
 }
 
 /// The name that a passwd text gives to a number.
+/// Whether a name can be part of a line to type as it is.
+pub(super) fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('-')
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+/// A path as a line to type contains it, if it is such that it can.
+pub(super) fn typed(path: &str) -> Option<&str> {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
+    path.bytes().all(plain).then_some(path)
+}
+
 fn user_of(passwd: &str, uid: u32) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         let fits = fields.nth(1)?.parse() == Ok(uid);
-        let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        (fits && plain && !name.is_empty()).then(|| name.to_owned())
+        (fits && is_plain(name)).then(|| name.to_owned())
     })
 }
 
@@ -243,6 +256,16 @@ mod tests {
         assert_eq!(user_of(passwd, 65534).as_deref(), Some("nobody"));
         assert_eq!(user_of(passwd, 7), None);
         assert_eq!(user_of(passwd, 8), None);
+    }
+
+    #[test]
+    fn what_files_say_reaches_neither_the_terminal_nor_a_shell_as_it_is() {
+        let files = [("proc/sys/vm/max_map_count", "1\u{1b}[31m\u{7}\u{202e}\n")];
+        let (_, seen) = super::super::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
+        assert!(seen.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{seen:?}");
+        assert!(is_plain("user-1.x_y") && !is_plain("x$(id)y") && !is_plain("") && !is_plain("-rf"));
+        assert_eq!(typed("/a/b@1.slice"), Some("/a/b@1.slice"));
+        assert_eq!(typed("/a;id>pwned"), None);
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
-use super::around::{Around, drop_in};
+use super::around::{Around, drop_in, typed};
 use super::demand::Demand;
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::placement::Allowed;
 use crate::cgroup;
 use crate::migrate::DEFAULT_AREA_BYTES;
 use crate::observe;
-use crate::topology::Node;
+use crate::topology::{Node, escaped};
 use crate::units::human_bytes;
 
 /// Mappings that any leap takes while it runs, beside those of its areas: reservations, aliases, attributes, threads.
@@ -382,7 +382,11 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
         format!("docker run --memory {more} <IMAGE>"),
         "the container may take that much from everybody else (systemd: MemoryMax=)",
     )
-    .remedy(Who::Root, format!("echo {more} > {}", around.shown(&tightest.file)), "the same, at once")
+    .remedy(
+        Who::Root,
+        format!("echo {more} > /{}", typed(&tightest.file).unwrap_or("sys/fs/cgroup/<CGROUP>/memory.max")),
+        "the same, at once",
+    )
 }
 
 fn overcommit(around: &Around, demand: &Demand) -> Finding {
@@ -417,6 +421,8 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         human_bytes(used)
     );
     let needed = both_pools(demand);
+    // What others take meanwhile, and what the kernel keeps for root and for users (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
+    let slack = needed / 32 + (256 << 20);
     let finding = if left >= needed {
         Finding::works(topic, format!("the commit limit leaves enough for {}", demand))
     } else {
@@ -433,8 +439,8 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         .remedies(ask_for_less(left / 2, demand))
         .remedy(
             Who::Root,
-            format!("sysctl -w vm.overcommit_kbytes={}", limit.saturating_add(needed - left) >> 10),
-            "all processes together may be promised that much; above what the machine has, the OOM \
+            format!("sysctl -w vm.overcommit_kbytes={}", limit.saturating_add(needed - left).saturating_add(slack) >> 10),
+            "vm.overcommit_ratio no longer counts; all processes together may be promised that much; above what the machine has, the OOM \
              killer is possible again",
         )
     };
@@ -452,7 +458,7 @@ fn swap(around: &Around) -> Finding {
     let seen = format!(
         "{}: {}",
         around.shown("proc/swaps"),
-        if devices.is_empty() { "none".to_owned() } else { devices.join(", ") }
+        if devices.is_empty() { "none".to_owned() } else { escaped(&devices.join(", ")) }
     );
     if devices.is_empty() {
         return Finding::works(topic, "no swap: pages of pools stay in memory").saw(seen);
@@ -467,7 +473,7 @@ fn swap(around: &Around) -> Finding {
         ),
     )
     .saw(seen)
-    .remedy(Who::You, "lock the pools, as PoolBuilder::locked does", "that memory is taken from \
+    .remedy(Who::You, "PoolBuilder::locked, in the program", "that memory is taken from \
      everybody else; locked-memory says how much may be")
     .remedy(Who::Starter, "systemd-run -p MemorySwapMax=0 <PROGRAM>", "nothing; the program meets its \
      memory limit instead of swapping (docker run --memory-swap equal to --memory)")
@@ -546,8 +552,9 @@ mod tests {
         assert_eq!(overcommit(&around, &of(1, PageSize::Base)).state, State::Works);
         let finding = overcommit(&around, &of(2, PageSize::Base));
         assert_eq!(finding.state, State::Missing);
-        // 1 GB in use and 4 GB of pools.
-        assert_eq!(finding.remedies[1].line, format!("sysctl -w vm.overcommit_kbytes={}", 5 << 20));
+        // 1 GB in use, 4 GB of pools, and some for others.
+        let more = (256 << 10) + (4 << 20) / 32;
+        assert_eq!(finding.remedies[1].line, format!("sysctl -w vm.overcommit_kbytes={}", (5 << 20) + more));
     }
 
     #[test]

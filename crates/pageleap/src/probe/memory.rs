@@ -286,6 +286,16 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
                     "no huge pages of shared memory",
                     "the kernel was built without CONFIG_TRANSPARENT_HUGEPAGE, or /sys is not mounted",
                 ),
+                Errno(libc::EINVAL) if chosen.as_deref() == Some("deny") => Finding::missing(
+                    topic,
+                    "no huge pages of shared memory",
+                    "shmem_enabled forbids them, also to those who ask for them (deny)",
+                )
+                .remedy(
+                    Who::Root,
+                    format!("echo never > /{SWITCH}"),
+                    "programs that ask for huge pages of their memory files (MADV_COLLAPSE) get them; no others do",
+                ),
                 Errno(libc::EINVAL) => Finding::missing(
                     topic,
                     "no huge pages of shared memory",
@@ -354,9 +364,12 @@ fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> 
             let total = around.read_number(&file).0?;
             let free = around.read_number(&format!("{}/free_hugepages", folder(node.id.0))).0?;
             // Opening it changes nothing; writing would.
-            let opened = OpenOptions::new().write(true).open(around.files.root().join(&file));
-            let writable = opened.map(drop).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)));
-            let writable = if around.live { writable } else { Err(Errno(libc::EPERM)) };
+            let writable = if around.live {
+                let opened = OpenOptions::new().write(true).open(around.files.root().join(&file));
+                opened.map(drop).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
+            } else {
+                Err(Errno(libc::EPERM))
+            };
             Some(HugePool { node: node.id.0, total, free, memory: node.free_bytes, file, writable })
         })
         .collect();

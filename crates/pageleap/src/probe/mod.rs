@@ -3,8 +3,9 @@
 //! [`Capabilities::probe`] makes each call that matters once, on memory of its own, and reads the settings that no call shows. What it finds is a list of
 //! [`Finding`]s: a state, what was seen, the reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few pages.
 //!
-//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed. Calls that a seccomp filter may answer by ending the caller are tried in
-//! a process apart first; the task's memory policy is only ever set there. Descriptors are close-on-exec. So it may run in any
+//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed. Where a seccomp filter applies, the calls that few programs make (`mbind`,
+//! `move_pages`, `set_mempolicy`, `userfaultfd`) are tried in a process apart first, because some filters end the caller; a filter that does so for calls which
+//! every program makes (`madvise`, `clone`) ends the prober too. The task's memory policy is only ever set in a process apart. Descriptors are close-on-exec. So it may run in any
 //! thread of a busy program.
 //!
 //! Deciding is apart from trying: functions named `judge` turn an outcome into a finding without touching the system.

@@ -2,7 +2,7 @@
 
 use pageleap_sys::{self as sys, Advice, Errno, Policy, Trial, call_apart};
 
-use super::around::{Around, Killed};
+use super::around::{Around, Killed, typed};
 use super::finding::{Finding, State, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -98,10 +98,8 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
             let mut fields = line.splitn(3, ':').skip(1);
             fields.next()?.split(',').any(|c| c == "cpuset").then(|| fields.next())?
         });
-        let file = match v1 {
-            Some(path) => format!("/sys/fs/cgroup/cpuset{}/cpuset.mems", path.trim_end_matches('/')),
-            None => format!("/sys/fs/cgroup{}/cpuset.mems", unified.trim_end_matches('/')),
-        };
+        let own = typed(v1.unwrap_or(unified)).unwrap_or("/<CGROUP>").trim_end_matches('/');
+        let file = format!("/sys/fs/cgroup{}{own}/cpuset.mems", if v1.is_some() { "/cpuset" } else { "" });
         let grants =
             "the processes in it may take memory of all nodes, which may have been set aside for others";
         Finding::limited(
@@ -112,7 +110,7 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
         .remedy(Who::Starter, format!("docker run --cpuset-mems {all} <IMAGE>"), grants)
         .remedy(
             Who::Starter,
-            format!("systemctl set-property <UNIT> AllowedMemoryNodes={}", all.replace(',', " ")),
+            format!("systemctl set-property <UNIT> AllowedMemoryNodes=\"{}\"", all.replace(',', " ")),
             grants,
         )
         .remedy(

@@ -13,8 +13,14 @@ use crate::topology::Topology;
 use crate::units::BASE_PAGE;
 
 /// The files of `/proc` that pools and jobs read.
-const PROC_FILES: [&str; 5] =
-    ["proc/meminfo", "proc/self/maps", "proc/self/status", "proc/self/cgroup", "proc/sys/vm/min_free_kbytes"];
+const PROC_FILES: [&str; 6] = [
+    "proc/meminfo",
+    "proc/self/maps",
+    "proc/self/smaps",
+    "proc/self/status",
+    "proc/self/cgroup",
+    "proc/sys/vm/min_free_kbytes",
+];
 
 pub(super) fn findings_from_files(around: &Around, topology: &Result<Topology, Error>) -> Vec<Finding> {
     vec![kernel(around), procfs(around), sysfs(around, topology)]

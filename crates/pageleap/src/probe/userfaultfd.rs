@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
 use pageleap_sys::{self as sys, Errno, PageRegion, page_is, scan_flag, uffd_feature, uffd_mode};
 
-use super::around::{Around, Killed, drop_in};
+use super::around::{Around, Killed, drop_in, is_plain};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -220,7 +220,8 @@ impl Device {
         let group = permissions.and_then(|(_, gid, _)| {
             let mut fields = groups.lines().map(|line| line.split(':'));
             fields.find_map(|mut f| {
-                f.next().filter(|_| f.nth(1).is_some_and(|id| id.parse() == Ok(gid))).map(str::to_owned)
+                let name = f.next().filter(|name| is_plain(name))?;
+                (f.nth(1)?.parse() == Ok(gid)).then(|| name.to_owned())
             })
         });
         Device { minor, permissions, group }

@@ -123,11 +123,12 @@ impl SysFiles {
     /// # Errors
     /// [`Error::SystemFile`] if it is not there, no folder, outside the folder of `self`, has more than 65 536 entries, or cannot be read.
     pub fn names(&self, folder: &str) -> Result<Vec<String>, Error> {
-        self.names_if_there(folder)?.ok_or_else(|| self.error(folder, Refusal::Path(Errno(libc::ENOENT))))
+        self.names_if_there(folder, MAX_ENTRIES)?
+            .ok_or_else(|| self.error(folder, Refusal::Path(Errno(libc::ENOENT))))
     }
 
-    /// The names in a folder, or `None` if it does not exist.
-    pub(super) fn names_if_there(&self, folder: &str) -> Result<Option<Vec<String>>, Error> {
+    /// The names in a folder that has at most `most` entries, or `None` if it does not exist.
+    pub(super) fn names_if_there(&self, folder: &str, most: usize) -> Result<Option<Vec<String>>, Error> {
         let open = match self.open(folder, Wanted::Folder) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
             other => other.map_err(|why| self.error(folder, why))?,
@@ -135,8 +136,8 @@ impl SysFiles {
         let failed = |errno| self.error(folder, Refusal::Path(errno));
         let mut names = Vec::new();
         for (count, name) in Entries::of(open.into()).map_err(failed)?.enumerate() {
-            if count == MAX_ENTRIES {
-                return Err(self.damaged(folder, format!("it has more than {MAX_ENTRIES} entries")));
+            if count == most {
+                return Err(self.damaged(folder, format!("it has more than {most} entries")));
             }
             names.extend(name.map_err(failed)?.into_string().ok());
         }
@@ -283,9 +284,12 @@ fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Er
 }
 
 /// The text without control characters, which could steer a terminal.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
+    /// Line and paragraph separators, and what changes the direction of text.
+    const MISLEADING: [std::ops::RangeInclusive<char>; 3] =
+        ['\u{200e}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
     text.chars().fold(String::new(), |mut out, c| {
-        if c.is_control() {
+        if c.is_control() || MISLEADING.iter().any(|range| range.contains(&c)) {
             out.extend(c.escape_default())
         } else {
             out.push(c)

@@ -19,6 +19,7 @@ mod nodestring;
 mod read;
 
 pub use files::SysFiles;
+pub(crate) use files::escaped;
 pub use formats::id_list;
 pub(crate) use formats::{available, status_value};
 

@@ -114,7 +114,7 @@ fn the_machine(files: &SysFiles, online_cpus: Option<&[usize]>) -> Result<Node, 
 /// The huge pages that a folder counts; none if it is not there.
 fn huge_pages(files: &SysFiles, folder: &str) -> Result<Vec<HugePages>, Error> {
     let mut sizes = Vec::new();
-    for name in files.names_if_there(folder)?.unwrap_or_default().iter().take(MAX_FOLDERS) {
+    for name in files.names_if_there(folder, MAX_FOLDERS)?.unwrap_or_default().iter() {
         let Some(page_bytes) = huge_page_bytes(name) else { continue };
         let count = |file: &str| {
             let path = format!("{folder}/{name}/{file}");
@@ -196,7 +196,8 @@ impl Reading<'_> {
     /// does not say.
     fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
         let folder = format!("{NODES}/node{}/access{class}/initiators", id.0);
-        let names = self.files.names_if_there(&folder);
+        // A link to each node, and a few figures.
+        let names = self.files.names_if_there(&folder, MAX_NODES + 64);
         let names = self.noted(names)?;
         let nodes = names.iter().filter_map(|name| parse_id(name.strip_prefix("node")?, MAX_NODES).ok());
         let mut initiators = node_ids(nodes.collect());
@@ -222,7 +223,7 @@ impl Reading<'_> {
     }
 
     fn set_tiers(&mut self, nodes: &mut [Node]) {
-        let names = self.files.names_if_there(TIERS);
+        let names = self.files.names_if_there(TIERS, MAX_NODES + 64);
         let names = self.noted(names).unwrap_or_default();
         let tier = |name: &String| name.strip_prefix("memory_tier")?.parse::<u32>().ok();
         for tier in names.iter().filter_map(tier).take(MAX_FOLDERS) {
