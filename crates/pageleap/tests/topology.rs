@@ -314,15 +314,18 @@ fn links_inside_the_tree_are_followed() {
 #[test]
 fn thousands_of_entries_and_warnings_stay_bounded() {
     let tree = Tree::recorded("two");
-    for tier in 0..2000 {
+    for tier in 0..1000 {
         tree.put(&format!("sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"), "x");
+    }
+    for tier in 0..2000 {
         tree.put(&format!("{NODE}/node{}/cpulist", tier + 2), "0");
         tree.put(&format!("{NODE}/node0/access0/initiators/node{tier}"), "");
         tree.put(&format!("{NODE}/node0/hugepages/hugepages-{}kB/x", tier + 1), "");
     }
     let topology = read(&tree).unwrap();
     assert_eq!(topology.nodes().len(), 2);
-    assert_eq!(topology.nodes()[0].access[0].initiators.len(), 1024);
+    let node = &topology.nodes()[0];
+    assert!(node.access.is_empty() && node.huge_pages.is_empty(), "folders that no kernel makes are left out");
     let warnings = topology.warnings();
     assert!(warnings.len() == 17 && warnings[16].contains("more"), "{warnings:?}");
 }

@@ -259,6 +259,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))]
     fn what_files_say_reaches_neither_the_terminal_nor_a_shell_as_it_is() {
         let files = [("proc/sys/vm/max_map_count", "1\u{1b}[31m\u{7}\u{202e}\n")];
         let (_, seen) = super::super::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
