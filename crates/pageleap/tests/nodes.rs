@@ -1,0 +1,1 @@
+//! What needs several memory nodes: see `cargo xtask lab`.
