@@ -9,7 +9,7 @@
 //! @begin I                       test I of the plan starts, in a process of its own
 //! @skip I NAME: REASON           what it wrote to the log of skips
 //! @out I TEXT                    the end of its output, if it did not succeed
-//! @end I ENDING PASSED IGNORED KILLED   how it ended, what its harness counted, OOM kills meanwhile
+//! @end I ENDING PASSED IGNORED KILLED MS   how it ended, what its harness counted, OOM kills meanwhile, how long it took
 //! =TEXT                          output of a command
 //! @exit CODE                     the command's exit code
 //! @beat                          every two seconds, so that silence means a hang

@@ -23,6 +23,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// Runs the test and tells the host.
 pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
     host.say(&format!("@begin {number}"));
+    let begun = Instant::now();
     let killed_before = oom_kills();
     let _ = fs::write(SKIP_LOG, "");
     let (ending, output) =
@@ -36,7 +37,8 @@ pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
         output.iter().for_each(|line| host.say(&format!("@out {number} {line}")));
     }
     let killed = oom_kills() - killed_before;
-    host.say(&format!("@end {number} {} {passed} {ignored} {killed}", ending.replace(' ', "_")));
+    let (ending, ms) = (ending.replace(' ', "_"), begun.elapsed().as_millis());
+    host.say(&format!("@end {number} {ending} {passed} {ignored} {killed} {ms}"));
 }
 
 /// Runs it in a process group of its own, whose rest is killed when it has ended. Returns how it ended, and the end of its output.

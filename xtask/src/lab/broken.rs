@@ -119,7 +119,7 @@ pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<V
             ..Job::new(&topology, kernel)
         };
         let judged = lab.run(&job, |_, _, _| {})?.judged;
-        let row = Row { test: next()?, outcome: judge_guest(case, &judged), parts: Vec::new() };
+        let row = Row { test: next()?, outcome: judge_guest(case, &judged), parts: Vec::new(), ms: 0 };
         on_row(&row);
         rows.push(row);
     }
@@ -140,7 +140,7 @@ pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<V
             [] => judge_test(wanted, &seen.outcome),
             problems => Outcome::Failed(problems.join("; "), judged.console.clone()),
         };
-        let row = Row { test: next()?, outcome, parts: Vec::new() };
+        let row = Row { test: next()?, outcome, parts: Vec::new(), ms: seen.ms };
         on_row(&row);
         rows.push(row);
     }

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
@@ -301,14 +301,13 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) ->
     job.tests = tests.clone();
     let name = format!("{}/{}", topology.name, kernel.series);
     println!("lab: {name}: {} tests on Linux {}", tests.len(), kernel.release);
-    let mut last = Instant::now();
-    let done = lab.run(&job, |transcript, expected, event| {
-        if let Event::Ended(number) = event
-            && number < expected.tests.len()
-        {
-            show(&name, &transcript.row(expected, number), last.elapsed());
-            last = Instant::now();
+    let begun = Instant::now();
+    let done = lab.run(&job, |transcript, expected, event| match event {
+        Event::Booted => println!("lab: {name}: booted [{:.1} s]", begun.elapsed().as_secs_f64()),
+        Event::Ended(number) if number < expected.tests.len() => {
+            show(&name, &transcript.row(expected, number));
         }
+        Event::Ended(_) | Event::Output(_) => {}
     })?;
     let series = kernel.series;
     let judged = done.judged;
@@ -325,24 +324,20 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) ->
     Ok(group)
 }
 
-fn show(guest: &str, row: &Row, elapsed: Duration) {
+fn show(guest: &str, row: &Row) {
     let result = match &row.outcome {
         Outcome::Passed => "ok".to_owned(),
         Outcome::Failed(reason, _) => format!("FAILED: {reason}"),
         Outcome::Skipped(reason) => format!("SKIP: {reason}"),
     };
-    println!("lab: {guest} {} ... {result} [{:.1} s emulated]", row.test, elapsed.as_secs_f64());
+    println!("lab: {guest} {} ... {result} [{:.1} s emulated]", row.test, row.ms as f64 / 1e3);
     row.parts.iter().for_each(|part| println!("lab: {guest} {} ... part SKIP {part}", row.test));
 }
 
 fn run_broken(lab: &Lab, kernel: &Kernel, keep: bool) -> Result<Group> {
     let begun = Instant::now();
     let name = format!("{}/{}", broken::NAME, kernel.series);
-    let mut last = Instant::now();
-    let rows = broken::run(lab, kernel, |row| {
-        show(&name, row, last.elapsed());
-        last = Instant::now();
-    })?;
+    let rows = broken::run(lab, kernel, |row| show(&name, row))?;
     let group = Group::new(broken::NAME, kernel.series, rows, |_| None);
     let group = Group { elapsed: begun.elapsed(), ..group };
     if !keep && group.counts().failed == 0 {

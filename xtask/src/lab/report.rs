@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     fn row(name: &str, outcome: Outcome) -> Row {
-        Row { test: TestId { binary: "leap".into(), name: name.into() }, outcome, parts: Vec::new() }
+        Row { test: TestId { binary: "leap".into(), name: name.into() }, outcome, parts: Vec::new(), ms: 0 }
     }
 
     fn group() -> Group {

@@ -60,6 +60,8 @@ pub struct Row {
     pub outcome: Outcome,
     /// Parts of it that were skipped, with reasons.
     pub parts: Vec<Skip>,
+    /// How long it took by the guest's clock. Emulated, so no measure of anything.
+    pub ms: u64,
 }
 
 /// What a guest did.
@@ -88,6 +90,7 @@ struct End {
     passed: u64,
     ignored: u64,
     killed: u64,
+    ms: u64,
 }
 
 /// See the module.
@@ -105,6 +108,8 @@ pub struct Transcript {
 /// A line that somebody may want to show at once.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
+    /// The guest's first process runs.
+    Booted,
     /// A test has ended.
     Ended(usize),
     /// A line of a command's output.
@@ -136,7 +141,7 @@ impl Transcript {
                 let mut words = rest.split(' ').map(str::to_owned);
                 let mut next = || words.next().ok_or(());
                 self.hello.push((next()?, next()?, next()?));
-                return Ok(None);
+                return Ok(Some(Event::Booted));
             }
             "setup" => self.setup.push(rest.to_owned()),
             "exit" => self.exit = Some(rest.parse().map_err(drop)?),
@@ -151,7 +156,7 @@ impl Transcript {
                     "skip" => heard.skips.push(Skip::parse(rest).ok_or(())?),
                     _ => {
                         let words: Vec<&str> = rest.split(' ').collect();
-                        let [ending, passed, ignored, killed] = words[..] else { return Err(()) };
+                        let [ending, passed, ignored, killed, ms] = words[..] else { return Err(()) };
                         let number = |text: &str| text.parse().map_err(drop);
                         if heard.end.is_some() {
                             return Err(());
@@ -161,6 +166,7 @@ impl Transcript {
                             passed: number(passed)?,
                             ignored: number(ignored)?,
                             killed: number(killed)?,
+                            ms: number(ms)?,
                         });
                     }
                 }
@@ -178,7 +184,7 @@ impl Transcript {
         let test = expected.tests[number].clone();
         let Some(heard) = self.tests.get(&number) else {
             let outcome = Outcome::Failed("the guest ended before it began".to_owned(), Vec::new());
-            return Row { test, outcome, parts: Vec::new() };
+            return Row { test, outcome, parts: Vec::new(), ms: 0 };
         };
         let failed = |reason: String| Outcome::Failed(reason, heard.output.clone());
         let is_whole =
@@ -199,7 +205,7 @@ impl Transcript {
             Some(end) => failed(format!("its harness counted {} passed tests", end.passed)),
         };
         let parts = heard.skips.iter().filter(|skip| !is_whole(skip)).cloned().collect();
-        Row { test, outcome, parts }
+        Row { test, outcome, parts, ms: heard.end.as_ref().map_or(0, |end| end.ms) }
     }
 
     /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the guest's) and what stood on the console.
@@ -301,10 +307,10 @@ mod tests {
     const FINE: [&str; 7] = [
         HELLO,
         "@begin 0",
-        "@end 0 exit:0 1 0 0",
+        "@end 0 exit:0 1 0 0 5",
         "@begin 1",
         "@skip 1 two: no huge pages",
-        "@end 1 exit:0 1 0 0",
+        "@end 1 exit:0 1 0 0 5",
         "@bye n1",
     ];
 
@@ -352,11 +358,11 @@ mod tests {
     #[test]
     fn a_test_that_is_not_known_to_have_passed_has_failed() {
         let end = |line| judge(&[HELLO, "@begin 0", line], exited(129), "").rows[0].clone();
-        assert_eq!(failed(&end("@end 0 exit:101 0 0 0")), "exit 101");
-        assert_eq!(failed(&end("@end 0 signal:9 0 0 0")), "signal 9");
-        assert_eq!(failed(&end("@end 0 time-out:30 0 0 0")), "time-out 30");
-        assert!(failed(&end("@end 0 exit:0 0 0 0")).contains("counted 0"));
-        assert!(failed(&end("@end 0 exit:0 1 0 2")).contains("killed 2"));
+        assert_eq!(failed(&end("@end 0 exit:101 0 0 0 5")), "exit 101");
+        assert_eq!(failed(&end("@end 0 signal:9 0 0 0 5")), "signal 9");
+        assert_eq!(failed(&end("@end 0 time-out:30 0 0 0 5")), "time-out 30");
+        assert!(failed(&end("@end 0 exit:0 0 0 0 5")).contains("counted 0"));
+        assert!(failed(&end("@end 0 exit:0 1 0 2 5")).contains("killed 2"));
         assert!(failed(&end("@end 0 exi")).contains("while it ran"), "half a line");
         assert!(failed(&end("")).contains("while it ran"));
         assert!(failed(&judge(&[HELLO], exited(129), "").rows[1]).contains("before it began"));
@@ -364,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_part_that_was_skipped_leaves_the_test_passed() {
-        let lines = [HELLO, "@begin 0", "@skip 0 one (2m pages): none", "@end 0 exit:0 1 0 0"];
+        let lines = [HELLO, "@begin 0", "@skip 0 one (2m pages): none", "@end 0 exit:0 1 0 0 5"];
         let row = judge(&lines, exited(129), "").rows[0].clone();
         assert_eq!(row.outcome, Outcome::Passed);
         assert_eq!(row.parts[0].to_string(), "one (2m pages): none");
@@ -388,6 +394,6 @@ mod tests {
         assert_eq!(transcript.line("=@bye"), Some(Event::Output("@bye".into())));
         transcript.line("@exit 3");
         assert_eq!(transcript.exit, Some(3));
-        assert_eq!(transcript.line("@end 0 exit:0 1 0 0"), Some(Event::Ended(0)));
+        assert_eq!(transcript.line("@end 0 exit:0 1 0 0 5"), Some(Event::Ended(0)));
     }
 }
