@@ -166,7 +166,7 @@ fn regions_leap_between_all_nodes() {
         check_on(&region, nodes[0]);
         for from in 0..nodes.len() {
             for to in (0..nodes.len()).filter(|to| *to != from) {
-                leap(&region, 0..BYTES, &pools[from]);
+                go(&region, &pools[from]);
                 check_on(&region, nodes[from]);
                 let report = go(&region, &pools[to]);
                 assert_eq!(report.pages.migrated as usize, BYTES / page.bytes(), "{report}");
@@ -287,7 +287,8 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     stamp(&region, 0..WIDE, 1);
     for leg in &legs[1..] {
         let report = go(&region, place(*leg));
-        assert!(report.warnings.is_empty(), "{report}");
+        let surprising = report.warnings.iter().filter(|warning| !warning.contains("has no CPUs"));
+        assert_eq!(surprising.count(), 0, "{report}");
         check_stamp(&region, 0..WIDE, 1);
     }
     let (data, tables) = legs[legs.len() - 1];

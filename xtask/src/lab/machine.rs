@@ -19,8 +19,8 @@ use crate::process::{self, Limits};
 /// QEMU for the only machine that the lab knows.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow, a minute is not.
-const SILENCE: Duration = Duration::from_secs(60);
+/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow, but not by a factor of 60.
+const SILENCE: Duration = Duration::from_secs(120);
 
 /// What stays the same for all guests of a run.
 #[derive(Debug)]
@@ -106,6 +106,7 @@ impl Lab {
         let ending = process::run_watched(command, limits, |line| {
             // The log is for people; a full disk must not change the results.
             let _ = writeln!(log, "{line}");
+            let _ = log.flush();
             if let Some(event) = transcript.line(line) {
                 on_event(&transcript, &expected, event);
             }

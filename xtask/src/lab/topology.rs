@@ -57,6 +57,10 @@ impl Node {
     fn is_hole(&self) -> bool {
         self.memory_mb == 0 && self.cpus == 0
     }
+
+    fn sockets(&self) -> u32 {
+        if self.is_hole() { 1 } else { self.cpus }
+    }
 }
 
 /// How fast the CPUs of one node reach the memory of another.
@@ -144,11 +148,11 @@ impl Topology {
         let hmat = !self.access.is_empty();
         add("-machine", format!("q35{}", if hmat { ",hmat=on" } else { "" }));
         add("-m", format!("{}M", self.node.iter().map(|node| node.memory_mb).sum::<u64>()));
-        let cpus: u32 = self.node.iter().map(|node| node.cpus).sum();
-        // A hole is the node of a CPU that could be plugged in.
-        let holes = self.node.iter().filter(|node| node.is_hole()).count() as u32;
-        let sockets = cpus + holes;
-        add("-smp", format!("cpus={cpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1"));
+        // A hole is the node of a CPU that could be plugged in. Firmware lists CPUs by their sockets, and the kernel numbers nodes in that order:
+        // so sockets go by node, and CPUs behind the first hole are plugged in.
+        let sockets: u32 = self.node.iter().map(Node::sockets).sum();
+        let at_once: u32 = self.node.iter().take_while(|node| !node.is_hole()).map(|node| node.cpus).sum();
+        add("-smp", format!("cpus={at_once},maxcpus={sockets},sockets={sockets},cores=1,threads=1"));
         for node in &self.node {
             let mut text = format!("node,nodeid={}", node.id);
             if node.memory_mb > 0 {
@@ -160,12 +164,14 @@ impl Topology {
             }
             add("-numa", text);
         }
-        let (mut next, mut next_hole) = (0, cpus);
+        let mut socket = 0;
         for node in &self.node {
-            let counter = if node.is_hole() { &mut next_hole } else { &mut next };
-            for _ in 0..if node.is_hole() { 1 } else { node.cpus } {
-                add("-numa", format!("cpu,node-id={},socket-id={counter}", node.id));
-                *counter += 1;
+            for _ in 0..node.sockets() {
+                add("-numa", format!("cpu,node-id={},socket-id={socket}", node.id));
+                if socket >= at_once && !node.is_hole() {
+                    add("-device", format!("max-x86_64-cpu,socket-id={socket},core-id=0,thread-id=0"));
+                }
+                socket += 1;
             }
         }
         for (from, row) in self.node.iter().zip(&self.distances) {
@@ -196,11 +202,16 @@ impl Topology {
 
     /// Files that the guest writes before the tests, with their contents.
     pub fn guest_writes(&self) -> Vec<(String, String)> {
-        let reserve = self.node.iter().filter(|node| node.huge_2m > 0).map(|node| {
-            let folder = format!("/sys/devices/system/node/node{}/hugepages/hugepages-2048kB", node.id);
-            (format!("{folder}/nr_hugepages"), node.huge_2m.to_string())
-        });
-        reserve.collect()
+        // Those of 1 GB are there since boot; saying it again makes the guest check it.
+        let sizes = |node: &Node| {
+            [(2048, node.huge_2m), (1 << 20, node.huge_1g)].map(|(kb, pages)| (node.id, kb, pages))
+        };
+        let reserve = self.node.iter().flat_map(sizes).filter(|(_, _, pages)| *pages > 0);
+        let write = |(id, kb, pages): (u32, u64, u64)| {
+            let folder = format!("/sys/devices/system/node/node{id}/hugepages/hugepages-{kb}kB");
+            (format!("{folder}/nr_hugepages"), pages.to_string())
+        };
+        reserve.map(write).collect()
     }
 
     /// Whether a test (`binary::test`) is among those that are usually run here.
@@ -236,6 +247,7 @@ mod tests {
         [[node]]
         id = 2
         memory_mb = 256
+        cpus = 1
         huge_2m = 8
         [[skip]]
         test = "leap::big"
@@ -248,8 +260,12 @@ mod tests {
         let topology = Topology::parse("sparse", SPARSE).unwrap();
         assert_eq!(topology.online(), "0,2");
         let options = topology.qemu_options().join(" ");
-        assert!(options.contains("-smp cpus=2,maxcpus=3,sockets=3"), "{options}");
+        assert!(options.contains("-smp cpus=2,maxcpus=4,sockets=4"), "{options}");
         assert!(options.contains("-numa cpu,node-id=1,socket-id=2"), "{options}");
+        assert!(
+            options.contains("-device max-x86_64-cpu,socket-id=3") && !options.contains("cpu,socket-id=2"),
+            "{options}"
+        );
         assert!(options.contains("-m 768M") && !options.contains("id=m1"), "{options}");
         assert!(options.contains("dist,src=1,dst=2,val=25"), "{options}");
         assert_eq!(topology.guest_writes()[0].1, "8");
@@ -268,7 +284,7 @@ mod tests {
             ("id = 1", "id = 7"),
             ("huge_2m = 8", "huge_2m = 800"),
             ("[15, 10, 25], ", ""),
-            ("cpus = 2", ""),
+            ("cpus = 2", "initiator = 1"),
             ("about", "purpose"),
         ] {
             assert!(Topology::parse("x", &SPARSE.replace(from, to)).is_err(), "{to}");
@@ -284,7 +300,8 @@ mod tests {
             assert!(online.iter().any(|(name, _)| *name == wanted), "{online:?}");
         }
         for topology in &all {
-            assert!(topology.node.iter().all(|node| node.memory_mb <= 1536), "{}: too large", topology.name);
+            let modest = |node: &Node| node.memory_mb <= 1536 || node.huge_1g > 0;
+            assert!(topology.node.iter().all(modest), "{}: too large", topology.name);
         }
     }
 }
