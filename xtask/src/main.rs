@@ -2,6 +2,7 @@
 
 mod commands;
 mod hugepages;
+mod lab;
 mod mutants;
 mod mutation;
 mod process;
@@ -48,11 +49,13 @@ enum Task {
     },
     /// Breaks the protocol on purpose, row by row, and expects each defect to be caught
     Mutants(MutantFlags),
+    /// Runs the tests in emulated machines with several memory nodes, on several kernels
+    Lab(lab::Flags),
 }
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Leave out the slow steps (miri, mutants)
+    /// Leave out the slow steps (miri, mutants, lab)
     #[arg(long)]
     skip_slow: bool,
     /// Run only these steps
@@ -87,8 +90,7 @@ fn parse_step(text: &str) -> Result<Step, String> {
 fn main() -> ExitCode {
     let line = CommandLine::parse();
     match run(line.task) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
@@ -96,19 +98,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does the task; returns whether all that it checked is good.
-fn run(task: Task) -> Result<bool> {
+/// Does the task; returns the exit code: 0 if all that it checked is good.
+fn run(task: Task) -> Result<u8> {
     ctrlc::set_handler(on_interrupt).context("cannot install the interrupt handler")?;
     let workspace = Workspace::locate()?;
-    match task {
-        Task::Test(flags) => Ok(test(&workspace, &flags)),
+    let good = match task {
+        Task::Test(flags) => test(&workspace, &flags),
         Task::Stress { seconds, deny_skip } => {
             let steps = vec![Step::Stress];
             let plan = Plan { steps, left_out: Vec::new(), deny_skip, stress_seconds: Some(seconds) };
-            Ok(steps::run(&workspace, &plan))
+            steps::run(&workspace, &plan)
         }
-        Task::Mutants(flags) => run_mutants(&workspace, &flags),
-    }
+        Task::Mutants(flags) => run_mutants(&workspace, &flags)?,
+        Task::Lab(flags) => return lab::command(&workspace, &flags),
+    };
+    Ok(u8::from(!good))
 }
 
 fn test(workspace: &Workspace, flags: &TestFlags) -> bool {

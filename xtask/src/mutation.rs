@@ -189,7 +189,7 @@ impl Bench<'_> {
 /// Whether an ending is a catch.
 fn verdict(checker: Checker, ending: Ending, output: &[String]) -> Verdict {
     match ending {
-        Ending::TimedOut => Verdict::CaughtByHang,
+        Ending::TimedOut | Ending::Silent => Verdict::CaughtByHang,
         _ if ending.success() => Verdict::Survived,
         Ending::Exited(_) => match checker.evidence() {
             Some(word) if !output.iter().any(|line| line.contains(word)) => {

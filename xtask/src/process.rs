@@ -1,4 +1,4 @@
-//! Runs one child command at a time, in a process group of its own, and reads what it prints line by line.
+//! Runs child commands, each in a process group of its own, and reads what they print line by line.
 //!
 //! The group is what makes a time limit and an interrupt work: `cargo` starts test binaries, and these start
 //! more. Killing only `cargo` would leave them running, with their memory mapped and their huge pages in use.
@@ -20,8 +20,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// How long output is still awaited after the child has ended while a descendant holds the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The process group of the running child. Taken by [`run`] around spawn and reap, and by [`kill_running`].
-static RUNNING: Mutex<Option<i32>> = Mutex::new(None);
+/// The process groups of the running children. Taken by [`run`] around spawn and reap, and by [`kill_running`].
+static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,17 @@ pub enum Ending {
     Exited(ExitStatus),
     /// It ran past its limit and its whole process group was killed.
     TimedOut,
+    /// It printed nothing for as long as it may be silent, and its whole process group was killed.
+    Silent,
+}
+
+/// How long a child may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// From its start to its end.
+    pub total: Duration,
+    /// Between two lines of output.
+    pub silence: Duration,
 }
 
 impl Ending {
@@ -43,12 +54,18 @@ impl Ending {
         match self {
             Ending::Exited(status) => status.to_string(),
             Ending::TimedOut => format!("killed after its limit of {} s", limit.as_secs()),
+            Ending::Silent => "killed because it said nothing any more".to_owned(),
         }
     }
 }
 
 /// Runs `command` for at most `limit` and hands each line of its output, without the line end, to `on_line`.
-pub fn run(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Ending> {
+pub fn run(command: Command, limit: Duration, on_line: impl FnMut(&str)) -> Result<Ending> {
+    run_watched(command, Limits { total: limit, silence: limit }, on_line)
+}
+
+/// The same, for a child that is expected to print something from time to time.
+pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&str)) -> Result<Ending> {
     let name = command.get_program().to_string_lossy().into_owned();
     let (reader, mut child) = spawn(command).with_context(|| format!("cannot start `{name}`"))?;
     let group = child.id() as i32;
@@ -66,12 +83,16 @@ pub fn run(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> 
         }
     });
 
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + limits.total;
+    let mut last_line = Instant::now();
     let mut ended: Option<(Ending, Instant)> = None;
     let mut pipe_closed = false;
     loop {
         match lines.recv_timeout(POLL) {
-            Ok(line) => on_line(&line),
+            Ok(line) => {
+                last_line = Instant::now();
+                on_line(&line);
+            }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 pipe_closed = true;
@@ -92,25 +113,26 @@ pub fn run(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> 
             continue;
         }
         let mut running = lock(&RUNNING);
-        if let Some(status) = child.try_wait().context("cannot wait for the child")? {
-            *running = None;
-            ended = Some((Ending::Exited(status), Instant::now()));
-        } else if Instant::now() >= deadline {
+        let now = Instant::now();
+        let ending = if let Some(status) = child.try_wait().context("cannot wait for the child")? {
+            Ending::Exited(status)
+        } else if now < deadline && now.duration_since(last_line) < limits.silence {
+            continue;
+        } else {
             kill_group(group);
             child.wait().context("cannot reap the killed child")?;
-            *running = None;
-            ended = Some((Ending::TimedOut, Instant::now()));
-        }
+            if now >= deadline { Ending::TimedOut } else { Ending::Silent }
+        };
+        running.retain(|&other| other != group);
+        ended = Some((ending, now));
     }
 }
 
-/// Kills the running child and its descendants, for the interrupt path. Returns the lock that keeps [`run`]
+/// Kills the running children and their descendants, for the interrupt path. Returns the lock that keeps [`run`]
 /// from starting another one; hold it until the process exits.
-pub fn kill_running() -> MutexGuard<'static, Option<i32>> {
+pub fn kill_running() -> MutexGuard<'static, Vec<i32>> {
     let running = lock(&RUNNING);
-    if let Some(group) = *running {
-        kill_group(group);
-    }
+    running.iter().for_each(|&group| kill_group(group));
     running
 }
 
@@ -124,7 +146,7 @@ fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Chi
     // Spawning under the lock: an interrupt either sees the new group or prevents it.
     let mut running = lock(&RUNNING);
     let child = command.spawn()?;
-    *running = Some(child.id() as i32);
+    running.push(child.id() as i32);
     // `command` holds the last write ends in this process; dropping it lets the reader see the end of output.
     drop(command);
     Ok((reader, child))
@@ -137,7 +159,7 @@ fn kill_group(group: i32) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data behind both uses is a plain number, valid even if a holder panicked.
+    // The data behind both uses is valid even if a holder panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -145,7 +167,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// [`RUNNING`] holds one group, so these tests take turns.
+    /// These tests look at times, so they take turns.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn shell(script: &str, limit: Duration) -> (Ending, Vec<String>, Duration) {
@@ -188,5 +210,15 @@ mod tests {
     fn limit_counts_for_a_child_that_closed_its_output() {
         let (ending, _, _) = shell("exec >&- 2>&-; sleep 60", Duration::from_millis(300));
         assert_eq!(ending, Ending::TimedOut);
+    }
+
+    #[test]
+    fn silence_ends_a_child_before_its_limit() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; sleep 60"]);
+        let limits = Limits { total: Duration::from_secs(50), silence: Duration::from_millis(300) };
+        let mut lines = Vec::new();
+        let ending = run_watched(command, limits, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!((ending, lines.len()), (Ending::Silent, 1));
     }
 }

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::commands::{STRESS_SECONDS, STRESS_SECONDS_VAR, Workspace, or_default};
 use crate::hugepages;
+use crate::lab;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
@@ -54,11 +55,13 @@ pub enum Step {
     Mutants,
     /// Documentation builds without warnings.
     Docs,
+    /// The tests on emulated machines with several memory nodes.
+    Lab,
 }
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 10] = [
+    pub const ALL: [Step; 11] = [
         Step::Fmt,
         Step::Clippy,
         Step::Tests,
@@ -69,6 +72,7 @@ impl Step {
         Step::MutantList,
         Step::Mutants,
         Step::Docs,
+        Step::Lab,
     ];
 
     /// The name that `--only` takes.
@@ -84,6 +88,7 @@ impl Step {
             Step::MutantList => "mutant-list",
             Step::Mutants => "mutants",
             Step::Docs => "docs",
+            Step::Lab => "lab",
         }
     }
 
@@ -100,12 +105,13 @@ impl Step {
             Step::MutantList => "each mutant fits its file exactly once and stands in docs/protocol.md",
             Step::Mutants => "each mutant of the protocol is caught by its checker",
             Step::Docs => "cargo doc --workspace --no-deps without warnings",
+            Step::Lab => "the tests on several memory nodes and kernels, in emulated machines",
         }
     }
 
     /// Left out by `--skip-slow`.
     pub fn is_slow(self) -> bool {
-        matches!(self, Step::Miri | Step::Mutants)
+        matches!(self, Step::Miri | Step::Mutants | Step::Lab)
     }
 
     fn wants_huge_pages(self) -> bool {
@@ -262,6 +268,25 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             };
             Ok(Report { counts, ..Report::new(step, verdict) })
         }
+        Step::Lab => match lab::missing(&lab::kernel_folder(workspace)) {
+            Some(lab::Missing { what, remedy }) => {
+                println!(
+                    "xtask: !!! NOT RUN: the tests on several memory nodes, because {what}; to run them, type: {remedy}"
+                );
+                Ok(Report::skipped(step, format!("{what}; get it by: {remedy}")))
+            }
+            None => {
+                let summary = lab::step(workspace)?;
+                // A skip that a topology expects is no gap in what was tested.
+                let counts = Counts { skipped: summary.skips.len(), ..summary.counts };
+                let verdict = match counts.failed {
+                    0 => Verdict::Passed,
+                    count => Verdict::Failed(format!("{count} tests or machines")),
+                };
+                let failed_tests = summary.failed.into_iter().collect();
+                Ok(Report { counts, failed_tests, skips: summary.skips, ..Report::new(step, verdict) })
+            }
+        },
     }
 }
 

@@ -23,7 +23,7 @@ pub struct Skip {
 
 impl Skip {
     /// Reads `name: reason`. The name may itself hold `::`, as test paths do.
-    fn parse(text: &str) -> Option<Skip> {
+    pub fn parse(text: &str) -> Option<Skip> {
         let (name, reason) = text.trim().split_once(": ")?;
         let (name, reason) = (name.trim(), reason.trim());
         let complete = !name.is_empty() && !reason.is_empty();

@@ -1,0 +1,613 @@
+//! What needs several memory nodes: that pages, and the page tables that map them, really lie where they should. `cargo xtask lab` runs this on
+//! emulated machines; on a machine with one node each test says that it is skipped.
+//!
+//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in `numa_maps` and in the nodes' `meminfo`.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::Ordering::Relaxed;
+
+use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, turn};
+use pageleap::topology::Topology;
+use pageleap::{Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit};
+
+const MB: usize = 1 << 20;
+const GB: usize = 1 << 30;
+
+/// Bytes of most regions here.
+const BYTES: usize = 16 * MB;
+
+/// Page sizes of which machines usually have some on each node.
+const PAGE_SIZES: [PageSize; 3] = common::PAGE_SIZES;
+
+/// The nodes with memory, if there are several.
+fn several(test: &str) -> Option<Vec<NodeId>> {
+    let topology = Topology::read().unwrap();
+    let with_memory = topology.nodes().iter().filter(|node| node.total_bytes > 0);
+    let nodes: Vec<NodeId> = with_memory.map(|node| node.id).collect();
+    if nodes.len() < 2 {
+        skip(test, &"this machine has one memory node (see `cargo xtask lab`)");
+        return None;
+    }
+    Some(nodes)
+}
+
+fn is_root() -> bool {
+    // SAFETY: a plain call.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Bytes of a region on each node, as `numa_maps` counts them.
+fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
+    let start = region.as_ptr().as_ptr() as usize;
+    let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let mut bytes = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let address = usize::from_str_radix(words.next().unwrap(), 16).unwrap();
+        if !(start..start + region.len()).contains(&address) {
+            continue;
+        }
+        let mut counts = Vec::new();
+        let mut page = 0;
+        for word in words {
+            let Some((key, value)) = word.split_once('=') else { continue };
+            if let Some(node) = key.strip_prefix('N').and_then(|node| node.parse().ok()) {
+                counts.push((NodeId(node), value.parse::<usize>().unwrap()));
+            } else if key == "kernelpagesize_kB" {
+                page = value.parse::<usize>().unwrap() << 10;
+            }
+        }
+        assert!(page > 0 || counts.is_empty(), "{line}");
+        counts.iter().for_each(|(node, pages)| *bytes.entry(*node).or_default() += pages * page);
+    }
+    bytes
+}
+
+/// Expects all of a region on one node.
+fn check_on(region: &Region, node: NodeId) {
+    assert_eq!(numa_maps(region), BTreeMap::from([(node, region.len())]), "by numa_maps");
+    let verified = region.verify().unwrap();
+    assert!(verified.is_right(), "{verified}");
+}
+
+/// A field of a node's `meminfo`, in bytes, exact.
+fn meminfo(node: NodeId, field: &str) -> usize {
+    if is_root() {
+        // Counters that CPUs keep to themselves are added up.
+        fs::write("/proc/sys/vm/stat_refresh", "1").unwrap();
+    }
+    let text = fs::read_to_string(format!("/sys/devices/system/node/node{}/meminfo", node.0)).unwrap();
+    let line = text.lines().find_map(|line| line.split_once(&format!(" {field}:"))).unwrap().1;
+    line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+}
+
+fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
+    nodes.iter().map(|node| meminfo(*node, field)).collect()
+}
+
+/// How many processes the kernel has killed for want of memory.
+fn oom_kills() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap();
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().trim().parse().unwrap()
+}
+
+/// Pools of `bytes` on each of the nodes.
+fn pools_on(nodes: &[NodeId], page: PageSize, bytes: usize) -> Result<Vec<Pool>, Error> {
+    nodes.iter().map(|node| Pool::builder(*node, bytes as u64).page_size(page).build()).collect()
+}
+
+/// Moves a whole region, and expects that all of it has moved.
+fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report {
+    let report = Migration::new().range(region, 0..region.len(), to).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    report
+}
+
+#[test]
+fn pools_lie_on_their_nodes() {
+    const NAME: &str = "pools_lie_on_their_nodes";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    for page in PAGE_SIZES {
+        for (i, node) in nodes.iter().enumerate() {
+            let field = if page.is_hugetlb() { "MemUsed" } else { "Shmem" };
+            let free_huge =
+                || Topology::read().unwrap().nodes().iter().map(|n| n.free_huge(2 << 20)).collect::<Vec<_>>();
+            let (before, huge_before) = (each_meminfo(&nodes, field), free_huge());
+            let pool = match Pool::builder(*node, BYTES as u64).page_size(page).build() {
+                Ok(pool) => pool,
+                Err(error) => {
+                    skip_page_size(&format!("{NAME} ({node})"), page, error);
+                    continue;
+                }
+            };
+            let (after, huge_after) = (each_meminfo(&nodes, field), free_huge());
+            for j in 0..nodes.len() {
+                if page.is_hugetlb() {
+                    let taken = huge_before[j] - huge_after[j];
+                    let wanted = if i == j { (BYTES / page.bytes()) as u64 } else { 0 };
+                    assert_eq!(taken, wanted, "{page} pages of {} for a pool on {node}", nodes[j]);
+                } else {
+                    let wanted = if i == j { BYTES } else { 0 };
+                    assert_eq!(
+                        after[j].saturating_sub(before[j]),
+                        wanted,
+                        "on {} for a pool on {node}",
+                        nodes[j]
+                    );
+                }
+            }
+            let verified = pool.verify().unwrap();
+            assert!(verified.is_right() && verified.pages as usize == BYTES / page.bytes(), "{verified}");
+            let region = Region::new(&pool, BYTES).unwrap();
+            check_on(&region, *node);
+        }
+    }
+}
+
+#[test]
+fn regions_leap_between_all_nodes() {
+    const NAME: &str = "regions_leap_between_all_nodes";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    for page in PAGE_SIZES {
+        let pools = match pools_on(&nodes, page, BYTES) {
+            Ok(pools) => pools,
+            Err(error) => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        check_on(&region, nodes[0]);
+        for from in 0..nodes.len() {
+            for to in (0..nodes.len()).filter(|to| *to != from) {
+                go(&region, &pools[from]);
+                check_on(&region, nodes[from]);
+                let report = go(&region, &pools[to]);
+                assert_eq!(report.pages.migrated as usize, BYTES / page.bytes(), "{report}");
+                check_on(&region, nodes[to]);
+                check_stamp(&region, 0..BYTES, 1);
+            }
+        }
+        for pool in &pools {
+            assert!(pool.verify().unwrap().is_right());
+        }
+        let all: Vec<&Pool> = pools.iter().collect();
+        audit(&all, &[&region]).unwrap();
+    }
+}
+
+#[test]
+fn gigabyte_pages_leap_between_nodes() {
+    const NAME: &str = "gigabyte_pages_leap_between_nodes";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let topology = Topology::read().unwrap();
+    let has_one = |node: &NodeId| topology.node(*node).unwrap().free_huge(GB as u64) > 0;
+    let (with, without): (Vec<NodeId>, Vec<NodeId>) = nodes.iter().partition(|node| has_one(node));
+    if with.is_empty() {
+        return skip(NAME, &"no node has free huge pages of 1 GB");
+    }
+    let pools = pools_on(&with, PageSize::Huge1G, GB).unwrap();
+    for node in without {
+        let error = Pool::builder(node, GB as u64).page_size(PageSize::Huge1G).build().unwrap_err();
+        assert!(matches!(&error, Error::OutOfMemory { node: named, .. } if *named == node), "{error}");
+        assert!(error.to_string().contains("hugepages-1048576kB"), "a remedy: {error}");
+    }
+    let region = Region::new(&pools[0], GB).unwrap();
+    check_on(&region, with[0]);
+    stamp(&region, 0..64 * MB, 1);
+    for (pool, node) in pools.iter().zip(&with).cycle().skip(1).take(2 * (with.len() - 1)) {
+        go(&region, pool);
+        check_on(&region, *node);
+        check_stamp(&region, 0..64 * MB, 1);
+    }
+    if with.len() == 1 {
+        skip(&format!("{NAME} (leaps)"), &"only one node has huge pages of 1 GB");
+    }
+}
+
+#[test]
+fn placements_spread_pages_as_they_say() {
+    const NAME: &str = "placements_spread_pages_as_they_say";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let last = *nodes.last().unwrap();
+    for page in PAGE_SIZES {
+        // Each node's share holds all of a region.
+        let everywhere = Placement::interleave(nodes.clone());
+        let pool =
+            match Pool::builder(everywhere.clone(), (nodes.len() * BYTES) as u64).page_size(page).build() {
+                Ok(pool) => pool,
+                Err(error) => {
+                    skip_page_size(NAME, page, error);
+                    continue;
+                }
+            };
+        let region = Region::new(pool.on(nodes[0]), BYTES).unwrap();
+        stamp(&region, 0..BYTES, 2);
+        check_on(&region, nodes[0]);
+        let stripe = 64 << 10;
+        let stripe = stripe.max(page.bytes());
+        let check = |placement: Placement, shares: &[(NodeId, usize)]| {
+            go(&region, pool.on(placement));
+            let seen = numa_maps(&region);
+            let parts: usize = shares.iter().map(|(_, weight)| weight).sum();
+            for (node, weight) in shares {
+                let wanted = BYTES * weight / parts;
+                let bytes = seen.get(node).copied().unwrap_or(0);
+                assert!(
+                    bytes.abs_diff(wanted) <= parts * stripe,
+                    "{node}: {bytes} of {wanted} bytes: {seen:?}"
+                );
+            }
+            assert_eq!(seen.values().sum::<usize>(), BYTES, "{seen:?}");
+            assert!(region.verify().unwrap().is_right());
+            check_stamp(&region, 0..BYTES, 2);
+        };
+        let equal: Vec<(NodeId, usize)> = nodes.iter().map(|node| (*node, 1)).collect();
+        check(everywhere.stripe_bytes(stripe), &equal);
+        let weighted = Placement::weighted([(nodes[0], 3), (last, 1)]).stripe_bytes(stripe);
+        check(weighted, &[(nodes[0], 3), (last, 1)]);
+        check(Placement::on(last), &[(last, 1)]);
+        check(Placement::interleave([last, nodes[0]]).stripe_bytes(stripe), &[(last, 1), (nodes[0], 1)]);
+        audit(&[&pool], &[&region]).unwrap();
+    }
+}
+
+/// Bytes of regions whose page tables are counted: 32 pages of page table.
+const WIDE: usize = 64 * MB;
+
+/// What these take, at 4 KB for each 2 MB.
+const TABLES: isize = WIDE as isize / 512;
+
+/// What a handful of other page tables, of stacks and of the heap, may take or give meanwhile.
+const STRAY: usize = 24 << 10;
+
+/// Where the data of a region goes, and where its page tables are told to go.
+type Leg = (usize, Option<usize>);
+
+/// Makes a region as the first leg says and moves it as the others say; then takes its mapping away, behind the library's back, and sees by the
+/// kernel's counters on which node the page tables were that went away with it. Those of pools, which come and go with leaps, do not matter
+/// then. Ends the process.
+fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
+    let pools = pools_on(nodes, PageSize::Base, WIDE).unwrap();
+    let place = |(data, tables): Leg| match tables {
+        None => pools[data].on(nodes[data]),
+        Some(tables) => {
+            pools[data].on(Placement::on(nodes[data]).page_tables(PageTables::Node(nodes[tables])))
+        }
+    };
+    let region = Region::new(place(legs[0]), WIDE).unwrap();
+    stamp(&region, 0..WIDE, 1);
+    for leg in &legs[1..] {
+        let report = go(&region, place(*leg));
+        let surprising = report.warnings.iter().filter(|warning| !warning.contains("has no CPUs"));
+        assert_eq!(surprising.count(), 0, "{report}");
+        check_stamp(&region, 0..WIDE, 1);
+    }
+    let (data, tables) = legs[legs.len() - 1];
+    check_on(&region, nodes[data]);
+    let at = tables.map_or_else(|| Topology::read().unwrap().nearest_with_cpus(nodes[data]), |i| nodes[i]);
+    let before = each_meminfo(nodes, "PageTables");
+    // SAFETY: nobody looks at the region any more; the process ends below without giving anything back.
+    assert_eq!(unsafe { libc::munmap(region.as_ptr().as_ptr().cast(), WIDE) }, 0);
+    let after = each_meminfo(nodes, "PageTables");
+    for (i, node) in nodes.iter().enumerate() {
+        let wanted = if *node == at { TABLES } else { 0 };
+        let gone = before[i] as isize - after[i] as isize;
+        assert!(
+            gone.abs_diff(wanted) <= STRAY,
+            "{gone} bytes of its page tables were on {node} instead of {wanted}; all: {before:?}, then {after:?}"
+        );
+    }
+    // SAFETY: ends the process at once: what it holds is not whole any more.
+    unsafe { libc::_exit(0) }
+}
+
+/// Runs that for each list of legs, in processes of their own.
+fn page_tables(test: &str, legs_of: impl Fn(usize) -> Vec<Vec<Leg>>) {
+    let _turn = turn();
+    let Some(nodes) = several(test) else { return };
+    if !is_root() {
+        return skip(test, &"only root can have the kernel's counters made exact");
+    }
+    let all = legs_of(nodes.len() - 1);
+    if let Some(number) = case() {
+        check_page_tables(&nodes, &all[number.parse::<usize>().unwrap()]);
+    }
+    for (number, legs) in all.iter().enumerate() {
+        let (end, text) = run_case(test, &number.to_string());
+        assert_eq!(end, End::Exited(0), "legs {legs:?} of nodes {nodes:?}: {text}");
+    }
+}
+
+#[test]
+fn page_tables_move_with_the_data() {
+    page_tables("page_tables_move_with_the_data", |last| {
+        let on = |node| (node, None);
+        let all_around = (0..=last).chain([0]).map(on).collect();
+        let mut legs = vec![vec![on(0)], vec![on(last)], vec![on(0), on(last), on(0)], all_around];
+        legs.extend((1..=last).map(|node| vec![on(0), on(node)]));
+        legs
+    });
+}
+
+#[test]
+fn page_tables_go_where_they_are_told() {
+    page_tables("page_tables_go_where_they_are_told", |last| {
+        let told = |data, tables| (data, Some(tables));
+        let swapped = vec![told(0, last), told(last, 0), told(0, 0), told(last, last)];
+        vec![
+            vec![told(0, last)],
+            vec![(0, None), told(last, 0)],
+            swapped,
+            // What an earlier leap has left with the pool's frames is not what the next one is given.
+            vec![told(0, last), (last, None), (0, None)],
+        ]
+    });
+}
+
+#[test]
+fn a_node_without_room_is_an_error_and_nobody_is_killed() {
+    const NAME: &str = "a_node_without_room_is_an_error_and_nobody_is_killed";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let killed = oom_kills();
+    for node in &nodes {
+        let free = Topology::read().unwrap().node(*node).unwrap().free_bytes;
+        let before: Vec<u64> = Topology::read().unwrap().nodes().iter().map(|n| n.free_bytes).collect();
+        for page in [PageSize::Base, PageSize::Thp] {
+            let error = Pool::builder(*node, free + (64 << 20)).page_size(page).build().unwrap_err();
+            let Error::OutOfMemory { node: named, needed_bytes, free_bytes, .. } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(*named, *node);
+            assert!(*needed_bytes > *free_bytes, "{error}");
+        }
+        let free_huge =
+            || Topology::read().unwrap().nodes().iter().map(|n| n.free_huge(2 << 20)).collect::<Vec<_>>();
+        let huge_before = free_huge();
+        let here = Topology::read().unwrap().node(*node).unwrap().free_huge(2 << 20);
+        let error =
+            Pool::builder(*node, (here + 1) * (2 << 20)).page_size(PageSize::Huge2M).build().unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(&error, Error::OutOfMemory { node: named, .. } if named == node), "{text}");
+        assert!(text.contains(&format!("node{}/hugepages/hugepages-2048kB", node.0)), "a remedy: {text}");
+        assert_eq!(free_huge(), huge_before, "huge pages of other nodes are not taken");
+        for (node, before) in Topology::read().unwrap().nodes().iter().zip(before) {
+            assert!(node.free_bytes + (64 << 20) > before, "memory of {} was not given back", node.id);
+        }
+        // What there is can be had.
+        drop(Pool::builder(*node, BYTES as u64).build().unwrap());
+    }
+    assert_eq!(oom_kills(), killed, "the kernel has killed somebody");
+}
+
+/// A cgroup of the second version with a cpuset of its own, removed when dropped.
+struct Cpuset(String);
+
+impl Cpuset {
+    fn new(name: &str, mems: &str) -> Result<Cpuset, String> {
+        let set = Cpuset(format!("/sys/fs/cgroup/pageleap-{name}-{}", std::process::id()));
+        fs::create_dir(&set.0).map_err(|error| format!("{}: {error}", set.0))?;
+        set.write("cpuset.mems", mems)?;
+        Ok(set)
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), String> {
+        let path = format!("{}/{file}", self.0);
+        fs::write(&path, text).map_err(|error| format!("{path}: {error}"))
+    }
+
+    /// Brings this process into it.
+    fn enter(&self) {
+        self.write("cgroup.procs", "0").unwrap();
+    }
+}
+
+impl Drop for Cpuset {
+    fn drop(&mut self) {
+        let _ = fs::write("/sys/fs/cgroup/cgroup.procs", "0");
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn ids(nodes: &[NodeId]) -> String {
+    nodes.iter().map(|node| node.0.to_string()).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn a_cpuset_that_excludes_a_node_is_respected() {
+    const NAME: &str = "a_cpuset_that_excludes_a_node_is_respected";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let (allowed, forbidden) = nodes.split_at(nodes.len() - 1);
+    if case().is_some() {
+        let set = Cpuset::new("few", &ids(allowed)).unwrap();
+        set.enter();
+        let error = Pool::builder(forbidden[0], BYTES as u64).build().unwrap_err();
+        assert!(matches!(error, Error::NodeNotAllowed { node } if node == forbidden[0]), "{error}");
+        let both = Placement::interleave([allowed[0], forbidden[0]]);
+        let error = Pool::builder(both, BYTES as u64).build().unwrap_err();
+        assert!(matches!(error, Error::NodeNotAllowed { node } if node == forbidden[0]), "{error}");
+        let pools = [(); 2].map(|()| Pool::builder(allowed[0], BYTES as u64).build().unwrap());
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        leap(&region, 0..BYTES, &pools[1]);
+        check_on(&region, allowed[0]);
+        check_stamp(&region, 0..BYTES, 1);
+        return;
+    }
+    if let Err(error) = Cpuset::new("probe", &ids(allowed)) {
+        return skip(NAME, &error);
+    }
+    let (end, text) = run_case(NAME, "inside");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
+
+#[test]
+fn a_cpuset_that_changes_ends_the_job_whole() {
+    const NAME: &str = "a_cpuset_that_changes_ends_the_job_whole";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let last = *nodes.last().unwrap();
+    if case().is_some() {
+        let set = Cpuset::new("changing", &ids(&nodes)).unwrap();
+        set.enter();
+        let [near, far] = [nodes[0], last].map(|node| Pool::builder(node, WIDE as u64).build().unwrap());
+        let region = Region::new(&near, WIDE).unwrap();
+        stamp(&region, 0..WIDE, 1);
+        // Page by page, so that it takes long enough for the job to look at its cpuset.
+        let job = Migration::new().range(&region, 0..WIDE, &far).area_bytes(4096).threads(1).start().unwrap();
+        assert!(soon(|| job.progress().bytes_migrated > 0));
+        set.write("cpuset.mems", &nodes[0].0.to_string()).unwrap();
+        let report = job.wait();
+        assert!(matches!(report.ended, Ended::CpusetChanged), "{report}");
+        assert!(report.warnings.iter().any(|warning| warning.contains(&last.to_string())), "{report}");
+        assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
+        assert_eq!(report.pages.total() as usize, WIDE / 4096, "{report}");
+        check_stamp(&region, 0..WIDE, 1);
+        audit(&[&near, &far], &[&region]).unwrap();
+        let again = Migration::new().range(&region, 0..WIDE, &far).start().map(drop);
+        assert!(matches!(again, Err(Error::NodeNotAllowed { node }) if node == last));
+        // Back where it may be. What lies on the other node is the kernel's to move.
+        set.write("cpuset.mems", &ids(&nodes)).unwrap();
+        go(&region, &near);
+        check_stamp(&region, 0..WIDE, 1);
+        audit(&[&near, &far], &[&region]).unwrap();
+        return;
+    }
+    if let Err(error) = Cpuset::new("probe", &ids(&nodes)) {
+        return skip(NAME, &error);
+    }
+    let (end, text) = run_case(NAME, "inside");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
+
+#[test]
+fn an_unprivileged_user_leaps_between_nodes() {
+    const NAME: &str = "an_unprivileged_user_leaps_between_nodes";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let last = *nodes.last().unwrap();
+    let scene = || {
+        let pools = pools_on(&[nodes[0], last], PageSize::Base, BYTES).unwrap();
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        for (pool, node) in [(&pools[1], last), (&pools[0], nodes[0])] {
+            go(&region, pool);
+            check_on(&region, node);
+            check_stamp(&region, 0..BYTES, 1);
+        }
+    };
+    if !is_root() {
+        return scene();
+    }
+    if case().is_some() {
+        // SAFETY: changes this process only, which runs nothing else; afterwards its own files of /proc belong to it again.
+        unsafe {
+            assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
+            assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
+        }
+        assert!(!is_root());
+        return scene();
+    }
+    let (end, text) = run_case(NAME, "inside");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
+
+#[test]
+fn verification_notices_what_the_kernel_has_moved() {
+    const NAME: &str = "verification_notices_what_the_kernel_has_moved";
+    /// Also pages that several processes or mappings share (include/uapi/linux/mempolicy.h).
+    const MPOL_MF_MOVE_ALL: libc::c_int = 4;
+    /// Pages that the system call moves.
+    const MOVED: usize = 7;
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    if !is_root() {
+        return skip(NAME, &"only root may move pages that are mapped more than once");
+    }
+    let last = *nodes.last().unwrap();
+    let pools = pools_on(&[nodes[0], last], PageSize::Base, BYTES).unwrap();
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    check_on(&region, nodes[0]);
+    let addresses: Vec<usize> =
+        (0..MOVED).map(|i| region.as_ptr().as_ptr() as usize + i * 11 * 4096).collect();
+    let mut status = [-1i32; MOVED];
+    let targets = [last.0 as i32; MOVED];
+    // SAFETY: three lists of MOVED entries; pages keep their addresses and contents.
+    let left = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0,
+            MOVED,
+            addresses.as_ptr(),
+            targets.as_ptr(),
+            status.as_mut_ptr(),
+            MPOL_MF_MOVE_ALL,
+        )
+    };
+    assert_eq!((left, status), (0, [last.0 as i32; MOVED]), "{}", std::io::Error::last_os_error());
+    assert_eq!(numa_maps(&region)[&last], MOVED * 4096);
+    for verified in [region.verify().unwrap(), pools[0].verify().unwrap()] {
+        assert_eq!((verified.misplaced, verified.found.on(last)), (MOVED as u64, MOVED as u64), "{verified}");
+        assert!(!verified.is_right());
+    }
+    check_stamp(&region, 0..BYTES, 1);
+    // A leap brings everything where it belongs again; the frames left behind stay where the kernel has put them, and are noticed there.
+    go(&region, &pools[1]);
+    check_on(&region, last);
+    assert_eq!(pools[0].verify().unwrap().misplaced, MOVED as u64);
+    assert!(pools[1].verify().unwrap().is_right());
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+#[test]
+fn numa_balancing_leaves_pages_where_they_were_put() {
+    const NAME: &str = "numa_balancing_leaves_pages_where_they_were_put";
+    const SWITCH: &str = "/proc/sys/kernel/numa_balancing";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let before = match fs::read_to_string(SWITCH) {
+        Ok(before) if is_root() => before,
+        Ok(_) => return skip(NAME, &"only root can turn it on"),
+        Err(error) => return skip(NAME, &format!("{SWITCH}: {error}")),
+    };
+    /// Sets it back, also when a check fails.
+    struct Back(String);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            let _ = fs::write(SWITCH, self.0.trim());
+        }
+    }
+    let _back = Back(before);
+    fs::write(SWITCH, "1").unwrap();
+    let last = *nodes.last().unwrap();
+    let pools = pools_on(&[nodes[0], last], PageSize::Base, BYTES).unwrap();
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    let words = region.atomics_u64(0..BYTES).unwrap();
+    let began = std::time::Instant::now();
+    let mut round = 0;
+    // As long as the kernel needs for a few rounds of its own: it looks at a process about once a second.
+    while began.elapsed() < std::time::Duration::from_secs(4) {
+        round += 1;
+        let to = round as usize % 2;
+        go(&region, &pools[to]);
+        words.iter().step_by(512).for_each(|word| word.store(round, Relaxed));
+        assert!(words.iter().step_by(512).all(|word| word.load(Relaxed) == round), "LOST a write");
+        check_on(&region, [nodes[0], last][to]);
+    }
+    for pool in &pools {
+        assert!(pool.verify().unwrap().is_right());
+    }
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}

@@ -1,0 +1,242 @@
+//! The first process (`/init`) of a guest of `cargo xtask lab`: does what `/lab/plan` says, tells the host over the second serial port, and
+//! ends the machine.
+//!
+//! The host decides what passed; this program only tells what happened, line by line:
+//!
+//! ```text
+//! @hello NONCE RELEASE NODES     after the file systems are mounted
+//! @setup PATH: ERROR             something of the plan could not be set
+//! @begin I                       test I of the plan starts, in a process of its own
+//! @skip I NAME: REASON           what it wrote to the log of skips
+//! @out I TEXT                    the end of its output, if it did not succeed
+//! @end I ENDING PASSED IGNORED KILLED MS   how it ended, what its harness counted, OOM kills meanwhile, how long it took
+//! =TEXT                          output of a command
+//! @exit CODE                     the command's exit code
+//! @beat                          every two seconds, so that silence means a hang
+//! @bye NONCE                     all was done
+//! ```
+
+mod exit;
+mod persona;
+mod plan;
+mod test;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use plan::{Mode, Plan};
+
+/// Where the plan lies in the initial file system.
+const PLAN: &str = "/lab/plan";
+
+/// The serial port that the host reads.
+const RESULTS: &str = "/dev/ttyS1";
+
+/// Time between two signs of life.
+const BEAT: Duration = Duration::from_secs(2);
+
+/// The host's end of the conversation. Lines of several threads do not mix.
+pub struct Host(Mutex<File>);
+
+impl Host {
+    /// Opens the port and makes it pass bytes on as they are.
+    fn open() -> std::io::Result<Host> {
+        let port = OpenOptions::new().write(true).open(RESULTS)?;
+        // SAFETY: both calls work on one structure of ours, which zeros are a value of; the descriptor is open.
+        unsafe {
+            let mut settings: libc::termios = std::mem::zeroed();
+            if libc::tcgetattr(port.as_raw_fd(), &mut settings) == 0 {
+                libc::cfmakeraw(&mut settings);
+                libc::tcsetattr(port.as_raw_fd(), libc::TCSANOW, &settings);
+            }
+        }
+        Ok(Host(Mutex::new(port)))
+    }
+
+    /// Sends one line.
+    pub fn say(&self, line: &str) {
+        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let text: String = line.chars().map(|c| if c == '\n' || c == '\r' { ' ' } else { c }).collect();
+        // Nobody else could be told that the port is gone; the host misses the line.
+        let _ = port.write_all(format!("{text}\n").as_bytes());
+    }
+}
+
+fn main() {
+    if persona::is_wanted() {
+        persona::play();
+    }
+    if std::process::id() != 1 || !Path::new(PLAN).exists() {
+        eprintln!("this is the first process of a guest of `cargo xtask lab`, and nothing else");
+        std::process::exit(2);
+    }
+    let code = match run() {
+        Ok(()) => exit::DONE,
+        Err(error) => {
+            println!("lab-guest: {error}");
+            exit::BROKEN
+        }
+    };
+    exit::machine(code);
+}
+
+fn run() -> Result<(), String> {
+    let problems = mount();
+    // Before anything else, so that even trouble at the start can be told.
+    let host: &'static Host =
+        Box::leak(Box::new(Host::open().map_err(|error| format!("{RESULTS}: {error}"))?));
+    let plan = Plan::parse(&fs::read_to_string(PLAN).map_err(|error| format!("{PLAN}: {error}"))?)?;
+    host.say(&format!("@hello {} {} {}", plan.nonce, release(), online_nodes()));
+    problems.iter().for_each(|problem| host.say(&format!("@setup {problem}")));
+    for (path, value) in &plan.writes {
+        if let Err(error) = fs::write(path, value) {
+            host.say(&format!("@setup {path}: {error}"));
+        } else if path.ends_with("nr_hugepages") {
+            let now = fs::read_to_string(path).unwrap_or_default();
+            if now.trim() != value {
+                host.say(&format!("@setup {path}: {} instead of {value}", now.trim()));
+            }
+        }
+    }
+    std::thread::spawn(|| {
+        loop {
+            host.say("@beat");
+            std::thread::sleep(BEAT);
+        }
+    });
+    match plan.mode {
+        Mode::Tests => {
+            let tests = plan.tests.iter().enumerate();
+            tests.for_each(|(number, test)| test::run(host, &plan, number, test));
+        }
+        Mode::Command => command(host, &plan)?,
+        Mode::Shell => shell(&plan)?,
+        Mode::BrokenPanic => {
+            host.say("@begin 0");
+            fs::write("/proc/sysrq-trigger", "c").map_err(|error| error.to_string())?;
+        }
+        Mode::BrokenHang => {
+            host.say("@begin 0");
+            // The signs of life need the port as well.
+            let _silence = host.0.lock();
+            exit::stop();
+        }
+        Mode::BrokenMemory => {
+            host.say("@begin 0");
+            persona::exhaust();
+        }
+        Mode::BrokenCut => {
+            // A result that stops in the middle of a line, as if the port had been cut off, and an ending that looks well.
+            host.say("@begin 0");
+            let mut port = host.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = port.write_all(b"@end 0 exi");
+            return Ok(());
+        }
+        Mode::BrokenEarly => return Ok(()),
+    }
+    host.say(&format!("@bye {}", plan.nonce));
+    Ok(())
+}
+
+/// Mounts what tests need. Returns what did not work.
+fn mount() -> Vec<String> {
+    const MOUNTS: [(&str, &str, &str); 5] = [
+        ("proc", "/proc", ""),
+        ("sysfs", "/sys", ""),
+        ("devtmpfs", "/dev", ""),
+        ("tmpfs", "/tmp", "mode=1777"),
+        ("cgroup2", "/sys/fs/cgroup", ""),
+    ];
+    let mut problems = Vec::new();
+    for (kind, target, options) in MOUNTS {
+        let _ = fs::create_dir_all(target);
+        let text = |text: &str| std::ffi::CString::new(text).expect("no NUL in a constant");
+        let (kind_c, target_c, options_c) = (text(kind), text(target), text(options));
+        // SAFETY: all pointers are strings that live until the call returns.
+        let result = unsafe {
+            libc::mount(
+                kind_c.as_ptr(),
+                target_c.as_ptr(),
+                kind_c.as_ptr(),
+                0,
+                options_c.as_ptr().cast::<libc::c_void>(),
+            )
+        };
+        let error = std::io::Error::last_os_error();
+        // The kernel may have mounted /dev itself.
+        if result != 0 && error.raw_os_error() != Some(libc::EBUSY) {
+            problems.push(format!("mount {kind} on {target}: {error}"));
+        }
+    }
+    // The root keeps its controllers to itself unless told otherwise.
+    if let Err(error) = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpuset +memory") {
+        problems.push(format!("cgroup.subtree_control: {error}"));
+    }
+    problems
+}
+
+fn release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
+}
+
+/// The nodes that are online, as the kernel lists them (`0-1`).
+fn online_nodes() -> String {
+    fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default().trim().to_owned()
+}
+
+/// Runs the plan's command and passes its output on.
+fn command(host: &Host, plan: &Plan) -> Result<(), String> {
+    install_busybox()?;
+    let (program, arguments) = plan.arguments.split_first().ok_or("the plan names no command")?;
+    let (reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
+    let copy = writer.try_clone().map_err(|error| error.to_string())?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(plan.variables.iter().cloned()).current_dir("/tmp");
+    let started = command.stdin(Stdio::null()).stdout(copy).stderr(writer).spawn();
+    drop(command); // closes our ends of the pipe
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) => {
+            host.say(&format!("={program}: {error}"));
+            host.say("@exit 127");
+            return Ok(());
+        }
+    };
+    let mut reader = BufReader::new(reader);
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+        host.say(&format!("={}", String::from_utf8_lossy(&line).trim_end_matches('\n')));
+        line.clear();
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    host.say(&format!("@exit {}", test::shell_code(status)));
+    Ok(())
+}
+
+/// An interactive shell on the console, in a session of its own so that the console can be its terminal.
+fn shell(plan: &Plan) -> Result<(), String> {
+    /// Where the host's terminal is.
+    const CONSOLE: &str = "/dev/ttyS0";
+    install_busybox()?;
+    let terminal =
+        || OpenOptions::new().read(true).write(true).open(CONSOLE).map_err(|e| format!("{CONSOLE}: {e}"));
+    let mut command = Command::new("/bin/busybox");
+    command.args(["setsid", "-c", "sh", "-l"]).envs(plan.variables.iter().cloned()).current_dir("/tmp");
+    command.stdin(terminal()?).stdout(terminal()?).stderr(terminal()?);
+    command.status().map_err(|error| format!("/bin/busybox: {error}"))?;
+    Ok(())
+}
+
+/// Makes the usual commands, if there is a busybox.
+fn install_busybox() -> Result<(), String> {
+    if !Path::new("/bin/busybox").exists() {
+        return Ok(());
+    }
+    let status = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();
+    status.map(drop).map_err(|error| format!("/bin/busybox: {error}"))
+}

@@ -1,0 +1,176 @@
+//! Guests and tests that are broken on purpose: the lab boots them first and has to notice each. A lab that would take them for good could not
+//! be believed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::build::{Programs, TestId};
+use super::kernels::Kernel;
+use super::machine::{Job, Lab};
+use super::topology::Topology;
+use super::transcript::{Judged, Outcome, Row};
+
+/// Name of the group in the results.
+pub const NAME: &str = "broken-guests";
+
+/// A small machine: it runs out of memory sooner.
+const MACHINE: &str = "about = 'small'\n[[node]]\nid = 0\nmemory_mb = 256\ncpus = 1";
+
+/// A guest that breaks, and what the lab has to say about it.
+struct Case {
+    name: &'static str,
+    mode: &'static str,
+    /// Part of one of the guest's problems.
+    problem: &'static str,
+    /// Part of one of the last lines of the console; empty if it need not say anything.
+    console: &'static str,
+    limit: Duration,
+    silence: Duration,
+}
+
+const LONG: Duration = Duration::from_secs(120);
+/// Longer than a boot to the first line on a busy machine.
+const SHORT: Duration = Duration::from_secs(15);
+
+const GUESTS: [Case; 6] = [
+    Case {
+        name: "a_panic_is_noticed",
+        mode: "broken-panic",
+        problem: "it was reset",
+        console: "Kernel panic",
+        limit: LONG,
+        silence: LONG,
+    },
+    Case {
+        name: "a_hang_is_noticed",
+        mode: "broken-hang",
+        problem: "silent for",
+        console: "",
+        limit: LONG,
+        silence: SHORT,
+    },
+    Case {
+        name: "a_time_out_is_noticed",
+        mode: "broken-hang",
+        problem: "killed after its limit",
+        console: "",
+        limit: SHORT,
+        silence: LONG,
+    },
+    Case {
+        name: "a_guest_without_memory_is_noticed",
+        mode: "broken-memory",
+        problem: "it was reset",
+        console: "deadlocked on memory",
+        limit: LONG,
+        silence: LONG,
+    },
+    Case {
+        name: "truncated_results_are_noticed",
+        mode: "broken-cut",
+        problem: "line(s) that are no results",
+        console: "",
+        limit: LONG,
+        silence: LONG,
+    },
+    Case {
+        name: "an_early_end_is_noticed",
+        mode: "broken-early",
+        problem: "done everything",
+        console: "",
+        limit: LONG,
+        silence: LONG,
+    },
+];
+
+/// Tests that misbehave in a guest that works, and how each has to be judged. An empty text means that it has to pass.
+const TESTS: [(&str, &str); 5] = [
+    ("passes", ""),
+    ("sleeps", "time-out"),
+    ("eats", "for memory"),
+    ("dies", "exit 101"),
+    ("nothing", "counted 0"),
+];
+
+/// Seconds that a misbehaving test may take.
+const TEST_SECONDS: u64 = 10;
+
+/// The names of all cases.
+pub fn names() -> Vec<TestId> {
+    let id = |name: &str| TestId { binary: NAME.to_owned(), name: name.to_owned() };
+    let tests = TESTS.iter().map(|(name, _)| id(&format!("test_that_{name}")));
+    GUESTS.iter().map(|case| id(case.name)).chain(tests).collect()
+}
+
+/// Boots them all, one after the other. A row passes if the lab has noticed.
+pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<Vec<Row>> {
+    let topology = Topology::parse(NAME, MACHINE)?;
+    let mut rows = Vec::new();
+    let mut names = names().into_iter();
+    let mut next = || names.next().context("a name for each case");
+    for case in &GUESTS {
+        let job = Job {
+            name: format!("{NAME}-{}", case.name),
+            plan: vec![format!("mode {}", case.mode)],
+            tests: vec![TestId { binary: "broken".into(), name: "first".into() }],
+            limit: case.limit,
+            silence: case.silence,
+            ..Job::new(&topology, kernel)
+        };
+        let judged = lab.run(&job, |_, _, _| {})?.judged;
+        let row = Row { test: next()?, outcome: judge_guest(case, &judged), parts: Vec::new(), ms: 0 };
+        on_row(&row);
+        rows.push(row);
+    }
+    let tests: Vec<TestId> =
+        TESTS.iter().map(|(name, _)| TestId { binary: "broken".into(), name: (*name).to_owned() }).collect();
+    let job = Job {
+        name: format!("{NAME}-tests"),
+        plan: tests.iter().map(|test| format!("test {TEST_SECONDS} {} {}", test.binary, test.name)).collect(),
+        programs: Programs::from([("broken".to_owned(), lab.guest.clone())]),
+        tests,
+        limit: LONG,
+        ..Job::new(&topology, kernel)
+    };
+    let judged = lab.run(&job, |_, _, _| {})?.judged;
+    for ((_, wanted), seen) in TESTS.iter().zip(&judged.rows) {
+        // The guest itself has to be fine: its tests are not.
+        let outcome = match &judged.problems[..] {
+            [] => judge_test(wanted, &seen.outcome),
+            problems => Outcome::Failed(problems.join("; "), judged.console.clone()),
+        };
+        let row = Row { test: next()?, outcome, parts: Vec::new(), ms: seen.ms };
+        on_row(&row);
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
+    let failed = |reason: String| Outcome::Failed(reason, judged.console.clone());
+    if !judged.problems.iter().any(|problem| problem.contains(case.problem)) {
+        return failed(format!(
+            "`{}` is not among its problems: {}",
+            case.problem,
+            judged.problems.join("; ")
+        ));
+    }
+    if !judged.console.iter().any(|line| line.contains(case.console)) && !case.console.is_empty() {
+        return failed(format!("`{}` is not among the last lines of the console", case.console));
+    }
+    if !judged.rows.iter().all(|row| matches!(row.outcome, Outcome::Failed(..))) {
+        return failed("its test did not fail".to_owned());
+    }
+    Outcome::Passed
+}
+
+fn judge_test(wanted: &str, seen: &Outcome) -> Outcome {
+    match (wanted, seen) {
+        ("", Outcome::Passed) => Outcome::Passed,
+        (wanted, Outcome::Failed(reason, _)) if !wanted.is_empty() && reason.contains(wanted) => {
+            Outcome::Passed
+        }
+        (wanted, seen) => Outcome::Failed(format!("judged as {seen:?} instead of `{wanted}`"), Vec::new()),
+    }
+}

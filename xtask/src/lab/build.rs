@@ -1,0 +1,154 @@
+//! Static builds of what runs in a guest: the test binaries, the first process, and the `pageleap` command.
+//!
+//! They are compiled for the host's own target, only without shared libraries, so the host can run them too: it asks the test binaries for
+//! their tests.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::commands::Workspace;
+
+/// Stock kernels boot on this only.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The test binaries that mean something on another kernel or another machine. Those left out look at recorded machines or at models only.
+pub const TEST_BINARIES: [&str; 13] = [
+    "attributes",
+    "bad_input",
+    "contract",
+    "fault_injection",
+    "heap",
+    "leap",
+    "limits",
+    "model_and_kernel",
+    "nodes",
+    "placement",
+    "signal_threads",
+    "signals",
+    "stress",
+];
+
+/// A test in a binary.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TestId {
+    /// Name of the binary.
+    pub binary: String,
+    /// Name of the test in it.
+    pub name: String,
+}
+
+impl std::fmt::Display for TestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}::{}", self.binary, self.name)
+    }
+}
+
+/// Programs by name.
+pub type Programs = BTreeMap<String, PathBuf>;
+
+/// What cargo says about something that it has built.
+#[derive(Debug, Deserialize)]
+struct Message {
+    reason: String,
+    target: Option<Target>,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Target {
+    name: String,
+}
+
+/// Builds the test binaries.
+pub fn tests(workspace: &Workspace) -> Result<Programs> {
+    let mut arguments = vec!["test", "-p", "pageleap", "--no-run"];
+    TEST_BINARIES.iter().for_each(|name| arguments.extend(["--test", name]));
+    build(workspace, &arguments)
+}
+
+/// Builds the first process of guests.
+pub fn guest(workspace: &Workspace) -> Result<PathBuf> {
+    let mut programs = build(workspace, &["build", "-p", "lab-guest"])?;
+    programs.remove("lab-guest").context("cargo has built no lab-guest")
+}
+
+/// Builds the `pageleap` command.
+pub fn pageleap(workspace: &Workspace) -> Result<PathBuf> {
+    let mut programs = build(workspace, &["build", "--release", "-p", "pageleap-cli"])?;
+    programs.remove("pageleap").context("cargo has built no pageleap")
+}
+
+fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
+    ensure!(
+        cfg!(target_arch = "x86_64"),
+        "the lab boots x86-64 kernels: it needs an x86-64 machine to build on"
+    );
+    // Its own folder: other compiler flags would throw away what the other steps have built, and the other way round.
+    let own = Workspace { target: workspace.target.join("lab").join("build"), ..workspace.clone() };
+    let mut command = own.cargo(arguments);
+    let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
+    flags.push(" -C target-feature=+crt-static -C strip=debuginfo");
+    command.args(["--target", TARGET, "--message-format=json-render-diagnostics"]).env("RUSTFLAGS", flags);
+    command.stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = command.output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("cargo {} failed: {}", arguments.join(" "), output.status);
+    }
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// The executables that cargo's messages name.
+fn parse(messages: &str) -> Result<Programs> {
+    let mut programs = Programs::new();
+    for line in messages.lines() {
+        let message: Message = serde_json::from_str(line)
+            .with_context(|| format!("cargo said something that is no message: {line}"))?;
+        if message.reason == "compiler-artifact"
+            && let (Some(target), Some(executable)) = (message.target, message.executable)
+        {
+            programs.insert(target.name, executable);
+        }
+    }
+    Ok(programs)
+}
+
+/// The tests of the binaries, as these list them.
+pub fn list(programs: &Programs) -> Result<Vec<TestId>> {
+    let mut tests = Vec::new();
+    for (binary, path) in programs {
+        let output = Command::new(path)
+            .args(["--list", "--format", "terse"])
+            .output()
+            .with_context(|| format!("cannot start {}", path.display()))?;
+        ensure!(output.status.success(), "{} --list failed: {}", path.display(), output.status);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        tests.extend(names.map(|name| TestId { binary: binary.clone(), name: name.to_owned() }));
+    }
+    ensure!(!tests.is_empty(), "the test binaries list no tests");
+    Ok(tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executables_are_found_among_the_messages() {
+        let text = concat!(
+            r#"{"reason":"compiler-artifact","target":{"name":"pageleap"},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"leap"},"executable":"/t/leap-1","fresh":true}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        let programs = parse(text).unwrap();
+        assert_eq!(programs.into_iter().collect::<Vec<_>>(), [("leap".to_owned(), "/t/leap-1".into())]);
+        assert!(parse("Compiling").is_err());
+    }
+}

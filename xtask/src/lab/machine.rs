@@ -1,0 +1,199 @@
+//! One guest: its files, its boot, and what it told.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+
+use super::build::Programs;
+use super::initramfs::Archive;
+use super::kernels::Kernel;
+use super::topology::Topology;
+use super::transcript::{Event, Expected, Judged, Transcript};
+use crate::process::{self, Limits};
+
+/// QEMU for the only machine that the lab knows.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow, but not by a factor of 60.
+const SILENCE: Duration = Duration::from_secs(120);
+
+/// What stays the same for all guests of a run.
+#[derive(Debug)]
+pub struct Lab {
+    /// Where guests have their files.
+    pub folder: PathBuf,
+    /// The first process of a guest.
+    pub guest: PathBuf,
+    /// A static busybox, if there is one.
+    pub busybox: Option<PathBuf>,
+    /// QEMU's accelerator.
+    pub accel: String,
+}
+
+/// What one guest is to do.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// The machine.
+    pub topology: &'a Topology,
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// Names the guest's files.
+    pub name: String,
+    /// Programs in `/lab/bin`.
+    pub programs: Programs,
+    /// Lines of the plan, as `xtask/guest/src/plan.rs` reads them, without the nonce.
+    pub plan: Vec<String>,
+    /// The tests that the plan names, in order.
+    pub tests: Vec<super::build::TestId>,
+    /// After which the guest is ended.
+    pub limit: Duration,
+    /// After which a silent guest is ended.
+    pub silence: Duration,
+}
+
+impl<'a> Job<'a> {
+    /// A job that does nothing yet.
+    pub fn new(topology: &'a Topology, kernel: &'a Kernel) -> Job<'a> {
+        Job {
+            topology,
+            kernel,
+            name: format!("{}-{}", topology.name, kernel.series),
+            programs: Programs::new(),
+            plan: Vec::new(),
+            tests: Vec::new(),
+            limit: Duration::from_secs(30 * 60),
+            silence: SILENCE,
+        }
+    }
+}
+
+/// What became of a guest.
+#[derive(Debug)]
+pub struct Done {
+    /// Tests and problems.
+    pub judged: Judged,
+    /// Exit code of the command, if the plan had one.
+    pub exit: Option<i32>,
+    /// Host time, which says nothing about the speed of what was tested.
+    pub elapsed: Duration,
+    /// Where its files are.
+    pub folder: PathBuf,
+}
+
+impl Lab {
+    /// Boots the guest, waits for its end, and judges. `on_event` sees what it tells as it comes.
+    pub fn run(
+        &self,
+        job: &Job<'_>,
+        mut on_event: impl FnMut(&Transcript, &Expected, Event),
+    ) -> Result<Done> {
+        let begun = Instant::now();
+        let (folder, expected) = self.prepare(job)?;
+        let console = folder.join("console.log");
+        let mut command = self.qemu(job, &folder);
+        command.arg("-serial").arg(format!("file:{}", console.display()));
+        command.args(["-chardev", "stdio,id=results,signal=off", "-serial", "chardev:results"]);
+        command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
+
+        let mut transcript = Transcript::default();
+        let mut log = BufWriter::new(File::create(folder.join("results.log"))?);
+        let limits = Limits { total: job.limit, silence: job.silence };
+        let ending = process::run_watched(command, limits, |line| {
+            // The log is for people; a full disk must not change the results.
+            let _ = writeln!(log, "{line}");
+            let _ = log.flush();
+            if let Some(event) = transcript.line(line) {
+                on_event(&transcript, &expected, event);
+            }
+        })?;
+        let why = match ending {
+            process::Ending::Silent => format!("it hung: silent for {} s", job.silence.as_secs()),
+            _ => ending.reason(job.limit),
+        };
+        let text = fs::read(&console).unwrap_or_default();
+        let judged = transcript.judge(&expected, ending, &why, &String::from_utf8_lossy(&text));
+        Ok(Done { judged, exit: transcript.exit, elapsed: begun.elapsed(), folder })
+    }
+
+    /// The same with the terminal as the guest's console.
+    pub fn interactive(&self, job: &Job<'_>) -> Result<ExitStatus> {
+        let (folder, _) = self.prepare(job)?;
+        let mut command = self.qemu(job, &folder);
+        command.args(["-serial", "mon:stdio", "-serial", "null"]);
+        command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
+        command.status().with_context(|| format!("cannot start {QEMU}"))
+    }
+
+    /// Writes the guest's initial file system.
+    fn prepare(&self, job: &Job<'_>) -> Result<(PathBuf, Expected)> {
+        let folder = self.folder.join(&job.name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let nonce = nonce();
+        let mut plan = format!("nonce {nonce}\n");
+        for (path, value) in job.topology.guest_writes() {
+            plan += &format!("write {path}={value}\n");
+        }
+        for line in &job.plan {
+            ensure!(!line.contains('\n'), "a line of the plan has a line end in it: {line:?}");
+            plan += &format!("{line}\n");
+        }
+        let path = folder.join("initramfs");
+        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut archive = Archive::new(BufWriter::new(file));
+        for folder in ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"] {
+            archive.folder(folder)?;
+        }
+        // The kernel opens it before anything is mounted.
+        archive.device("dev/console", 5, 1)?;
+        archive.file("init", &read(&self.guest)?)?;
+        archive.file("lab/plan", plan.as_bytes())?;
+        if let Some(busybox) = &self.busybox {
+            archive.file("bin/busybox", &read(busybox)?)?;
+        }
+        for (name, program) in &job.programs {
+            archive.file(&format!("lab/bin/{name}"), &read(program)?)?;
+        }
+        archive.finish()?;
+        let expected = Expected {
+            nonce,
+            release: job.kernel.release.clone(),
+            nodes: job.topology.online(),
+            tests: job.tests.clone(),
+        };
+        Ok((folder, expected))
+    }
+
+    fn qemu(&self, job: &Job<'_>, folder: &Path) -> Command {
+        let mut command = Command::new(QEMU);
+        command.args(["-accel", &self.accel, "-cpu", "max", "-nodefaults", "-no-user-config"]);
+        command.args(["-display", "none", "-no-reboot"]);
+        command.args(job.topology.qemu_options());
+        command.arg("-kernel").arg(&job.kernel.image).arg("-initrd").arg(folder.join("initramfs"));
+        let options = job.topology.kernel_options();
+        // Nothing but pageleap moves pages unless a test turns it on.
+        let append = format!("console=ttyS0 quiet panic=-1 oops=panic numa_balancing=disable{options}");
+        command.args(["-append", &append]);
+        command
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// A text that no other guest has.
+fn nonce() -> String {
+    static GUESTS: AtomicU32 = AtomicU32::new(0);
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Relaxed: only uniqueness matters, which a single atomic addition gives.
+    let guest = GUESTS.fetch_add(1, Ordering::Relaxed);
+    format!("{:x}-{:x}-{guest}", time.as_nanos(), std::process::id())
+}

@@ -1,0 +1,417 @@
+//! `cargo xtask lab`: every test on real kernels with several memory nodes, in QEMU's software emulation.
+//!
+//! One guest for each topology and kernel, two at a time at most, with many tests in each. The lab is for truth, never for speed: times of
+//! emulated machines mean nothing.
+
+mod broken;
+mod build;
+mod initramfs;
+mod kernels;
+mod machine;
+mod report;
+mod setup;
+mod topology;
+mod transcript;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{Args, Subcommand};
+
+use crate::commands::{STRESS_SECONDS_VAR, Workspace};
+use crate::table::Table;
+use build::{Programs, TestId};
+use kernels::{Kernel, SERIES};
+use machine::{Job, Lab};
+use report::{Group, Summary};
+use topology::Topology;
+use transcript::{Event, Outcome, Row};
+
+pub use setup::{Missing, missing};
+
+/// Guests that run at the same time.
+const AT_A_TIME: usize = 2;
+
+/// Seconds that a test may take. The slowest takes a quarter of it on an emulated machine.
+const TEST_SECONDS: u64 = 240;
+
+/// Seconds per case of the stress oracle in a guest.
+const STRESS_SECONDS: &str = "1";
+
+/// The topology and the kernel of what needs only one, and the topology that runs on all kernels.
+const USUAL_TOPOLOGY: &str = "two-nodes";
+const USUAL_SERIES: &str = SERIES[1];
+
+/// What is asked of the lab.
+#[derive(Debug, Args)]
+pub struct Flags {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// Only these machines, by the names of their files in lab/topologies
+    #[arg(long, global = true, value_name = "NAME", value_delimiter = ',')]
+    topology: Vec<String>,
+    /// Only these kernels: 6.1, 6.12
+    #[arg(long, global = true, value_name = "SERIES", value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// QEMU's accelerator; kvm is fast, but its memory nodes are as emulated as the others
+    #[arg(long, global = true, default_value = "tcg,thread=multi")]
+    accel: String,
+    /// Only tests whose name (binary::test) contains this text
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// List the tests and run nothing
+    #[arg(long)]
+    list: bool,
+    /// All tests on all machines with all kernels
+    #[arg(long)]
+    full: bool,
+    /// Keep the files of all guests, not only of those that failed
+    #[arg(long)]
+    keep: bool,
+    /// Count skips that a topology does not expect as failures
+    #[arg(long)]
+    deny_skip: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Installs what is missing (as root on Debian), or prints the commands
+    Setup,
+    /// A shell in a guest, with the pageleap command in it; leave it with `exit`
+    Shell,
+    /// Runs a command in a guest and passes on its output and exit code
+    Run {
+        /// The command, for example: pageleap demo
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+}
+
+/// Does what the flags say. Returns the exit code.
+pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
+    match &flags.action {
+        Some(Action::Setup) => setup::install(&kernel_folder(workspace)).map(|()| 0),
+        Some(Action::Shell) => {
+            ready(workspace)?;
+            shell(workspace, flags)
+        }
+        Some(Action::Run { command }) => {
+            ready(workspace)?;
+            run_command(workspace, flags, command)
+        }
+        None => {
+            ready(workspace)?;
+            let Some(summary) = test(workspace, flags)? else { return Ok(0) };
+            let denied = flags.deny_skip && !summary.skips.is_empty();
+            Ok(u8::from(summary.counts.failed > 0 || denied))
+        }
+    }
+}
+
+/// The usual run, as a step of `cargo xtask test`.
+pub fn step(workspace: &Workspace) -> Result<Summary> {
+    let flags = Flags {
+        action: None,
+        topology: Vec::new(),
+        kernel: Vec::new(),
+        accel: "tcg,thread=multi".to_owned(),
+        filter: String::new(),
+        list: false,
+        full: false,
+        keep: false,
+        deny_skip: false,
+    };
+    test(workspace, &flags)?.context("the lab has run nothing")
+}
+
+/// Where kernels are kept.
+pub fn kernel_folder(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("lab").join("kernels")
+}
+
+fn ready(workspace: &Workspace) -> Result<()> {
+    match missing(&kernel_folder(workspace)) {
+        Some(missing) => Err(anyhow!("{}; get it by: {}", missing.what, missing.remedy)),
+        None => Ok(()),
+    }
+}
+
+/// A guest that will be booted: where, on what, with which tests.
+struct Planned<'a> {
+    topology: &'a Topology,
+    kernel: &'a Kernel,
+    tests: Vec<TestId>,
+}
+
+fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
+    let topologies = chosen_topologies(workspace, flags)?;
+    let series = chosen_series(flags)?;
+    let programs = build::tests(workspace)?;
+    let mut all_tests = build::list(&programs)?;
+    all_tests.retain(|test| test.to_string().contains(&flags.filter));
+
+    let mut planned = Vec::new();
+    for topology in &topologies {
+        for &series in &series {
+            let usual = series == USUAL_SERIES || topology.name == USUAL_TOPOLOGY;
+            if !usual && !flags.full && flags.kernel.is_empty() {
+                continue;
+            }
+            let wanted = |test: &&TestId| flags.full || topology.wants(&test.to_string());
+            let tests: Vec<TestId> = all_tests.iter().filter(wanted).cloned().collect();
+            if !tests.is_empty() {
+                planned.push((topology, series, tests));
+            }
+        }
+    }
+    let broken = flags.topology.is_empty() || flags.topology.iter().any(|name| name == broken::NAME);
+    let broken: Vec<TestId> = broken::names()
+        .into_iter()
+        .filter(|test| broken && test.to_string().contains(&flags.filter))
+        .collect();
+    if flags.list {
+        list(&planned, &broken);
+        return Ok(None);
+    }
+    ensure!(!planned.is_empty() || !broken.is_empty(), "no test fits the flags: try --list");
+
+    let mut kernels = Vec::new();
+    let booted = planned.iter().map(|(_, series, _)| *series);
+    let needed: BTreeSet<&'static str> = booted.chain((!broken.is_empty()).then_some(USUAL_SERIES)).collect();
+    for series in needed {
+        kernels.push(kernels::get(&kernel_folder(workspace), series)?);
+    }
+    let of = |series: &str| kernels.iter().find(|kernel| kernel.series == series).context("got above");
+    let mut guests = VecDeque::new();
+    for (topology, series, tests) in planned {
+        guests.push_back(Planned { topology, kernel: of(series)?, tests });
+    }
+    // The longest first, so that none of them runs alone at the end.
+    guests.make_contiguous().sort_by_key(|guest| std::cmp::Reverse(guest.tests.len()));
+
+    let lab = lab(workspace, flags)?;
+    let mut groups = run_guests(&lab, guests, &programs, flags.keep, |lab| {
+        if broken.is_empty() { Ok(None) } else { run_broken(lab, of(USUAL_SERIES)?, flags.keep).map(Some) }
+    })?;
+    groups.sort_by(|a, b| (&a.topology, &a.kernel).cmp(&(&b.topology, &b.kernel)));
+    print!("{}", report::text(&groups, flags.deny_skip));
+    Ok(Some(report::summary(&groups)))
+}
+
+fn list(planned: &[(&Topology, &'static str, Vec<TestId>)], broken: &[TestId]) {
+    let mut table = Table::new(&["topology", "kernel", "tests", "about"]);
+    for (topology, series, tests) in planned {
+        table.row(&[&topology.name, series, &tests.len().to_string(), &topology.about]);
+    }
+    if !broken.is_empty() {
+        let about = "broken on purpose: the lab has to notice";
+        table.row(&[broken::NAME, USUAL_SERIES, &broken.len().to_string(), about]);
+    }
+    let tests: BTreeSet<&TestId> = planned.iter().flat_map(|(_, _, tests)| tests).chain(broken).collect();
+    tests.iter().for_each(|test| println!("{test}"));
+    print!("\n{table}");
+    let total: usize = planned.iter().map(|(_, _, tests)| tests.len()).sum();
+    println!("{} tests in all", total + broken.len());
+}
+
+fn chosen_topologies(workspace: &Workspace, flags: &Flags) -> Result<Vec<Topology>> {
+    let mut all = Topology::read_all(&workspace.root.join("lab").join("topologies"))?;
+    for name in &flags.topology {
+        let known: Vec<&str> = all.iter().map(|topology| topology.name.as_str()).collect();
+        ensure!(
+            known.contains(&name.as_str()) || name == broken::NAME,
+            "there is no topology {name}; there are {}, {}",
+            known.join(", "),
+            broken::NAME
+        );
+    }
+    all.retain(|topology| flags.topology.is_empty() || flags.topology.contains(&topology.name));
+    Ok(all)
+}
+
+fn chosen_series(flags: &Flags) -> Result<Vec<&'static str>> {
+    if let Some(unknown) = flags.kernel.iter().find(|name| !SERIES.contains(&name.as_str())) {
+        bail!("the lab knows no kernel {unknown}; it knows {}", SERIES.join(", "));
+    }
+    let asked = |series: &&str| flags.kernel.is_empty() || flags.kernel.iter().any(|name| name == series);
+    Ok(SERIES.into_iter().filter(asked).collect())
+}
+
+fn lab(workspace: &Workspace, flags: &Flags) -> Result<Lab> {
+    let folder = workspace.target.join("lab").join("guests");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let guest = build::guest(workspace)?;
+    Ok(Lab { folder: folder.canonicalize()?, guest, busybox: setup::busybox(), accel: flags.accel.clone() })
+}
+
+/// Runs all guests, [`AT_A_TIME`], with `first` as one of the things to do.
+fn run_guests(
+    lab: &Lab,
+    guests: VecDeque<Planned<'_>>,
+    programs: &Programs,
+    keep: bool,
+    first: impl FnOnce(&Lab) -> Result<Option<Group>> + Send,
+) -> Result<Vec<Group>> {
+    let queue = Mutex::new(guests);
+    let groups = Mutex::new(Vec::new());
+    let done = |group| groups.lock().unwrap_or_else(PoisonError::into_inner).push(group);
+    let work = || -> Result<()> {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(guest) = next else { return Ok(()) };
+            done(run_guest(lab, &guest, programs, keep)?);
+        }
+    };
+    thread::scope(|scope| {
+        let mut workers: Vec<_> = (1..AT_A_TIME).map(|_| scope.spawn(work)).collect();
+        workers.push(scope.spawn(|| {
+            if let Some(group) = first(lab)? {
+                done(group);
+            }
+            work()
+        }));
+        let results: Vec<Result<()>> = workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
+            .collect();
+        results.into_iter().collect::<Result<()>>()
+    })?;
+    Ok(groups.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) -> Result<Group> {
+    let Planned { topology, kernel, tests } = guest;
+    let mut job = Job::new(topology, kernel);
+    job.plan.push(format!("env {STRESS_SECONDS_VAR}={STRESS_SECONDS}"));
+    job.plan.push("env PAGELEAP_LAB=1".to_owned());
+    job.plan.push("env RUST_BACKTRACE=1".to_owned());
+    job.plan.extend(tests.iter().map(|test| format!("test {TEST_SECONDS} {} {}", test.binary, test.name)));
+    let used: BTreeSet<&String> = tests.iter().map(|test| &test.binary).collect();
+    job.programs = programs
+        .iter()
+        .filter(|(name, _)| used.contains(name))
+        .map(|(a, b)| (a.clone(), b.clone()))
+        .collect();
+    job.tests = tests.clone();
+    let name = format!("{}/{}", topology.name, kernel.series);
+    println!("lab: {name}: {} tests on Linux {}", tests.len(), kernel.release);
+    let begun = Instant::now();
+    let done = lab.run(&job, |transcript, expected, event| match event {
+        Event::Booted => println!("lab: {name}: booted [{:.1} s]", begun.elapsed().as_secs_f64()),
+        Event::Ended(number) if number < expected.tests.len() => {
+            show(&name, &transcript.row(expected, number));
+        }
+        Event::Ended(_) | Event::Output(_) => {}
+    })?;
+    let series = kernel.series;
+    let judged = done.judged;
+    let expects = |skip: &str| topology.expects_skip(series, skip).map(str::to_owned);
+    let group = Group::new(&topology.name, series, judged.rows, expects);
+    let group = Group { problems: judged.problems, console: judged.console, elapsed: done.elapsed, ..group };
+    println!("lab: {name}: {}", group.counts());
+    if !keep && group.counts().failed == 0 {
+        fs::remove_dir_all(&done.folder)
+            .with_context(|| format!("cannot remove {}", done.folder.display()))?;
+    } else {
+        println!("lab: {name}: its files are in {}", done.folder.display());
+    }
+    Ok(group)
+}
+
+fn show(guest: &str, row: &Row) {
+    let result = match &row.outcome {
+        Outcome::Passed => "ok".to_owned(),
+        Outcome::Failed(reason, _) => format!("FAILED: {reason}"),
+        Outcome::Skipped(reason) => format!("SKIP: {reason}"),
+    };
+    println!("lab: {guest} {} ... {result} [{:.1} s emulated]", row.test, row.ms as f64 / 1e3);
+    row.parts.iter().for_each(|part| println!("lab: {guest} {} ... part SKIP {part}", row.test));
+}
+
+fn run_broken(lab: &Lab, kernel: &Kernel, keep: bool) -> Result<Group> {
+    let begun = Instant::now();
+    let name = format!("{}/{}", broken::NAME, kernel.series);
+    let rows = broken::run(lab, kernel, |row| show(&name, row))?;
+    let group = Group::new(broken::NAME, kernel.series, rows, |_| None);
+    let group = Group { elapsed: begun.elapsed(), ..group };
+    if !keep && group.counts().failed == 0 {
+        for entry in fs::read_dir(&lab.folder)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(broken::NAME) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+    }
+    Ok(group)
+}
+
+/// The one machine of a shell or a command.
+fn single(workspace: &Workspace, flags: &Flags) -> Result<(Topology, Kernel)> {
+    let name = match &flags.topology[..] {
+        [] => USUAL_TOPOLOGY,
+        [name] => name,
+        _ => bail!("one topology at a time"),
+    };
+    let series = match (&flags.kernel[..], &chosen_series(flags)?[..]) {
+        ([], _) => USUAL_SERIES,
+        (_, [series]) => series,
+        _ => bail!("one kernel at a time"),
+    };
+    let topologies = chosen_topologies(workspace, flags)?;
+    let topology = topologies.into_iter().find(|topology| topology.name == name);
+    let topology = topology.with_context(|| format!("there is no topology {name}"))?;
+    Ok((topology, kernels::get(&kernel_folder(workspace), series)?))
+}
+
+/// A job with the `pageleap` command in its guest.
+fn with_command<'a>(workspace: &Workspace, topology: &'a Topology, kernel: &'a Kernel) -> Result<Job<'a>> {
+    let mut job = Job::new(topology, kernel);
+    job.programs = Programs::from([("pageleap".to_owned(), build::pageleap(workspace)?)]);
+    job.plan.push("env PATH=/lab/bin:/bin".to_owned());
+    job.plan.push("env HOME=/tmp".to_owned());
+    Ok(job)
+}
+
+fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
+    let (topology, kernel) = single(workspace, flags)?;
+    let lab = lab(workspace, flags)?;
+    ensure!(lab.busybox.is_some(), "a shell needs busybox: apt-get install busybox-static");
+    let mut job = with_command(workspace, &topology, &kernel)?;
+    job.name += "-shell";
+    job.plan.push("mode shell".to_owned());
+    println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
+    println!("lab: software emulation: times mean nothing here");
+    lab.interactive(&job)?;
+    Ok(0)
+}
+
+fn run_command(workspace: &Workspace, flags: &Flags, command: &[String]) -> Result<u8> {
+    /// What a shell gives for a command that could not be run.
+    const NOT_RUN: u8 = 126;
+    let (topology, kernel) = single(workspace, flags)?;
+    let lab = lab(workspace, flags)?;
+    let mut job = with_command(workspace, &topology, &kernel)?;
+    job.name += "-command";
+    job.plan.push("mode command".to_owned());
+    job.plan.extend(command.iter().map(|argument| format!("arg {argument}")));
+    eprintln!(
+        "lab: {}, Linux {}; software emulation: times mean nothing here",
+        topology.about, kernel.release
+    );
+    let done = lab.run(&job, |_, _, event| {
+        if let Event::Output(line) = event {
+            println!("{line}");
+        }
+    })?;
+    done.judged.problems.iter().for_each(|problem| eprintln!("lab: {problem}"));
+    done.judged.console.iter().for_each(|line| eprintln!("lab:     {line}"));
+    match done.exit {
+        Some(code) if done.judged.problems.is_empty() => Ok(u8::try_from(code).unwrap_or(NOT_RUN)),
+        _ => Ok(NOT_RUN),
+    }
+}

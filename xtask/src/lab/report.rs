@@ -1,0 +1,222 @@
+//! The results of all guests: table, failures, skips, totals.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::transcript::{Outcome, Row};
+use crate::table::{Table, seconds};
+use crate::tally::{Counts, Skip};
+
+/// One guest's results, or those of the broken ones together.
+#[derive(Debug)]
+pub struct Group {
+    /// Name of the topology.
+    pub topology: String,
+    /// Series of the kernel.
+    pub kernel: String,
+    /// Its tests.
+    pub rows: Vec<Row>,
+    /// What was wrong with the guest.
+    pub problems: Vec<String>,
+    /// The last lines of its console, if something was.
+    pub console: Vec<String>,
+    /// How long it took. Emulated time: no measure of anything else.
+    pub elapsed: Duration,
+    /// Skips that the topology's file expects, with the file's reason.
+    pub expected: Vec<(Skip, String)>,
+    /// Other skips, of tests and of parts of tests.
+    pub unexpected: Vec<Skip>,
+}
+
+impl Group {
+    /// Sorts the skips of the rows by whether `expects` knows a reason for them.
+    pub fn new(
+        topology: &str,
+        kernel: &str,
+        rows: Vec<Row>,
+        expects: impl Fn(&str) -> Option<String>,
+    ) -> Group {
+        let (mut expected, mut unexpected) = (Vec::new(), Vec::new());
+        for row in &rows {
+            let whole = match &row.outcome {
+                Outcome::Skipped(reason) => Some(Skip { name: row.test.to_string(), reason: reason.clone() }),
+                _ => None,
+            };
+            let parts = row.parts.iter().map(|part| Skip {
+                name: format!("{}::{}", row.test.binary, part.name),
+                reason: part.reason.clone(),
+            });
+            for skip in whole.into_iter().chain(parts) {
+                match expects(&skip.name) {
+                    Some(because) => expected.push((skip, because)),
+                    None => unexpected.push(skip),
+                }
+            }
+        }
+        Group {
+            topology: topology.to_owned(),
+            kernel: kernel.to_owned(),
+            rows,
+            problems: Vec::new(),
+            console: Vec::new(),
+            elapsed: Duration::ZERO,
+            expected,
+            unexpected,
+        }
+    }
+
+    /// How many tests ended how. A guest with which something is wrong is one more failure; parts are not counted.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts { failed: usize::from(!self.problems.is_empty()), ..Counts::default() };
+        for row in &self.rows {
+            match row.outcome {
+                Outcome::Passed => counts.passed += 1,
+                Outcome::Failed(..) => counts.failed += 1,
+                Outcome::Skipped(_) => counts.skipped += 1,
+            }
+        }
+        counts
+    }
+
+    fn name(&self) -> String {
+        format!("{}/{}", self.topology, self.kernel)
+    }
+}
+
+/// What the run comes to.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// All tests, and guests with which something was wrong.
+    pub counts: Counts,
+    /// Tests that failed, as `topology/kernel binary::test`.
+    pub failed: Vec<String>,
+    /// Skips that no topology expects.
+    pub skips: Vec<Skip>,
+}
+
+/// Adds everything up.
+pub fn summary(groups: &[Group]) -> Summary {
+    let mut summary = Summary::default();
+    for group in groups {
+        summary.counts += group.counts();
+        let failed = group.rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed(..)));
+        summary.failed.extend(failed.map(|row| format!("{} {}", group.name(), row.test)));
+        if !group.problems.is_empty() {
+            summary.failed.push(format!("{} (the guest)", group.name()));
+        }
+        let skips = group.unexpected.iter();
+        summary.skips.extend(
+            skips.map(|skip| Skip { name: format!("{} {}", group.name(), skip.name), ..skip.clone() }),
+        );
+    }
+    summary
+}
+
+/// Everything that people want to read at the end.
+pub fn text(groups: &[Group], deny_skip: bool) -> String {
+    let mut out = String::new();
+    let mut table = Table::new(&[
+        "topology",
+        "kernel",
+        "result",
+        "tests",
+        "passed",
+        "failed",
+        "skipped",
+        "parts skipped",
+        "s",
+    ]);
+    for group in groups {
+        let counts = group.counts();
+        let parts: usize = group.rows.iter().map(|row| row.parts.len()).sum();
+        let numbers =
+            [group.rows.len(), counts.passed, counts.failed, counts.skipped, parts].map(|n| n.to_string());
+        let result = if counts.failed > 0 { "FAILED" } else { "ok" };
+        let mut cells = vec![group.topology.as_str(), group.kernel.as_str(), result];
+        cells.extend(numbers.iter().map(String::as_str));
+        let time = seconds(group.elapsed);
+        cells.push(&time);
+        table.row(&cells);
+    }
+    // Writing to a String cannot fail.
+    let _ = write!(out, "\n{table}");
+    let _ =
+        writeln!(out, "(seconds of software emulation: they say nothing about the speed of what was tested)");
+    for group in groups {
+        for row in &group.rows {
+            if let Outcome::Failed(reason, output) = &row.outcome {
+                let _ = writeln!(out, "\nFAILED {} {}: {reason}", group.name(), row.test);
+                output.iter().for_each(|line| {
+                    let _ = writeln!(out, "    {line}");
+                });
+            }
+        }
+        if !group.problems.is_empty() {
+            let _ = writeln!(out, "\nFAILED {}: the guest:", group.name());
+            group.problems.iter().for_each(|problem| {
+                let _ = writeln!(out, "    {problem}");
+            });
+            let _ = writeln!(out, "  the end of its console:");
+            group.console.iter().for_each(|line| {
+                let _ = writeln!(out, "    {line}");
+            });
+        }
+    }
+    let expected: Vec<_> =
+        groups.iter().flat_map(|g| g.expected.iter().map(move |e| (g.name(), e))).collect();
+    if !expected.is_empty() {
+        let _ = writeln!(out, "\n{} skips as the topologies expect them:", expected.len());
+        for (name, (skip, because)) in expected {
+            let _ = writeln!(out, "    [{name}] {}: {because}", skip.name);
+        }
+    }
+    let summary = summary(groups);
+    if !summary.skips.is_empty() {
+        let denied = if deny_skip { ", which --deny-skip counts as failures" } else { "" };
+        let _ = writeln!(out, "\n{} other skips{denied}:", summary.skips.len());
+        summary.skips.iter().for_each(|skip| {
+            let _ = writeln!(out, "    {skip}");
+        });
+    }
+    let listed: usize = groups.iter().map(|group| group.rows.len()).sum();
+    let _ = writeln!(out, "\n{} in {} machines; {listed} tests were listed", summary.counts, groups.len());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::TestId;
+    use super::*;
+
+    fn row(name: &str, outcome: Outcome) -> Row {
+        Row { test: TestId { binary: "leap".into(), name: name.into() }, outcome, parts: Vec::new(), ms: 0 }
+    }
+
+    fn group() -> Group {
+        let mut second = row("two", Outcome::Passed);
+        second.parts.push(Skip { name: "two (1g pages)".into(), reason: "none".into() });
+        let rows = vec![
+            row("one", Outcome::Skipped("alone".into())),
+            second,
+            row("three", Outcome::Failed("exit 101".into(), vec!["left != right".into()])),
+        ];
+        Group::new("tier", "6.1", rows, |name| (name == "leap::one").then(|| "it is right".to_owned()))
+    }
+
+    #[test]
+    fn skips_are_sorted_and_everything_is_counted() {
+        let mut groups = [group()];
+        assert_eq!(groups[0].counts(), Counts { passed: 1, failed: 1, skipped: 1 });
+        let total = summary(&groups);
+        assert_eq!(total.failed, ["tier/6.1 leap::three"]);
+        let skips: Vec<_> = total.skips.iter().map(Skip::to_string).collect();
+        assert_eq!(skips, ["tier/6.1 leap::two (1g pages): none"]);
+        groups[0].problems.push("it hung".into());
+        groups[0].console.push("the last line".into());
+        assert_eq!(summary(&groups).counts.failed, 2, "a guest in trouble is a failure of its own");
+        let text = text(&groups, true);
+        for wanted in ["left != right", "it hung", "the last line", "it is right", "--deny-skip", "3 tests"] {
+            assert!(text.contains(wanted), "{wanted} is not in {text}");
+        }
+    }
+}

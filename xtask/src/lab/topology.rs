@@ -1,0 +1,307 @@
+//! The machines of the lab: read from `lab/topologies/*.toml`, turned into QEMU's options and into settings of the guest.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// A machine, and what is tested on it. The files explain themselves; `two-nodes.toml` is the one to copy.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Name of the file.
+    #[serde(skip)]
+    pub name: String,
+    /// One sentence.
+    pub about: String,
+    /// The nodes, by rising id.
+    pub node: Vec<Node>,
+    /// Distances, a row and a column for each node; QEMU's (10 and 20) if left out.
+    #[serde(default)]
+    pub distances: Vec<Vec<u32>>,
+    /// What the firmware's HMAT says. With an empty list there is none.
+    #[serde(default)]
+    pub access: Vec<Access>,
+    /// Test binaries, or beginnings of names `binary::test`, to run unless all are asked for; all if left out.
+    #[serde(default)]
+    pub tests: Vec<String>,
+    /// Skips that are right on this machine.
+    #[serde(default)]
+    pub skip: Vec<ExpectedSkip>,
+}
+
+/// A memory node. One without memory and CPUs is offline: its number is a hole.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its number.
+    pub id: u32,
+    /// Megabytes of memory.
+    #[serde(default)]
+    pub memory_mb: u64,
+    /// CPUs.
+    #[serde(default)]
+    pub cpus: u32,
+    /// Huge pages of 2 MB to reserve.
+    #[serde(default)]
+    pub huge_2m: u64,
+    /// Huge pages of 1 GB to reserve, at boot.
+    #[serde(default)]
+    pub huge_1g: u64,
+    /// With HMAT, the node whose CPUs it belongs to; its own if left out.
+    pub initiator: Option<u32>,
+}
+
+impl Node {
+    fn is_hole(&self) -> bool {
+        self.memory_mb == 0 && self.cpus == 0
+    }
+
+    fn sockets(&self) -> u32 {
+        if self.is_hole() { 1 } else { self.cpus }
+    }
+}
+
+/// How fast the CPUs of one node reach the memory of another.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// Node of the CPUs.
+    pub from: u32,
+    /// Node of the memory.
+    pub to: u32,
+    /// Nanoseconds.
+    pub latency_ns: u32,
+    /// Megabytes per second.
+    pub bandwidth_mb: u32,
+}
+
+/// A skip that is no failure, even where skips are denied.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpectedSkip {
+    /// The beginning of the test's name (`binary::test`), or of the part that it skips.
+    pub test: String,
+    /// On this kernel only.
+    pub kernel: Option<String>,
+    /// Why it is right.
+    pub because: String,
+}
+
+impl Topology {
+    /// All of a folder, by name.
+    pub fn read_all(folder: &Path) -> Result<Vec<Topology>> {
+        let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let mut all = Vec::new();
+        for entry in entries {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                let text =
+                    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                all.push(Topology::parse(&name, &text).with_context(|| path.display().to_string())?);
+            }
+        }
+        ensure!(!all.is_empty(), "{} has no topologies", folder.display());
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    /// Reads one, and checks that it makes sense.
+    pub fn parse(name: &str, text: &str) -> Result<Topology> {
+        let topology = Topology { name: name.to_owned(), ..toml::from_str(text)? };
+        let nodes = &topology.node;
+        ensure!(nodes.is_sorted_by(|a, b| a.id < b.id), "nodes have rising numbers");
+        let online = |id: u32| nodes.iter().any(|node| node.id == id && !node.is_hole());
+        ensure!(nodes.iter().any(|node| node.cpus > 0 && node.memory_mb > 0), "no node has CPUs and memory");
+        let square = topology.distances.iter().all(|row| row.len() == nodes.len());
+        ensure!(
+            topology.distances.is_empty() || square && topology.distances.len() == nodes.len(),
+            "distances are a row and a column for each node"
+        );
+        for access in &topology.access {
+            ensure!(online(access.from) && online(access.to), "access names a node that is not there");
+        }
+        for node in nodes {
+            let huge = node.huge_2m * 2 + node.huge_1g * 1024;
+            ensure!(huge <= node.memory_mb, "node {} has less memory than huge pages", node.id);
+            ensure!(node.initiator.is_none_or(online), "initiator of node {} is not there", node.id);
+        }
+        Ok(topology)
+    }
+
+    /// The nodes that will be online, as the kernel lists them (`0-1,4`).
+    pub fn online(&self) -> String {
+        let ids: Vec<u32> = self.node.iter().filter(|node| !node.is_hole()).map(|node| node.id).collect();
+        let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+            [only] => only.to_string(),
+            _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        });
+        runs.collect::<Vec<_>>().join(",")
+    }
+
+    /// Options of QEMU that make the machine. Each CPU is a socket of its own, so that any node can have any of them.
+    pub fn qemu_options(&self) -> Vec<String> {
+        let mut options = Vec::new();
+        let mut add = |option: &str, value: String| options.extend([option.to_owned(), value]);
+        let hmat = !self.access.is_empty();
+        add("-machine", format!("q35{}", if hmat { ",hmat=on" } else { "" }));
+        add("-m", format!("{}M", self.node.iter().map(|node| node.memory_mb).sum::<u64>()));
+        // A hole is the node of a CPU that could be plugged in. Firmware lists CPUs by their sockets, and the kernel numbers nodes in that order:
+        // so sockets go by node, and CPUs behind the first hole are plugged in.
+        let sockets: u32 = self.node.iter().map(Node::sockets).sum();
+        let at_once: u32 = self.node.iter().take_while(|node| !node.is_hole()).map(|node| node.cpus).sum();
+        add("-smp", format!("cpus={at_once},maxcpus={sockets},sockets={sockets},cores=1,threads=1"));
+        for node in &self.node {
+            let mut text = format!("node,nodeid={}", node.id);
+            if node.memory_mb > 0 {
+                add("-object", format!("memory-backend-ram,size={}M,id=m{}", node.memory_mb, node.id));
+                text += &format!(",memdev=m{}", node.id);
+            }
+            if hmat && !node.is_hole() {
+                text += &format!(",initiator={}", node.initiator.unwrap_or(node.id));
+            }
+            add("-numa", text);
+        }
+        let mut socket = 0;
+        for node in &self.node {
+            for _ in 0..node.sockets() {
+                add("-numa", format!("cpu,node-id={},socket-id={socket}", node.id));
+                if socket >= at_once && !node.is_hole() {
+                    add("-device", format!("max-x86_64-cpu,socket-id={socket},core-id=0,thread-id=0"));
+                }
+                socket += 1;
+            }
+        }
+        for (from, row) in self.node.iter().zip(&self.distances) {
+            for (to, distance) in self.node.iter().zip(row) {
+                if from.id != to.id {
+                    add("-numa", format!("dist,src={},dst={},val={distance}", from.id, to.id));
+                }
+            }
+        }
+        for Access { from, to, latency_ns, bandwidth_mb } in &self.access {
+            let common = format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access-");
+            add("-numa", format!("{common}latency,latency={latency_ns}"));
+            add("-numa", format!("{common}bandwidth,bandwidth={bandwidth_mb}M"));
+        }
+        options
+    }
+
+    /// What the kernel has to be told at boot: pages of 1 GB are found only then.
+    pub fn kernel_options(&self) -> String {
+        let with_pages = self.node.iter().filter(|node| node.huge_1g > 0);
+        let counts: Vec<String> = with_pages.map(|node| format!("{}:{}", node.id, node.huge_1g)).collect();
+        if counts.is_empty() {
+            String::new()
+        } else {
+            format!(" hugepagesz=1G hugepages={}", counts.join(","))
+        }
+    }
+
+    /// Files that the guest writes before the tests, with their contents.
+    pub fn guest_writes(&self) -> Vec<(String, String)> {
+        // Those of 1 GB are there since boot; saying it again makes the guest check it.
+        let sizes = |node: &Node| {
+            [(2048, node.huge_2m), (1 << 20, node.huge_1g)].map(|(kb, pages)| (node.id, kb, pages))
+        };
+        let reserve = self.node.iter().flat_map(sizes).filter(|(_, _, pages)| *pages > 0);
+        let write = |(id, kb, pages): (u32, u64, u64)| {
+            let folder = format!("/sys/devices/system/node/node{id}/hugepages/hugepages-{kb}kB");
+            (format!("{folder}/nr_hugepages"), pages.to_string())
+        };
+        reserve.map(write).collect()
+    }
+
+    /// Whether a test (`binary::test`) is among those that are usually run here.
+    pub fn wants(&self, test: &str) -> bool {
+        let fits = |wanted: &String| {
+            test.starts_with(wanted) && (wanted.contains("::") || test[wanted.len()..].starts_with("::"))
+        };
+        self.tests.is_empty() || self.tests.iter().any(fits)
+    }
+
+    /// The reason why a skip is right here, if it is.
+    pub fn expects_skip(&self, kernel: &str, name: &str) -> Option<&str> {
+        let fits = |skip: &&ExpectedSkip| {
+            name.starts_with(&skip.test) && skip.kernel.as_ref().is_none_or(|only| only == kernel)
+        };
+        self.skip.iter().find(fits).map(|skip| skip.because.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPARSE: &str = r#"
+        about = "holes"
+        distances = [[10, 15, 20], [15, 10, 25], [20, 25, 10]]
+        [[node]]
+        id = 0
+        memory_mb = 512
+        cpus = 2
+        [[node]]
+        id = 1
+        [[node]]
+        id = 2
+        memory_mb = 256
+        cpus = 1
+        huge_2m = 8
+        [[skip]]
+        test = "leap::big"
+        kernel = "6.1"
+        because = "it is old"
+    "#;
+
+    #[test]
+    fn a_hole_gets_a_cpu_that_is_not_there() {
+        let topology = Topology::parse("sparse", SPARSE).unwrap();
+        assert_eq!(topology.online(), "0,2");
+        let options = topology.qemu_options().join(" ");
+        assert!(options.contains("-smp cpus=2,maxcpus=4,sockets=4"), "{options}");
+        assert!(options.contains("-numa cpu,node-id=1,socket-id=2"), "{options}");
+        assert!(
+            options.contains("-device max-x86_64-cpu,socket-id=3") && !options.contains("cpu,socket-id=2"),
+            "{options}"
+        );
+        assert!(options.contains("-m 768M") && !options.contains("id=m1"), "{options}");
+        assert!(options.contains("dist,src=1,dst=2,val=25"), "{options}");
+        assert_eq!(topology.guest_writes()[0].1, "8");
+        assert_eq!(topology.expects_skip("6.1", "leap::big (2m pages)"), Some("it is old"));
+        assert_eq!(topology.expects_skip("6.12", "leap::big"), None);
+        assert_eq!(topology.expects_skip("6.1", "leap::small"), None);
+        assert!(topology.wants("leap::small") && topology.wants("leap_more::x"), "all, if it names none");
+        let topology = Topology { tests: vec!["leap".into(), "nodes::giga".into()], ..topology };
+        assert!(topology.wants("leap::small") && topology.wants("nodes::gigabyte"));
+        assert!(!topology.wants("leap_more::x") && !topology.wants("nodes::small"));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (from, to) in [
+            ("id = 1", "id = 7"),
+            ("huge_2m = 8", "huge_2m = 800"),
+            ("[15, 10, 25], ", ""),
+            ("cpus = 2", "initiator = 1"),
+            ("about", "purpose"),
+        ] {
+            assert!(Topology::parse("x", &SPARSE.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn the_topologies_of_the_repository_are_sound() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/topologies");
+        let all = Topology::read_all(&folder).unwrap();
+        let online: Vec<_> = all.iter().map(|t| (t.name.as_str(), t.online())).collect();
+        for wanted in ["one-node", "two-nodes", "four-nodes", "tier", "sparse", "huge-on-one"] {
+            assert!(online.iter().any(|(name, _)| *name == wanted), "{online:?}");
+        }
+        for topology in &all {
+            let modest = |node: &Node| node.memory_mb <= 1536 || node.huge_1g > 0;
+            assert!(topology.node.iter().all(modest), "{}: too large", topology.name);
+        }
+    }
+}

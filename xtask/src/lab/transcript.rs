@@ -1,0 +1,399 @@
+//! What a guest has told, and what follows from it: pure. `xtask/guest/src/main.rs` has the lines.
+//!
+//! Everything that is not proven to be a pass is a failure: a test without an ending, an ending without a counted test, a guest that did not
+//! echo the nonce or did not say that it had done everything, a kernel that complained.
+
+use std::collections::BTreeMap;
+
+use super::build::TestId;
+use crate::process::Ending;
+use crate::tally::Skip;
+
+/// QEMU's exit code after the guest has said that it is done; no other ending has it.
+const DONE: i32 = 129;
+
+/// Lines of the console that are shown with a failure.
+const CONSOLE_LINES: usize = 12;
+
+/// What the kernel says on the console when something is wrong with it.
+const COMPLAINTS: [&str; 8] = [
+    "Kernel panic",
+    "BUG:",
+    "Oops",
+    "general protection fault",
+    "soft lockup",
+    "rcu: INFO:",
+    "blocked for more than",
+    "WARNING: CPU",
+];
+
+/// What a guest is expected to be.
+#[derive(Debug, Clone)]
+pub struct Expected {
+    /// Given to it alone.
+    pub nonce: String,
+    /// `uname -r`.
+    pub release: String,
+    /// Online nodes.
+    pub nodes: String,
+    /// The tests that it was given, in order.
+    pub tests: Vec<TestId>,
+}
+
+/// How one test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ran and held.
+    Passed,
+    /// It did not, or nobody knows: the reason, and its last lines.
+    Failed(String, Vec<String>),
+    /// It says that it cannot run there.
+    Skipped(String),
+}
+
+/// One row of the results.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Which test.
+    pub test: TestId,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Parts of it that were skipped, with reasons.
+    pub parts: Vec<Skip>,
+    /// How long it took by the guest's clock. Emulated, so no measure of anything.
+    pub ms: u64,
+}
+
+/// What a guest did.
+#[derive(Debug, Clone, Default)]
+pub struct Judged {
+    /// One row for each test that it was given.
+    pub rows: Vec<Row>,
+    /// What was wrong with the guest itself; not a pass if there is anything.
+    pub problems: Vec<String>,
+    /// The last lines of its console, if something was wrong.
+    pub console: Vec<String>,
+}
+
+/// What has been heard of one test.
+#[derive(Debug, Default)]
+struct Heard {
+    begun: bool,
+    skips: Vec<Skip>,
+    output: Vec<String>,
+    end: Option<End>,
+}
+
+#[derive(Debug)]
+struct End {
+    ending: String,
+    passed: u64,
+    ignored: u64,
+    killed: u64,
+    ms: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    hello: Vec<(String, String, String)>,
+    setup: Vec<String>,
+    tests: BTreeMap<usize, Heard>,
+    /// The command's exit code.
+    pub exit: Option<i32>,
+    bye: Vec<String>,
+    strange: Vec<String>,
+}
+
+/// A line that somebody may want to show at once.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The guest's first process runs.
+    Booted,
+    /// A test has ended.
+    Ended(usize),
+    /// A line of a command's output.
+    Output(String),
+}
+
+impl Transcript {
+    /// Takes one line.
+    pub fn line(&mut self, line: &str) -> Option<Event> {
+        if let Some(output) = line.strip_prefix('=') {
+            return Some(Event::Output(output.to_owned()));
+        }
+        let understood = line.strip_prefix('@').map(|line| self.message(line));
+        match understood {
+            Some(Ok(event)) => event,
+            // QEMU's own words, or half a line.
+            None | Some(Err(())) => {
+                self.strange.push(line.to_owned());
+                None
+            }
+        }
+    }
+
+    fn message(&mut self, line: &str) -> Result<Option<Event>, ()> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match word {
+            "beat" => return Ok(None),
+            "hello" => {
+                let mut words = rest.split(' ').map(str::to_owned);
+                let mut next = || words.next().ok_or(());
+                self.hello.push((next()?, next()?, next()?));
+                return Ok(Some(Event::Booted));
+            }
+            "setup" => self.setup.push(rest.to_owned()),
+            "exit" => self.exit = Some(rest.parse().map_err(drop)?),
+            "bye" => self.bye.push(rest.to_owned()),
+            "begin" | "skip" | "out" | "end" => {
+                let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+                let number: usize = number.parse().map_err(drop)?;
+                let heard = self.tests.entry(number).or_default();
+                match word {
+                    "begin" => heard.begun = true,
+                    "out" => heard.output.push(rest.to_owned()),
+                    "skip" => heard.skips.push(Skip::parse(rest).ok_or(())?),
+                    _ => {
+                        let words: Vec<&str> = rest.split(' ').collect();
+                        let [ending, passed, ignored, killed, ms] = words[..] else { return Err(()) };
+                        let number = |text: &str| text.parse().map_err(drop);
+                        if heard.end.is_some() {
+                            return Err(());
+                        }
+                        heard.end = Some(End {
+                            ending: ending.to_owned(),
+                            passed: number(passed)?,
+                            ignored: number(ignored)?,
+                            killed: number(killed)?,
+                            ms: number(ms)?,
+                        });
+                    }
+                }
+                if word == "end" {
+                    return Ok(Some(Event::Ended(number)));
+                }
+            }
+            _ => return Err(()),
+        }
+        Ok(None)
+    }
+
+    /// How a test ended, as far as is known now.
+    pub fn row(&self, expected: &Expected, number: usize) -> Row {
+        let test = expected.tests[number].clone();
+        let Some(heard) = self.tests.get(&number) else {
+            let outcome = Outcome::Failed("the guest ended before it began".to_owned(), Vec::new());
+            return Row { test, outcome, parts: Vec::new(), ms: 0 };
+        };
+        let failed = |reason: String| Outcome::Failed(reason, heard.output.clone());
+        let is_whole =
+            |skip: &&Skip| skip.name == test.name || test.name.ends_with(&format!("::{}", skip.name));
+        let whole = heard.skips.iter().find(is_whole);
+        let outcome = match &heard.end {
+            None if heard.begun => failed("the guest ended while it ran".to_owned()),
+            None => failed("the guest ended before it began".to_owned()),
+            Some(end) if end.killed > 0 => {
+                failed(format!("the kernel killed {} process(es) for memory", end.killed))
+            }
+            Some(end) if end.ending != "exit:0" => failed(end.ending.replace('_', " ").replacen(':', " ", 1)),
+            Some(End { passed: 0, ignored: 1, .. }) => Outcome::Skipped("marked #[ignore]".to_owned()),
+            Some(End { passed: 1, ignored: 0, .. }) => match whole {
+                Some(skip) => Outcome::Skipped(skip.reason.clone()),
+                None => Outcome::Passed,
+            },
+            Some(end) => failed(format!("its harness counted {} passed tests", end.passed)),
+        };
+        let parts = heard.skips.iter().filter(|skip| !is_whole(skip)).cloned().collect();
+        Row { test, outcome, parts, ms: heard.end.as_ref().map_or(0, |end| end.ms) }
+    }
+
+    /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the guest's) and what stood on the console.
+    pub fn judge(&self, expected: &Expected, ending: Ending, why: &str, console: &str) -> Judged {
+        let mut problems: Vec<String> = self.setup.iter().map(|line| format!("setting up: {line}")).collect();
+        match &self.hello[..] {
+            [] => problems.push("it never said hello".to_owned()),
+            [(nonce, release, nodes)] => {
+                let mut differ = |what: &str, said: &str, wanted: &str| {
+                    if said != wanted {
+                        problems.push(format!("its {what} is `{said}` instead of `{wanted}`"));
+                    }
+                };
+                differ("nonce", nonce, &expected.nonce);
+                differ("kernel", release, &expected.release);
+                differ("list of online nodes", nodes, &expected.nodes);
+            }
+            _ => problems.push("it said hello more than once: it was rebooted".to_owned()),
+        }
+        if self.bye != [expected.nonce.as_str()] {
+            problems.push("it did not say that it had done everything".to_owned());
+        }
+        match ending {
+            Ending::Exited(status) if status.code() == Some(DONE) => {}
+            Ending::Exited(status) if status.code() == Some(0) => {
+                problems.push("it was reset: a panic, or no more processes".to_owned());
+            }
+            Ending::Exited(status) => problems.push(format!("QEMU: {status}")),
+            Ending::TimedOut | Ending::Silent => problems.push(why.to_owned()),
+        }
+        if let Some(complaint) = console.lines().find(|line| is_complaint(line)) {
+            problems.push(format!("its kernel said: {}", complaint.trim()));
+        }
+        if !self.strange.is_empty() {
+            let last = &self.strange[self.strange.len() - 1];
+            problems.push(format!("{} line(s) that are no results, the last: {last}", self.strange.len()));
+        }
+        if let Some(number) = self.tests.keys().find(|&&number| number >= expected.tests.len()) {
+            problems.push(format!("it spoke of a test {number} that it was not given"));
+        }
+        let rows = (0..expected.tests.len()).map(|number| self.row(expected, number)).collect();
+        let console = if problems.is_empty() { Vec::new() } else { last_lines(console) };
+        Judged { rows, problems, console }
+    }
+}
+
+/// The first complaint of the kernel with what follows it, and the end.
+fn last_lines(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let end = lines.len().saturating_sub(CONSOLE_LINES);
+    let complaint = lines.iter().position(|line| is_complaint(line)).unwrap_or(end).min(end);
+    let mut shown: Vec<String> =
+        lines[complaint..].iter().take(CONSOLE_LINES / 2).map(|&line| line.to_owned()).collect();
+    let rest = end.max(complaint + shown.len());
+    if rest > complaint + shown.len() {
+        shown.push("[...]".to_owned());
+    }
+    shown.extend(lines[rest..].iter().map(|&line| line.to_owned()));
+    shown
+}
+
+fn is_complaint(line: &str) -> bool {
+    COMPLAINTS.iter().any(|text| line.contains(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    const HELLO: &str = "@hello n1 6.12.1 0-1";
+
+    fn expected() -> Expected {
+        let test = |name: &str| TestId { binary: "leap".to_owned(), name: name.to_owned() };
+        let tests = vec![test("one"), test("m::two")];
+        Expected { nonce: "n1".into(), release: "6.12.1".into(), nodes: "0-1".into(), tests }
+    }
+
+    fn exited(code: i32) -> Ending {
+        Ending::Exited(ExitStatus::from_raw(code << 8))
+    }
+
+    fn judge(lines: &[&str], ending: Ending, console: &str) -> Judged {
+        let mut transcript = Transcript::default();
+        lines.iter().for_each(|line| drop(transcript.line(line)));
+        let judged = transcript.judge(&expected(), ending, "it hung", console);
+        assert_eq!(judged.rows.len(), 2, "one row for each test, whatever happened");
+        judged
+    }
+
+    fn failed(row: &Row) -> &str {
+        match &row.outcome {
+            Outcome::Failed(reason, _) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const FINE: [&str; 7] = [
+        HELLO,
+        "@begin 0",
+        "@end 0 exit:0 1 0 0 5",
+        "@begin 1",
+        "@skip 1 two: no huge pages",
+        "@end 1 exit:0 1 0 0 5",
+        "@bye n1",
+    ];
+
+    #[test]
+    fn a_good_run_has_no_problems() {
+        let judged = judge(&FINE, exited(129), "");
+        assert!(judged.problems.is_empty(), "{:?}", judged.problems);
+        assert_eq!(judged.rows[0].outcome, Outcome::Passed);
+        assert_eq!(judged.rows[1].outcome, Outcome::Skipped("no huge pages".into()));
+    }
+
+    #[test]
+    fn anything_else_is_a_problem_of_the_guest() {
+        let without = |line: usize| -> Vec<&str> {
+            FINE.iter().enumerate().filter(|(i, _)| *i != line).map(|(_, line)| *line).collect()
+        };
+        let with = |line: usize, text: &'static str| {
+            let mut lines = FINE.to_vec();
+            lines[line] = text;
+            lines
+        };
+        let cases = [
+            (without(0), exited(129), "", "hello"),
+            (without(6), exited(129), "", "everything"),
+            (with(6, "@bye n2"), exited(129), "", "everything"),
+            (with(0, "@hello n2 6.12.1 0-1"), exited(129), "", "nonce"),
+            (with(0, "@hello n1 6.1.1 0-1"), exited(129), "", "kernel"),
+            (with(0, "@hello n1 6.12.1 0"), exited(129), "", "nodes"),
+            (with(1, HELLO), exited(129), "", "rebooted"),
+            (with(1, "@begin 7"), exited(129), "", "not given"),
+            (with(1, "qemu: no such device"), exited(129), "", "no such device"),
+            (with(1, "@setup /x: no"), exited(129), "", "/x: no"),
+            (FINE.to_vec(), exited(0), "", "reset"),
+            (FINE.to_vec(), exited(131), "", "131"),
+            (FINE.to_vec(), Ending::TimedOut, "", "it hung"),
+            (FINE.to_vec(), Ending::Silent, "", "it hung"),
+            (FINE.to_vec(), exited(129), "x\n[ 1.0] BUG: bad page", "bad page"),
+        ];
+        for (lines, ending, console, named) in cases {
+            let judged = judge(&lines, ending, console);
+            assert!(judged.problems.iter().any(|p| p.contains(named)), "{named}: {:?}", judged.problems);
+        }
+    }
+
+    #[test]
+    fn a_test_that_is_not_known_to_have_passed_has_failed() {
+        let end = |line| judge(&[HELLO, "@begin 0", line], exited(129), "").rows[0].clone();
+        assert_eq!(failed(&end("@end 0 exit:101 0 0 0 5")), "exit 101");
+        assert_eq!(failed(&end("@end 0 signal:9 0 0 0 5")), "signal 9");
+        assert_eq!(failed(&end("@end 0 time-out:30 0 0 0 5")), "time-out 30");
+        assert!(failed(&end("@end 0 exit:0 0 0 0 5")).contains("counted 0"));
+        assert!(failed(&end("@end 0 exit:0 1 0 2 5")).contains("killed 2"));
+        assert!(failed(&end("@end 0 exi")).contains("while it ran"), "half a line");
+        assert!(failed(&end("")).contains("while it ran"));
+        assert!(failed(&judge(&[HELLO], exited(129), "").rows[1]).contains("before it began"));
+    }
+
+    #[test]
+    fn a_part_that_was_skipped_leaves_the_test_passed() {
+        let lines = [HELLO, "@begin 0", "@skip 0 one (2m pages): none", "@end 0 exit:0 1 0 0 5"];
+        let row = judge(&lines, exited(129), "").rows[0].clone();
+        assert_eq!(row.outcome, Outcome::Passed);
+        assert_eq!(row.parts[0].to_string(), "one (2m pages): none");
+    }
+
+    #[test]
+    fn the_console_is_shown_from_the_complaint_and_from_the_end() {
+        let text = |complaint: &str| {
+            (0..40).map(|i| format!("{i}{}\n", if i == 5 { complaint } else { "" })).collect::<String>()
+        };
+        let shown = last_lines(&text(" BUG: x"));
+        assert_eq!((shown[0].as_str(), shown[6].as_str(), shown[7].as_str()), ("5 BUG: x", "[...]", "28"));
+        assert_eq!((shown.len(), shown[18].as_str()), (CONSOLE_LINES / 2 + 1 + CONSOLE_LINES, "39"));
+        assert_eq!(last_lines(&text("")), (28..40).map(|i| i.to_string()).collect::<Vec<_>>());
+        assert_eq!(last_lines("a\nb\n"), ["a", "b"]);
+    }
+
+    #[test]
+    fn output_and_exit_code_of_a_command_are_passed_on() {
+        let mut transcript = Transcript::default();
+        assert_eq!(transcript.line("=@bye"), Some(Event::Output("@bye".into())));
+        transcript.line("@exit 3");
+        assert_eq!(transcript.exit, Some(3));
+        assert_eq!(transcript.line("@end 0 exit:0 1 0 0 5"), Some(Event::Ended(0)));
+    }
+}
