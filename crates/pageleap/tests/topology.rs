@@ -325,7 +325,10 @@ fn thousands_of_entries_and_warnings_stay_bounded() {
     let topology = read(&tree).unwrap();
     assert_eq!(topology.nodes().len(), 2);
     let node = &topology.nodes()[0];
-    assert!(node.access.is_empty() && node.huge_pages.is_empty(), "folders that no kernel makes are left out");
+    assert!(
+        node.access.is_empty() && node.huge_pages.is_empty(),
+        "folders that no kernel makes are left out"
+    );
     let warnings = topology.warnings();
     assert!(warnings.len() == 17 && warnings[16].contains("more"), "{warnings:?}");
 }
