@@ -375,7 +375,7 @@ mod plain_tests {
     /// The same as the model checker's tests, with real threads and real futexes: what a checker's futex cannot show.
     #[test]
     fn writers_and_migrator_run_against_each_other() {
-        let moves = if cfg!(miri) { 5 } else { 500 };
+        let moves = if cfg!(miri) { 5 } else { 20_000 };
         let stop = Arc::new(AtomicBool::new(false));
         let f = Arc::new(Fixture::new(false));
         let other = f.source;
