@@ -12,6 +12,7 @@
 
 mod around;
 mod demand;
+mod features;
 mod finding;
 mod limits;
 mod memory;
@@ -22,8 +23,9 @@ mod trial;
 mod userfaultfd;
 
 pub use demand::Demand;
+pub use features::{FEATURES, Feature};
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
-pub use userfaultfd::{FEATURES, Feature, Way, WayFound};
+pub use userfaultfd::{Way, WayFound};
 
 use crate::topology::{Node, SysFiles, Topology};
 use crate::units::NodeId;
