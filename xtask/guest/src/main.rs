@@ -111,6 +111,7 @@ fn run() -> Result<(), String> {
     });
     match plan.mode {
         Mode::Tests => {
+            install_busybox()?;
             let tests = plan.tests.iter().enumerate();
             tests.for_each(|(number, test)| test::run(host, &plan, number, test));
         }

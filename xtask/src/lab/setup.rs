@@ -29,6 +29,12 @@ pub fn missing(kernel_folder: &Path) -> Option<Missing> {
             remedy: format!("{} && cargo xtask lab setup", install_line()),
         });
     }
+    if busybox().is_none() {
+        return Some(Missing {
+            what: "there is no static busybox, for tests and shells that start other programs".to_owned(),
+            remedy: format!("{} && cargo xtask lab setup", install_line()),
+        });
+    }
     // Kernels that are not here yet are fetched when they are needed; that takes Debian's tools.
     let without = SERIES.into_iter().find(|series| !kernels::is_cached(kernel_folder, series))?;
     let tool = ["apt-cache", "apt-get", "dpkg"].into_iter().find(|tool| find(tool).is_none())?;
@@ -71,7 +77,7 @@ fn install_line() -> String {
     format!("sudo apt-get update && sudo apt-get install --no-install-recommends {}", PACKAGES.join(" "))
 }
 
-/// A busybox without shared libraries, for the shell in a guest.
+/// A busybox without shared libraries: the programs of a guest.
 pub fn busybox() -> Option<PathBuf> {
     /// In the program headers of an ELF file that needs a dynamic loader stands its path.
     const LOADER: &[u8] = b"/lib64/ld-linux";
