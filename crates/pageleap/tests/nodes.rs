@@ -7,11 +7,14 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, turn};
 use pageleap::topology::Topology;
-use pageleap::{Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit};
+use pageleap::{
+    Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
+};
 
 const MB: usize = 1 << 20;
 const GB: usize = 1 << 30;
@@ -101,7 +104,11 @@ fn pools_on(nodes: &[NodeId], page: PageSize, bytes: usize) -> Result<Vec<Pool>,
 
 /// Moves a whole region, and expects that all of it has moved.
 fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report {
-    let report = Migration::new().range(region, 0..region.len(), to).start().unwrap().wait();
+    go_part(region, 0..region.len(), to)
+}
+
+fn go_part(region: &Region, range: Range<usize>, to: impl Into<pageleap::Destination>) -> pageleap::Report {
+    let report = Migration::new().range(region, range, to).start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
     report
 }
@@ -179,6 +186,41 @@ fn regions_leap_between_all_nodes() {
         }
         let all: Vec<&Pool> = pools.iter().collect();
         audit(&all, &[&region]).unwrap();
+    }
+}
+
+/// The kernel joins neighbouring mappings only if their memory policies are equal; a region in pieces cannot leap by exchanging page tables.
+#[test]
+fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
+    const NAME: &str = "mappings_are_joined_again_whatever_the_pools_were_bound_to";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    let last = *nodes.last().unwrap();
+    for page in PAGE_SIZES {
+        let pools = match pools_on(&[nodes[0], last], page, BYTES) {
+            Ok(pools) => pools,
+            Err(error) => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        let middle = BYTES / 4..BYTES / 2;
+        // Page tables that have to go elsewhere make the alias of these frames be mapped anew.
+        let astray = pools[1].on(Placement::on(last).page_tables(PageTables::Node(nodes[0])));
+        for (range, to) in [
+            (middle.clone(), astray),
+            (0..BYTES, (&pools[1]).into()),
+            (middle, (&pools[0]).into()),
+            (0..BYTES, (&pools[0]).into()),
+        ] {
+            go_part(&region, range, to);
+        }
+        check_stamp(&region, 0..BYTES, 1);
+        assert_eq!(common::region_flags(&region).len(), 1, "mappings of the region, {page} pages");
+        drop(region);
+        assert_eq!(observe::pool_mapping_count().unwrap(), pools.len(), "mappings of pools, {page} pages");
     }
 }
 

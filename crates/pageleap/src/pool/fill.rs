@@ -164,11 +164,14 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     if backend.is_host_memory() {
         check_page_size(inner.page, node, start, bytes as usize)?;
     }
-    if bound.is_ok() && !inner.page.is_hugetlb() {
-        // A page that is swapped out and in again must come back to this node.
+    if bound.is_ok() {
+        // A policy of the alias itself would go wherever its page tables go, and keep the kernel from joining mappings with and without one.
         // SAFETY: as above.
-        unsafe { backend.bind(start, bytes as usize, Policy::Bind(node.0)) }
+        unsafe { backend.bind(start, bytes as usize, Policy::Default) }
             .map_err(|errno| Error::call(Call::Bind, start, bytes as usize, errno))?;
+        if !inner.page.is_hugetlb() {
+            share.bind_file()?;
+        }
     }
     Ok(())
 }

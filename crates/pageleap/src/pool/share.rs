@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, reserve_aligned};
-use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
 use crate::observe::Attributes;
 use crate::placement::{NodeCounts, Verification};
@@ -161,26 +161,50 @@ impl Share {
         self.verify_frames(Run { first: 0, frames: self.0.frames })
     }
 
-    /// Asks the kernel where some frames lie: through a mapping of their own, part by part, because others may be changing those that they have.
+    /// Asks the kernel where some frames lie: through mappings of their own, because others may be changing those that they have.
     pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
+        let backend = &*self.0.backend;
+        let mut found = NodeCounts::default();
+        self.through_windows(run, |addr, frames, len| {
+            // SAFETY: the window is ours.
+            unsafe { backend.populate(addr, len, false) }
+                .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
+            found.join(&NodeCounts::of_range(backend, addr, frames, self.0.page)?);
+            Ok(())
+        })?;
+        Ok(Verification::of(found, &[(self.0.node, run.frames)]))
+    }
+
+    /// Has the memory file take new pages from the share's node only: one that is swapped out must come back to it.
+    pub(super) fn bind_file(&self) -> Result<(), Error> {
+        let policy = Policy::Bind(self.0.node.0);
+        self.through_windows(Run { first: 0, frames: self.0.frames }, |addr, _, len| {
+            // SAFETY: the window is ours.
+            unsafe { self.0.backend.bind(addr, len, policy) }
+                .map_err(|errno| Error::call(Call::Bind, addr, len, errno))
+        })
+    }
+
+    /// Maps some frames once more, part by part and for reading, and has each part looked at: its address, its frames, and its bytes.
+    fn through_windows(
+        &self,
+        run: Run,
+        mut look: impl FnMut(usize, u64, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         /// Bytes mapped at a time.
         const WINDOW: usize = 64 << 20;
         let inner = &*self.0;
         let page = inner.page.bytes();
         let step = (WINDOW / page).max(1);
-        let mut found = NodeCounts::default();
         for first in (run.first..run.end()).step_by(step) {
             let frames = (step as u64).min(run.end() - first);
             let len = frames as usize * page;
             let addr = reserve_aligned(&*inner.backend, len)?;
             let _window = Released { backend: &*inner.backend, addr, len };
             inner.map_beside(addr, len, inner.offset_of(first))?;
-            // SAFETY: as the mapping itself.
-            unsafe { inner.backend.populate(addr, len, false) }
-                .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
-            found.join(&NodeCounts::of_range(&*inner.backend, addr, frames, inner.page)?);
+            look(addr, frames, len)?;
         }
-        Ok(Verification::of(found, &[(inner.node, run.frames)]))
+        Ok(())
     }
 
     /// Where the free frames of a share lie that has just been filled.
