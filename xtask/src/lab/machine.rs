@@ -178,8 +178,10 @@ impl Lab {
         command.args(job.topology.qemu_options());
         command.arg("-kernel").arg(&job.kernel.image).arg("-initrd").arg(folder.join("initramfs"));
         let options = job.topology.kernel_options();
-        // Nothing but pageleap moves pages unless a test turns it on.
-        let append = format!("console=ttyS0 quiet panic=-1 oops=panic numa_balancing=disable{options}");
+        // Nothing but pageleap moves pages unless a test turns it on; and the kernel itself always lies in the same place, because at some places
+        // it would be in the way of pages of a gigabyte.
+        let append =
+            format!("console=ttyS0 quiet panic=-1 oops=panic nokaslr numa_balancing=disable{options}");
         command.args(["-append", &append]);
         command
     }
