@@ -1,6 +1,9 @@
 //! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts, and compares what it states with what the test
 //! finds out by itself in the same surroundings.
 
+#[path = "../../pageleap/tests/common/filter.rs"]
+mod filter;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -9,18 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use filter::{Action, check, install_filter};
 use serde_json::Value;
 
 /// The user without rights that every system has.
 const NOBODY: u32 = 65534;
-
-/// What a filter does with the calls that it is for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Action {
-    Errno(i32),
-    /// Ends the process.
-    Kill,
-}
 
 /// Where a command runs.
 #[derive(Clone, Debug)]
@@ -36,38 +32,6 @@ struct Place {
 const HERE: Place = Place { name: "here", user: None, filter: None, limit: None, mounts: None };
 
 const REFUSED: &[i64] = &[libc::SYS_mbind, libc::SYS_userfaultfd, libc::SYS_set_mempolicy];
-
-fn check(rc: i64) -> io::Result<()> {
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Installs a filter that treats `calls` as `action` says and lets everything else through.
-fn install_filter(action: Action, calls: &[i64]) -> io::Result<()> {
-    const LOAD_NUMBER: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const ALLOW: u32 = 0x7fff_0000;
-    let verdict = match action {
-        Action::Errno(errno) => 0x0005_0000 | errno as u32,
-        Action::Kill => 0x8000_0000,
-    };
-    let op = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    // On the stack: nothing may be allocated between fork and exec.
-    let mut program = [op(RETURN, 0, ALLOW); 32];
-    program[0] = op(LOAD_NUMBER, 0, 0);
-    for (i, call) in calls.iter().enumerate() {
-        program[1 + 2 * i] = op(JUMP_IF_EQUAL, 1, *call as u32);
-        program[2 + 2 * i] = op(RETURN, 0, verdict);
-    }
-    let len = (2 + 2 * calls.len()) as u16;
-    let filter = libc::sock_fprog { len, filter: program.as_mut_ptr() };
-    // SAFETY: the program outlives the calls, which copy it.
-    unsafe {
-        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).into())?;
-        let mode = libc::SECCOMP_MODE_FILTER;
-        check(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter).into())
-    }
-}
 
 /// A command that will run in a place.
 fn command(place: &Place, program: &Path) -> Command {

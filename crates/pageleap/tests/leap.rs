@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{
     check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
-    region_flags, skip, soon, stamp, turn,
+    region_flags, rest, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
 use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
@@ -23,9 +23,7 @@ fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
 }
 
 fn wait_until_something_moved(job: &Job) {
-    while job.progress().bytes_migrated == 0 {
-        std::thread::yield_now();
-    }
+    assert!(soon(|| job.progress().bytes_migrated > 0));
 }
 
 fn free(pools: &[Pool; 2]) -> u64 {
@@ -429,9 +427,7 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
 
     // The rest, and a cancellation that comes too late.
     let job = migration(&region, 0..LONG, far).area_bytes(1 << 20).start().unwrap();
-    while !job.is_finished() {
-        std::thread::yield_now();
-    }
+    assert!(soon(|| job.is_finished()));
     job.cancel();
     let report = job.wait();
     assert!(report.ended.is_completed(), "{report}");
@@ -532,6 +528,7 @@ fn a_job_becomes_readable_when_it_has_ended() {
             break;
         }
         before += u64::from(!ready);
+        rest();
     }
     assert!(before > 0, "it was not seen while it ran");
     assert!(readable(job.as_fd(), -1) && readable(job.as_fd(), 0), "and stays readable");
@@ -565,6 +562,7 @@ fn progress_only_grows() {
         assert!(now.bytes_migrated <= now.bytes_total, "{now:?}");
         steps += u64::from(now.bytes_migrated > last.bytes_migrated);
         last = now;
+        rest();
     }
     assert!(steps > 2, "it was not seen while it ran");
     assert_eq!(job.progress().bytes_migrated, LONG as u64);

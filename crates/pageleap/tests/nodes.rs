@@ -1,16 +1,18 @@
 //! What needs several memory nodes: that pages, and the page tables that map them, really lie where they should. `cargo xtask lab` runs this on
 //! emulated machines; on a machine with one node each test says that it is skipped.
 //!
-//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in `numa_maps` and in the nodes' `meminfo`.
+//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in `numa_maps` and in the nodes' `meminfo`. What
+//! happens where something is short or refused is in `nodes_adverse.rs`.
 
 mod common;
+#[path = "common/nodes.rs"]
+mod on_nodes;
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, turn};
+use on_nodes::{check_on, go, go_part, is_root, numa_maps, pools_on, several};
 use pageleap::topology::Topology;
 use pageleap::{
     Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
@@ -24,57 +26,6 @@ const BYTES: usize = 16 * MB;
 
 /// Page sizes of which machines usually have some on each node.
 const PAGE_SIZES: [PageSize; 3] = common::PAGE_SIZES;
-
-/// The nodes with memory, if there are several.
-fn several(test: &str) -> Option<Vec<NodeId>> {
-    let topology = Topology::read().unwrap();
-    let with_memory = topology.nodes().iter().filter(|node| node.total_bytes > 0);
-    let nodes: Vec<NodeId> = with_memory.map(|node| node.id).collect();
-    if nodes.len() < 2 {
-        skip(test, &"this machine has one memory node (see `cargo xtask lab`)");
-        return None;
-    }
-    Some(nodes)
-}
-
-fn is_root() -> bool {
-    // SAFETY: a plain call.
-    unsafe { libc::geteuid() == 0 }
-}
-
-/// Bytes of a region on each node, as `numa_maps` counts them.
-fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
-    let start = region.as_ptr().as_ptr() as usize;
-    let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
-    let mut bytes = BTreeMap::new();
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let address = usize::from_str_radix(words.next().unwrap(), 16).unwrap();
-        if !(start..start + region.len()).contains(&address) {
-            continue;
-        }
-        let mut counts = Vec::new();
-        let mut page = 0;
-        for word in words {
-            let Some((key, value)) = word.split_once('=') else { continue };
-            if let Some(node) = key.strip_prefix('N').and_then(|node| node.parse().ok()) {
-                counts.push((NodeId(node), value.parse::<usize>().unwrap()));
-            } else if key == "kernelpagesize_kB" {
-                page = value.parse::<usize>().unwrap() << 10;
-            }
-        }
-        assert!(page > 0 || counts.is_empty(), "{line}");
-        counts.iter().for_each(|(node, pages)| *bytes.entry(*node).or_default() += pages * page);
-    }
-    bytes
-}
-
-/// Expects all of a region on one node.
-fn check_on(region: &Region, node: NodeId) {
-    assert_eq!(numa_maps(region), BTreeMap::from([(node, region.len())]), "by numa_maps");
-    let verified = region.verify().unwrap();
-    assert!(verified.is_right(), "{verified}");
-}
 
 /// A field of a node's `meminfo`, in bytes, exact.
 fn meminfo(node: NodeId, field: &str) -> usize {
@@ -95,22 +46,6 @@ fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
 fn oom_kills() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().trim().parse().unwrap()
-}
-
-/// Pools of `bytes` on each of the nodes.
-fn pools_on(nodes: &[NodeId], page: PageSize, bytes: usize) -> Result<Vec<Pool>, Error> {
-    nodes.iter().map(|node| Pool::builder(*node, bytes as u64).page_size(page).build()).collect()
-}
-
-/// Moves a whole region, and expects that all of it has moved.
-fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report {
-    go_part(region, 0..region.len(), to)
-}
-
-fn go_part(region: &Region, range: Range<usize>, to: impl Into<pageleap::Destination>) -> pageleap::Report {
-    let report = Migration::new().range(region, range, to).start().unwrap().wait();
-    assert!(report.ended.is_completed(), "{report}");
-    report
 }
 
 #[test]

@@ -303,9 +303,7 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
     let to = pool.on(Placement::interleave([NODES[0], NODES[1]]).stripe_bytes(2 * PAGE));
     let migration = Migration::new().range(&region, 0..region.len(), to);
     let job = migration.area_bytes(PAGE).threads(2).start().unwrap();
-    while job.progress().bytes_migrated == 0 {
-        std::thread::yield_now();
-    }
+    assert!(common::soon(|| job.progress().bytes_migrated > 0));
     model.forbid_node(NODES[1].0);
     let report = job.wait();
     assert!(matches!(report.ended, Ended::CpusetChanged), "{report}");

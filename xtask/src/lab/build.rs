@@ -17,7 +17,7 @@ use crate::commands::Workspace;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine. Those left out look at recorded machines or at models only.
-pub const TEST_BINARIES: [&str; 13] = [
+pub const TEST_BINARIES: [&str; 14] = [
     "attributes",
     "bad_input",
     "contract",
@@ -27,6 +27,7 @@ pub const TEST_BINARIES: [&str; 13] = [
     "limits",
     "model_and_kernel",
     "nodes",
+    "nodes_adverse",
     "placement",
     "signal_threads",
     "signals",

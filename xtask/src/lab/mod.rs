@@ -315,6 +315,8 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) ->
     job.plan.push(format!("env {STRESS_SECONDS_VAR}={STRESS_SECONDS}"));
     job.plan.push("env RUST_BACKTRACE=1".to_owned());
     job.plan.push("env PATH=/bin".to_owned());
+    // Tests may change settings of the whole machine.
+    job.plan.push("env PAGELEAP_LAB=1".to_owned());
     for test in tests {
         let seconds = if is_slow(test) { SLOW_TEST_SECONDS } else { TEST_SECONDS };
         job.plan.push(format!("test {seconds} {} {}", test.binary, test.name));

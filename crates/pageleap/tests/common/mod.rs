@@ -158,9 +158,14 @@ pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
         if began.elapsed() > PATIENCE {
             return false;
         }
-        std::thread::yield_now();
+        rest();
     }
     true
+}
+
+/// Between two looks at something that changes: where CPUs are emulated, one that never rests keeps the others waiting.
+pub fn rest() {
+    std::thread::sleep(Duration::from_micros(50));
 }
 
 /// Far more time than anything takes that a test waits for.

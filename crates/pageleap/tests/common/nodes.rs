@@ -1,0 +1,79 @@
+//! What tests of several memory nodes need. The observer is never the one that the library asks (`move_pages`): the kernel's counts in
+//! `numa_maps`.
+
+#![allow(dead_code)] // each test binary uses a part of it
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+
+use crate::common::skip;
+use pageleap::topology::Topology;
+use pageleap::{Destination, Error, Migration, NodeId, PageSize, Pool, Region, Report};
+
+/// The nodes with memory, if there are several.
+pub fn several(test: &str) -> Option<Vec<NodeId>> {
+    let topology = Topology::read().unwrap();
+    let with_memory = topology.nodes().iter().filter(|node| node.total_bytes > 0);
+    let nodes: Vec<NodeId> = with_memory.map(|node| node.id).collect();
+    if nodes.len() < 2 {
+        skip(test, &"this machine has one memory node (see `cargo xtask lab`)");
+        return None;
+    }
+    Some(nodes)
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: a plain call.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Bytes of a region on each node, as `numa_maps` counts them.
+pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
+    let start = region.as_ptr().as_ptr() as usize;
+    let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let mut bytes = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let address = usize::from_str_radix(words.next().unwrap(), 16).unwrap();
+        if !(start..start + region.len()).contains(&address) {
+            continue;
+        }
+        let mut counts = Vec::new();
+        let mut page = 0;
+        for word in words {
+            let Some((key, value)) = word.split_once('=') else { continue };
+            if let Some(node) = key.strip_prefix('N').and_then(|node| node.parse().ok()) {
+                counts.push((NodeId(node), value.parse::<usize>().unwrap()));
+            } else if key == "kernelpagesize_kB" {
+                page = value.parse::<usize>().unwrap() << 10;
+            }
+        }
+        assert!(page > 0 || counts.is_empty(), "{line}");
+        counts.iter().for_each(|(node, pages)| *bytes.entry(*node).or_default() += pages * page);
+    }
+    bytes
+}
+
+/// Expects all of a region on one node.
+pub fn check_on(region: &Region, node: NodeId) {
+    assert_eq!(numa_maps(region), BTreeMap::from([(node, region.len())]), "by numa_maps");
+    let verified = region.verify().unwrap();
+    assert!(verified.is_right(), "{verified}");
+}
+
+/// Pools of `bytes` on each of the nodes.
+pub fn pools_on(nodes: &[NodeId], page: PageSize, bytes: usize) -> Result<Vec<Pool>, Error> {
+    nodes.iter().map(|node| Pool::builder(*node, bytes as u64).page_size(page).build()).collect()
+}
+
+/// Moves a whole region, and expects that all of it has moved.
+pub fn go(region: &Region, to: impl Into<Destination>) -> Report {
+    go_part(region, 0..region.len(), to)
+}
+
+pub fn go_part(region: &Region, range: Range<usize>, to: impl Into<Destination>) -> Report {
+    let report = Migration::new().range(region, range, to).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    report
+}

@@ -1,0 +1,205 @@
+//! Leaps between memory nodes under writers, and where something is short or refused: each works all the same, or ends with an error that says
+//! what to do, and nothing is lost. On a machine with one node each test says that it is skipped; see `nodes.rs`.
+
+mod common;
+#[path = "common/filter.rs"]
+mod filter;
+#[path = "common/moving.rs"]
+mod moving;
+#[path = "common/nodes.rs"]
+mod on_nodes;
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use common::{End, case, check_stamp, rest, run_case, skip, skip_page_size, soon, stamp, turn};
+use filter::{Action, install_filter};
+use moving::StopOnDrop;
+use on_nodes::{check_on, go, pools_on, several};
+use pageleap::topology::Topology;
+use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, observe};
+
+const MB: usize = 1 << 20;
+
+/// Bytes of most regions here.
+const BYTES: usize = 4 * MB;
+
+/// Writes rising values into every `threads`th word of those at `stride`, from the `first`, until told to stop; each value is checked before the
+/// next one replaces it.
+fn write_until(stop: &AtomicBool, rounds: &AtomicU64, region: &Region, first: usize, threads: usize) {
+    const STRIDE: usize = 64;
+    let words = region.atomics_u64(0..region.len()).unwrap();
+    let mine = || words.iter().step_by(STRIDE).skip(first).step_by(threads);
+    while !stop.load(Relaxed) {
+        let round = rounds.load(Relaxed);
+        for word in mine() {
+            assert_eq!(word.load(Relaxed), round, "LOST a write of round {round}");
+            word.store(round + 1, Relaxed);
+        }
+        rounds.store(round + 1, Relaxed);
+        rest();
+    }
+    let round = rounds.load(Relaxed);
+    assert!(mine().all(|word| word.load(Relaxed) == round), "LOST a write of round {round}");
+}
+
+#[test]
+fn writers_lose_nothing_between_any_two_nodes() {
+    const NAME: &str = "writers_lose_nothing_between_any_two_nodes";
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    for page in common::PAGE_SIZES {
+        let pools = match pools_on(&nodes, page, BYTES) {
+            Ok(pools) => pools,
+            Err(error) => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        let (stop, rounds) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
+        thread::scope(|scope| {
+            let _stop = StopOnDrop(&stop);
+            for (i, mine) in rounds.iter().enumerate() {
+                let (stop, region, threads) = (&stop, &region, rounds.len());
+                scope.spawn(move || write_until(stop, mine, region, i, threads));
+            }
+            for from in 0..nodes.len() {
+                for to in (0..nodes.len()).filter(|to| *to != from) {
+                    go(&region, &pools[from]);
+                    let before = rounds.each_ref().map(|mine| mine.load(Relaxed));
+                    let report = go(&region, &pools[to]);
+                    assert_eq!(report.pages.migrated as usize, BYTES / page.bytes(), "{report}");
+                    check_on(&region, nodes[to]);
+                    for (mine, before) in rounds.iter().zip(before) {
+                        assert!(soon(|| mine.load(Relaxed) > before), "a writer has stopped");
+                    }
+                }
+            }
+        });
+        let all: Vec<&Pool> = pools.iter().collect();
+        audit(&all, &[&region]).unwrap();
+    }
+}
+
+/// The kernel's limit on mappings, set back when dropped.
+struct MappingLimit(String);
+
+impl MappingLimit {
+    const FILE: &str = "/proc/sys/vm/max_map_count";
+
+    fn lower_to(count: usize) -> MappingLimit {
+        let before = fs::read_to_string(Self::FILE).unwrap();
+        fs::write(Self::FILE, count.to_string()).unwrap();
+        MappingLimit(before)
+    }
+}
+
+impl Drop for MappingLimit {
+    fn drop(&mut self) {
+        fs::write(Self::FILE, self.0.trim()).unwrap();
+    }
+}
+
+#[test]
+fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
+    const NAME: &str = "a_lower_limit_on_mappings_is_named_and_loses_nothing";
+    /// Mappings that a stripe at a time would take.
+    const STRIPES: usize = BYTES / (16 << 10);
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    if std::env::var_os("PAGELEAP_LAB").is_none() {
+        return skip(NAME, &"it lowers a limit of the whole machine (see `cargo xtask lab`)");
+    }
+    let ends = [nodes[0], *nodes.last().unwrap()];
+    let both = Pool::builder(Placement::interleave(ends), 2 * BYTES as u64).build().unwrap();
+    let region = Region::new(both.on(ends[0]), BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    let striped = || both.on(Placement::interleave(ends).stripe_bytes(BYTES / STRIPES));
+    let check = || {
+        check_stamp(&region, 0..BYTES, 1);
+        audit(&[&both], &[&region]).unwrap();
+    };
+    let mut refused = 0;
+    for spare in [0, 20, 100, STRIPES / 2] {
+        let limit = MappingLimit::lower_to(observe::mapping_count().unwrap() + spare);
+        let job = Migration::new().range(&region, 0..BYTES, striped()).start();
+        let error = match job.map(|job| job.wait()) {
+            Err(error) => error,
+            Ok(report) => {
+                assert_eq!(report.pages.total() as usize, BYTES / 4096, "{report}");
+                assert_eq!((report.pages.busy, report.pages.not_attempted), (0, 0), "{report}");
+                let Ended::Failed(error) = report.ended else { panic!("{spare} mappings were enough") };
+                error
+            }
+        };
+        assert!(error.to_string().contains("max_map_count"), "{error}");
+        refused += 1;
+        check();
+        drop(limit);
+        // With the old limit, from wherever it stands: all of it moves.
+        go(&region, striped());
+        assert!(region.verify().unwrap().is_right());
+        check();
+        go(&region, both.on(ends[0]));
+        check_on(&region, ends[0]);
+    }
+    assert_eq!(refused, 4);
+    // Few mappings are enough where stripes are none.
+    let limit = MappingLimit::lower_to(observe::mapping_count().unwrap() + 20);
+    go(&region, both.on(ends[1]));
+    check_on(&region, ends[1]);
+    drop(limit);
+    check();
+}
+
+#[test]
+fn calls_that_a_filter_refuses_are_done_without_or_named() {
+    const NAME: &str = "calls_that_a_filter_refuses_are_done_without_or_named";
+    const FILTERS: [(&str, &[libc::c_long]); 5] = [
+        ("mbind", &[libc::SYS_mbind]),
+        ("move_pages", &[libc::SYS_move_pages]),
+        ("userfaultfd", &[libc::SYS_userfaultfd]),
+        (
+            "what Docker refuses",
+            &[libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_set_mempolicy, libc::SYS_userfaultfd],
+        ),
+        ("policies", &[libc::SYS_mbind, libc::SYS_set_mempolicy]),
+    ];
+    let _turn = turn();
+    let Some(nodes) = several(NAME) else { return };
+    if let Some(wanted) = case() {
+        let (filter, errno) = wanted.split_once('/').unwrap();
+        let calls = FILTERS.iter().find(|(name, _)| *name == filter).unwrap().1;
+        install_filter(Action::Errno(errno.parse().unwrap()), calls).unwrap();
+        let topology = Topology::read().unwrap();
+        // Threads on the node's CPUs take memory of the node, whatever is refused. A node without CPUs needs a policy, of the pool or of the
+        // threads that fill it.
+        let policies = [libc::SYS_mbind, libc::SYS_set_mempolicy].iter().any(|call| !calls.contains(call));
+        let reachable = |node: &&NodeId| policies || !topology.node(**node).unwrap().cpus.is_empty();
+        let (near, beyond): (Vec<&NodeId>, Vec<&NodeId>) = nodes.iter().partition(reachable);
+        for node in beyond {
+            let error = Pool::builder(*node, BYTES as u64).build().unwrap_err();
+            assert!(matches!(&error, Error::Misplaced { node: named, .. } if named == node), "{error}");
+            assert!(error.to_string().contains("mbind"), "a remedy: {error}");
+        }
+        let pools = near.iter().map(|node| Pool::builder(**node, BYTES as u64).build());
+        let pools: Vec<Pool> = pools.collect::<Result<_, _>>().unwrap();
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        for (pool, node) in pools.iter().zip(&near).cycle().skip(1).take(2 * pools.len()) {
+            go(&region, pool);
+            check_on(&region, **node);
+            check_stamp(&region, 0..BYTES, 1);
+        }
+        audit(&pools.iter().collect::<Vec<_>>(), &[&region]).unwrap();
+        return;
+    }
+    for (filter, _) in FILTERS {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let (end, text) = run_case(NAME, &format!("{filter}/{errno}"));
+            assert_eq!(end, End::Exited(0), "{filter}, {errno}: {text}");
+        }
+    }
+}
