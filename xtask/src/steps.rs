@@ -141,6 +141,8 @@ struct Report {
     counts: Counts,
     skips: Vec<Skip>,
     failed_tests: BTreeSet<String>,
+    /// What the lab has run, if this was its step.
+    lab: Option<lab::Summary>,
 }
 
 #[derive(Debug)]
@@ -166,6 +168,7 @@ impl Report {
             counts,
             skips: Vec::new(),
             failed_tests: BTreeSet::new(),
+            lab: None,
         }
     }
 
@@ -195,7 +198,27 @@ pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
     drop(huge_pages);
     reports.extend(plan.left_out.iter().map(|&step| Report::new(step, Verdict::LeftOut)));
     reports.sort_by_key(|report| report.step);
+    let elsewhere = take_out_what_the_lab_has_run(&mut reports);
+    if elsewhere > 0 {
+        println!(
+            "\n{elsewhere} tests, or parts of tests, were skipped on this machine, but have run in the lab"
+        );
+    }
     summarize(&reports, plan.deny_skip, start.elapsed())
+}
+
+/// A test that this machine cannot run is no gap if a machine of the lab has run it. Returns how many those are.
+fn take_out_what_the_lab_has_run(reports: &mut [Report]) -> usize {
+    let Some(lab) = reports.iter_mut().find_map(|report| report.lab.take()) else { return 0 };
+    let mut total = 0;
+    for report in reports.iter_mut().filter(|report| report.step != Step::Lab) {
+        let before = report.skips.len();
+        report.skips.retain(|skip| !lab.has_run(&skip.name));
+        let taken = before - report.skips.len();
+        report.counts.skipped -= taken;
+        total += taken;
+    }
+    total
 }
 
 fn result_text(verdict: &Verdict) -> &'static str {
@@ -283,8 +306,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
                     0 => Verdict::Passed,
                     count => Verdict::Failed(format!("{count} tests or machines")),
                 };
-                let failed_tests = summary.failed.into_iter().collect();
-                Ok(Report { counts, failed_tests, skips: summary.skips, ..Report::new(step, verdict) })
+                let (failed_tests, skips) = (summary.failed.iter().cloned().collect(), summary.skips.clone());
+                Ok(Report { counts, failed_tests, skips, lab: Some(summary), ..Report::new(step, verdict) })
             }
         },
     }
@@ -459,6 +482,29 @@ mod tests {
     fn denied_skips_fail_the_run() {
         let report = tests_of(&format!("echo 'SKIP huge: none reserved'; {TWO_PASSED}"));
         assert!(!summarize(&[report], true, Duration::ZERO));
+    }
+
+    #[test]
+    fn what_the_lab_has_run_is_no_gap() {
+        let log = format!(
+            "echo 'far: one node' >> \"${SKIP_LOG_VAR}\"; echo 'near: asleep' >> \"${SKIP_LOG_VAR}\""
+        );
+        let tests = tests_of(&format!("{log}; {TWO_PASSED}"));
+        let summary = lab::Summary { passed: vec![("far".into(), Vec::new())], ..Default::default() };
+        let missed = vec![Skip { name: "tier/6.1 leap::far".into(), reason: "tired".into() }];
+        let counts = Counts { skipped: 1, ..Counts::default() };
+        let own =
+            Report { lab: Some(summary), skips: missed, counts, ..Report::new(Step::Lab, Verdict::Passed) };
+        let mut reports = [tests, own];
+        assert_eq!(take_out_what_the_lab_has_run(&mut reports), 1);
+        assert_eq!(reports[0].counts, Counts { passed: 2, failed: 0, skipped: 1 });
+        assert_eq!(reports[0].skips[0].name, "near");
+        assert_eq!(reports[1].counts.skipped, 1, "what the lab itself has skipped stays");
+        assert_eq!(
+            take_out_what_the_lab_has_run(&mut reports[..1]),
+            0,
+            "without the lab nothing is taken out"
+        );
     }
 
     #[test]

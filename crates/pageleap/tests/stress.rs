@@ -165,6 +165,9 @@ fn check_kernels_view(
     Some(frames)
 }
 
+/// There are so many leaps, however long they take: where CPUs are emulated, some take longer than a case should.
+const LEAPS: u64 = 4;
+
 fn run(case: Case, pools: [Pool; 2]) {
     let region = Region::new(&pools[0], case.bytes).unwrap();
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
@@ -209,7 +212,7 @@ fn run(case: Case, pools: [Pool; 2]) {
         let deadline = Instant::now() + Duration::from_secs(stress_seconds());
         let mut frames = region.frame_numbers().unwrap();
         let mut at = 0;
-        while Instant::now() < deadline {
+        while Instant::now() < deadline || leaps < LEAPS {
             let page = case.page.bytes();
             let area = page.max(4096 << random.below(9));
             let mut migration = Migration::new()
@@ -271,7 +274,7 @@ fn run(case: Case, pools: [Pool; 2]) {
         longest_wait / 1000
     );
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
-    assert!(leaps > 1 && writes > 1000, "the load did not run");
+    assert!(writes > 1000, "the load did not run");
     drop(region);
     assert_eq!(
         pools[0].free_bytes() + pools[1].free_bytes(),

@@ -17,6 +17,8 @@
 //! ```
 
 mod exit;
+#[path = "../../../crates/pageleap/tests/common/filter.rs"]
+mod filter;
 mod persona;
 mod plan;
 mod test;
@@ -24,12 +26,13 @@ mod test;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use plan::{Mode, Plan};
+use plan::{Mode, Plan, Who};
 
 /// Where the plan lies in the initial file system.
 const PLAN: &str = "/lab/plan";
@@ -198,6 +201,9 @@ fn command(host: &Host, plan: &Plan) -> Result<(), String> {
     let copy = writer.try_clone().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
     command.args(arguments).envs(plan.variables.iter().cloned()).current_dir("/tmp");
+    let who = plan.who;
+    // SAFETY: it makes system calls only.
+    unsafe { command.pre_exec(move || become_somebody(who)) };
     let started = command.stdin(Stdio::null()).stdout(copy).stderr(writer).spawn();
     drop(command); // closes our ends of the pipe
     let mut child = match started {
@@ -217,6 +223,33 @@ fn command(host: &Host, plan: &Plan) -> Result<(), String> {
     let status = child.wait().map_err(|error| error.to_string())?;
     host.say(&format!("@exit {}", test::shell_code(status)));
     Ok(())
+}
+
+/// Gives up the rights that `who` does not have. Runs between fork and exec.
+fn become_somebody(who: Who) -> std::io::Result<()> {
+    /// The user without rights that every system has.
+    const NOBODY: libc::uid_t = 65534;
+    /// Calls that concern this library and that Docker's default profile lets only processes with CAP_SYS_NICE make, or none.
+    const REFUSED: [libc::c_long; 5] = [
+        libc::SYS_get_mempolicy,
+        libc::SYS_set_mempolicy,
+        libc::SYS_mbind,
+        libc::SYS_move_pages,
+        libc::SYS_userfaultfd,
+    ];
+    if who == Who::Root {
+        return Ok(());
+    }
+    // SAFETY: plain calls; an empty list of groups is not read.
+    unsafe {
+        filter::check(libc::setgroups(0, std::ptr::null()).into())?;
+        filter::check(libc::setresgid(NOBODY, NOBODY, NOBODY).into())?;
+        filter::check(libc::setresuid(NOBODY, NOBODY, NOBODY).into())?;
+    }
+    match who {
+        Who::Container => filter::install_filter(filter::Action::Errno(libc::EPERM), &REFUSED),
+        Who::Root | Who::Nobody => Ok(()),
+    }
 }
 
 /// An interactive shell on the console, in a session of its own so that the console can be its terminal.

@@ -21,6 +21,17 @@ pub enum Mode {
     BrokenEarly,
 }
 
+/// Who runs the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// Root.
+    Root,
+    /// A user without rights.
+    Nobody,
+    /// The same under a seccomp filter that refuses what Docker's default profile refuses.
+    Container,
+}
+
 /// One test of a test binary.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Test {
@@ -39,6 +50,8 @@ pub struct Plan {
     pub nonce: String,
     /// What kind of run.
     pub mode: Mode,
+    /// Who runs the command.
+    pub who: Who,
     /// Environment variables of whatever is run.
     pub variables: Vec<(String, String)>,
     /// Files to write before that, with their contents.
@@ -55,6 +68,7 @@ impl Plan {
         let mut plan = Plan {
             nonce: String::new(),
             mode: Mode::Tests,
+            who: Who::Root,
             variables: Vec::new(),
             writes: Vec::new(),
             tests: Vec::new(),
@@ -70,6 +84,7 @@ impl Plan {
             match word {
                 "nonce" => plan.nonce = value.to_owned(),
                 "mode" => plan.mode = mode(value).ok_or_else(bad)?,
+                "as" => plan.who = who(value).ok_or_else(bad)?,
                 "env" => plan.variables.push(pair().ok_or_else(bad)?),
                 "write" => plan.writes.push(pair().ok_or_else(bad)?),
                 "arg" => plan.arguments.push(value.to_owned()),
@@ -103,16 +118,26 @@ fn mode(name: &str) -> Option<Mode> {
     })
 }
 
+fn who(name: &str) -> Option<Who> {
+    Some(match name {
+        "root" => Who::Root,
+        "nobody" => Who::Nobody,
+        "container" => Who::Container,
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lines_become_a_plan() {
-        let plan =
-            Plan::parse("nonce 7f\nmode command\nenv A=b=c\nwrite /sys/x=1\ntest 9 leap m::t\narg a b");
+        let plan = Plan::parse(
+            "nonce 7f\nmode command\nas nobody\nenv A=b=c\nwrite /sys/x=1\ntest 9 leap m::t\narg a b",
+        );
         let plan = plan.unwrap();
-        assert_eq!((plan.nonce.as_str(), plan.mode), ("7f", Mode::Command));
+        assert_eq!((plan.nonce.as_str(), plan.mode, plan.who), ("7f", Mode::Command, Who::Nobody));
         assert_eq!(plan.variables, [("A".to_owned(), "b=c".to_owned())]);
         assert_eq!(plan.writes, [("/sys/x".to_owned(), "1".to_owned())]);
         assert_eq!(plan.tests, [Test { seconds: 9, binary: "leap".into(), name: "m::t".into() }]);
@@ -121,7 +146,9 @@ mod tests {
 
     #[test]
     fn what_is_no_plan_is_refused() {
-        for text in ["nonsense", "mode nothing", "test x leap t", "test 1 leap", "env A", "colour red"] {
+        for text in
+            ["nonsense", "mode nothing", "as somebody", "test x leap t", "test 1 leap", "env A", "colour red"]
+        {
             assert!(Plan::parse(text).unwrap_err().contains(text), "{text}");
         }
     }

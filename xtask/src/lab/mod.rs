@@ -5,9 +5,11 @@
 
 mod broken;
 mod build;
+mod command;
 mod initramfs;
 mod kernels;
 mod machine;
+mod policy;
 mod report;
 mod setup;
 mod topology;
@@ -29,10 +31,11 @@ use crate::table::Table;
 use build::{Programs, TestId};
 use kernels::{Kernel, SERIES};
 use machine::{Job, Lab};
-use report::{Group, Summary};
+use report::Group;
 use topology::Topology;
 use transcript::{Event, Outcome, Row};
 
+pub use report::Summary;
 pub use setup::{Missing, missing};
 
 /// Software emulation, with one thread of the host for all CPUs of a guest, which take turns. With a thread for each, a guest's CPUs wait for
@@ -61,7 +64,7 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// What is asked of the lab.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(subcommand)]
     action: Option<Action>,
@@ -91,7 +94,7 @@ pub struct Flags {
     deny_skip: bool,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 enum Action {
     /// Installs what is missing (as root on Debian), or prints the commands
     Setup,
@@ -99,10 +102,15 @@ enum Action {
     Shell,
     /// Runs a command in a guest and passes on its output and exit code
     Run {
+        /// Who runs it: root, nobody, or nobody in a container that refuses what Docker's default profile refuses
+        #[arg(long = "as", value_name = "WHO", default_value = command::WHO[0], value_parser = command::WHO)]
+        who: String,
         /// The command, for example: pageleap demo
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
+    /// Asks `pageleap doctor` on all kernels, as several users, and writes the table of docs/kernel-policy.md
+    Policy,
 }
 
 /// Does what the flags say. Returns the exit code.
@@ -111,11 +119,15 @@ pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
         Some(Action::Setup) => setup::install(&kernel_folder(workspace)).map(|()| 0),
         Some(Action::Shell) => {
             ready(workspace)?;
-            shell(workspace, flags)
+            command::shell(workspace, flags)
         }
-        Some(Action::Run { command }) => {
+        Some(Action::Run { who, command }) => {
             ready(workspace)?;
-            run_command(workspace, flags, command)
+            command::run(workspace, flags, who, command)
+        }
+        Some(Action::Policy) => {
+            ready(workspace)?;
+            policy::write(workspace, flags).map(|()| 0)
         }
         None => {
             ready(workspace)?;
@@ -380,70 +392,4 @@ fn run_broken(lab: &Lab, kernel: &Kernel, keep: bool) -> Result<Group> {
         }
     }
     Ok(group)
-}
-
-/// The one machine of a shell or a command.
-fn single(workspace: &Workspace, flags: &Flags) -> Result<(Topology, Kernel)> {
-    let name = match &flags.topology[..] {
-        [] => USUAL_TOPOLOGY,
-        [name] => name,
-        _ => bail!("one topology at a time"),
-    };
-    let series = match (&flags.kernel[..], &chosen_series(flags)?[..]) {
-        ([], _) => USUAL_SERIES,
-        (_, [series]) => series,
-        _ => bail!("one kernel at a time"),
-    };
-    let topologies = chosen_topologies(workspace, flags)?;
-    let topology = topologies.into_iter().find(|topology| topology.name == name);
-    let topology = topology.with_context(|| format!("there is no topology {name}"))?;
-    Ok((topology, kernels::get(&kernel_folder(workspace), series)?))
-}
-
-/// A job with the `pageleap` command in its guest.
-fn with_command<'a>(workspace: &Workspace, topology: &'a Topology, kernel: &'a Kernel) -> Result<Job<'a>> {
-    let mut job = Job::new(topology, kernel);
-    job.programs = Programs::from([("pageleap".to_owned(), build::pageleap(workspace)?)]);
-    job.plan.push("env PATH=/lab/bin:/bin".to_owned());
-    job.plan.push("env HOME=/tmp".to_owned());
-    Ok(job)
-}
-
-fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
-    let (topology, kernel) = single(workspace, flags)?;
-    let lab = lab(workspace, flags)?;
-    ensure!(lab.busybox.is_some(), "a shell needs busybox: apt-get install busybox-static");
-    let mut job = with_command(workspace, &topology, &kernel)?;
-    job.name += "-shell";
-    job.plan.push("mode shell".to_owned());
-    println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
-    println!("lab: software emulation: times mean nothing here");
-    lab.interactive(&job)?;
-    Ok(0)
-}
-
-fn run_command(workspace: &Workspace, flags: &Flags, command: &[String]) -> Result<u8> {
-    /// What a shell gives for a command that could not be run.
-    const NOT_RUN: u8 = 126;
-    let (topology, kernel) = single(workspace, flags)?;
-    let lab = lab(workspace, flags)?;
-    let mut job = with_command(workspace, &topology, &kernel)?;
-    job.name += "-command";
-    job.plan.push("mode command".to_owned());
-    job.plan.extend(command.iter().map(|argument| format!("arg {argument}")));
-    eprintln!(
-        "lab: {}, Linux {}; software emulation: times mean nothing here",
-        topology.about, kernel.release
-    );
-    let done = lab.run(&job, |_, _, event| {
-        if let Event::Output(line) = event {
-            println!("{line}");
-        }
-    })?;
-    done.judged.problems.iter().for_each(|problem| eprintln!("lab: {problem}"));
-    done.judged.console.iter().for_each(|line| eprintln!("lab:     {line}"));
-    match done.exit {
-        Some(code) if done.judged.problems.is_empty() => Ok(u8::try_from(code).unwrap_or(NOT_RUN)),
-        _ => Ok(NOT_RUN),
-    }
 }

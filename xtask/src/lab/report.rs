@@ -92,6 +92,16 @@ pub struct Summary {
     pub failed: Vec<String>,
     /// Skips that no topology expects.
     pub skips: Vec<Skip>,
+    /// Tests that passed, without their binaries, with the parts that each guest skipped.
+    pub passed: Vec<(String, Vec<String>)>,
+}
+
+impl Summary {
+    /// Whether a guest has run the test, or the part of a test, that was skipped elsewhere.
+    pub fn has_run(&self, skipped: &str) -> bool {
+        let test = skipped.split(" (").next().unwrap_or_default();
+        self.passed.iter().any(|(name, parts)| name == test && !parts.iter().any(|part| part == skipped))
+    }
 }
 
 /// Adds everything up.
@@ -104,6 +114,12 @@ pub fn summary(groups: &[Group]) -> Summary {
         if !group.problems.is_empty() {
             summary.failed.push(format!("{} (the guest)", group.name()));
         }
+        let passed = group.rows.iter().filter(|row| row.outcome == Outcome::Passed);
+        summary
+            .passed
+            .extend(passed.map(|row| {
+                (row.test.name.clone(), row.parts.iter().map(|part| part.name.clone()).collect())
+            }));
         let skips = group.unexpected.iter();
         summary.skips.extend(
             skips.map(|skip| Skip { name: format!("{} {}", group.name(), skip.name), ..skip.clone() }),
@@ -211,6 +227,9 @@ mod tests {
         assert_eq!(total.failed, ["tier/6.1 leap::three"]);
         let skips: Vec<_> = total.skips.iter().map(Skip::to_string).collect();
         assert_eq!(skips, ["tier/6.1 leap::two (1g pages): none"]);
+        let ran = ["two", "two (2m pages)", "two (1g pages)", "one", "three", "four"]
+            .map(|name| total.has_run(name));
+        assert_eq!(ran, [true, true, false, false, false, false]);
         groups[0].problems.push("it hung".into());
         groups[0].console.push("the last line".into());
         assert_eq!(summary(&groups).counts.failed, 2, "a guest in trouble is a failure of its own");

@@ -1,0 +1,94 @@
+//! A guest with the `pageleap` command in it: a shell, or one command.
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::build::{self, Programs};
+use super::kernels::{self, Kernel};
+use super::machine::{Done, Job};
+use super::topology::Topology;
+use super::transcript::Event;
+use super::{Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab};
+use crate::commands::Workspace;
+
+/// Who may run a command in a guest, as `xtask/guest/src/plan.rs` knows them.
+pub const WHO: [&str; 3] = ["root", "nobody", "container"];
+
+/// The one machine of a shell or a command.
+fn single(workspace: &Workspace, flags: &Flags) -> Result<(Topology, Kernel)> {
+    let name = match &flags.topology[..] {
+        [] => USUAL_TOPOLOGY,
+        [name] => name,
+        _ => bail!("one topology at a time"),
+    };
+    let series = match (&flags.kernel[..], &chosen_series(flags)?[..]) {
+        ([], _) => USUAL_SERIES,
+        (_, [series]) => series,
+        _ => bail!("one kernel at a time"),
+    };
+    let topologies = chosen_topologies(workspace, flags)?;
+    let topology = topologies.into_iter().find(|topology| topology.name == name);
+    let topology = topology.with_context(|| format!("there is no topology {name}"))?;
+    Ok((topology, kernels::get(&kernel_folder(workspace), series)?))
+}
+
+/// A job with the `pageleap` command in its guest.
+fn with_pageleap<'a>(workspace: &Workspace, topology: &'a Topology, kernel: &'a Kernel) -> Result<Job<'a>> {
+    let mut job = Job::new(topology, kernel);
+    job.programs = Programs::from([("pageleap".to_owned(), build::pageleap(workspace)?)]);
+    job.plan.push("env PATH=/lab/bin:/bin".to_owned());
+    job.plan.push("env HOME=/tmp".to_owned());
+    Ok(job)
+}
+
+/// A shell on the terminal.
+pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
+    let (topology, kernel) = single(workspace, flags)?;
+    let lab = lab(workspace, flags)?;
+    ensure!(lab.busybox.is_some(), "a shell needs busybox: apt-get install busybox-static");
+    let mut job = with_pageleap(workspace, &topology, &kernel)?;
+    job.name += "-shell";
+    job.plan.push("mode shell".to_owned());
+    println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
+    println!("lab: software emulation: times mean nothing here");
+    lab.interactive(&job)?;
+    Ok(0)
+}
+
+/// Runs a command, passes on its output, and returns its exit code.
+pub fn run(workspace: &Workspace, flags: &Flags, who: &str, command: &[String]) -> Result<u8> {
+    /// What a shell gives for a command that could not be run.
+    const NOT_RUN: u8 = 126;
+    let done = in_guest(workspace, flags, who, command, |line| println!("{line}"))?;
+    done.judged.problems.iter().for_each(|problem| eprintln!("lab: {problem}"));
+    done.judged.console.iter().for_each(|line| eprintln!("lab:     {line}"));
+    match done.exit {
+        Some(code) if done.judged.problems.is_empty() => Ok(u8::try_from(code).unwrap_or(NOT_RUN)),
+        _ => Ok(NOT_RUN),
+    }
+}
+
+/// Boots a guest, runs a command in it as `who`, and hands on its output line by line.
+pub fn in_guest(
+    workspace: &Workspace,
+    flags: &Flags,
+    who: &str,
+    command: &[String],
+    mut on_line: impl FnMut(&str),
+) -> Result<Done> {
+    let (topology, kernel) = single(workspace, flags)?;
+    let lab = lab(workspace, flags)?;
+    let mut job = with_pageleap(workspace, &topology, &kernel)?;
+    job.name += "-command";
+    job.plan.push("mode command".to_owned());
+    job.plan.push(format!("as {who}"));
+    job.plan.extend(command.iter().map(|argument| format!("arg {argument}")));
+    eprintln!(
+        "lab: {}, Linux {}; software emulation: times mean nothing here",
+        topology.about, kernel.release
+    );
+    lab.run(&job, |_, _, event| {
+        if let Event::Output(line) = event {
+            on_line(&line);
+        }
+    })
+}

@@ -1,0 +1,223 @@
+//! The table of `docs/kernel-policy.md`: what `pageleap doctor` finds on each kernel of the lab, as each user.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::command::{self, WHO};
+use super::{
+    Flags, kernel_folder,
+    kernels::{self, SERIES},
+};
+use crate::commands::Workspace;
+
+/// The machine that has huge pages of all sizes.
+const TOPOLOGY: &str = "gigabyte";
+
+/// Page sizes of which a trial leap is made.
+const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
+
+/// What the doctor looks at that depends on the kernel or on who asks: its name there, and in words.
+const FEATURES: [(&str, &str); 16] = [
+    ("memfd", "memory files that are sealable and never executable"),
+    ("memfd-seals", "seals that keep a pool's file from being truncated"),
+    ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
+    ("move-page-tables", "page tables that move with the data (`MREMAP_DONTUNMAP`)"),
+    ("mbind", "memory bound to a node (`mbind`)"),
+    ("page-table-placement", "page tables on a chosen node (`set_mempolicy`)"),
+    ("placement-query", "asking where a page lies (`move_pages`)"),
+    ("thp", "transparent huge pages of memory files (`MADV_COLLAPSE`)"),
+    ("pagemap-scan", "scanning for written pages (`PAGEMAP_SCAN`)"),
+    ("frame-numbers", "frame numbers (`/proc/self/pagemap`)"),
+    ("userfaultfd", "`userfaultfd()`"),
+    ("userfaultfd-device", "`/dev/userfaultfd`"),
+    ("userfaultfd-user-mode", "`userfaultfd(UFFD_USER_MODE_ONLY)`"),
+    ("write-tracking", "writes tracked without a fault handler"),
+    ("freeze", "a range held against user code and kernel"),
+    ("autonuma", "no pages moved by the kernel on its own"),
+];
+
+/// Ends of the part of the document that is generated.
+const BEGIN: &str = "<!-- begin: written by `cargo xtask lab policy` -->";
+const END: &str = "<!-- end -->";
+
+/// The doctor's findings on one kernel, as one user.
+#[derive(Debug, Default)]
+struct Column {
+    /// Whether a trial leap succeeded, by page size.
+    leaps: BTreeMap<&'static str, String>,
+    /// States of the features, by name.
+    states: BTreeMap<String, String>,
+    /// Features of userfaultfd: since which version, and whether the system call offers it.
+    userfaultfd: BTreeMap<String, (String, bool)>,
+}
+
+/// Boots each kernel as each user and writes the tables into the document.
+pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
+    let path = workspace.root.join("docs/kernel-policy.md");
+    let document = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let (mut releases, mut heads, mut columns) = (Vec::new(), Vec::new(), Vec::new());
+    for series in SERIES {
+        let release = kernels::get(&kernel_folder(workspace), series)?.release;
+        releases.push(format!("{series} is {release}"));
+        for who in WHO {
+            heads.push(format!("{series}, {who}"));
+            columns.push(ask(workspace, flags, series, who)?);
+        }
+    }
+    let tables = format!("{}.\n\n{}", releases.join(", "), tables(&heads, &columns));
+    print!("{tables}");
+    fs::write(&path, replace(&document, &tables)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("lab: written to {}", path.display());
+    Ok(())
+}
+
+/// One boot: a line of JSON for each page size.
+fn ask(workspace: &Workspace, flags: &Flags, series: &str, who: &str) -> Result<Column> {
+    let flags = Flags {
+        action: None,
+        topology: vec![TOPOLOGY.to_owned()],
+        kernel: vec![series.to_owned()],
+        ..flags.clone()
+    };
+    let script = format!(
+        "for size in {}; do pageleap doctor --json --page-size $size | tr -d '\\n'; echo; done",
+        PAGE_SIZES.join(" ")
+    );
+    let mut lines = Vec::new();
+    let command = ["sh", "-c", &script].map(str::to_owned);
+    let done = command::in_guest(workspace, &flags, who, &command, |line| lines.push(line.to_owned()))?;
+    ensure!(done.judged.problems.is_empty(), "{series} as {who}: {}", done.judged.problems.join("; "));
+    column(&lines).with_context(|| format!("{series} as {who}: {}", lines.join("\n")))
+}
+
+fn column(lines: &[String]) -> Result<Column> {
+    ensure!(lines.len() == PAGE_SIZES.len(), "{} lines instead of {}", lines.len(), PAGE_SIZES.len());
+    let mut column = Column::default();
+    for (size, line) in PAGE_SIZES.into_iter().zip(lines) {
+        let value: Value = serde_json::from_str(line).context("that is no JSON")?;
+        for finding in value["findings"].as_array().context("it has no findings")? {
+            let id = finding["id"].as_str().context("a finding has no name")?;
+            let state = finding["state"].as_str().context("a finding has no state")?.to_owned();
+            if id == "leap" {
+                column.leaps.insert(size, state);
+            } else {
+                column.states.insert(id.to_owned(), state);
+            }
+        }
+        for feature in value["userfaultfd"].as_array().context("it has no features of userfaultfd")? {
+            let name = feature["name"].as_str().context("a feature has no name")?.to_owned();
+            let since = feature["since"].as_str().context("a feature has no version")?.to_owned();
+            column.userfaultfd.insert(name, (since, feature["call"] == Value::Bool(true)));
+        }
+    }
+    Ok(column)
+}
+
+fn mark(state: Option<&String>) -> &'static str {
+    match state.map(String::as_str) {
+        Some("works") => "yes",
+        Some("limited") => "partly",
+        Some("missing") => "no",
+        _ => "?",
+    }
+}
+
+fn tables(heads: &[String], columns: &[Column]) -> String {
+    let mut out = String::new();
+    let mut row = |cells: &mut dyn Iterator<Item = String>| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "| {} |", cells.collect::<Vec<_>>().join(" | "));
+    };
+    let rule = |count: usize| std::iter::repeat_n("---".to_owned(), count);
+    row(&mut ["what".to_owned()].into_iter().chain(heads.iter().cloned()));
+    row(&mut rule(heads.len() + 1));
+    for size in PAGE_SIZES {
+        let cells = columns.iter().map(|column| mark(column.leaps.get(size)).to_owned());
+        row(&mut [format!("**a leap, pages of {size}**")].into_iter().chain(cells));
+    }
+    for (id, words) in FEATURES {
+        let cells = columns.iter().map(|column| mark(column.states.get(id)).to_owned());
+        row(&mut [words.to_owned()].into_iter().chain(cells));
+    }
+    let _ = writeln!(out, "\nFeatures of `userfaultfd()`, as root:\n");
+    // Root is the first of each kernel.
+    let kernels: Vec<(&str, &Column)> = heads
+        .iter()
+        .zip(columns)
+        .step_by(WHO.len())
+        .map(|(head, column)| (head.split(',').next().unwrap_or_default(), column))
+        .collect();
+    let names: BTreeMap<&String, &String> = kernels
+        .iter()
+        .flat_map(|(_, column)| &column.userfaultfd)
+        .map(|(name, (since, _))| (name, since))
+        .collect();
+    let mut names: Vec<_> = names.into_iter().collect();
+    names.sort_by_key(|(name, since)| {
+        (since.split('.').filter_map(|part| part.parse::<u32>().ok()).collect::<Vec<_>>(), *name)
+    });
+    let mut row = |cells: &mut dyn Iterator<Item = String>| {
+        let _ = writeln!(out, "| {} |", cells.collect::<Vec<_>>().join(" | "));
+    };
+    row(&mut ["feature", "since"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(kernels.iter().map(|(kernel, _)| (*kernel).to_owned())));
+    row(&mut rule(kernels.len() + 2));
+    for (name, since) in names {
+        let offers = kernels.iter().map(|(_, column)| {
+            if column.userfaultfd.get(name).is_some_and(|(_, offered)| *offered) { "yes" } else { "no" }
+                .to_owned()
+        });
+        row(&mut [format!("`{name}`"), since.clone()].into_iter().chain(offers));
+    }
+    out
+}
+
+/// The document with other tables.
+fn replace(document: &str, tables: &str) -> Result<String> {
+    let (before, rest) =
+        document.split_once(BEGIN).with_context(|| format!("the document lacks the line {BEGIN}"))?;
+    let (_, after) = rest.split_once(END).with_context(|| format!("the document lacks the line {END}"))?;
+    Ok(format!("{before}{BEGIN}\n{tables}{END}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"findings": [{"id": "leap", "state": "STATE"}, {"id": "mbind", "state": "limited"}],
+        "userfaultfd": [{"name": "WP_ASYNC", "since": "6.7", "call": false}, {"name": "SIGBUS", "since": "4.14", "call": true}]}"#;
+
+    #[test]
+    fn findings_become_rows() {
+        let lines = ["works", "missing", "unknown", "works"].map(|state| LINE.replace("STATE", state));
+        let text = tables(&["6.1.0, root".to_owned()], &[column(&lines).unwrap()]);
+        for row in [
+            "| what | 6.1.0, root |",
+            "| **a leap, pages of 4k** | yes |",
+            "| **a leap, pages of thp** | no |",
+            "| **a leap, pages of 2m** | ? |",
+            "| memory bound to a node (`mbind`) | partly |",
+            "| asking where a page lies (`move_pages`) | ? |",
+            "| feature | since | 6.1.0 |\n| --- | --- | --- |\n| `SIGBUS` | 4.14 | yes |\n| `WP_ASYNC` | 6.7 | no |",
+        ] {
+            assert!(text.contains(row), "{row} is not in\n{text}");
+        }
+        assert!(
+            column(&lines[1..]).is_err() && column(&["x".into(), "".into(), "".into(), "".into()]).is_err()
+        );
+    }
+
+    #[test]
+    fn only_the_tables_are_replaced() {
+        let document = format!("a\n{BEGIN}\nold\n{END}\nb\n");
+        assert_eq!(replace(&document, "new\n").unwrap(), format!("a\n{BEGIN}\nnew\n{END}\nb\n"));
+        assert!(replace("a", "new").is_err() && replace(BEGIN, "new").is_err());
+    }
+}
