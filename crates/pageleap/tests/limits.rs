@@ -150,6 +150,9 @@ struct Hog {
     taken: usize,
 }
 
+/// More mappings than anything here takes.
+const PLENTY: usize = 4000;
+
 impl Hog {
     fn new() -> Hog {
         let pages = observe::max_mapping_count().unwrap() + 16;
@@ -214,10 +217,11 @@ fn without_mappings() {
                 "a running job",
                 || {
                     while_migrating(|region| {
+                        let mut hog = Hog::new();
                         for spare in [300, 200, 120] {
-                            let mut hog = Hog::new();
                             hog.leave(spare);
                             write_rounds(region, 20);
+                            hog.leave(PLENTY);
                         }
                     });
                 },
@@ -229,13 +233,14 @@ fn without_mappings() {
                     let (pools, region) = scene();
                     stamp(&region, 0..BYTES, 1);
                     leap(&region, 0..BYTES, &pools[1]);
+                    let mut hog = Hog::new();
+                    hog.leave(PLENTY);
                     for round in 0..20 {
-                        let mut hog = Hog::new();
                         let to = &pools[round % 2];
                         let job =
                             migration(&region, 0..BYTES, to).area_bytes(4096).threads(2).start().unwrap();
                         hog.leave(0);
-                        drop(hog);
+                        hog.leave(PLENTY);
                         let report = job.wait();
                         assert!(
                             matches!(report.ended, Ended::Completed | Ended::Failed(Error::Call { .. })),

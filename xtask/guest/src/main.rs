@@ -106,6 +106,12 @@ fn run() -> Result<(), String> {
             }
         }
     }
+    for (link, target) in &plan.links {
+        let folder = Path::new(link).parent().map_or(Ok(()), fs::create_dir_all);
+        if let Err(error) = folder.and_then(|()| std::os::unix::fs::symlink(target, link)) {
+            host.say(&format!("@setup {link}: {error}"));
+        }
+    }
     std::thread::spawn(|| {
         loop {
             host.say("@beat");

@@ -56,6 +56,8 @@ pub struct Plan {
     pub variables: Vec<(String, String)>,
     /// Files to write before that, with their contents.
     pub writes: Vec<(String, String)>,
+    /// Links to make, with what they lead to.
+    pub links: Vec<(String, String)>,
     /// The tests, in order.
     pub tests: Vec<Test>,
     /// The command with its arguments.
@@ -71,6 +73,7 @@ impl Plan {
             who: Who::Root,
             variables: Vec::new(),
             writes: Vec::new(),
+            links: Vec::new(),
             tests: Vec::new(),
             arguments: Vec::new(),
         };
@@ -87,6 +90,7 @@ impl Plan {
                 "as" => plan.who = who(value).ok_or_else(bad)?,
                 "env" => plan.variables.push(pair().ok_or_else(bad)?),
                 "write" => plan.writes.push(pair().ok_or_else(bad)?),
+                "link" => plan.links.push(pair().ok_or_else(bad)?),
                 "arg" => plan.arguments.push(value.to_owned()),
                 "test" => {
                     let mut words = value.splitn(3, ' ');
@@ -134,12 +138,13 @@ mod tests {
     #[test]
     fn lines_become_a_plan() {
         let plan = Plan::parse(
-            "nonce 7f\nmode command\nas nobody\nenv A=b=c\nwrite /sys/x=1\ntest 9 leap m::t\narg a b",
+            "nonce 7f\nmode command\nas nobody\nenv A=b=c\nwrite /sys/x=1\nlink /a=/b\ntest 9 leap m::t\narg a b",
         );
         let plan = plan.unwrap();
         assert_eq!((plan.nonce.as_str(), plan.mode, plan.who), ("7f", Mode::Command, Who::Nobody));
         assert_eq!(plan.variables, [("A".to_owned(), "b=c".to_owned())]);
         assert_eq!(plan.writes, [("/sys/x".to_owned(), "1".to_owned())]);
+        assert_eq!(plan.links, [("/a".to_owned(), "/b".to_owned())]);
         assert_eq!(plan.tests, [Test { seconds: 9, binary: "leap".into(), name: "m::t".into() }]);
         assert_eq!(plan.arguments, ["a b"]);
     }

@@ -34,6 +34,9 @@ pub const TEST_BINARIES: [&str; 14] = [
     "stress",
 ];
 
+/// The same among the tests of the command. They start it where cargo has put it.
+const COMMAND_TEST_BINARIES: [&str; 2] = ["demo", "doctor"];
+
 /// A test in a binary.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TestId {
@@ -65,11 +68,30 @@ struct Target {
     name: String,
 }
 
+/// The test binaries, and where those of the command expect it.
+#[derive(Debug)]
+pub struct Tests {
+    /// By name.
+    pub binaries: Programs,
+    /// The `pageleap` command.
+    pub command: PathBuf,
+}
+
+impl Tests {
+    /// Whether the tests of this binary start the command.
+    pub fn starts_command(binary: &str) -> bool {
+        COMMAND_TEST_BINARIES.contains(&binary)
+    }
+}
+
 /// Builds the test binaries.
-pub fn tests(workspace: &Workspace) -> Result<Programs> {
-    let mut arguments = vec!["test", "-p", "pageleap", "--no-run"];
-    TEST_BINARIES.iter().for_each(|name| arguments.extend(["--test", name]));
-    build(workspace, &arguments)
+pub fn tests(workspace: &Workspace) -> Result<Tests> {
+    let mut arguments = vec!["test", "-p", "pageleap", "-p", "pageleap-cli", "--no-run"];
+    let names = TEST_BINARIES.iter().chain(&COMMAND_TEST_BINARIES);
+    names.for_each(|name| arguments.extend(["--test", name]));
+    let mut binaries = build(workspace, &arguments)?;
+    let command = binaries.remove("pageleap").context("cargo has built no pageleap")?;
+    Ok(Tests { binaries, command })
 }
 
 /// Builds the first process of guests.

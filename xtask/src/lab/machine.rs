@@ -19,6 +19,9 @@ use crate::process::{self, Limits};
 /// QEMU for the only machine that the lab knows.
 pub const QEMU: &str = "qemu-system-x86_64";
 
+/// Where a guest has its programs.
+pub const PROGRAMS: &str = "/lab/bin";
+
 /// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow, but not by a factor of 60.
 const SILENCE: Duration = Duration::from_secs(120);
 

@@ -28,7 +28,7 @@ use clap::{Args, Subcommand};
 
 use crate::commands::{STRESS_SECONDS_VAR, Workspace};
 use crate::table::Table;
-use build::{Programs, TestId};
+use build::{TestId, Tests};
 use kernels::{Kernel, SERIES};
 use machine::{Job, Lab};
 use report::Group;
@@ -49,7 +49,12 @@ const AT_A_TIME: usize = 2;
 const TEST_SECONDS: u64 = 240;
 
 /// Tests that take minutes where every instruction is emulated: they run with `--full` only, and have [`SLOW_TEST_SECONDS`] then.
-const SLOW: [&str; 3] = [
+const SLOW: [&str; 8] = [
+    "demo::an_interrupted_run_ends_cleanly",
+    "demo::every_rate_and_engine_keeps_all_writes",
+    "demo::text_says_what_was_verified",
+    "doctor::its_verdict_is_what_a_leap_shows",
+    "doctor::missing_and_read_only_mounts_are_named",
     "fault_injection::on_the_kernel_any_call_may_fail_under_load",
     "contract::children_do_not_get_regions_and_disturb_no_leap",
     "contract::a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote",
@@ -176,8 +181,8 @@ struct Planned<'a> {
 fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     let topologies = chosen_topologies(workspace, flags)?;
     let series = chosen_series(flags)?;
-    let programs = build::tests(workspace)?;
-    let mut all_tests = build::list(&programs)?;
+    let built = build::tests(workspace)?;
+    let mut all_tests = build::list(&built.binaries)?;
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
     if !flags.full {
         let before = all_tests.len();
@@ -228,7 +233,7 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     guests.make_contiguous().sort_by_key(|guest| std::cmp::Reverse(guest.tests.len()));
 
     let lab = lab(workspace, flags)?;
-    let mut groups = run_guests(&lab, guests, &programs, flags.keep, |lab| {
+    let mut groups = run_guests(&lab, guests, &built, flags.keep, |lab| {
         if broken.is_empty() { Ok(None) } else { run_broken(lab, of(USUAL_SERIES)?, flags.keep).map(Some) }
     })?;
     groups.sort_by(|a, b| (&a.topology, &a.kernel).cmp(&(&b.topology, &b.kernel)));
@@ -290,7 +295,7 @@ fn lab(workspace: &Workspace, flags: &Flags) -> Result<Lab> {
 fn run_guests(
     lab: &Lab,
     guests: VecDeque<Planned<'_>>,
-    programs: &Programs,
+    built: &Tests,
     keep: bool,
     first: impl FnOnce(&Lab) -> Result<Option<Group>> + Send,
 ) -> Result<Vec<Group>> {
@@ -301,7 +306,7 @@ fn run_guests(
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(guest) = next else { return Ok(()) };
-            done(run_guest(lab, &guest, programs, keep)?);
+            done(run_guest(lab, &guest, built, keep)?);
         }
     };
     thread::scope(|scope| {
@@ -321,7 +326,7 @@ fn run_guests(
     Ok(groups.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) -> Result<Group> {
+fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Result<Group> {
     let Planned { topology, kernel, tests } = guest;
     let mut job = Job::new(topology, kernel);
     job.plan.push(format!("env {STRESS_SECONDS_VAR}={STRESS_SECONDS}"));
@@ -337,11 +342,16 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, programs: &Programs, keep: bool) ->
         }
     }
     let used: BTreeSet<&String> = tests.iter().map(|test| &test.binary).collect();
-    job.programs = programs
+    job.programs = built
+        .binaries
         .iter()
         .filter(|(name, _)| used.contains(name))
         .map(|(a, b)| (a.clone(), b.clone()))
         .collect();
+    if used.iter().any(|name| Tests::starts_command(name)) {
+        job.programs.insert("pageleap".to_owned(), built.command.clone());
+        job.plan.push(format!("link {}={}/pageleap", built.command.display(), machine::PROGRAMS));
+    }
     job.tests = tests.clone();
     let name = format!("{}/{}", topology.name, kernel.series);
     println!("lab: {name}: {} tests on Linux {}", tests.len(), kernel.release);
