@@ -30,6 +30,7 @@ impl Errno {
             libc::ENOTDIR => "ENOTDIR",
             libc::ELOOP => "ELOOP",
             libc::EINVAL => "EINVAL",
+            libc::ENOTTY => "ENOTTY",
             libc::ENFILE => "ENFILE",
             libc::EMFILE => "EMFILE",
             libc::EFBIG => "EFBIG",
