@@ -340,7 +340,7 @@ fn limits_are_compared_with_the_size() {
     let place = |name, resource: u32, value| Place { name, limit: Some((resource, value)), ..HERE };
     let low = place("little address space", libc::RLIMIT_AS, 300 << 20);
     assert_eq!(program.doctor(&low, &[]).1, 0, "a few pages fit");
-    let (value, code) = program.doctor(&low, &["--size", "512m"]);
+    let (value, code) = program.doctor(&low, &["--size", "320m"]);
     assert_eq!((code, state(&value, "leap")), (1, "works"));
     assert_eq!(value["blockers"], serde_json::json!(["address-space"]));
     let (value, code) = program.doctor(&place("hardly any", libc::RLIMIT_AS, 24 << 20), &[]);

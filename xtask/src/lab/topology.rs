@@ -81,7 +81,7 @@ pub struct Access {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpectedSkip {
-    /// The beginning of the test's name (`binary::test`), or of the part that it skips.
+    /// The beginning of the test's name (`binary::test`), or of the part that it skips. Behind a `*`, which stands for anything, comes its end.
     pub test: String,
     /// On this kernel only.
     pub kernel: Option<String>,
@@ -89,9 +89,29 @@ pub struct ExpectedSkip {
     pub because: String,
 }
 
+impl ExpectedSkip {
+    fn is(&self, kernel: &str, name: &str) -> bool {
+        let named = match self.test.split_once('*') {
+            Some((beginning, end)) => name.strip_prefix(beginning).is_some_and(|rest| rest.ends_with(end)),
+            None => name.starts_with(&self.test),
+        };
+        named && self.kernel.as_ref().is_none_or(|only| only == kernel)
+    }
+}
+
+/// A file of skips that are right on every machine.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommonSkips {
+    skip: Vec<ExpectedSkip>,
+}
+
 impl Topology {
-    /// All of a folder, by name.
+    /// All of a folder, by name. `skips.toml` beside it has the skips of all machines.
     pub fn read_all(folder: &Path) -> Result<Vec<Topology>> {
+        let path = folder.with_file_name("skips.toml");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let common: CommonSkips = toml::from_str(&text).with_context(|| path.display().to_string())?;
         let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
         let mut all = Vec::new();
         for entry in entries {
@@ -100,7 +120,10 @@ impl Topology {
                 let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
                 let text =
                     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-                all.push(Topology::parse(&name, &text).with_context(|| path.display().to_string())?);
+                let mut topology =
+                    Topology::parse(&name, &text).with_context(|| path.display().to_string())?;
+                topology.skip.extend(common.skip.iter().cloned());
+                all.push(topology);
             }
         }
         ensure!(!all.is_empty(), "{} has no topologies", folder.display());
@@ -224,10 +247,7 @@ impl Topology {
 
     /// The reason why a skip is right here, if it is.
     pub fn expects_skip(&self, kernel: &str, name: &str) -> Option<&str> {
-        let fits = |skip: &&ExpectedSkip| {
-            name.starts_with(&skip.test) && skip.kernel.as_ref().is_none_or(|only| only == kernel)
-        };
-        self.skip.iter().find(fits).map(|skip| skip.because.as_str())
+        self.skip.iter().find(|skip| skip.is(kernel, name)).map(|skip| skip.because.as_str())
     }
 }
 
@@ -253,6 +273,9 @@ mod tests {
         test = "leap::big"
         kernel = "6.1"
         because = "it is old"
+        [[skip]]
+        test = "nodes::*(2m pages)"
+        because = "there are none"
     "#;
 
     #[test]
@@ -272,6 +295,9 @@ mod tests {
         assert_eq!(topology.expects_skip("6.1", "leap::big (2m pages)"), Some("it is old"));
         assert_eq!(topology.expects_skip("6.12", "leap::big"), None);
         assert_eq!(topology.expects_skip("6.1", "leap::small"), None);
+        assert_eq!(topology.expects_skip("6.12", "nodes::a (2m pages)"), Some("there are none"));
+        assert_eq!(topology.expects_skip("6.12", "nodes::a"), None);
+        assert_eq!(topology.expects_skip("6.12", "leap::a (2m pages)"), None);
         assert!(topology.wants("leap::small") && topology.wants("leap_more::x"), "all, if it names none");
         let topology = Topology { tests: vec!["leap".into(), "nodes::giga".into()], ..topology };
         assert!(topology.wants("leap::small") && topology.wants("nodes::gigabyte"));
