@@ -23,7 +23,7 @@ pub struct Topology {
     /// What the firmware's HMAT says. With an empty list there is none.
     #[serde(default)]
     pub access: Vec<Access>,
-    /// Test binaries, or beginnings of names `binary::test`, to run unless all are asked for; all if left out.
+    /// Test binaries, or beginnings of names `binary::test`, that this machine is for; all if left out.
     #[serde(default)]
     pub tests: Vec<String>,
     /// Skips that are right on this machine.
@@ -237,7 +237,7 @@ impl Topology {
         reserve.map(write).collect()
     }
 
-    /// Whether a test (`binary::test`) is among those that are usually run here.
+    /// Whether a test (`binary::test`) is among those that this machine is for.
     pub fn wants(&self, test: &str) -> bool {
         let fits = |wanted: &String| {
             test.starts_with(wanted) && (wanted.contains("::") || test[wanted.len()..].starts_with("::"))
