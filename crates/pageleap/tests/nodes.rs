@@ -12,7 +12,7 @@ use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, turn};
-use on_nodes::{check_on, go, go_part, is_root, numa_maps, pools_on, several};
+use on_nodes::{check_on, for_page_sizes, go, go_part, is_root, numa_maps, pools_on, several};
 use pageleap::topology::Topology;
 use pageleap::{
     Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
@@ -95,14 +95,7 @@ fn regions_leap_between_all_nodes() {
     const NAME: &str = "regions_leap_between_all_nodes";
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
-    for page in PAGE_SIZES {
-        let pools = match pools_on(&nodes, page, BYTES) {
-            Ok(pools) => pools,
-            Err(error) => {
-                skip_page_size(NAME, page, error);
-                continue;
-            }
-        };
+    for_page_sizes(NAME, &nodes, BYTES, |page, pools| {
         let region = Region::new(&pools[0], BYTES).unwrap();
         stamp(&region, 0..BYTES, 1);
         check_on(&region, nodes[0]);
@@ -121,7 +114,7 @@ fn regions_leap_between_all_nodes() {
         }
         let all: Vec<&Pool> = pools.iter().collect();
         audit(&all, &[&region]).unwrap();
-    }
+    });
 }
 
 /// The kernel joins neighbouring mappings only if their memory policies are equal; a region in pieces cannot leap by exchanging page tables.
@@ -131,14 +124,7 @@ fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
     let last = *nodes.last().unwrap();
-    for page in PAGE_SIZES {
-        let pools = match pools_on(&[nodes[0], last], page, BYTES) {
-            Ok(pools) => pools,
-            Err(error) => {
-                skip_page_size(NAME, page, error);
-                continue;
-            }
-        };
+    for_page_sizes(NAME, &[nodes[0], last], BYTES, |page, pools| {
         let region = Region::new(&pools[0], BYTES).unwrap();
         stamp(&region, 0..BYTES, 1);
         let middle = BYTES / 4..BYTES / 2;
@@ -156,7 +142,7 @@ fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
         assert_eq!(common::region_flags(&region).len(), 1, "mappings of the region, {page} pages");
         drop(region);
         assert_eq!(observe::pool_mapping_count().unwrap(), pools.len(), "mappings of pools, {page} pages");
-    }
+    });
 }
 
 #[test]

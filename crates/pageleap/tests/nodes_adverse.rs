@@ -13,10 +13,10 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use common::{End, case, check_stamp, rest, run_case, skip, skip_page_size, soon, stamp, turn};
+use common::{End, case, check_stamp, rest, run_case, skip, soon, stamp, turn};
 use filter::{Action, install_filter};
 use moving::StopOnDrop;
-use on_nodes::{check_on, go, pools_on, several};
+use on_nodes::{check_on, for_page_sizes, go, several};
 use pageleap::topology::Topology;
 use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, observe};
 
@@ -49,14 +49,7 @@ fn writers_lose_nothing_between_any_two_nodes() {
     const NAME: &str = "writers_lose_nothing_between_any_two_nodes";
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
-    for page in common::PAGE_SIZES {
-        let pools = match pools_on(&nodes, page, BYTES) {
-            Ok(pools) => pools,
-            Err(error) => {
-                skip_page_size(NAME, page, error);
-                continue;
-            }
-        };
+    for_page_sizes(NAME, &nodes, BYTES, |page, pools| {
         let region = Region::new(&pools[0], BYTES).unwrap();
         let (stop, rounds) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
         thread::scope(|scope| {
@@ -80,7 +73,7 @@ fn writers_lose_nothing_between_any_two_nodes() {
         });
         let all: Vec<&Pool> = pools.iter().collect();
         audit(&all, &[&region]).unwrap();
-    }
+    });
 }
 
 /// The kernel's limit on mappings, set back when dropped.

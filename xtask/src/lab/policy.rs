@@ -215,6 +215,25 @@ mod tests {
     }
 
     #[test]
+    fn the_tests_that_the_document_names_are_there() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let sources = fs::read_dir(root.join("crates/pageleap/tests")).unwrap().flatten();
+        let sources: String = sources.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect();
+        let document = fs::read_to_string(root.join("docs/kernel-policy.md")).unwrap();
+        let rows = document.lines().skip_while(|line| !line.contains("| tested by |")).skip(2);
+        let named: Vec<&str> = rows
+            .take_while(|line| line.starts_with('|'))
+            .filter_map(|line| line.rsplit('|').nth(1))
+            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+            .filter(|name| name.contains('_'))
+            .collect();
+        assert!(named.len() > 8, "{named:?}");
+        for name in named {
+            assert!(sources.contains(&format!("fn {name}")), "there is no test {name}");
+        }
+    }
+
+    #[test]
     fn only_the_tables_are_replaced() {
         let document = format!("a\n{BEGIN}\nold\n{END}\nb\n");
         assert_eq!(replace(&document, "new\n").unwrap(), format!("a\n{BEGIN}\nnew\n{END}\nb\n"));

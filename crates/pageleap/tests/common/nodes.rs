@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 
-use crate::common::skip;
+use crate::common::{self, skip};
 use pageleap::topology::Topology;
 use pageleap::{Destination, Error, Migration, NodeId, PageSize, Pool, Region, Report};
 
@@ -76,4 +76,14 @@ pub fn go_part(region: &Region, range: Range<usize>, to: impl Into<Destination>)
     let report = Migration::new().range(region, range, to).start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
     report
+}
+
+/// Runs a test with a pool of `bytes` on each of the nodes, for each page size of which the machine has enough.
+pub fn for_page_sizes(test: &str, nodes: &[NodeId], bytes: usize, body: impl Fn(PageSize, Vec<Pool>)) {
+    for page in common::PAGE_SIZES {
+        match pools_on(nodes, page, bytes) {
+            Ok(pools) => body(page, pools),
+            Err(error) => common::skip_page_size(test, page, error),
+        }
+    }
 }
