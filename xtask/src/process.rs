@@ -143,6 +143,14 @@ fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Chi
         .stdout(writer.try_clone().context("cannot duplicate the pipe")?)
         .stderr(writer);
     command.process_group(0);
+    // It must not outlive us, however we end; the thread that starts it waits for it.
+    // SAFETY: one system call, of no pointers, between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
     // Spawning under the lock: an interrupt either sees the new group or prevents it.
     let mut running = lock(&RUNNING);
     let child = command.spawn()?;

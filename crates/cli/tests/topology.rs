@@ -240,7 +240,9 @@ struct ForAll(PathBuf);
 impl ForAll {
     fn copy() -> ForAll {
         let path = std::env::temp_dir().join(format!("pageleap-for-all-{}", std::process::id()));
-        fs::copy(env!("CARGO_BIN_EXE_pageleap"), &path).unwrap();
+        // By another process: a child of another test could inherit a descriptor that writes to the copy, which cannot be run then.
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(&path).status();
+        assert!(copied.unwrap().success());
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         ForAll(path)
     }

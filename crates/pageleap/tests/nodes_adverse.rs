@@ -13,10 +13,10 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use common::{End, case, check_stamp, rest, run_case, skip, soon, stamp, turn};
+use common::{End, case, check_stamp, rest, run_case, soon, stamp, turn};
 use filter::{Action, install_filter};
 use moving::StopOnDrop;
-use on_nodes::{check_on, for_page_sizes, go, several};
+use on_nodes::{check_on, for_page_sizes, go, lab_machine, several};
 use pageleap::topology::Topology;
 use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, observe};
 
@@ -102,8 +102,8 @@ fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
     const STRIPES: usize = BYTES / (16 << 10);
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
-    if std::env::var_os("PAGELEAP_LAB").is_none() {
-        return skip(NAME, &"it lowers a limit of the whole machine (see `cargo xtask lab`)");
+    if lab_machine(NAME).is_none() {
+        return;
     }
     let ends = [nodes[0], *nodes.last().unwrap()];
     let both = Pool::builder(Placement::interleave(ends), 2 * BYTES as u64).build().unwrap();

@@ -148,6 +148,16 @@ fn run() -> Result<(), String> {
             return Ok(());
         }
         Mode::BrokenEarly => return Ok(()),
+        Mode::BrokenWarning => {
+            // As WARN_ON says it: at this level, and with these words.
+            fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1")
+                .map_err(|error| error.to_string())?;
+        }
+    }
+    // A kernel that has complained of itself says so here too, whatever became of the console.
+    let tainted = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();
+    if tainted.trim() != "0" {
+        host.say(&format!("@setup the kernel is tainted: {}", tainted.trim()));
     }
     host.say(&format!("@bye {}", plan.nonce));
     Ok(())

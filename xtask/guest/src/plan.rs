@@ -19,6 +19,8 @@ pub enum Mode {
     BrokenCut,
     /// The machine ends well before anything was done.
     BrokenEarly,
+    /// The kernel warns of itself.
+    BrokenWarning,
 }
 
 /// Who runs the command.
@@ -118,6 +120,7 @@ fn mode(name: &str) -> Option<Mode> {
         "broken-memory" => Mode::BrokenMemory,
         "broken-cut" => Mode::BrokenCut,
         "broken-early" => Mode::BrokenEarly,
+        "broken-warning" => Mode::BrokenWarning,
         _ => return None,
     })
 }

@@ -33,7 +33,7 @@ const LONG: Duration = Duration::from_secs(120);
 /// Longer than a boot to the first line on a busy machine.
 const SHORT: Duration = Duration::from_secs(15);
 
-const GUESTS: [Case; 6] = [
+const GUESTS: [Case; 7] = [
     Case {
         name: "a_panic_is_noticed",
         mode: "broken-panic",
@@ -82,7 +82,20 @@ const GUESTS: [Case; 6] = [
         limit: LONG,
         silence: LONG,
     },
+    Case {
+        name: "a_warning_of_the_kernel_is_noticed",
+        mode: "broken-warning",
+        problem: "its kernel said",
+        console: "mm/nowhere.c",
+        limit: LONG,
+        silence: LONG,
+    },
 ];
+
+/// How its test was judged: the guest has begun it, or has not.
+fn verdict_of(mode: &str) -> &'static str {
+    if matches!(mode, "broken-early" | "broken-warning") { "before it began" } else { "while it ran" }
+}
 
 /// Tests that misbehave in a guest that works, and how each has to be judged. An empty text means that it has to pass.
 const TESTS: [(&str, &str); 5] = [
@@ -159,8 +172,14 @@ fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
     if !judged.console.iter().any(|line| line.contains(case.console)) && !case.console.is_empty() {
         return failed(format!("`{}` is not among the last lines of the console", case.console));
     }
-    if !judged.rows.iter().all(|row| matches!(row.outcome, Outcome::Failed(..))) {
-        return failed("its test did not fail".to_owned());
+    // Also a guest that never came up looks broken, but proves nothing.
+    let wanted = verdict_of(case.mode);
+    if !judged.rows.iter().all(|row| matches!(&row.outcome, Outcome::Failed(why, _) if why.contains(wanted)))
+    {
+        return failed(format!(
+            "its test was not judged as one with which it ended {wanted}: {:?}",
+            judged.rows
+        ));
     }
     Outcome::Passed
 }

@@ -16,7 +16,7 @@ use crate::commands::Workspace;
 /// Stock kernels boot on this only.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The test binaries that mean something on another kernel or another machine. Those left out look at recorded machines or at models only.
+/// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
 pub const TEST_BINARIES: [&str; 14] = [
     "attributes",
     "bad_input",
@@ -154,12 +154,38 @@ pub fn list(programs: &Programs) -> Result<Vec<TestId>> {
         tests.extend(names.map(|name| TestId { binary: binary.clone(), name: name.to_owned() }));
     }
     ensure!(!tests.is_empty(), "the test binaries list no tests");
+    // Skips elsewhere are known by the name of the test alone.
+    let mut names = BTreeMap::new();
+    for test in &tests {
+        if let Some(other) = names.insert(&test.name, test) {
+            bail!("{test} and {other} have the same name");
+        }
+    }
     Ok(tests)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_test_binary_is_forgotten() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for (folder, known) in [
+            ("crates/pageleap/tests", [&TEST_BINARIES[..], &["topology"]].concat()),
+            ("crates/cli/tests", [&COMMAND_TEST_BINARIES[..], &["topology"]].concat()),
+        ] {
+            for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                if let Some(name) = name.strip_suffix(".rs") {
+                    assert!(
+                        known.contains(&name),
+                        "{folder}/{name}.rs is neither run in the lab nor left out here"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn executables_are_found_among_the_messages() {

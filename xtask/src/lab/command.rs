@@ -6,7 +6,7 @@ use super::build::{self, Programs};
 use super::kernels::{self, Kernel};
 use super::machine::{Done, Job};
 use super::topology::Topology;
-use super::transcript::Event;
+use super::transcript::{DONE, Event};
 use super::{Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab};
 use crate::commands::Workspace;
 
@@ -50,7 +50,8 @@ pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     job.plan.push("mode shell".to_owned());
     println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
     println!("lab: software emulation: times mean nothing here");
-    lab.interactive(&job)?;
+    let ended = lab.interactive(&job)?;
+    ensure!(ended.code() == Some(DONE) || ended.code() == Some(0), "the machine did not end well: {ended}");
     Ok(0)
 }
 

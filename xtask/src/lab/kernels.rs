@@ -48,6 +48,9 @@ fn cached(folder: &Path, series: &'static str) -> Option<Kernel> {
     let entries = fs::read_dir(folder).ok()?;
     let images = entries.flatten().filter_map(|entry| {
         let release = entry.file_name().to_string_lossy().strip_prefix("vmlinuz-")?.to_owned();
+        // Somebody may have put another kernel here.
+        let rest = release.strip_prefix(series)?;
+        rest.starts_with('.').then_some(())?;
         Some(Kernel { series, image: entry.path(), release })
     });
     images.max_by(|a, b| by_version(&a.release, &b.release))
@@ -60,6 +63,10 @@ fn fetch(folder: &Path, series: &'static str) -> Result<Kernel> {
         format!("the package lists name no {prefix}*-cloud-amd64: run `apt-get update`, on Debian 12 or 13")
     })?;
     let work = folder.join("work");
+    // What an interrupted download has left may be another version.
+    if work.exists() {
+        fs::remove_dir_all(&work).with_context(|| format!("cannot clear {}", work.display()))?;
+    }
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     output(Command::new("apt-get").args(["download", package]).current_dir(&work))?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
@@ -125,7 +132,9 @@ mod tests {
         assert!(!is_cached(scratch.path(), "6.12"));
         let folder = scratch.path().join("6.12");
         fs::create_dir_all(&folder).unwrap();
-        for release in ["6.12.9+deb12-cloud-amd64", "6.12.117+deb12-cloud-amd64"] {
+        for release in
+            ["6.12.9+deb12-cloud-amd64", "6.12.117+deb12-cloud-amd64", "6.18.1-cloud-amd64", "6.121"]
+        {
             fs::write(folder.join(format!("vmlinuz-{release}")), "").unwrap();
         }
         let kernel = get(scratch.path(), "6.12").unwrap();

@@ -2,12 +2,13 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::build::Programs;
 use super::initramfs::Archive;
@@ -88,6 +89,12 @@ pub struct Done {
     pub folder: PathBuf,
 }
 
+/// A guest's folder, which no other lab touches meanwhile.
+struct Own {
+    folder: PathBuf,
+    _lock: File,
+}
+
 impl Lab {
     /// Boots the guest, waits for its end, and judges. `on_event` sees what it tells as it comes.
     pub fn run(
@@ -96,7 +103,7 @@ impl Lab {
         mut on_event: impl FnMut(&Transcript, &Expected, Event),
     ) -> Result<Done> {
         let begun = Instant::now();
-        let (folder, expected) = self.prepare(job)?;
+        let (Own { folder, _lock }, expected) = self.prepare(job)?;
         let console = folder.join("console.log");
         let mut command = self.qemu(job, &folder);
         command.arg("-serial").arg(format!("file:{}", console.display()));
@@ -118,14 +125,14 @@ impl Lab {
             process::Ending::Silent => format!("it hung: silent for {} s", job.silence.as_secs()),
             _ => ending.reason(job.limit),
         };
-        let text = fs::read(&console).unwrap_or_default();
+        let text = fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
         let judged = transcript.judge(&expected, ending, &why, &String::from_utf8_lossy(&text));
         Ok(Done { judged, exit: transcript.exit, elapsed: begun.elapsed(), folder })
     }
 
     /// The same with the terminal as the guest's console.
     pub fn interactive(&self, job: &Job<'_>) -> Result<ExitStatus> {
-        let (folder, _) = self.prepare(job)?;
+        let (Own { folder, _lock }, _) = self.prepare(job)?;
         let mut command = self.qemu(job, &folder);
         command.args(["-serial", "mon:stdio", "-serial", "null"]);
         command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=0x04"]);
@@ -133,8 +140,14 @@ impl Lab {
     }
 
     /// Writes the guest's initial file system.
-    fn prepare(&self, job: &Job<'_>) -> Result<(PathBuf, Expected)> {
+    fn prepare(&self, job: &Job<'_>) -> Result<(Own, Expected)> {
         let folder = self.folder.join(&job.name);
+        let path = self.folder.join(format!("{}.lock", job.name));
+        let lock = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        // SAFETY: takes no pointers; the descriptor is open.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            bail!("another lab has a guest {} in this target folder: wait for it", job.name);
+        }
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
         }
@@ -171,7 +184,7 @@ impl Lab {
             nodes: job.topology.online(),
             tests: job.tests.clone(),
         };
-        Ok((folder, expected))
+        Ok((Own { folder, _lock: lock }, expected))
     }
 
     fn qemu(&self, job: &Job<'_>, folder: &Path) -> Command {
@@ -183,8 +196,10 @@ impl Lab {
         let options = job.topology.kernel_options();
         // Nothing but pageleap moves pages unless a test turns it on; and the kernel itself always lies in the same place, because at some places
         // it would be in the way of pages of a gigabyte.
-        let append =
-            format!("console=ttyS0 quiet panic=-1 oops=panic nokaslr numa_balancing=disable{options}");
+        // Warnings (level 4) have to reach the console, which `quiet` alone would keep from it.
+        let append = format!(
+            "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr numa_balancing=disable{options}"
+        );
         command.args(["-append", &append]);
         command
     }

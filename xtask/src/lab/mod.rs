@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: every test on real kernels with several memory nodes, in QEMU's software emulation.
+//! `cargo xtask lab`: the tests that ask the kernel for something, on real kernels with several memory nodes, in QEMU's software emulation.
 //!
 //! One guest for each topology and kernel, two at a time at most, with many tests in each. The lab is for truth, never for speed: times of
 //! emulated machines mean nothing.
@@ -185,12 +185,11 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     let mut all_tests = build::list(&built.binaries)?;
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
     if !flags.full {
-        let before = all_tests.len();
         // Whoever names one gets it.
-        all_tests.retain(|test| !is_slow(test) || !flags.filter.is_empty());
-        if all_tests.len() < before {
-            println!("lab: {} slow tests are left to --full", before - all_tests.len());
-        }
+        let (slow, rest) = all_tests.into_iter().partition(|test| is_slow(test) && flags.filter.is_empty());
+        let slow: Vec<TestId> = slow;
+        all_tests = rest;
+        slow.iter().for_each(|test| println!("lab: {test} is slow, and left to --full"));
     }
 
     let mut planned = Vec::new();
@@ -236,6 +235,9 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     let mut groups = run_guests(&lab, guests, &built, flags.keep, |lab| {
         if broken.is_empty() { Ok(None) } else { run_broken(lab, of(USUAL_SERIES)?, flags.keep).map(Some) }
     })?;
+    if flags.topology.is_empty() && flags.kernel.is_empty() && flags.filter.is_empty() {
+        report::deny_what_nobody_has_run(&mut groups);
+    }
     groups.sort_by(|a, b| (&a.topology, &a.kernel).cmp(&(&b.topology, &b.kernel)));
     print!("{}", report::text(&groups, flags.deny_skip));
     Ok(Some(report::summary(&groups)))
@@ -306,7 +308,8 @@ fn run_guests(
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(guest) = next else { return Ok(()) };
-            done(run_guest(lab, &guest, built, keep)?);
+            // The others are worth running whatever happened to this one.
+            done(run_guest(lab, &guest, built, keep).unwrap_or_else(|error| not_run(&guest, &error)));
         }
     };
     thread::scope(|scope| {
@@ -326,14 +329,28 @@ fn run_guests(
     Ok(groups.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// The results of a guest that could not even be started, or not be followed to its end.
+fn not_run(guest: &Planned<'_>, error: &anyhow::Error) -> Group {
+    let (topology, series) = (&guest.topology.name, guest.kernel.series);
+    println!("lab: {topology}/{series}: {error:#}");
+    let failed = |test: &TestId| Row {
+        test: test.clone(),
+        outcome: Outcome::Failed("its guest was not run".to_owned(), Vec::new()),
+        parts: Vec::new(),
+        ms: 0,
+    };
+    let rows = guest.tests.iter().map(failed).collect();
+    Group { problems: vec![format!("{error:#}")], ..Group::new(topology, series, rows, |_| None) }
+}
+
 fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Result<Group> {
     let Planned { topology, kernel, tests } = guest;
     let mut job = Job::new(topology, kernel);
     job.plan.push(format!("env {STRESS_SECONDS_VAR}={STRESS_SECONDS}"));
     job.plan.push("env RUST_BACKTRACE=1".to_owned());
     job.plan.push("env PATH=/bin".to_owned());
-    // Tests may change settings of the whole machine.
-    job.plan.push("env PAGELEAP_LAB=1".to_owned());
+    // Tests may change settings of the whole machine, and compare it with what was ordered.
+    job.plan.push(format!("env PAGELEAP_LAB={}", topology.description()));
     for test in tests {
         let seconds = if is_slow(test) { SLOW_TEST_SECONDS } else { TEST_SECONDS };
         job.plan.push(format!("test {seconds} {} {}", test.binary, test.name));
@@ -370,8 +387,9 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     let group = Group { problems: judged.problems, console: judged.console, elapsed: done.elapsed, ..group };
     println!("lab: {name}: {}", group.counts());
     if !keep && group.counts().failed == 0 {
-        fs::remove_dir_all(&done.folder)
-            .with_context(|| format!("cannot remove {}", done.folder.display()))?;
+        if let Err(error) = fs::remove_dir_all(&done.folder) {
+            println!("lab: {name}: cannot remove {}: {error}", done.folder.display());
+        }
     } else {
         println!("lab: {name}: its files are in {}", done.folder.display());
     }
@@ -396,7 +414,7 @@ fn run_broken(lab: &Lab, kernel: &Kernel, keep: bool) -> Result<Group> {
     let group = Group { elapsed: begun.elapsed(), ..group };
     if !keep && group.counts().failed == 0 {
         for entry in fs::read_dir(&lab.folder)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(broken::NAME) {
+            if entry.path().is_dir() && entry.file_name().to_string_lossy().starts_with(broken::NAME) {
                 fs::remove_dir_all(entry.path())?;
             }
         }

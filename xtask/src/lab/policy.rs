@@ -21,7 +21,7 @@ const TOPOLOGY: &str = "gigabyte";
 const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
 /// What the doctor looks at that depends on the kernel or on who asks: its name there, and in words.
-const FEATURES: [(&str, &str); 16] = [
+const FEATURES: [(&str, &str); 15] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
     ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
@@ -37,8 +37,10 @@ const FEATURES: [(&str, &str); 16] = [
     ("userfaultfd-user-mode", "`userfaultfd(UFFD_USER_MODE_ONLY)`"),
     ("write-tracking", "writes tracked without a fault handler"),
     ("freeze", "a range held against user code and kernel"),
-    ("autonuma", "no pages moved by the kernel on its own"),
 ];
+
+/// What the doctor could not find out, or does not know.
+const UNKNOWN: &str = "?";
 
 /// Ends of the part of the document that is generated.
 const BEGIN: &str = "<!-- begin: written by `cargo xtask lab policy` -->";
@@ -69,6 +71,10 @@ pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
         }
     }
     let tables = format!("{}.\n\n{}", releases.join(", "), tables(&heads, &columns));
+    ensure!(
+        !tables.contains(UNKNOWN),
+        "the doctor does not tell something: the tables would have a `{UNKNOWN}`:\n{tables}"
+    );
     print!("{tables}");
     fs::write(&path, replace(&document, &tables)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
@@ -123,7 +129,7 @@ fn mark(state: Option<&String>) -> &'static str {
         Some("works") => "yes",
         Some("limited") => "partly",
         Some("missing") => "no",
-        _ => "?",
+        _ => UNKNOWN,
     }
 }
 

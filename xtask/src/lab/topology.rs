@@ -53,13 +53,17 @@ pub struct Node {
     pub initiator: Option<u32>,
 }
 
+/// CPUs that could be plugged into a hole. With more than eight in all, the firmware asks for interrupts to be addressed to single CPUs; Linux 6.1
+/// would otherwise address sets of CPUs, and lose interrupts to those whose numbers differ from their APICs' because of the hole.
+const HOLE_SOCKETS: u32 = 8;
+
 impl Node {
     fn is_hole(&self) -> bool {
         self.memory_mb == 0 && self.cpus == 0
     }
 
     fn sockets(&self) -> u32 {
-        if self.is_hole() { 1 } else { self.cpus }
+        if self.is_hole() { HOLE_SOCKETS } else { self.cpus }
     }
 }
 
@@ -237,6 +241,26 @@ impl Topology {
         reserve.map(write).collect()
     }
 
+    /// The machine in words that a test in it compares with what it sees: `node ID CPUS MEGABYTES`, `distance FROM TO VALUE`, and, for the nodes
+    /// that reach a memory fastest, `latency FROM TO NANOSECONDS`.
+    pub fn description(&self) -> String {
+        let online: Vec<&Node> = self.node.iter().filter(|node| !node.is_hole()).collect();
+        let nodes = online.iter().map(|node| format!("node {} {} {}", node.id, node.cpus, node.memory_mb));
+        let rows = self.node.iter().zip(&self.distances);
+        let distances = rows.flat_map(|(from, row)| {
+            let cells = self.node.iter().zip(row).filter(|(to, _)| !from.is_hole() && !to.is_hole());
+            cells
+                .map(|(to, distance)| format!("distance {} {} {distance}", from.id, to.id))
+                .collect::<Vec<_>>()
+        });
+        let fastest = |access: &&Access| {
+            self.access.iter().all(|other| other.to != access.to || other.latency_ns >= access.latency_ns)
+        };
+        let latencies = self.access.iter().filter(fastest);
+        let latencies = latencies.map(|a| format!("latency {} {} {}", a.from, a.to, a.latency_ns));
+        nodes.chain(distances).chain(latencies).collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether a test (`binary::test`) is among those that this machine is for.
     pub fn wants(&self, test: &str) -> bool {
         let fits = |wanted: &String| {
@@ -283,15 +307,17 @@ mod tests {
         let topology = Topology::parse("sparse", SPARSE).unwrap();
         assert_eq!(topology.online(), "0,2");
         let options = topology.qemu_options().join(" ");
-        assert!(options.contains("-smp cpus=2,maxcpus=4,sockets=4"), "{options}");
+        assert!(options.contains("-smp cpus=2,maxcpus=11,sockets=11"), "{options}");
         assert!(options.contains("-numa cpu,node-id=1,socket-id=2"), "{options}");
         assert!(
-            options.contains("-device max-x86_64-cpu,socket-id=3") && !options.contains("cpu,socket-id=2"),
+            options.contains("-device max-x86_64-cpu,socket-id=10") && !options.contains("cpu,socket-id=2"),
             "{options}"
         );
         assert!(options.contains("-m 768M") && !options.contains("id=m1"), "{options}");
         assert!(options.contains("dist,src=1,dst=2,val=25"), "{options}");
         assert_eq!(topology.guest_writes()[0].1, "8");
+        let distances = "distance 0 0 10, distance 0 2 20, distance 2 0 20, distance 2 2 10";
+        assert_eq!(topology.description(), format!("node 0 2 512, node 2 1 256, {distances}"));
         assert_eq!(topology.expects_skip("6.1", "leap::big (2m pages)"), Some("it is old"));
         assert_eq!(topology.expects_skip("6.12", "leap::big"), None);
         assert_eq!(topology.expects_skip("6.1", "leap::small"), None);

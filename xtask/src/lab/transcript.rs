@@ -10,7 +10,7 @@ use crate::process::Ending;
 use crate::tally::Skip;
 
 /// QEMU's exit code after the guest has said that it is done; no other ending has it.
-const DONE: i32 = 129;
+pub const DONE: i32 = 129;
 
 /// Lines of the console that are shown with a failure.
 const CONSOLE_LINES: usize = 12;

@@ -97,6 +97,8 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     // take memory where the CPU is. Either way the result is verified.
     // SAFETY: the alias is the share's own.
     let bound = unsafe { backend.bind(start, bytes as usize, policy) };
+    // What is needed in the end is asked for now: to fill a pool takes long.
+    let window = if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
 
     let cpus = if backend.is_host_memory() { Topology::node_now(node)?.cpus } else { Vec::new() };
     let step = STEP.max(inner.page.bytes() as u64);
@@ -169,8 +171,8 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
         // SAFETY: as above.
         unsafe { backend.bind(start, bytes as usize, Policy::Default) }
             .map_err(|errno| Error::call(Call::Bind, start, bytes as usize, errno))?;
-        if !inner.page.is_hugetlb() {
-            share.bind_file()?;
+        if let Some(window) = &window {
+            share.bind_file(window)?;
         }
     }
     Ok(())

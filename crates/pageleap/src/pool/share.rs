@@ -165,7 +165,7 @@ impl Share {
     pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
         let backend = &*self.0.backend;
         let mut found = NodeCounts::default();
-        self.through_windows(run, |addr, frames, len| {
+        self.through(&self.window()?, run, Prot::READ, |addr, frames, len| {
             // SAFETY: the window is ours.
             unsafe { backend.populate(addr, len, false) }
                 .map_err(|errno| Error::call(Call::Populate, addr, len, errno))?;
@@ -176,33 +176,40 @@ impl Share {
     }
 
     /// Has the memory file take new pages from the share's node only: one that is swapped out must come back to it.
-    pub(super) fn bind_file(&self) -> Result<(), Error> {
+    pub(super) fn bind_file(&self, window: &Window<'_>) -> Result<(), Error> {
         let policy = Policy::Bind(self.0.node.0);
-        self.through_windows(Run { first: 0, frames: self.0.frames }, |addr, _, len| {
+        // Without access nothing is faulted in, not even under `mlockall(MCL_FUTURE)`.
+        self.through(window, Run { first: 0, frames: self.0.frames }, Prot::NONE, |addr, _, len| {
             // SAFETY: the window is ours.
             unsafe { self.0.backend.bind(addr, len, policy) }
                 .map_err(|errno| Error::call(Call::Bind, addr, len, errno))
         })
     }
 
-    /// Maps some frames once more, part by part and for reading, and has each part looked at: its address, its frames, and its bytes.
-    fn through_windows(
+    /// Reserves address space for [`Share::through`].
+    pub(super) fn window(&self) -> Result<Window<'_>, Error> {
+        /// Bytes mapped at a time.
+        const BYTES: usize = 64 << 20;
+        let inner = &*self.0;
+        let len = BYTES.max(inner.page.bytes()).min(self.bytes() as usize);
+        Ok(Window { backend: &*inner.backend, addr: reserve_aligned(&*inner.backend, len)?, len })
+    }
+
+    /// Maps some frames once more, part by part, and has each part looked at: its address, its frames, and its bytes.
+    fn through(
         &self,
+        window: &Window<'_>,
         run: Run,
+        prot: Prot,
         mut look: impl FnMut(usize, u64, usize) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        /// Bytes mapped at a time.
-        const WINDOW: usize = 64 << 20;
         let inner = &*self.0;
-        let page = inner.page.bytes();
-        let step = (WINDOW / page).max(1);
+        let step = window.len / inner.page.bytes();
         for first in (run.first..run.end()).step_by(step) {
             let frames = (step as u64).min(run.end() - first);
-            let len = frames as usize * page;
-            let addr = reserve_aligned(&*inner.backend, len)?;
-            let _window = Released { backend: &*inner.backend, addr, len };
-            inner.map_beside(addr, len, inner.offset_of(first))?;
-            look(addr, frames, len)?;
+            let len = frames as usize * inner.page.bytes();
+            inner.map_beside(window.addr, len, inner.offset_of(first), prot)?;
+            look(window.addr, frames, len)?;
         }
         Ok(())
     }
@@ -411,15 +418,15 @@ impl ShareInner {
         let bytes = self.frames as usize * self.page.bytes();
         let addr = reserve_aligned(&*self.backend, bytes)?;
         *lock(&self.anchor) = Some(addr); // the share's drop gives it back
-        self.map_beside(addr, bytes, 0)?;
+        self.map_beside(addr, bytes, 0, Prot::READ)?;
         // SAFETY: the anchor is the share's own, and nobody else knows it.
         unsafe { self.backend.lock(addr, bytes, false) }
             .map_err(|errno| Error::call(Call::Lock, addr, bytes, errno))
     }
 
-    /// Maps a part of the file once more, for reading, at an address that has been reserved for it.
-    fn map_beside(&self, addr: usize, len: usize, offset: u64) -> Result<(), Error> {
-        let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ, populate: false };
+    /// Maps a part of the file once more, at an address that has been reserved for it.
+    fn map_beside(&self, addr: usize, len: usize, offset: u64, prot: Prot) -> Result<(), Error> {
+        let mapping = Mapping { addr, len, file: self.file, offset, prot, populate: false };
         // SAFETY: the range is reserved, and nobody else knows it.
         unsafe {
             self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
@@ -473,14 +480,14 @@ impl Drop for ShareInner {
     }
 }
 
-/// Address space that goes back when this is dropped.
-struct Released<'a> {
+/// Address space through which frames are looked at; it goes back when this is dropped.
+pub(super) struct Window<'a> {
     backend: &'a dyn Backend,
     addr: usize,
     len: usize,
 }
 
-impl Drop for Released<'_> {
+impl Drop for Window<'_> {
     fn drop(&mut self) {
         // A mapping that is left over would keep the memory of the whole share. What makes the call fail is a shortage of mappings that
         // other threads cause, so that the next call may find some.

@@ -222,7 +222,10 @@ pub fn run_case(test: &str, case: &str) -> (End, String) {
         (Some(code), _) => End::Exited(code),
         (None, signal) => End::Killed(signal.unwrap_or(0)),
     };
-    (end, reader.join().unwrap())
+    let output = reader.join().unwrap();
+    // A harness without such a test ends well, having done nothing.
+    assert!(end != End::Exited(0) || output.contains("running 1 test"), "there is no test {test}: {output}");
+    (end, output)
 }
 
 /// Seconds that each stress case runs.

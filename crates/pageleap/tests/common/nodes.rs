@@ -55,6 +55,31 @@ pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
     bytes
 }
 
+/// Expects that the kernel takes pages of a region that have gone, by swapping, from this node only, and leaves those alone that are there.
+/// On hugetlb there are no such pages.
+pub fn check_bound(region: &Region, node: NodeId) {
+    if region.page_size().is_hugetlb() {
+        return;
+    }
+    let start = format!("{:08x} ", region.as_ptr().as_ptr() as usize);
+    let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
+    let policy = line.split_whitespace().nth(1).unwrap();
+    assert!(policy.starts_with("bind") && policy.ends_with(&format!(":{}", node.0)), "{line}");
+}
+
+/// What this machine is, in words, if it is one of the lab, whose settings a test may change.
+pub fn lab_machine(test: &str) -> Option<String> {
+    let machine = std::env::var("PAGELEAP_LAB").ok();
+    if machine.is_none() {
+        skip(
+            test,
+            &"it is for machines of the lab, and may change settings of the whole machine (see `cargo xtask lab`)",
+        );
+    }
+    machine
+}
+
 /// Expects all of a region on one node.
 pub fn check_on(region: &Region, node: NodeId) {
     assert_eq!(numa_maps(region), BTreeMap::from([(node, region.len())]), "by numa_maps");
