@@ -149,8 +149,8 @@ fn run() -> Result<(), String> {
         }
         Mode::BrokenEarly => return Ok(()),
         Mode::BrokenWarning => {
-            // As WARN_ON says it: at this level, and with these words.
-            fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1")
+            // As WARN_ON says it: at this level, and with these words. Without a line end it would wait for one.
+            fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1\n")
                 .map_err(|error| error.to_string())?;
         }
     }
