@@ -3,11 +3,21 @@
 mod bytes;
 mod demo;
 mod doctor;
+mod figures;
+mod interrupt;
+mod leaping;
+mod machine;
+mod phase;
+mod progress;
+mod stop;
 mod topology;
+mod writer;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use stop::Stop;
 
 /// Moves memory between nodes while threads keep reading and writing it.
 #[derive(Parser)]
@@ -39,15 +49,15 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(demo::Stop::Refused(error)) => {
+        Err(Stop::Refused(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(USAGE)
         }
-        Err(demo::Stop::Failed(error)) => {
+        Err(Stop::Failed(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(FAILED)
         }
-        Err(demo::Stop::Interrupted { signal, found }) => {
+        Err(Stop::Interrupted { signal, found }) => {
             eprintln!("interrupted: {found}");
             ExitCode::from(SIGNALLED.wrapping_add(signal as u8))
         }
