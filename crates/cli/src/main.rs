@@ -1,5 +1,6 @@
 //! The `pageleap` command.
 
+mod bench;
 mod bytes;
 mod demo;
 mod doctor;
@@ -29,6 +30,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::BenchArgs),
     Demo(Box<demo::DemoArgs>),
     Doctor(doctor::DoctorArgs),
     Topology(topology::TopologyArgs),
@@ -43,6 +45,7 @@ const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Topology(args) => topology::run(&args),

@@ -101,7 +101,6 @@ impl Times {
     }
 
     /// Adds all of `other`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for `bench`"))]
     pub fn join(&mut self, other: &Times) {
         for (mine, others) in self.0.iter_mut().zip(&other.0) {
             mine.add(others).expect("the bounds are the same");

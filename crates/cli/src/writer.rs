@@ -83,7 +83,6 @@ impl fmt::Display for Rate {
 pub enum Rows {
     /// All alike.
     Uniform,
-    #[cfg_attr(not(test), expect(dead_code, reason = "for `bench`"))]
     /// 3 of 4 writes go to the first of 32 parts, the others to the rest.
     Skewed,
 }
