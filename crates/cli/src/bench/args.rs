@@ -20,7 +20,6 @@ pub struct BenchArgs {
 /// What can be measured.
 #[derive(Subcommand, Clone, Debug)]
 pub enum BenchCommand {
-    /// The engines, against a memcpy of the same bytes.
     Engines(Box<EnginesArgs>),
 }
 
