@@ -1,4 +1,6 @@
-//! Numbers of bytes on the command line.
+//! Numbers of bytes and of threads on the command line.
+
+use pageleap::MAX_THREADS;
 
 /// Reads a number of bytes such as `65536`, `512k`, `16m`, `1g` or `2t` (binary units).
 pub fn parse(text: &str) -> Result<u64, String> {
@@ -17,6 +19,16 @@ pub fn parse(text: &str) -> Result<u64, String> {
     bytes.checked_mul(1 << shift).ok_or_else(|| "more bytes than the address space has".to_owned())
 }
 
+/// Reads how many threads copy.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least one thread must copy".to_owned()),
+        Ok(threads) if threads > MAX_THREADS => Err(format!("at most {MAX_THREADS} threads can copy")),
+        Ok(threads) => Ok(threads),
+        Err(_) => Err("expected a number of threads, at least 1".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,6 +42,15 @@ mod tests {
         }
         for text in ["", "k", "-1", "1.5m", "99999999999g", "16mb", "+4k", "18446744073709551616"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn thread_counts() {
+        assert_eq!(threads("3"), Ok(3));
+        assert_eq!(threads("64"), Ok(64));
+        for text in ["0", "65", "-1", "two", "1.5", ""] {
+            assert!(threads(text).is_err(), "{text}");
         }
     }
 }

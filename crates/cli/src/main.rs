@@ -1,13 +1,24 @@
 //! The `pageleap` command.
 
+mod bench;
 mod bytes;
 mod demo;
 mod doctor;
+mod figures;
+mod interrupt;
+mod leaping;
+mod machine;
+mod phase;
+mod progress;
+mod stop;
 mod topology;
+mod writer;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use stop::Stop;
 
 /// Moves memory between nodes while threads keep reading and writing it.
 #[derive(Parser)]
@@ -19,6 +30,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Bench(bench::BenchArgs),
     Demo(Box<demo::DemoArgs>),
     Doctor(doctor::DoctorArgs),
     Topology(topology::TopologyArgs),
@@ -33,21 +45,22 @@ const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Topology(args) => topology::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(demo::Stop::Refused(error)) => {
+        Err(Stop::Refused(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(USAGE)
         }
-        Err(demo::Stop::Failed(error)) => {
+        Err(Stop::Failed(error)) => {
             eprintln!("error: {error:#}");
             ExitCode::from(FAILED)
         }
-        Err(demo::Stop::Interrupted { signal, found }) => {
+        Err(Stop::Interrupted { signal, found }) => {
             eprintln!("interrupted: {found}");
             ExitCode::from(SIGNALLED.wrapping_add(signal as u8))
         }

@@ -12,7 +12,8 @@ use pageleap::NodeId;
 use pageleap::topology::{Access, Node, SysFiles, Topology, id_list};
 use serde::Serialize;
 
-use crate::demo::{Stop, human_bytes};
+use crate::figures::human_bytes;
+use crate::stop::Stop;
 
 /// Widest list of CPUs in the table; `--json` has them all.
 const MAX_LIST: usize = 24;

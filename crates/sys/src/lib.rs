@@ -31,7 +31,7 @@ pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
 pub use pagemap::{PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
     Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, kernel_release,
-    policy_mode, resource_limit, thp_disabled,
+    policy_mode, resource_limit, thp_disabled, thread_cpu_time_ns,
 };
 pub use uffd::{
     uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, userfaultfd,

@@ -101,3 +101,11 @@ pub fn policy_mode() -> Result<i32, Errno> {
     check(unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) })?;
     Ok(mode)
 }
+
+/// CPU time that the calling thread has used so far, in nanoseconds (`CLOCK_THREAD_CPUTIME_ID`).
+pub fn thread_cpu_time_ns() -> Result<u64, Errno> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one struct.
+    check(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }.into())?;
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}

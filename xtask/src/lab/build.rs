@@ -173,7 +173,7 @@ mod tests {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (folder, known) in [
             ("crates/pageleap/tests", [&TEST_BINARIES[..], &["topology"]].concat()),
-            ("crates/cli/tests", [&COMMAND_TEST_BINARIES[..], &["topology"]].concat()),
+            ("crates/cli/tests", [&COMMAND_TEST_BINARIES[..], &["bench", "topology"]].concat()),
         ] {
             for entry in std::fs::read_dir(root.join(folder)).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();

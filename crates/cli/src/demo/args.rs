@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use pageleap::{EngineChoice, MAX_THREADS, PageSize};
+use pageleap::{EngineChoice, PageSize};
 
 use super::lineitem::MIN_SCALE_FACTOR;
-use super::writer::Rate;
 use crate::bytes;
+use crate::writer::Rate;
 
 /// Above this a table has 0.84 EB, and the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
@@ -55,7 +55,7 @@ pub struct DemoArgs {
     pub engine: EngineChoice,
 
     /// Threads that copy during the migration; the memcpy it is compared with always has one
-    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = threads)]
+    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
     pub threads: usize,
 
     /// Give up the migration after this time, such as 10, 0.5s or 250ms [default: never]
@@ -118,15 +118,6 @@ fn area(text: &str) -> Result<usize, String> {
         Ok(0) => Err("an area has at least one page".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(_) => Err("more bytes than the address space has".to_owned()),
-    }
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("at least one thread must copy".to_owned()),
-        Ok(threads) if threads > MAX_THREADS => Err(format!("at most {MAX_THREADS} threads can copy")),
-        Ok(threads) => Ok(threads),
-        Err(_) => Err("expected a number of threads, at least 1".to_owned()),
     }
 }
 
@@ -205,15 +196,6 @@ mod tests {
         }
         for text in ["0", "0s", "-1", "nan", "inf", "1e-30", "1e300", "", "s", "ms", "soon"] {
             assert!(timeout(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn thread_counts() {
-        assert_eq!(threads("3"), Ok(3));
-        assert_eq!(threads("64"), Ok(64));
-        for text in ["0", "65", "-1", "two", "1.5", ""] {
-            assert!(threads(text).is_err(), "{text}");
         }
     }
 

@@ -5,14 +5,14 @@ use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
 
 use pageleap::pool::HugePageReservation;
-use pageleap::topology::Topology;
 use pageleap::{NodeId, Pool, Region};
 
 use super::args::DemoArgs;
 use super::lineitem::{self, Array, Generator, Layout};
 use super::queries::Columns;
-use super::setup::{self, Demand, NodeMemory};
-use super::{Stop, interrupt, progress};
+use super::setup::Demand;
+use crate::stop::Stop;
+use crate::{interrupt, machine, progress};
 
 /// More threads than this generate no faster: memory bandwidth is used up.
 const MOST_THREADS: usize = 16;
@@ -73,18 +73,8 @@ impl Built {
 
 /// Builds everything; refuses before it generates anything if the table will not fit.
 pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
-    let topology = Topology::read()?;
-    let nodes: Vec<NodeMemory> = topology
-        .nodes()
-        .iter()
-        .map(|node| NodeMemory {
-            id: node.id.0,
-            total_bytes: node.total_bytes,
-            free_bytes: node.free_bytes,
-            free_huge_pages: node.free_huge(args.page_size.bytes() as u64),
-        })
-        .collect();
-    let (from, to) = setup::choose_nodes(&nodes, args.from, args.to)?;
+    let nodes = machine::nodes(args.page_size)?;
+    let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
     let page = args.page_size.bytes();
     Demand {
         scale_factor: args.scale_factor,

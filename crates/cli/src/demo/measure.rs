@@ -1,19 +1,20 @@
 //! The measured part: memcpy without load, then queries and writes before, during and after the leap.
 
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use pageleap::{Job, Migration, Pool, Region, Report, observe};
+use pageleap::{Migration, Pool, Region, Report, observe};
 
 use super::args::DemoArgs;
 use super::build::Built;
-use super::phase::{Phase, Stage};
 use super::queries::{self, QueryCounts, QueryLog};
-use super::writer::{self, Rate, WriteLog};
-use super::{Stop, interrupt, progress};
+use crate::leaping::{self, finished_within};
+use crate::phase::{Phase, Stage, StopOnDrop};
+use crate::stop::Stop;
+use crate::writer::{self, Rate, Rows, WriteLog};
+use crate::{interrupt, progress};
 
 /// How long queries and writer run before the leap, and again after it, at least.
 const PHASE_TIME: Duration = Duration::from_secs(1);
@@ -21,8 +22,6 @@ const PHASE_TIME: Duration = Duration::from_secs(1);
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
 /// How often the main thread looks at the clock, the signals, the mappings and the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Steps of the memcpy that migrations are compared with.
-const MEMCPY_STEP: usize = 16 << 20;
 /// Timed memcpy runs, after one that is not.
 const MEMCPY_RUNS: usize = 3;
 /// Leaps without load, to the destination and back.
@@ -74,7 +73,10 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
         let writer = named("writer")
             .spawn_scoped(scope, || match args.writes_per_s {
                 Rate::PerSecond(0) => WriteLog::none(shadow),
-                rate => writer::run(slots, shadow, rate, args.seed, &stage, &completed),
+                rate => {
+                    let load = writer::Load { rate, rows: Rows::Uniform, seed: args.seed, written: 0 };
+                    writer::run(slots, shadow, load, &stage, &completed)
+                }
             })
             .context("no thread for the writer")?;
 
@@ -107,15 +109,6 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
             leap,
         })
     })
-}
-
-/// Lets the threads end whenever the measurement does, because a scope waits for them.
-struct StopOnDrop<'a>(&'a Stage);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
 }
 
 fn join<T>(thread: ScopedJoinHandle<T>) -> T {
@@ -201,14 +194,6 @@ fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) ->
     Ok(Leap { report, elapsed, writes, mappings })
 }
 
-/// Waits for the job for at most `time`.
-fn finished_within(job: &Job, time: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: job.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd, whose descriptor is open as long as the job is borrowed. On any error the job itself is asked.
-    unsafe { libc::poll(&mut poll, 1, time.as_millis() as libc::c_int) };
-    job.is_finished()
-}
-
 /// Median time of a memcpy of the region's bytes into memory of the destination that is faulted already.
 fn memcpy(region: &Region, destination: &Pool) -> Result<u64, Stop> {
     // Drops its frames back into the pool, which has no others for the leap.
@@ -218,17 +203,8 @@ fn memcpy(region: &Region, destination: &Pool) -> Result<u64, Stop> {
     for run in 0..=MEMCPY_RUNS {
         super::stop_if_interrupted()?;
         let start = Instant::now();
-        for at in (0..region.len()).step_by(MEMCPY_STEP) {
-            let len = MEMCPY_STEP.min(region.len() - at);
-            // SAFETY: both regions have `at + len` bytes, they do not overlap, and no other thread uses either yet.
-            unsafe {
-                libc::memcpy(
-                    scratch.as_ptr().as_ptr().add(at).cast(),
-                    region.as_ptr().as_ptr().add(at).cast(),
-                    len,
-                )
-            };
-        }
+        // SAFETY: both regions have so many bytes, they do not overlap, and no other thread uses either yet.
+        unsafe { leaping::memcpy(scratch.as_ptr(), region.as_ptr(), region.len()) };
         if run > 0 {
             times.push(start.elapsed());
         }

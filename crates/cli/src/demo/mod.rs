@@ -1,21 +1,17 @@
 //! `pageleap demo`: a live table leaps, and everything that could have gone wrong is checked.
 //!
 //! The steps, in this order: choose nodes and check that the table fits ([`setup`]); build the pools and the table
-//! ([`build`], [`lineitem`]); time a memcpy, start the query thread ([`queries`]) and the writer ([`writer`]), leap
+//! ([`build`], [`lineitem`]); time a memcpy, start the query thread ([`queries`]) and the writer ([`crate::writer`]), leap
 //! ([`measure`]); compare ([`verify`]); print ([`report`]).
 
 mod args;
 mod build;
-mod interrupt;
 mod lineitem;
 mod measure;
-mod phase;
-mod progress;
 mod queries;
 mod report;
 mod setup;
 mod verify;
-mod writer;
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
@@ -24,56 +20,19 @@ use std::thread::available_parallelism;
 use anyhow::{Context, anyhow};
 use pageleap::{BASE_PAGE, Ended, PageOutcome, PageSize};
 
+use crate::phase::{PHASES, Phase};
+use crate::stop::Stop;
+use crate::writer::{self, Rate};
+use crate::{interrupt, machine, progress};
 pub use args::DemoArgs;
 use build::Built;
 use measure::{Leap, Measured};
-use phase::{PHASES, Phase};
 use queries::{Decimal, Series};
-pub use report::human_bytes;
 use report::{Latency, Mappings, NodePages, Pages, Placements, Queries, Quiet, Summary, TextOnly, Writes};
-use writer::Rate;
-
-/// Why the demo ended without success.
-#[derive(Debug)]
-pub enum Stop {
-    /// The request makes no sense, or not on this machine; nothing was done.
-    Refused(anyhow::Error),
-    /// Something failed, or a check found a mismatch.
-    Failed(anyhow::Error),
-    /// A signal asked for the end; what had been done until then was checked.
-    Interrupted {
-        /// Its number.
-        signal: i32,
-        /// What was done and found until then.
-        found: String,
-    },
-}
-
-impl From<pageleap::Error> for Stop {
-    fn from(error: pageleap::Error) -> Stop {
-        if error.is_usage() { Stop::Refused(error.into()) } else { Stop::Failed(error.into()) }
-    }
-}
-
-impl From<setup::Refusal> for Stop {
-    fn from(refusal: setup::Refusal) -> Stop {
-        Stop::Refused(refusal.into())
-    }
-}
-
-impl From<anyhow::Error> for Stop {
-    fn from(error: anyhow::Error) -> Stop {
-        Stop::Failed(error)
-    }
-}
 
 /// Ends the run if a signal has asked for it while nothing was at stake yet.
 fn stop_if_interrupted() -> Result<(), Stop> {
-    stop_if_interrupted_with(|| "the table is where it was, and nobody had written to it yet".to_owned())
-}
-
-fn stop_if_interrupted_with(found: impl FnOnce() -> String) -> Result<(), Stop> {
-    interrupt::received().map_or(Ok(()), |signal| Err(Stop::Interrupted { signal, found: found() }))
+    interrupt::stop_if_received(|| "the table is where it was, and nobody had written to it yet".to_owned())
 }
 
 /// Runs the demo and prints its result.
@@ -103,7 +62,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     if !summary.text.mismatches.is_empty() {
         return Err(Stop::Failed(anyhow!("{}", summary.text.mismatches.join("\nerror: "))));
     }
-    stop_if_interrupted_with(|| {
+    interrupt::stop_if_received(|| {
         let pages = summary.pages;
         format!(
             "{} of {} pages had moved, the region is whole, {} writes, none lost",
@@ -119,7 +78,7 @@ fn interrupted_before_the_leap(measured: &Measured, lost: u64) -> Result<(), Sto
     if lost > 0 {
         return Err(Stop::Failed(anyhow!("{lost} rows lost their last write, before any leap")));
     }
-    stop_if_interrupted_with(|| {
+    interrupt::stop_if_received(|| {
         format!("the table is where it was, {} writes, none lost", measured.write_log.writes)
     })
 }
@@ -194,7 +153,7 @@ fn summarise(
         frames_changed_ratio: frames.map(|frames| frames.changed_ratio),
         placement: Placements { before: before.placement.clone(), after: after.placement.clone() },
         mappings: Mappings { before: leap.mappings[0], peak: leap.mappings[1], after: leap.mappings[2] },
-        kernel: kernel_release()?,
+        kernel: machine::kernel_release()?,
         nodes: built.nodes,
         text: TextOnly {
             scale_factor: args.scale_factor,
@@ -323,10 +282,4 @@ fn mismatches(
         wrong.push(format!("the leap is not complete ({why}): {left} pages were not moved{more_time}"));
     }
     wrong
-}
-
-fn kernel_release() -> Result<String, Stop> {
-    const FILE: &str = "/proc/sys/kernel/osrelease";
-    let release = std::fs::read_to_string(FILE).context(FILE)?;
-    Ok(release.trim().to_owned())
 }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::phase::{PHASES, Phase, Stage, Times};
+use crate::phase::{PHASES, Phase, Stage, Times};
 
 /// Rows that are summed in `i64`: a charge is below 2^37 millionths, times 2^16 rows is far below 2^63.
 const ROWS_PER_SUM: usize = 1 << 16;

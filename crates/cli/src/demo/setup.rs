@@ -1,67 +1,14 @@
-//! Decides on which nodes the demo runs and whether it fits, before anything is generated.
-
-use std::fmt;
+//! Decides whether the demo fits into memory, before anything is generated.
 
 use pageleap::pool::reserve_command;
 use pageleap::{NodeId, PageSize};
 
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
-use super::report::human_bytes;
+use crate::figures::human_bytes;
+use crate::machine::{NodeMemory, Refusal};
 
 /// Share of the free memory that the demo takes at most; the rest is for page tables and everybody else.
 const USABLE_SHARE: f64 = 0.95;
-
-/// What must be known of a node.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeMemory {
-    /// The kernel's number of the node.
-    pub id: u32,
-    /// All its memory; 0 for a node with CPUs only.
-    pub total_bytes: u64,
-    /// What is free of it.
-    pub free_bytes: u64,
-    /// Free huge pages of the size that the pools want.
-    pub free_huge_pages: u64,
-}
-
-/// Why the demo cannot start as asked.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Refusal(String);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
-
-/// The nodes to start from and to move to.
-pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) -> Result<(u32, u32), Refusal> {
-    let with_memory: Vec<u32> =
-        nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id).collect();
-    for (flag, id) in [("--from", from), ("--to", to)] {
-        let Some(id) = id else { continue };
-        if with_memory.contains(&id) {
-            continue;
-        }
-        let what = if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
-        let known: Vec<String> = with_memory.iter().map(u32::to_string).collect();
-        return Err(Refusal(format!(
-            "{flag} {id}: node {id} {what}; nodes with memory: {}",
-            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-        )));
-    }
-    let other_than = |id: u32| with_memory.iter().copied().find(|other| *other != id).unwrap_or(id);
-    let first =
-        *with_memory.first().ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
-    Ok(match (from, to) {
-        (Some(from), Some(to)) => (from, to),
-        (Some(from), None) => (from, other_than(from)),
-        (None, Some(to)) => (other_than(to), to),
-        (None, None) => (first, other_than(first)),
-    })
-}
 
 /// What the demo wants of the memory.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +51,7 @@ impl Demand {
         if self.page.is_hugetlb() && !self.reserve {
             if pages > node.free_huge_pages as f64 {
                 let missing = pages - node.free_huge_pages as f64;
-                return Err(Refusal(format!(
+                return Err(Refusal::new(format!(
                     "--page-size {size} --scale-factor {}: needs {pages} free huge pages of {} on node {id}, which has \
                      {free}; add --reserve-huge-pages (needs root), or type {}, or use --page-size thp or 4k",
                     self.scale_factor,
@@ -128,7 +75,7 @@ impl Demand {
         } else {
             "free some memory".to_owned()
         };
-        Err(Refusal(format!(
+        Err(Refusal::new(format!(
             "--scale-factor {}: needs about {} on node {id} ({pools} pool{} of {}, and {} for the generator and a shadow \
              copy), but node {id} has {} free; {remedy}",
             self.scale_factor,
@@ -143,7 +90,7 @@ impl Demand {
 }
 
 fn find(nodes: &[NodeMemory], id: u32) -> Result<&NodeMemory, Refusal> {
-    nodes.iter().find(|node| node.id == id).ok_or_else(|| Refusal(format!("node {id} does not exist")))
+    nodes.iter().find(|node| node.id == id).ok_or_else(|| Refusal::new(format!("node {id} does not exist")))
 }
 
 /// Two significant digits, never more than `value`.
@@ -160,27 +107,6 @@ mod tests {
 
     fn node(id: u32, total_gib: u64, free_gib: u64) -> NodeMemory {
         NodeMemory { id, total_bytes: total_gib << 30, free_bytes: free_gib << 30, free_huge_pages: 0 }
-    }
-
-    #[test]
-    fn nodes_default_to_two_different_ones_where_there_are_two() {
-        let two = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
-        assert_eq!(choose_nodes(&two, None, None), Ok((0, 4)));
-        assert_eq!(choose_nodes(&two, Some(4), None), Ok((4, 0)));
-        assert_eq!(choose_nodes(&two, None, Some(0)), Ok((4, 0)));
-        assert_eq!(choose_nodes(&two, Some(4), Some(4)), Ok((4, 4)));
-        let one = [node(0, 8, 8)];
-        assert_eq!(choose_nodes(&one, None, None), Ok((0, 0)));
-        assert_eq!(choose_nodes(&one, None, Some(0)), Ok((0, 0)));
-    }
-
-    #[test]
-    fn unknown_nodes_and_nodes_without_memory_are_named() {
-        let nodes = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
-        let refusal = |from, to| choose_nodes(&nodes, from, to).unwrap_err().to_string();
-        assert_eq!(refusal(Some(2), None), "--from 2: node 2 does not exist; nodes with memory: 0, 4");
-        assert_eq!(refusal(None, Some(1)), "--to 1: node 1 has no memory; nodes with memory: 0, 4");
-        assert!(choose_nodes(&[], None, None).is_err());
     }
 
     fn demand(scale_factor: f64, to: u32) -> Demand {

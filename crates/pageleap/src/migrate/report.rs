@@ -144,6 +144,8 @@ pub struct Report {
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
+    /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None` if the kernel does not say.
+    pub recycle_cpu_ns: Option<u64>,
     /// System calls of the attempts by name, with those of the fault handler, without those of preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
     /// What went less well than asked, in words.

@@ -504,6 +504,7 @@ impl Run {
         drop(slots);
 
         let recycling = Instant::now();
+        let cpu_before = pageleap_sys::thread_cpu_time_ns();
         let mut pages = PageCounts::default();
         let mut page_runs = Vec::new();
         let (mut bytes, mut migrated_bytes) = (0, 0);
@@ -559,6 +560,10 @@ impl Run {
             longest_window_ns: tally.longest_window_ns,
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
+            recycle_cpu_ns: cpu_before
+                .ok()
+                .zip(pageleap_sys::thread_cpu_time_ns().ok())
+                .map(|(from, to)| to - from),
             calls: Call::ALL
                 .into_iter()
                 .map(|c| (c.name(), calls[c as usize]))

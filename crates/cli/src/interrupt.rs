@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
+use crate::stop::Stop;
+
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
@@ -36,4 +38,9 @@ pub fn received() -> Option<i32> {
         0 => None,
         signal => Some(signal),
     }
+}
+
+/// Ends the run if a signal has asked for it; `found` says what was done until then.
+pub fn stop_if_received(found: impl FnOnce() -> String) -> Result<(), Stop> {
+    received().map_or(Ok(()), |signal| Err(Stop::Interrupted { signal, found: found() }))
 }

@@ -1,7 +1,7 @@
-//! The thread that writes `L_ORDERKEY` of random rows, and the shadow copy that tells whether a write was lost.
+//! The thread that writes random words, and the shadow copy that tells whether a write was lost.
 //!
 //! Every write stores a value that no other write stores: a mark, and the number of the write. The same value goes
-//! to the same row of the shadow, in ordinary memory that nothing moves. When the writer has ended, each row that
+//! to the same word of the shadow, in ordinary memory that nothing moves. When the writer has ended, each word that
 //! differs from its shadow has lost its last write.
 //!
 //! A *gap* is the time from the end of one batch of writes to the end of the next. The writer reads the clock once
@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::phase::{Phase, Stage, Times};
+use crate::phase::{Phase, Stage, Times};
 
 /// Rates up to this are paced by sleeping.
 const SLEEP_LIMIT_PER_S: u64 = 1_000_000;
@@ -26,6 +26,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(5);
 const SMALL_BATCH: u64 = 16;
 /// Most writes per reading of the clock where the writer sleeps, reached only while it catches up.
 const LARGE_BATCH: u64 = 1024;
+/// One part in so many is written most where writes are skewed: 3.125 %.
+const HOT_PART: usize = 32;
 /// Set in every value that the writer stores, and in no key of the table.
 const MARK: u64 = 1 << 63;
 /// Highest rate that can be asked for by number.
@@ -76,6 +78,42 @@ impl fmt::Display for Rate {
     }
 }
 
+/// Which rows are written how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// All alike.
+    Uniform,
+    /// 3 of 4 writes go to the first of 32 parts, the others to the rest.
+    Skewed,
+}
+
+impl Rows {
+    /// The row of the next write.
+    fn choose(self, random: &mut SplitMix64, rows: usize) -> usize {
+        let hot = rows / HOT_PART;
+        match self {
+            // So few rows have no first part.
+            _ if hot == 0 => random.below(rows),
+            Rows::Uniform => random.below(rows),
+            Rows::Skewed if random.below(4) < 3 => random.below(hot),
+            Rows::Skewed => hot + random.below(rows - hot),
+        }
+    }
+}
+
+/// What the writer does.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// How often.
+    pub rate: Rate,
+    /// Where.
+    pub rows: Rows,
+    /// Of the choice of rows.
+    pub seed: u64,
+    /// Writes of earlier writers, whose values are not stored again.
+    pub written: u64,
+}
+
 /// What the writer leaves behind.
 #[derive(Debug)]
 pub struct WriteLog {
@@ -94,16 +132,16 @@ impl WriteLog {
     }
 }
 
-/// Writes random rows of `slots` at `rate` until `stage` says stop. `completed` follows the number of writes.
+/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes.
 pub fn run(
     slots: &[AtomicU64],
     mut shadow: Vec<u64>,
-    rate: Rate,
-    seed: u64,
+    load: Load,
     stage: &Stage,
     completed: &AtomicU64,
 ) -> WriteLog {
     assert_eq!(slots.len(), shadow.len());
+    let Load { rate, rows, seed, written } = load;
     let mut random = SplitMix64(seed);
     let mut gaps = Times::new();
     let mut writes = 0u64;
@@ -136,9 +174,9 @@ pub fn run(
             continue;
         }
         for _ in 0..batch {
-            let row = random.below(slots.len());
+            let row = rows.choose(&mut random, slots.len());
             writes += 1;
-            let value = MARK | writes;
+            let value = MARK | (written + writes);
             slots[row].store(value, Ordering::Relaxed);
             shadow[row] = value;
         }
@@ -223,8 +261,9 @@ mod tests {
     fn run_until(rate: Rate, rows: usize, enough: u64) -> (Vec<AtomicU64>, WriteLog) {
         let (slots, shadow) = column(rows);
         let (stage, completed) = (Stage::new(), AtomicU64::new(0));
+        let load = Load { rate, rows: Rows::Uniform, seed: 7, written: 0 };
         let log = thread::scope(|scope| {
-            let writer = scope.spawn(|| run(&slots, shadow, rate, 7, &stage, &completed));
+            let writer = scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
             while completed.load(Ordering::Relaxed) < enough {
                 thread::yield_now();
             }
@@ -274,5 +313,38 @@ mod tests {
         assert_eq!(rows(1), rows(1));
         assert_ne!(rows(1), rows(2));
         assert!(rows(3).iter().all(|row| *row < 1000));
+    }
+
+    #[test]
+    fn skewed_writes_go_to_the_first_part_three_times_in_four() {
+        let mut random = SplitMix64(1);
+        let (rows, tries) = (640, 100_000);
+        let mut seen = vec![0u32; rows];
+        for _ in 0..tries {
+            seen[Rows::Skewed.choose(&mut random, rows)] += 1;
+        }
+        let hot = f64::from(seen[..rows / HOT_PART].iter().sum::<u32>()) / f64::from(tries);
+        assert!((0.74..0.76).contains(&hot), "{hot}");
+        assert!(seen.iter().all(|times| *times > 0), "every row is written");
+        for rows in [1, 31] {
+            assert!((0..100).all(|_| Rows::Skewed.choose(&mut random, rows) < rows));
+        }
+    }
+
+    #[test]
+    fn later_writers_store_other_values() {
+        let (slots, log) = run_until(Rate::Max, 10, 1000);
+        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
+        let load = Load { rate: Rate::Max, rows: Rows::Skewed, seed: 1, written: log.writes };
+        let later = thread::scope(|scope| {
+            let writer = scope.spawn(|| run(&slots, log.shadow.clone(), load, &stage, &completed));
+            while completed.load(Ordering::Relaxed) < 1000 {
+                thread::yield_now();
+            }
+            stage.stop();
+            writer.join().unwrap()
+        });
+        assert_eq!(lost(&slots, &later.shadow), 0);
+        assert!(later.shadow.iter().all(|value| !log.shadow.contains(value)));
     }
 }

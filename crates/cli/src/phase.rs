@@ -1,4 +1,4 @@
-//! Where the run stands, as the query thread and the writer see it.
+//! Where a run stands, as the threads beside the leap see it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -73,6 +73,15 @@ impl Stage {
     }
 }
 
+/// Lets the threads end whenever the measurement does, because a scope waits for them.
+pub struct StopOnDrop<'a>(pub &'a Stage);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// Times by phase.
 #[derive(Debug)]
 pub struct Times([Histogram<u64>; PHASES.len()]);
@@ -89,6 +98,13 @@ impl Times {
     pub fn add(&mut self, phase: Phase, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(LONGEST_NS);
         self.0[phase as usize].saturating_record(ns);
+    }
+
+    /// Adds all of `other`.
+    pub fn join(&mut self, other: &Times) {
+        for (mine, others) in self.0.iter_mut().zip(&other.0) {
+            mine.add(others).expect("the bounds are the same");
+        }
     }
 
     /// How many there are in `phase`.
@@ -136,6 +152,10 @@ mod tests {
         assert!(close(times.quantile_ns(Phase::After, 1.0), LONGEST_NS as f64));
         assert_eq!(times.quantile_ns(Phase::Before, 0.5), None);
         assert_eq!(PHASES.map(|phase| times.count(phase)), [0, 1000, 1]);
+        let mut joined = Times::new();
+        joined.add(Phase::Before, Duration::from_millis(1));
+        joined.join(&times);
+        assert_eq!(PHASES.map(|phase| joined.count(phase)), [1, 1000, 1]);
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! The machine as the commands that leap need it: nodes, their free memory, the kernel's release.
+
+use std::fmt;
+
+use anyhow::Context;
+use pageleap::PageSize;
+use pageleap::topology::Topology;
+
+use crate::stop::Stop;
+
+/// What must be known of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeMemory {
+    /// The kernel's number of the node.
+    pub id: u32,
+    /// All its memory; 0 for a node with CPUs only.
+    pub total_bytes: u64,
+    /// What is free of it.
+    pub free_bytes: u64,
+    /// Free huge pages of the size that the pools want.
+    pub free_huge_pages: u64,
+}
+
+/// Why a command cannot start as asked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal(String);
+
+impl Refusal {
+    /// A refusal for this reason.
+    pub fn new(reason: String) -> Refusal {
+        Refusal(reason)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The nodes to start from and to move to.
+pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) -> Result<(u32, u32), Refusal> {
+    let with_memory: Vec<u32> =
+        nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id).collect();
+    for (flag, id) in [("--from", from), ("--to", to)] {
+        let Some(id) = id else { continue };
+        if with_memory.contains(&id) {
+            continue;
+        }
+        let what = if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
+        let known: Vec<String> = with_memory.iter().map(u32::to_string).collect();
+        return Err(Refusal(format!(
+            "{flag} {id}: node {id} {what}; nodes with memory: {}",
+            if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+        )));
+    }
+    let other_than = |id: u32| with_memory.iter().copied().find(|other| *other != id).unwrap_or(id);
+    let first =
+        *with_memory.first().ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
+    Ok(match (from, to) {
+        (Some(from), Some(to)) => (from, to),
+        (Some(from), None) => (from, other_than(from)),
+        (None, Some(to)) => (other_than(to), to),
+        (None, None) => (first, other_than(first)),
+    })
+}
+
+/// The nodes of this machine, with free huge pages of the size of `page`.
+pub fn nodes(page: PageSize) -> Result<Vec<NodeMemory>, Stop> {
+    let memory = |node: &pageleap::topology::Node| NodeMemory {
+        id: node.id.0,
+        total_bytes: node.total_bytes,
+        free_bytes: node.free_bytes,
+        free_huge_pages: node.free_huge(page.bytes() as u64),
+    };
+    Ok(Topology::read()?.nodes().iter().map(memory).collect())
+}
+
+/// The kernel's release as `uname -r` prints it.
+pub fn kernel_release() -> Result<String, Stop> {
+    const FILE: &str = "/proc/sys/kernel/osrelease";
+    let release = std::fs::read_to_string(FILE).context(FILE)?;
+    Ok(release.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(id: u32, total_gib: u64, free_gib: u64) -> NodeMemory {
+        NodeMemory { id, total_bytes: total_gib << 30, free_bytes: free_gib << 30, free_huge_pages: 0 }
+    }
+
+    #[test]
+    fn nodes_default_to_two_different_ones_where_there_are_two() {
+        let two = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
+        assert_eq!(choose_nodes(&two, None, None), Ok((0, 4)));
+        assert_eq!(choose_nodes(&two, Some(4), None), Ok((4, 0)));
+        assert_eq!(choose_nodes(&two, None, Some(0)), Ok((4, 0)));
+        assert_eq!(choose_nodes(&two, Some(4), Some(4)), Ok((4, 4)));
+        let one = [node(0, 8, 8)];
+        assert_eq!(choose_nodes(&one, None, None), Ok((0, 0)));
+        assert_eq!(choose_nodes(&one, None, Some(0)), Ok((0, 0)));
+    }
+
+    #[test]
+    fn unknown_nodes_and_nodes_without_memory_are_named() {
+        let nodes = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
+        let refusal = |from, to| choose_nodes(&nodes, from, to).unwrap_err().to_string();
+        assert_eq!(refusal(Some(2), None), "--from 2: node 2 does not exist; nodes with memory: 0, 4");
+        assert_eq!(refusal(None, Some(1)), "--to 1: node 1 has no memory; nodes with memory: 0, 4");
+        assert!(choose_nodes(&[], None, None).is_err());
+    }
+}

@@ -1,0 +1,37 @@
+//! How a command ends that does not succeed.
+
+use crate::machine::Refusal;
+
+/// Why a command ended without success.
+#[derive(Debug)]
+pub enum Stop {
+    /// The request makes no sense, or not on this machine; nothing was done.
+    Refused(anyhow::Error),
+    /// Something failed, or a check found a mismatch.
+    Failed(anyhow::Error),
+    /// A signal asked for the end; what had been done until then was checked.
+    Interrupted {
+        /// Its number.
+        signal: i32,
+        /// What was done and found until then.
+        found: String,
+    },
+}
+
+impl From<pageleap::Error> for Stop {
+    fn from(error: pageleap::Error) -> Stop {
+        if error.is_usage() { Stop::Refused(error.into()) } else { Stop::Failed(error.into()) }
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Stop {
+        Stop::Refused(refusal.into())
+    }
+}
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
