@@ -228,10 +228,82 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "commit-gives-up",
-        file: ATTEMPT,
+        file: COMMIT,
         find: "        Err(_) => None,\n    })\n}\n\n/// Maps frames again",
         replace: "        Err(_) => Some(Ok(())),\n    })\n}\n\n/// Maps frames again",
         why: "a commit that failed half-way leaves a hole",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "marked-after-the-copy",
+        file: PRECOPY,
+        find: "        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;\n        backend.copy(target.alias, task.source, len);",
+        replace: "        backend.copy(target.alias, task.source, len);\n        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;",
+        why: "a store that lands between the copy and the mark is not noticed",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "no-last-look",
+        file: PRECOPY,
+        find: "unproven(backend, tracker, park, len, false,",
+        replace: "unproven(backend, tracker, park, 0, false,",
+        why: "stores between the last look and the freeze are not copied",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "no-last-look-for-real",
+        file: PRECOPY,
+        find: "unproven(backend, tracker, park, len, false,",
+        replace: "unproven(backend, tracker, park, 0, false,",
+        why: "the same on the real kernel loses writes",
+        caught_by: Checker::Stress,
+    },
+    Mutant {
+        name: "nobody-is-held",
+        file: PRECOPY,
+        find: "backend.track(tracker, addr, len, true)",
+        replace: "backend.track(tracker, addr, len, false)",
+        why: "who touches the frozen area gets the old frames again, and stores to them are lost",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "nobody-is-held-for-real",
+        file: PRECOPY,
+        find: "backend.track(tracker, addr, len, true)",
+        replace: "backend.track(tracker, addr, len, false)",
+        why: "the same on the real kernel loses writes",
+        caught_by: Checker::Stress,
+    },
+    Mutant {
+        name: "forgotten-counts-as-clean",
+        file: PRECOPY,
+        find: "run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED",
+        replace: "run.categories & page_is::WRITTEN == 0",
+        why: "a page that was written and then lost its page table entry is not copied again",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "read-where-everybody-waits",
+        file: PRECOPY,
+        find: "let read = backend.read_file(task.file, offset, dst, pages.len());",
+        replace: "let _ = offset; backend.copy(dst, park + pages.start, pages.len()); let read: Result<(), Errno> = Ok(());",
+        why: "the migrator waits for itself",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "held-and-never-woken",
+        file: PRECOPY,
+        find: "        Ok(()) => {\n            wake(backend, task, effort);",
+        replace: "        Ok(()) => {",
+        why: "threads that touched the area while it was frozen sleep for ever",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "refused-and-still-held",
+        file: PRECOPY,
+        find: "            // SAFETY: the span maps its old frames, with or without page tables.\n            unsafe { let_go(backend, task, effort) };",
+        replace: "",
+        why: "after a refused call the area keeps its frames and everybody waits for it",
         caught_by: Checker::Unit,
     },
     Mutant {
@@ -280,6 +352,8 @@ const SLOT: &str = "crates/pageleap/src/engine/mprotect/slot.rs";
 const SHARE: &str = "crates/pageleap/src/pool/share.rs";
 const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
+const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
+const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
 /// The list as a markdown table.

@@ -59,11 +59,17 @@ fn rows(flags: &[&str]) -> (Vec<Value>, String) {
     (rows, stderr(&output))
 }
 
+/// Whether the engine precopy was measured, by what was said of rows that were skipped.
+fn follows(said: &str) -> bool {
+    assert!(said.is_empty() || said.starts_with("skipped: precopy with --page-size 4k: "), "{said}");
+    said.is_empty()
+}
+
 fn check(row: &Value) {
     let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
     assert_eq!(row.as_object().unwrap().keys().collect::<Vec<_>>(), KEYS);
-    assert_eq!(row["engine"], "mprotect");
-    assert!(row["requested_engine"] == "auto" || row["requested_engine"] == "mprotect", "{row}");
+    let (used, asked) = (row["engine"].as_str().unwrap(), row["requested_engine"].as_str().unwrap());
+    assert!(["mprotect", "precopy"].contains(&used) && (asked == "auto" || asked == used), "{row}");
     for key in ["migrate_ns", "ratio_to_memcpy_min", "area_bytes", "copy_threads", "window_max_ns"] {
         assert!(number(key) > 0.0, "{key} of {row}");
     }
@@ -75,9 +81,9 @@ fn check(row: &Value) {
     assert!(mappings[0] > 0.0 && mappings[1] >= mappings[0] && mappings[1] >= mappings[2], "{row}");
     assert!(row["overhead_bytes"].is_null() || row["overhead_bytes"].is_u64(), "{row}");
     assert_eq!(row["lost"], 0);
-    for key in ["window_p50_ns", "window_p99_ns", "efault_count"] {
-        assert!(row[key].is_null(), "{key} of {row}");
-    }
+    let windows = ["window_p50_ns", "window_p99_ns", "window_max_ns"].map(number);
+    assert!(windows.is_sorted() && windows[0] > 0.0, "{row}");
+    assert!(row["efault_count"].is_null(), "{row}");
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
         assert_eq!(number("extra_copied_ratio"), 0.0);
@@ -95,7 +101,7 @@ fn check(row: &Value) {
 #[test]
 fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
     let (rows, said) = rows(&["--page-size", "4k"]);
-    assert_eq!(said, "");
+    let follows = follows(&said);
     let name = |row: &Value| {
         let rate = row["writes_per_s"].as_u64().unwrap();
         (row["load"].as_str().unwrap().to_owned(), rate, row["area_bytes"].as_u64().unwrap())
@@ -108,21 +114,26 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
         ("skewed", 100_000),
         ("skewed", 10_000_000),
     ] {
-        for area in [2 << 20, 512 << 10, 16 << 20] {
-            expected.push((load.to_owned(), rate, area));
+        let auto = if follows { [16 << 20, 16 << 20].as_slice() } else { &[2 << 20] };
+        for area in auto.iter().chain(&[512 << 10, 16 << 20]) {
+            expected.push((load.to_owned(), rate, *area));
         }
     }
     assert_eq!(rows.iter().map(name).collect::<Vec<_>>(), expected);
-    let asked: Vec<&Value> = rows.iter().map(|row| &row["requested_engine"]).take(3).collect();
-    assert_eq!(asked, ["auto", "mprotect", "mprotect"]);
+    let mut asked: Vec<&Value> = rows.iter().map(|row| &row["requested_engine"]).take(3).collect();
+    asked.dedup();
+    assert_eq!(
+        asked,
+        if follows { ["auto", "precopy", "mprotect"].as_slice() } else { &["auto", "mprotect"] }
+    );
 }
 
 #[test]
 fn a_writer_without_a_limit_loses_nothing() {
     let flags =
         ["--page-size", "4k", "--load", "uniform,skewed", "--rates", "max", "--threads", "2", "--seed", "7"];
-    let (rows, _) = rows(&flags);
-    assert_eq!(rows.len(), 6);
+    let (rows, said) = rows(&flags);
+    assert_eq!(rows.len(), if follows(&said) { 8 } else { 6 });
     for row in &rows {
         assert!(row["writes_per_s"].is_null(), "{row}");
         assert_eq!(row["copy_threads"], 2);
@@ -134,8 +145,9 @@ fn what_cannot_be_measured_is_skipped_with_its_reason() {
     // Areas of 512 KB hold no page of 2 MB. Where even the kernel makes no such pages, it says why.
     let (rows, said) = rows(&["--page-size", "4k,thp", "--load", "quiet"]);
     assert!(said.starts_with("skipped: "), "{said}");
-    assert_eq!(rows.iter().filter(|row| row["page_size"] == "4k").count(), 3);
-    match rows.iter().filter(|row| row["page_size"] == "thp").count() {
+    let count = |page: &str| rows.iter().filter(|row| row["page_size"] == page).count();
+    assert!((3..=4).contains(&count("4k")));
+    match count("thp") {
         0 => assert!(said.contains("--page-size thp: "), "{said}"),
         measured => {
             assert_eq!(measured, 2);
@@ -173,7 +185,6 @@ fn text_fits_and_names_the_machine() {
         "100k",
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stderr(&output), "");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.starts_with("machine   Linux "), "{text}");
     for head in ["ratio", "again", "kept", "touch", "recycle", "lost"] {

@@ -1,4 +1,4 @@
-//! Which CPUs a thread of ours runs on.
+//! Which CPUs a thread of ours runs on, how urgently, and which signals it takes.
 
 /// Confines the calling thread to those of `cpus` on which it may run at all. Returns whether that worked; with an empty list (a node
 /// without CPUs) nothing changes.
@@ -37,4 +37,17 @@ pub(crate) fn block_application_signals() {
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
     }
+}
+
+/// Has the calling thread let in soon when others wait for it, as far as the kernel does that for everybody.
+pub(crate) fn run_shortly() {
+    if pageleap_sys::is_ordinary() {
+        let _ = pageleap_sys::run_shortly();
+    }
+}
+
+/// Whether the calling thread may be put before others, and may go back: one that the user has given another policy keeps it.
+pub(crate) fn may_run_first() -> bool {
+    use pageleap_sys::{is_ordinary, run_first};
+    is_ordinary() && run_first(true).is_ok() && run_first(false).is_ok()
 }

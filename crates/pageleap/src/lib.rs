@@ -58,7 +58,7 @@ pub use {
     engine::mprotect::fault::{MAX_THREADS, install as install_fault_handler},
     migrate::{
         DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, Job, Migration, PageCounts, PageOutcome, PageRun,
-        Phase, Progress, Report, WAIT_BUCKETS, Waits,
+        Phase, Progress, Report, Waits,
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},

@@ -20,7 +20,8 @@ use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::processor::Processor;
 use crate::{
-    BASE_PAGE, Ended, Error, Job, Migration, NodeId, PageCounts, PageSize, Pool, Region, Report, audit,
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize, Pool,
+    Region, Report, audit,
 };
 
 /// Environment variable: how many schedules each test runs.
@@ -58,6 +59,8 @@ struct Seen {
     region_dropped: AtomicU64,
     disturbed: AtomicU64,
     held: AtomicU64,
+    followed: AtomicU64,
+    copied_again: AtomicU64,
     partly: AtomicU64,
     busy_ranges: AtomicU64,
     short_of_frames: AtomicU64,
@@ -122,7 +125,9 @@ impl Scene {
             Error::RangeBusy { .. } => &self.seen.busy_ranges,
             Error::PoolExhausted { .. } => &self.seen.short_of_frames,
             Error::Limit { .. } => &self.seen.short_of_slots,
-            Error::Call { .. } if self.failing.is_some() => &self.seen.refused_calls,
+            Error::Call { .. } | Error::Unsupported { .. } if self.failing.is_some() => {
+                &self.seen.refused_calls
+            }
             error => panic!("refused without reason: {error}"),
         };
         count.fetch_add(1, Relaxed);
@@ -190,6 +195,7 @@ impl Scene {
 
     fn settings<'a>(&self) -> Migration<'a> {
         let migration = Migration::new()
+            .engine([EngineChoice::Mprotect, EngineChoice::Precopy][below(2)])
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
@@ -214,6 +220,10 @@ impl Scene {
         count.fetch_add(1, Relaxed);
         self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
         self.seen.held.fetch_add(report.holds, Relaxed);
+        let followed = report.engine == Engine::Precopy;
+        self.seen.followed.fetch_add(u64::from(followed), Relaxed);
+        let again = followed && report.bytes_recopied > 0;
+        self.seen.copied_again.fetch_add(u64::from(again), Relaxed);
         self.seen.partly.fetch_add(u64::from(migrated > 0 && not_attempted > 0), Relaxed);
     }
 
@@ -360,6 +370,7 @@ impl Scene {
         }
         drop((pools, backend));
         assert_eq!(model.pages_in_use(), 0, "address space leaked");
+        assert_eq!((model.trackers_open(), model.waiting()), (0, 0), "a job has left something behind");
     }
 }
 
@@ -402,6 +413,8 @@ fn iterations() -> usize {
 fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.silence_warnings = true;
+    // What is found by a scan lies on the stack.
+    config.stack_size = 256 << 10;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
     let runs = match env::var(REPLAY_VAR) {
         Ok(schedule) => shuttle::Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(body),
@@ -433,6 +446,8 @@ fn without_refusals(scheduler: impl Scheduler + 'static) {
         ("stopped half-way", &seen.partly),
         ("disturbed copies", &seen.disturbed),
         ("held areas", &seen.held),
+        ("jobs that followed writes", &seen.followed),
+        ("written pages that were copied again", &seen.copied_again),
         ("busy ranges", &seen.busy_ranges),
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),

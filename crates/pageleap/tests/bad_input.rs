@@ -146,7 +146,7 @@ fn settings_that_make_no_sense() {
     scene.refused(scene.job().area_bytes(4097).start(), true, &["area size", "4097", "multiple"]);
     scene.refused(scene.job().reduction_factor(0).start(), true, &["reduction factor", "1"]);
     let engine = "move_pages".parse::<EngineChoice>();
-    scene.refused(engine, true, &["engine", "`move_pages`", "auto or mprotect"]);
+    scene.refused(engine, true, &["engine", "`move_pages`", "auto, mprotect or precopy"]);
     scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "use 4k, thp, 2m or 1g"]);
     scene.still_works();
 }
@@ -165,6 +165,9 @@ fn extreme_settings_that_do_make_sense() {
     back(scene.job().area_bytes(usize::MAX & !4095).start().unwrap().wait());
     back(scene.job().reduction_factor(u64::MAX).max_disturbed_copies(u32::MAX).start().unwrap().wait());
     back(scene.job().engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait());
+    for copies in [0, u32::MAX] {
+        back(scene.job().max_disturbed_copies(copies).start().unwrap().wait());
+    }
     back(scene.job().timeout(Duration::from_secs(u64::from(u32::MAX))).start().unwrap().wait());
     check_stamp(&scene.region, all, 1);
 }

@@ -9,9 +9,13 @@ use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use common::{PAGE_SIZES, own_descriptors, pool_mappings, region_flags, skip_page_size, turn};
+use common::{
+    PAGE_SIZES, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size, surprises, turn,
+};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
-use pageleap::{Ended, Error, Job, Migration, NodeId, PageSize, Pool, Region, Report, audit};
+use pageleap::{
+    Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageSize, Pool, Region, Report, audit,
+};
 use refusing::{Refusing, Request};
 
 const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -20,8 +24,16 @@ const PAGES: usize = 8;
 /// More calls than any of the jobs here makes.
 const ENDLESS: u64 = 1000;
 
+/// By each engine: what `auto` chooses on base pages follows writes where the machine allows it.
+const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
+
 fn start(region: &Region, to: &Pool) -> Result<Job, Error> {
+    start_by(EngineChoice::Auto, region, to)
+}
+
+fn start_by(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
     Migration::new()
+        .engine(engine)
         .range(region, 0..region.len(), to)
         .area_bytes(2 * region.page_size().bytes())
         .threads(1)
@@ -76,6 +88,12 @@ impl Sabotage {
     }
 }
 
+/// Whether a job by [`EngineChoice::Auto`] on base pages followed writes, as it has to unless the call failed that it takes.
+fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, follows: bool) {
+    let expected = engine == EngineChoice::Auto && follows && struck != Some(Call::OpenTracker);
+    assert_eq!(report.engine == Engine::Precopy, expected, "{report}");
+}
+
 /// What a single failure may do to a job: nothing, as far as pages are concerned.
 fn check_report(report: &Report, what: &str) {
     assert!(report.ended.is_completed(), "{what}: {report}");
@@ -127,11 +145,11 @@ impl OnModel {
 fn on_the_model_any_call_may_fail() {
     let _turn = turn();
     let mut calls = std::collections::BTreeSet::new();
-    for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..2]), (libc::EPERM, &MODES[..])]
-    {
+    let errors = [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..2]), (libc::EPERM, &MODES[..])];
+    for ((errno, modes), engine) in errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine))) {
         let struck = sweep(Errno(errno), modes, |sabotage| {
             let scene = OnModel::new(sabotage());
-            let what = format!("{:?}", sabotage());
+            let what = format!("{engine}: {:?}", sabotage());
             // SAFETY: pages of a region that nothing else changes now.
             unsafe {
                 scene.model.advise(scene.page(2), 3 * 4096, Advice::DontDump).unwrap();
@@ -141,9 +159,10 @@ fn on_the_model_any_call_may_fail() {
             }
             let before = scene.attributes();
             scene.failing.arm();
-            let report = start(&scene.region, &scene.pools[1]).unwrap().wait();
+            let report = start_by(engine, &scene.region, &scene.pools[1]).unwrap().wait();
             scene.failing.disarm();
             let call = scene.failing.struck();
+            check_engine(engine, &report, call, true);
             calls.extend(call);
             let what = format!("{what}: {call:?}");
             check_report(&report, &what);
@@ -152,7 +171,7 @@ fn on_the_model_any_call_may_fail() {
                 assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
             }
             for to in [&scene.pools[0], &scene.pools[1]] {
-                check_report(&start(&scene.region, to).unwrap().wait(), &what);
+                check_report(&start_by(engine, &scene.region, to).unwrap().wait(), &what);
                 scene.check(&what);
             }
             let OnModel { model, pools, region, .. } = scene;
@@ -160,11 +179,13 @@ fn on_the_model_any_call_may_fail() {
             assert!(pools.iter().all(|pool| pool.free_bytes() == pool.bytes()), "{what}: frames leaked");
             drop(pools);
             assert_eq!(model.pages_in_use(), 0, "{what}: address space leaked");
+            assert_eq!(model.trackers_open(), 0, "{what}: a tracker was left open");
             call
         });
         assert!(struck >= 20 * modes.len() as u64, "only {struck} calls were made to fail");
     }
-    for call in [Call::Protect, Call::Exchange, Call::Advise, Call::Lock] {
+    let followed = [Call::Track, Call::Untrack, Call::MarkClean, Call::Scan, Call::Wake, Call::OpenTracker];
+    for call in [Call::Protect, Call::Exchange, Call::Advise, Call::Lock].into_iter().chain(followed) {
         assert!(calls.contains(&call), "{call:?} never failed: {calls:?}");
     }
 }
@@ -368,7 +389,7 @@ fn check_all(region: &Region, value: u64, what: &str) {
 }
 
 /// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
-fn on_the_kernel(sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
+fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
     let failing = sabotage.of(Arc::new(Linux));
     let pools = [build(failing.clone(), page, PAGES)?, build(failing.clone(), page, PAGES)?];
     let region = Region::new(&pools[0], PAGES * page.bytes()).unwrap();
@@ -379,9 +400,10 @@ fn on_the_kernel(sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Err
     touch_all(&region, 1);
     with_load(&region, || {
         failing.arm();
-        let report = start(&region, &pools[1]).unwrap().wait();
+        let report = start_by(engine, &region, &pools[1]).unwrap().wait();
         failing.disarm();
-        let what = format!("{sabotage:?}: {:?}", failing.struck());
+        let what = format!("{engine}: {sabotage:?}: {:?}", failing.struck());
+        check_engine(engine, &report, failing.struck(), can_follow() && page == PageSize::Base);
         check_report(&report, &what);
         check_all(&region, 1, &what);
         touch_all(&region, 2);
@@ -392,7 +414,7 @@ fn on_the_kernel(sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Err
         assert_eq!(free, (PAGES * page.bytes()) as u64, "{what}: frames leaked");
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
         for to in [&pools[0], &pools[1]] {
-            check_report(&start(&region, to).unwrap().wait(), &what);
+            check_report(&start_by(engine, &region, to).unwrap().wait(), &what);
             check_all(&region, 2, &what);
         }
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -411,11 +433,10 @@ fn own_descriptors_but_events() -> Vec<String> {
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load() {
     let _turn = turn();
-    for (errno, modes) in
-        [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1]), (libc::EPERM, &MODES[..1])]
-    {
+    let errors = [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1]), (libc::EPERM, &MODES[..1])];
+    for ((errno, modes), engine) in errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine))) {
         let struck =
-            sweep(Errno(errno), modes, |sabotage| on_the_kernel(sabotage(), PageSize::Base).unwrap());
+            sweep(Errno(errno), modes, |sabotage| on_the_kernel(engine, sabotage(), PageSize::Base).unwrap());
         assert!(struck >= 10 * modes.len() as u64, "only {struck} calls were made to fail");
     }
 }
@@ -426,12 +447,14 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     let _turn = turn();
     let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
     for page in [PageSize::Thp, PageSize::Huge2M] {
-        if let Err(error) = on_the_kernel(harmless, page) {
+        if let Err(error) = on_the_kernel(EngineChoice::Auto, harmless, page) {
             skip_page_size(NAME, page, error);
             continue;
         }
         for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
-            let struck = sweep(Errno(errno), modes, |sabotage| on_the_kernel(sabotage(), page).unwrap());
+            let struck = sweep(Errno(errno), modes, |sabotage| {
+                on_the_kernel(EngineChoice::Auto, sabotage(), page).unwrap()
+            });
             assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
         }
     }
@@ -502,7 +525,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let start_of = region.as_ptr().as_ptr() as usize;
     stubborn.store((start_of + 2 * 4096) as u64, Relaxed);
     refused.store(0, Relaxed);
-    let report = with_load(&region, || start(&region, &pools[1]).unwrap().wait());
+    let report = with_load(&region, || start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait());
     let Ended::Failed(Error::Call { call, errno, range, remedy }) = &report.ended else { panic!("{report}") };
     assert_eq!((*call, *errno), (Call::Protect, ENOMEM));
     assert_eq!(range.0, start_of + 2 * 4096..start_of + 4 * 4096);
@@ -513,7 +536,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     check_all(&region, 1, "after the failure");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     refused.store(u64::MAX, Relaxed);
-    let report = start(&region, &pools[1]).unwrap().wait();
+    let report = start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
     assert_eq!((report.pages.migrated, report.pages.unchanged), (2, 6), "{report}");
     check_all(&region, 1, "after the next job");
 }
@@ -529,7 +552,10 @@ fn without_exchanges_files_are_mapped() {
             let report = with_load(&region, || start(&region, to).unwrap().wait());
             check_report(&report, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
-            assert!(report.warnings.is_empty(), "{report}");
+            // Without a freeze nobody can be held up but by a signal.
+            let told = report.warnings.iter().filter(|w| w.contains("moved by the engine mprotect")).count();
+            assert_eq!(told, usize::from(report.engine == Engine::Precopy), "{report}");
+            assert_eq!(surprises(&report).len(), told, "{report}");
         }
         assert!(refused.load(Relaxed) > 0);
         assert_eq!(region_flags(&region), before);
@@ -547,7 +573,7 @@ fn without_advice_for_the_alias_files_are_mapped() {
     for to in [&pools[1], &pools[0]] {
         let report = with_load(&region, || start(&region, to).unwrap().wait());
         check_report(&report, "no advice");
-        assert!(report.calls.contains_key(Call::Map.name()) && report.warnings.is_empty(), "{report}");
+        assert!(report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(), "{report}");
     }
     assert!(refused.load(Relaxed) > 0);
     assert_eq!(region_flags(&region), before);
@@ -574,7 +600,7 @@ fn writers_that_cannot_be_let_in_are_held() {
         let mut rounds = 0;
         // Until a writer did come in the way.
         while refused.load(Relaxed) == 0 || rounds < 20 {
-            let report = start(&region, &pools[(rounds + 1) % 2]).unwrap().wait();
+            let report = start_by(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
             check_report(&report, "held");
             rounds += 1;
         }

@@ -11,7 +11,7 @@ mod on_nodes;
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, turn};
+use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, surprises, turn};
 use on_nodes::{
     check_bound, check_on, for_page_sizes, go, go_part, is_root, lab_machine, numa_maps, pools_on, several,
 };
@@ -286,7 +286,7 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     stamp(&region, 0..WIDE, 1);
     for leg in &legs[1..] {
         let report = go(&region, place(*leg));
-        let surprising = report.warnings.iter().filter(|warning| !warning.contains("has no CPUs"));
+        let surprising = surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
         assert_eq!(surprising.count(), 0, "{report}");
         check_stamp(&region, 0..WIDE, 1);
     }

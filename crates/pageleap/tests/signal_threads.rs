@@ -11,9 +11,9 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{leap, migration, soon};
+use common::{can_follow, leap, migration, soon};
 use moving::{BYTES, FINE, StopOnDrop, address, cases, scene, while_migrating, write_rounds};
-use pageleap::{Error, Region};
+use pageleap::{EngineChoice, Error, Region};
 
 // Threads -------------------------------------------------------------------------------------------------------------
 
@@ -47,13 +47,18 @@ fn a_thread_that_blocks_the_signal_is_refused_and_named() {
                     };
                     std::thread::Builder::new().name("deaf".into()).spawn_scoped(scope, thread).unwrap();
                     assert!(soon(|| state.load(Relaxed) == 1));
-                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
-                        panic!("not refused")
-                    };
+                    let migration = || migration(&region, 0..BYTES, &pools[0]);
+                    let by_signals = migration().engine(EngineChoice::Mprotect).start();
+                    let Err(error) = by_signals.map(drop) else { panic!("not refused") };
                     let text = error.to_string();
                     assert!(matches!(error, Error::EngineRefused { .. }), "{text}");
                     assert!(text.contains("(deaf)") && text.contains("pthread_sigmask"), "{text}");
                     assert_eq!(pools[0].free_bytes(), pools[0].bytes());
+                    // What needs no signal does not mind.
+                    if can_follow() {
+                        leap(&region, 0..BYTES, &pools[0]);
+                        leap(&region, 0..BYTES, &pools[1]);
+                    }
                     state.store(2, Relaxed);
                     assert!(soon(|| state.load(Relaxed) == 3));
                     leap(&region, 0..BYTES, &pools[0]);

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Random, pool_mappings, pools, skip_page_size, stress_seconds};
-use pageleap::{Ended, Migration, PageSize, Pool, Region, audit};
+use common::{Random, can_follow, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises};
+use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
 
 /// User-mode writers; one more thread lets the kernel write.
 const WRITERS: usize = 3;
@@ -22,6 +22,7 @@ const OWNERS: usize = WRITERS + 1;
 const READERS: usize = 2;
 
 struct Case {
+    engine: EngineChoice,
     page: PageSize,
     bytes: usize,
     /// Pause of each writer between two writes, in spins: 0 is as fast as possible.
@@ -175,7 +176,7 @@ fn run(case: Case, pools: [Pool; 2]) {
     let kernel = KernelWrites::default();
     let start = Barrier::new(WRITERS + READERS + 3);
     let (mut leaps, mut stopped, mut disturbed, mut holds, mut longest_wait) = (0u64, 0u64, 0u64, 0u64, 0u64);
-    let mut shadows: Vec<Vec<u64>> = Vec::new();
+    let (mut shadows, mut again, mut engine) = (Vec::<Vec<u64>>::new(), 0, Engine::Mprotect);
 
     std::thread::scope(|scope| {
         let (region, case, stop, kernel, start) = (&region, &case, &stop, &kernel, &start);
@@ -216,11 +217,14 @@ fn run(case: Case, pools: [Pool; 2]) {
             let page = case.page.bytes();
             let area = page.max(4096 << random.below(9));
             let mut migration = Migration::new()
+                .engine(case.engine)
                 .range(region, 0..case.bytes, &pools[1 - at])
-                .area_bytes(area.next_multiple_of(page))
                 .reduction_factor(1 + random.below(4))
                 .max_disturbed_copies(random.below(5) as u32)
                 .threads(1 + random.below(2) as usize);
+            if random.below(4) > 0 {
+                migration = migration.area_bytes(area.next_multiple_of(page));
+            }
             if random.below(8) == 0 {
                 migration = migration.timeout(Duration::from_micros(1 + random.below(20_000)));
             }
@@ -232,7 +236,7 @@ fn run(case: Case, pools: [Pool; 2]) {
             let report = job.wait();
             assert_eq!(report.pages.total(), (case.bytes / page) as u64);
             assert_eq!(report.pages.failed, 0, "{report}");
-            assert!(report.warnings.is_empty(), "{report}");
+            assert!(surprises(&report).is_empty(), "{report}");
             let all = report.pages.migrated == report.pages.total();
             match report.ended {
                 Ended::Completed => assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}"),
@@ -247,6 +251,8 @@ fn run(case: Case, pools: [Pool; 2]) {
             disturbed += report.disturbed_copies;
             holds += report.holds;
             longest_wait = longest_wait.max(report.waits.max_ns);
+            again += report.bytes_recopied;
+            engine = report.engine;
             assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), total_free, "frames leaked");
             audit(&[&pools[0], &pools[1]], &[region]).unwrap();
             let before = std::mem::take(&mut frames);
@@ -264,15 +270,19 @@ fn run(case: Case, pools: [Pool; 2]) {
         .count();
     let writes: u64 = shadows.iter().map(|s| s.iter().max().unwrap()).sum();
     eprintln!(
-        "  {} pages, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), {writes} writes ({} by read(2), {} EFAULT), \
-         {disturbed} disturbed copies, {holds} holds, longest wait {} us",
+        "  {engine}, {} pages, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), {writes} writes ({} by read(2), {} EFAULT), \
+         {disturbed} disturbed copies, {} KB copied again, {holds} holds, longest wait {} us",
         case.page,
         case.pause,
         case.skew,
         kernel.done.load(Ordering::Relaxed),
         kernel.efaults.load(Ordering::Relaxed),
+        again >> 10,
         longest_wait / 1000
     );
+    if engine == Engine::Precopy {
+        assert_eq!(kernel.efaults.load(Ordering::Relaxed), 0, "a system call failed because of a leap");
+    }
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
     assert!(writes > 1000, "the load did not run");
     drop(region);
@@ -298,9 +308,15 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn no_write_is_lost() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 16 << 20;
-    for (pause, skew) in [(0, 0), (200, 0), (0, 75)] {
-        let case = Case { page: PageSize::Base, bytes, pause, skew };
-        run(case, pools(PageSize::Base, bytes as u64).unwrap());
+    for engine in [EngineChoice::Mprotect, EngineChoice::Precopy] {
+        if engine == EngineChoice::Precopy && !can_follow() {
+            skip("no_write_is_lost (precopy)", &"the engine does not work here");
+            continue;
+        }
+        for (pause, skew) in [(0, 0), (200, 0), (0, 75)] {
+            let case = Case { engine, page: PageSize::Base, bytes, pause, skew };
+            run(case, pools(PageSize::Base, bytes as u64).unwrap());
+        }
     }
 }
 
@@ -310,7 +326,7 @@ fn no_write_is_lost_on_huge_pages() {
     let bytes = 32 << 20;
     for page in [PageSize::Thp, PageSize::Huge2M] {
         match pools(page, bytes as u64) {
-            Ok(pools) => run(Case { page, bytes, pause: 0, skew: 0 }, pools),
+            Ok(pools) => run(Case { engine: EngineChoice::Auto, page, bytes, pause: 0, skew: 0 }, pools),
             Err(error) => skip_page_size("no_write_is_lost_on_huge_pages", page, error),
         }
     }

@@ -25,15 +25,15 @@ pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
     Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,
     is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create, memfd_create_with,
-    memfd_seal, protect, reserve, reserve_below, set_advice, unlock, unmap, vacate,
+    memfd_seal, protect, read_at, reserve, reserve_below, set_advice, signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
-pub use pagemap::{PageRegion, page_is, pagemap_scan, scan_flag};
+pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, kernel_release,
-    policy_mode, resource_limit, thp_disabled, thread_cpu_time_ns,
+    Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, is_ordinary,
+    kernel_release, policy_mode, resource_limit, run_first, run_shortly, thp_disabled, thread_cpu_time_ns,
 };
 pub use uffd::{
-    uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, userfaultfd,
-    userfaultfd_from_device,
+    uffd_drain, uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, uffd_wake,
+    uffd_write_protect, userfaultfd, userfaultfd_from_device,
 };

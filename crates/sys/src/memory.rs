@@ -303,6 +303,23 @@ pub unsafe fn unlock(addr: usize, len: usize) -> Result<(), Errno> {
     check(unsafe { libc::munlock(addr as *const _, len) }.into()).map(drop)
 }
 
+/// Reads `len` bytes of a file from `offset` on into memory, all of them (`pread(2)`). EIO where the file ends earlier.
+///
+/// # Safety
+/// `dst` has `len` bytes that nobody else accesses.
+pub unsafe fn read_at(file: BorrowedFd<'_>, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < len {
+        let (to, at) = ((dst + done) as *mut libc::c_void, (offset + done as u64) as libc::off_t);
+        // SAFETY: forwarded to the caller.
+        match check(unsafe { libc::pread(file.as_raw_fd(), to, len - done, at) } as libc::c_long)? {
+            0 => return Err(Errno(libc::EIO)),
+            bytes => done += bytes,
+        }
+    }
+    Ok(())
+}
+
 /// A counter that can be polled: readable once [`EventFd::signal`] has been called.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
@@ -318,9 +335,20 @@ impl EventFd {
 
     /// Makes the descriptor readable; it stays so.
     pub fn signal(&self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable bytes. The only failure, EAGAIN, means that it is readable already.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        signal_event(self.0.as_fd());
+    }
+}
+
+/// [`EventFd::signal`] of a borrowed descriptor.
+pub fn signal_event(event: BorrowedFd<'_>) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight readable bytes. The only failure, EAGAIN, means that it is readable already.
+    unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+impl From<EventFd> for OwnedFd {
+    fn from(event: EventFd) -> OwnedFd {
+        event.0
     }
 }
 

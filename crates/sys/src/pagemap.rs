@@ -2,6 +2,7 @@
 //!
 //! Structures and numbers are those of `include/uapi/linux/fs.h`, Linux 6.18.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::errno::{Errno, check};
@@ -63,36 +64,55 @@ struct PmScanArg {
     return_mask: u64,
 }
 
-/// Fills `found` with the pages of `[start, end)` that are all of `category_mask`, telling which of `return_mask` they are; returns how many
-/// entries were filled. `flags` are those of [`scan_flag`]. ENOTTY before Linux 6.7.
+/// Which pages a scan is to report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PageQuery {
+    /// Bits of [`page_is`] that are turned round before the next two are looked at.
+    pub inverted: u64,
+    /// A page must be all of this.
+    pub all_of: u64,
+    /// And, unless it is 0, one of this.
+    pub any_of: u64,
+    /// What is to be told of it.
+    pub tell: u64,
+}
+
+impl PageQuery {
+    /// Pages that have been written.
+    pub const WRITTEN: PageQuery =
+        PageQuery { inverted: 0, all_of: page_is::WRITTEN, any_of: 0, tell: page_is::WRITTEN };
+}
+
+/// Fills `found` with the pages of `[start, end)` that `query` asks for; returns how many entries were filled, and the address up to which it has
+/// looked: `end`, unless `found` was full. `flags` are those of [`scan_flag`]. With [`PageQuery::WRITTEN`], an empty `found` and
+/// [`scan_flag::WP_MATCHING`] all pages of the range are protected that have a page table, in the quickest way there is. ENOTTY before Linux 6.7.
 ///
 /// # Safety
 /// With [`scan_flag::WP_MATCHING`] the caller owns the range.
 pub unsafe fn pagemap_scan(
     pagemap: BorrowedFd<'_>,
-    start: usize,
-    end: usize,
+    range: Range<usize>,
     flags: u64,
-    category_mask: u64,
-    return_mask: u64,
+    query: &PageQuery,
     found: &mut [PageRegion],
-) -> Result<usize, Errno> {
+) -> Result<(usize, usize), Errno> {
     let mut arg = PmScanArg {
         size: size_of::<PmScanArg>() as u64,
         flags,
-        start: start as u64,
-        end: end as u64,
+        start: range.start as u64,
+        end: range.end as u64,
         walk_end: 0,
-        vec: found.as_mut_ptr() as u64,
+        vec: if found.is_empty() { 0 } else { found.as_mut_ptr() as u64 },
         vec_len: found.len() as u64,
         max_pages: 0,
-        category_inverted: 0,
-        category_mask,
-        category_anyof_mask: 0,
-        return_mask,
+        category_inverted: query.inverted,
+        category_mask: query.all_of,
+        category_anyof_mask: query.any_of,
+        return_mask: query.tell,
     };
     // SAFETY: the kernel reads and writes `arg` and at most `vec_len` entries of `found`; both outlive the call.
-    check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg).into() })
+    let entries = check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg).into() })?;
+    Ok((entries, arg.walk_end as usize))
 }
 
 #[cfg(all(test, not(miri)))]

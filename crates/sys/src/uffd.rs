@@ -1,4 +1,4 @@
-//! userfaultfd: descriptors by three ways, the handshake, registration (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//! userfaultfd: descriptors by three ways, the handshake, registration, waking, messages (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
 //!
 //! Structures and numbers are those of `include/uapi/linux/userfaultfd.h`, Linux 6.18.
 
@@ -19,6 +19,15 @@ const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 /// `_IOR(0xAA, 1, struct uffdio_range)`.
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+
+/// `_IOR(0xAA, 2, struct uffdio_range)`.
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+/// `_IOWR(0xAA, 6, struct uffdio_writeprotect)`.
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+/// `UFFDIO_WRITEPROTECT_MODE_WP`.
+const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
+/// Bytes of a message (`struct uffd_msg`).
+const MESSAGE_BYTES: usize = 32;
 
 /// Feature bits of the handshake (`UFFD_FEATURE_*`).
 pub mod uffd_feature {
@@ -88,6 +97,12 @@ struct UffdioRegister {
     ioctls: u64,
 }
 
+#[repr(C)]
+struct UffdioWriteProtect {
+    range: UffdioRange,
+    mode: u64,
+}
+
 /// Flags of every descriptor made here: children do not inherit it across `exec`, reading never blocks.
 const fn flags(user_mode_only: bool) -> libc::c_int {
     libc::O_CLOEXEC | libc::O_NONBLOCK | if user_mode_only { UFFD_USER_MODE_ONLY } else { 0 }
@@ -140,6 +155,34 @@ pub fn uffd_unregister(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &mut range).into() }).map(drop)
 }
 
+/// Has every thread go on that waits for a page of `[addr, addr + len)`; it repeats its access. Whether anything is registered, or even mapped,
+/// there now does not matter.
+pub fn uffd_wake(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+    let mut range = UffdioRange { start: addr as u64, len: len as u64 };
+    // SAFETY: reads the struct, which outlives the call.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &mut range).into() }).map(drop)
+}
+
+/// Write-protects `[addr, addr + len)`, registered with [`uffd_mode::WP`]. Huge pages of shared memory are mapped by base pages from then on
+/// (page by page as they are touched). EAGAIN while an `mremap` of registered memory waits for its message to be read.
+///
+/// # Safety
+/// The caller owns the range.
+pub unsafe fn uffd_write_protect(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+    let range = UffdioRange { start: addr as u64, len: len as u64 };
+    let mut protect = UffdioWriteProtect { range, mode: WRITEPROTECT_MODE_WP };
+    // SAFETY: reads the struct, which outlives the call; the rest is forwarded to the caller.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() }).map(drop)
+}
+
+/// Reads all messages that there are, and forgets them. That is all that an announced event asks for: the call that caused it goes on. Whoever
+/// waits for a page goes on waiting. Allocates nothing.
+pub fn uffd_drain(uffd: BorrowedFd<'_>) {
+    let mut messages = [0u8; 8 * MESSAGE_BYTES];
+    // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
+    while unsafe { libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), messages.len()) } > 0 {}
+}
+
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::mem::{offset_of, size_of};
@@ -161,6 +204,13 @@ mod tests {
         assert_eq!(UFFDIO_API, request(3, uapi::_UFFDIO_API, size_of::<UffdioApi>()));
         assert_eq!(UFFDIO_REGISTER, request(3, uapi::_UFFDIO_REGISTER, size_of::<UffdioRegister>()));
         assert_eq!(UFFDIO_UNREGISTER, request(2, uapi::_UFFDIO_UNREGISTER, size_of::<UffdioRange>()));
+        assert_eq!(UFFDIO_WAKE, request(2, uapi::_UFFDIO_WAKE, size_of::<UffdioRange>()));
+        assert_eq!(
+            UFFDIO_WRITEPROTECT,
+            request(3, uapi::_UFFDIO_WRITEPROTECT, size_of::<UffdioWriteProtect>())
+        );
+        assert_eq!(size_of::<UffdioWriteProtect>(), size_of::<uapi::uffdio_writeprotect>());
+        assert_eq!(MESSAGE_BYTES, size_of::<uapi::uffd_msg>());
         assert_eq!(UFFD_USER_MODE_ONLY as u32, uapi::UFFD_USER_MODE_ONLY);
         for (ours, theirs) in [
             (uffd_feature::PAGEFAULT_FLAG_WP, uapi::UFFD_FEATURE_PAGEFAULT_FLAG_WP),

@@ -17,7 +17,7 @@ use crate::commands::Workspace;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
-pub const TEST_BINARIES: [&str; 14] = [
+pub const TEST_BINARIES: [&str; 15] = [
     "attributes",
     "bad_input",
     "contract",
@@ -32,6 +32,7 @@ pub const TEST_BINARIES: [&str; 14] = [
     "signal_threads",
     "signals",
     "stress",
+    "system_calls",
 ];
 
 /// The same among the tests of the command. They start it where cargo has put it.

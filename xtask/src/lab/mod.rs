@@ -64,6 +64,9 @@ const SLOW_TEST_SECONDS: u64 = 1800;
 /// Seconds per case of the stress oracle in a guest.
 const STRESS_SECONDS: &str = "1";
 
+/// Random programs in a guest, except with `--full`.
+const PROPTEST_CASES: &str = "40";
+
 /// The topology and the kernel of what needs only one, and the topology that runs on all kernels.
 const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
@@ -347,6 +350,9 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     let Planned { topology, kernel, tests } = guest;
     let mut job = Job::new(topology, kernel);
     job.plan.push(format!("env {STRESS_SECONDS_VAR}={STRESS_SECONDS}"));
+    if !tests.iter().any(is_slow) {
+        job.plan.push(format!("env PROPTEST_CASES={PROPTEST_CASES}"));
+    }
     job.plan.push("env RUST_BACKTRACE=1".to_owned());
     job.plan.push("env PATH=/bin".to_owned());
     // Tests may change settings of the whole machine, and compare it with what was ordered.

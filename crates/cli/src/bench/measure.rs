@@ -15,8 +15,9 @@ use crate::stop::Stop;
 use crate::writer;
 use crate::{interrupt, progress};
 
-/// How often the main thread looks at the signals, the mappings and the memory while a leap is under way.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How often the main thread looks at the signals, the mappings and the memory while a leap is under way. Rarely, because to look at mappings holds
+/// up those who change them.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The writer runs at least so long before anything is measured beside it.
 const WARM_UP: Duration = Duration::from_millis(10);
 /// A writer so slow that it has not written by then is not waited for.

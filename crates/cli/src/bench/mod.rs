@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow};
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, ENGINES, EngineRow, EnginesArgs};
+use args::{BenchCommand, ENGINES, EnginesArgs};
 use place::Place;
 use report::{Bench, Row, Setting};
 
@@ -79,8 +79,6 @@ fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Res
     let steps = Steps::new("leaping", leaps(ENGINES.len()) * pages.len() as u64);
     for page in pages.iter().copied() {
         steps.now(format!("{page}, filling pools"));
-        let (engines, unfit): (Vec<EngineRow>, Vec<EngineRow>) =
-            ENGINES.into_iter().partition(|engine| place::unfit_area(engine.area, page).is_none());
         let mut place = match place_for(args, page, bench) {
             Ok(Ok(place)) => place,
             Ok(Err(why)) => {
@@ -90,10 +88,17 @@ fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Res
             }
             Err(stop) => return Err(stop),
         };
-        for engine in unfit {
-            let why = place::unfit_area(engine.area, page).unwrap_or_default();
-            bench.skipped.push(format!("{} with --page-size {page}: {why}", engine.choice));
-            steps.leave_out(leaps(1));
+        let mut engines = Vec::new();
+        for engine in ENGINES {
+            match place::unfit_area(engine.area, page)
+                .map_or_else(|| place.unfit(&engine), |why| Ok(Some(why)))?
+            {
+                None => engines.push(engine),
+                Some(why) => {
+                    bench.skipped.push(format!("{} with --page-size {page}: {why}", engine.choice));
+                    steps.leave_out(leaps(1));
+                }
+            }
         }
         for load in &loads {
             steps.now(format!("{page}, {}", load.kind));

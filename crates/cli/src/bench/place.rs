@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::available_parallelism;
 
 use pageleap::pool::reserve_command;
-use pageleap::{NodeId, PageSize, Pool, Region};
+use pageleap::{Migration, NodeId, PageSize, Pool, Region};
 
-use super::args::EnginesArgs;
+use super::args::{EngineRow, EnginesArgs};
 use crate::figures::human_bytes;
 use crate::interrupt;
 use crate::machine::{NodeMemory, Refusal};
@@ -47,6 +47,19 @@ impl Place {
             word.store(*value, Ordering::Relaxed);
         }
         Ok(Place { region, source, destination, shadow, written: 0 })
+    }
+
+    /// Why an engine cannot be measured here: tried with a page, which goes back.
+    pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
+        let page = 0..self.region.page_size().bytes();
+        let to = |pool| Migration::new().range(&self.region, page.clone(), pool).engine(engine.choice);
+        match to(&self.destination).start() {
+            Ok(job) => drop(job.wait()),
+            Err(why @ pageleap::Error::Unsupported { .. }) => return Ok(Some(why.to_string())),
+            Err(error) => return Err(error.into()),
+        }
+        drop(to(&self.source).start()?.wait());
+        Ok(None)
     }
 
     /// The region as words.

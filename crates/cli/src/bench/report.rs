@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 
+use pageleap::Waits;
 use serde::Serialize;
 
 use super::args::{EngineRow, Load};
@@ -88,6 +89,9 @@ impl Row {
         let mut gaps = Times::new();
         leaps.iter().for_each(|leap| gaps.join(&leap.gaps));
         let mappings = |at: usize| leaps.iter().map(|leap| leap.mappings[at]).max();
+        let mut windows = Waits::default();
+        leaps.iter().for_each(|leap| windows.join(&leap.report.windows));
+        let window = |share| (windows.count > 0).then(|| windows.quantile(share));
         Some(Row {
             engine: first.report.engine.to_string(),
             requested_engine: requested.choice.to_string(),
@@ -114,9 +118,9 @@ impl Row {
             writes_beside_memcpy_per_s: known(&|leap| leap.beside_per_s),
             max_gap_ns: gaps.quantile_ns(Phase::During, 1.0),
             p999_gap_ns: gaps.quantile_ns(Phase::During, 0.999),
-            window_p50_ns: None,
-            window_p99_ns: None,
-            window_max_ns: leaps.iter().map(|leap| leap.report.longest_window_ns).max(),
+            window_p50_ns: window(0.5),
+            window_p99_ns: window(0.99),
+            window_max_ns: window(1.0),
             efault_count: None,
             first_touch_ns: middle(&|leap| leap.first_touch_ns as f64)?.round() as i64,
             recycle_cpu_ns: known(&|leap| leap.report.recycle_cpu_ns.map(|ns| ns as f64))
@@ -151,6 +155,7 @@ impl Row {
             share(self.writes_kept_ratio),
             optional_ns(self.max_gap_ns),
             optional_ns(self.p999_gap_ns),
+            optional_ns(self.window_p99_ns),
             optional_ns(self.window_max_ns),
             signed(self.first_touch_ns),
             optional_ns(self.recycle_cpu_ns),
@@ -162,9 +167,9 @@ impl Row {
 }
 
 /// Heads of the columns, one word each.
-const COLUMNS: [&str; 19] = [
+const COLUMNS: [&str; 20] = [
     "engine", "area", "page", "load", "asked/s", "leap", "ratio", "min-max", "again", "beside/s", "kept",
-    "gap", "p99.9", "window", "touch", "recycle", "memory", "maps", "lost",
+    "gap", "p99.9", "window", "longest", "touch", "recycle", "memory", "maps", "lost",
 ];
 /// Columns of a terminal that the table shall fit.
 const WIDTH: usize = 160;
@@ -178,7 +183,7 @@ again     bytes copied in vain because they were written meanwhile
 beside/s  writes per second beside a memcpy; kept: the share of them during the leap and the recycling after it (above 100 %: a memcpy
           takes more from the writer, or it caught up)
 gap       longest time between two batches of writes, the writer's pauses included; p99.9: of 1000, 999 were not longer
-window    longest time for which an area was closed to writers
+window    time for which an area was closed to its users: of 100, 99 were not longer; longest: the longest one
 touch     writing a word of each 4 KiB after the leap, less doing so again: paid later, not in the ratio
 recycle   CPU time after the last page has moved, to make vacated frames ready for use again: not in the ratio either
 memory    anonymous memory at most, beyond that before the leap (-: over before it could be seen)
@@ -346,8 +351,8 @@ mod tests {
             writes_beside_memcpy_per_s: Some(9_876_543.2),
             max_gap_ns: Some(123_456_789),
             p999_gap_ns: Some(12_345_678),
-            window_p50_ns: None,
-            window_p99_ns: None,
+            window_p50_ns: Some(12_345),
+            window_p99_ns: Some(123_450),
             window_max_ns: Some(123_456),
             efault_count: None,
             first_touch_ns: -12_345_678,

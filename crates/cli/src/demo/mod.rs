@@ -140,7 +140,7 @@ fn summarise(
             .then(|| report.migrate_ns as f64 / measured.memcpy_ns as f64),
         quiet: quiet(&measured.quiet_ns, measured.memcpy_ns),
         extra_copied_ratio: report.bytes_recopied as f64 / report.bytes as f64,
-        max_wait_ns: report.waits.max_ns,
+        max_wait_ns: report.waits.max_ns.max(report.windows.max_ns),
         pages: Pages {
             migrated: report.pages.migrated,
             unchanged: report.pages.unchanged,

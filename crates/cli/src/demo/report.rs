@@ -228,7 +228,7 @@ impl Summary {
         }
         writeln!(
             out,
-            "engine      {}, areas of {}, {} copy thread{}; kernel {}",
+            "engine      {}, areas of up to {}, {} copy thread{}; kernel {}",
             self.engine,
             human_bytes(self.area_bytes as f64),
             text.threads,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
+use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker};
 use crate::error::Error;
 use crate::observe::AttributeRun;
 use crate::units::PageSize;
@@ -226,6 +226,79 @@ unsafe impl Backend for FailAt {
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         if self.strikes(Call::QueryNodes) { Err(self.errno) } else { self.inner.nodes_of(pages, status) }
+    }
+    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+        if self.strikes(Call::OpenTracker) {
+            // One that was opened is closed again before the error is reported.
+            return Err((Call::OpenTracker, self.errno));
+        }
+        self.inner.open_tracker()
+    }
+    unsafe fn close_tracker(&self, tracker: Tracker) {
+        unsafe { self.inner.close_tracker(tracker) };
+    }
+    fn serve_tracker(&self, tracker: Tracker) {
+        self.inner.serve_tracker(tracker);
+    }
+    fn end_tracker(&self, tracker: Tracker) {
+        self.inner.end_tracker(tracker);
+    }
+    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+        self.run(
+            Call::Track,
+            || unsafe { self.inner.track(tracker, addr, len, hold) },
+            || unsafe { self.inner.track(tracker, addr, half(len), hold) },
+        )
+    }
+    unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        self.run(
+            Call::Untrack,
+            || unsafe { self.inner.untrack(tracker, addr, len) },
+            || unsafe { self.inner.untrack(tracker, addr, half(len)) },
+        )
+    }
+    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+        self.run(
+            Call::MarkClean,
+            || unsafe { self.inner.mark_clean(tracker, addr, len, split) },
+            || unsafe { self.inner.mark_clean(tracker, addr, half(len), split) },
+        )
+    }
+    unsafe fn scan(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        mark_clean: bool,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, usize), Errno> {
+        // What has been found is lost, and what has been marked stays so.
+        let strikes = self.strikes(Call::Scan);
+        let part = match self.mode {
+            _ if !strikes => len,
+            FailMode::Before => return Err(self.errno),
+            FailMode::After => len,
+            FailMode::Partial => half(len),
+        };
+        let answer = unsafe { self.inner.scan(tracker, addr, part, mark_clean, found) };
+        if strikes { Err(self.errno) } else { answer }
+    }
+    fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        self.run(
+            Call::Wake,
+            || self.inner.wake(tracker, addr, len),
+            || self.inner.wake(tracker, addr, half(len)),
+        )
+    }
+    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+        self.run(
+            Call::ReadFile,
+            || unsafe { self.inner.read_file(file, offset, dst, len) },
+            || unsafe { self.inner.read_file(file, offset, dst, half(len)) },
+        )
+    }
+    fn hurry(&self, on: bool) -> bool {
+        self.inner.hurry(on)
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
         unsafe { self.inner.copy(dst, src, len) }

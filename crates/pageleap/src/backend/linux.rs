@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use pageleap_sys as sys;
 
-use super::{Advice, Backend, Errno, Mapping, MemoryFile, Policy, Prot};
+use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, tracker};
 use crate::error::Error;
 use crate::observe::AttributeRun;
 use crate::units::PageSize;
@@ -164,6 +164,47 @@ unsafe impl Backend for Linux {
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         sys::nodes_of_pages(pages, status)
+    }
+    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+        tracker::open()
+    }
+    unsafe fn close_tracker(&self, tracker: Tracker) {
+        unsafe { tracker::close(tracker) }
+    }
+    fn serve_tracker(&self, tracker: Tracker) {
+        tracker::serve(tracker);
+    }
+    fn end_tracker(&self, tracker: Tracker) {
+        tracker::end(tracker);
+    }
+    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+        let mode = sys::uffd_mode::WP | if hold { sys::uffd_mode::MINOR } else { 0 };
+        unsafe { sys::uffd_register(tracker::faults(tracker), addr, len, mode) }.map(drop)
+    }
+    unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        sys::uffd_unregister(tracker::faults(tracker), addr, len)
+    }
+    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+        unsafe { tracker::mark_clean(tracker, addr, len, split) }
+    }
+    unsafe fn scan(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        mark_clean: bool,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, usize), Errno> {
+        unsafe { tracker::scan(tracker, addr, len, mark_clean, found) }
+    }
+    fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        sys::uffd_wake(tracker::faults(tracker), addr, len)
+    }
+    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+        unsafe { sys::read_at(Self::borrow(file), offset, dst, len) }
+    }
+    fn hurry(&self, on: bool) -> bool {
+        sys::run_first(on).is_ok()
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
         unsafe { sys::copy_racing(dst, src, len) }

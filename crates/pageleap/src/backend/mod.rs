@@ -13,6 +13,8 @@ mod fail_at;
 #[cfg(not(loom))]
 mod linux;
 mod model;
+#[cfg(not(loom))]
+mod tracker;
 
 use std::fmt;
 use std::ops::Range;
@@ -21,7 +23,7 @@ pub use fail_at::{FailAt, FailMode};
 #[cfg(not(loom))]
 pub use linux::Linux;
 pub use model::{Model, ModelFault};
-pub use pageleap_sys::{Advice, Errno, Policy};
+pub use pageleap_sys::{Advice, Errno, PageRegion, Policy, page_is};
 
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -30,6 +32,17 @@ use crate::units::PageSize;
 /// A memory file that a backend has created. Closed by [`Backend::close_file`], exactly once, by the pool that owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryFile(pub(crate) i32);
+
+/// What follows writes to pages, for one worker. Closed by [`Backend::close_tracker`], exactly once, by the job that opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracker {
+    /// The userfaultfd.
+    pub(crate) faults: i32,
+    /// The process' pagemap.
+    pub(crate) pagemap: i32,
+    /// An eventfd that ends [`Backend::serve_tracker`].
+    pub(crate) end: i32,
+}
 
 /// Access that a mapping allows (`PROT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,11 +104,25 @@ pub enum Call {
     PreferTables,
     /// The query for the node of pages.
     QueryNodes,
+    /// A userfaultfd that holds up the kernel's accesses too, and what goes with it.
+    OpenTracker,
+    /// Registration of a range.
+    Track,
+    /// Its end.
+    Untrack,
+    /// Write-protection of a range whose writes are followed.
+    MarkClean,
+    /// The question which pages were written.
+    Scan,
+    /// The end of waiting for a range.
+    Wake,
+    /// Reading frames through their file.
+    ReadFile,
 }
 
 impl Call {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Call; 14] = [
+    pub const ALL: [Call; 21] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -110,6 +137,13 @@ impl Call {
         Call::Bind,
         Call::PreferTables,
         Call::QueryNodes,
+        Call::OpenTracker,
+        Call::Track,
+        Call::Untrack,
+        Call::MarkClean,
+        Call::Scan,
+        Call::Wake,
+        Call::ReadFile,
     ];
 
     /// The system call's name.
@@ -129,6 +163,13 @@ impl Call {
             Call::Bind => "mbind",
             Call::PreferTables => "set_mempolicy",
             Call::QueryNodes => "move_pages(query)",
+            Call::OpenTracker => "userfaultfd",
+            Call::Track => "UFFDIO_REGISTER",
+            Call::Untrack => "UFFDIO_UNREGISTER",
+            Call::MarkClean => "UFFDIO_WRITEPROTECT",
+            Call::Scan => "PAGEMAP_SCAN",
+            Call::Wake => "UFFDIO_WAKE",
+            Call::ReadFile => "pread",
         }
     }
 }
@@ -217,6 +258,41 @@ pub unsafe trait Backend: Send + Sync {
     fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error>;
     /// Asks the kernel for the node of each address; negative numbers are negated error numbers.
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
+    /// Opens a tracker, if the kernel lets it hold up its own accesses.
+    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)>;
+    /// Closes it, for the job that opened it, which uses it no more. What it still follows it follows no longer, and nobody waits for that.
+    unsafe fn close_tracker(&self, tracker: Tracker);
+    /// Does what exchanges of pages that are followed wait for, until [`Backend::end_tracker`] is called. Allocates nothing.
+    fn serve_tracker(&self, tracker: Tracker);
+    /// Has [`Backend::serve_tracker`] return.
+    fn end_tracker(&self, tracker: Tracker);
+    /// Follows the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
+    /// page table entry waits until [`Backend::wake`], user code and kernel alike; an exchange leaves such pages behind. May be called again to
+    /// change that.
+    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno>;
+    /// Follows them no longer. Whoever waits goes on waiting.
+    unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Has all pages of a range count as clean until they are written to. When it returns, no CPU can write without that being seen. Huge pages are
+    /// followed as such, or, with `split`, by base pages.
+    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno>;
+    /// Finds the pages of a range of which the kernel does not know by their page table entries that they are clean, in ascending order, neighbours of
+    /// one kind together, until `found` is full, and what they are ([`page_is`]); returns how many entries that makes, and up to which address it has
+    /// looked. A page that is `SWAPPED` and not `WRITTEN` has no entry, but is known to be clean. With `mark_clean`, those that it calls written
+    /// count as clean from the same moment.
+    unsafe fn scan(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        mark_clean: bool,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, usize), Errno>;
+    /// Has everybody go on who waits for a page of a range; they repeat their access.
+    fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Copies frames from their file to `dst`, which nobody else accesses.
+    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno>;
+    /// Puts the calling thread before others while they wait for it, if it may, or back; says whether it worked. Not a mapping call.
+    fn hurry(&self, on: bool) -> bool;
     /// Copies bytes that other threads may be writing; the result may be torn. Not a mapping call: it cannot fail.
     unsafe fn copy(&self, dst: usize, src: usize, len: usize);
     /// Zeroes bytes that nobody else accesses. Not a mapping call: it cannot fail.

@@ -2,16 +2,17 @@
 //!
 //! Each call is one step under one lock, as the kernel's calls are under the address space's lock; a load or store checks
 //! and acts in one step, as the hardware does once `mprotect` has flushed the translations. A copy takes one step per
-//! page, so that writers get between its pages. Misuse (copying from a hole, mapping past the end of a file) panics.
+//! page, so that writers get between its pages. Misuse (copying from a hole or from pages that everybody waits for, mapping past the end of
+//! a file) panics.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::{Advice, Backend, Errno, Mapping, MemoryFile, Policy, Prot};
+use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, page_is};
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::units::{BASE_PAGE, PageSize};
 
 /// Words of a model page that hold data; the rest of the page is not modelled. Small, so that a model checker copies little.
@@ -36,6 +37,20 @@ struct Entry {
     locked: bool,
     /// Where the page tables lie that map it.
     tables: Option<u32>,
+    /// Whether there is no page table entry: the next access makes one.
+    absent: bool,
+    /// Who follows the writes to it.
+    tracked: Option<i32>,
+    /// Whether it has not been written to since it was marked. Stays without an entry too.
+    clean: bool,
+    /// Whether who finds no page table entry waits.
+    held: bool,
+}
+
+impl Entry {
+    fn untrack(&mut self) {
+        (self.tracked, self.held, self.clean) = (None, false, false);
+    }
 }
 
 #[derive(Default)]
@@ -46,6 +61,13 @@ struct State {
     space: BTreeMap<usize, Entry>,
     next: usize,
     forbidden: BTreeSet<u32>,
+    /// Who waits, and for which address.
+    waiting: BTreeMap<u64, usize>,
+    /// How many have waited so far.
+    waits: u64,
+    /// Trackers that are open.
+    trackers: BTreeSet<i32>,
+    next_tracker: i32,
 }
 
 std::thread_local! {
@@ -54,7 +76,10 @@ std::thread_local! {
 }
 
 /// The modelled machine. Pages lie on the node that they were bound to, or on node 0.
-pub struct Model(Mutex<State>);
+pub struct Model {
+    state: Mutex<State>,
+    woken: Condvar,
+}
 
 impl Default for Model {
     fn default() -> Self {
@@ -65,26 +90,71 @@ impl Default for Model {
 impl Model {
     /// An empty address space.
     pub fn new() -> Self {
-        Model(Mutex::new(State { next: 0x10_0000, ..State::default() }))
+        let state = Mutex::new(State { next: 0x10_0000, ..State::default() });
+        Model { state, woken: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.0)
+        lock(&self.state)
+    }
+
+    /// Makes an access as a CPU or the kernel does, as soon as it need not wait: finds the frame, makes a page table entry, notes a write.
+    fn access(
+        &self,
+        addr: usize,
+        write: bool,
+    ) -> Result<(MutexGuard<'_, State>, (usize, usize)), ModelFault> {
+        let mut state = self.state();
+        let allows = if write { Prot::writable } else { Prot::readable };
+        loop {
+            let frame = state.translate(addr, allows).ok_or(ModelFault { addr, write })?;
+            let entry = state.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
+            if !(entry.absent && entry.held) {
+                entry.absent = false;
+                entry.clean &= !write;
+                return Ok((state, frame));
+            }
+            state.waits += 1;
+            let ticket = state.waits;
+            state.waiting.insert(ticket, addr);
+            while state.waiting.contains_key(&ticket) {
+                state = self.woken.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+        }
+    }
+
+    /// Drops the page table entry of a page, as the kernel may at any time. Whether it was written to since it was marked clean, nobody knows then;
+    /// that it was not, is remembered.
+    pub fn forget(&self, addr: usize) {
+        let mut state = self.state();
+        state.space.get_mut(&(addr / BASE_PAGE)).expect("a page to forget").absent = true;
+    }
+
+    /// How many trackers are open.
+    pub fn trackers_open(&self) -> usize {
+        self.state().trackers.len()
+    }
+
+    /// Whether somebody who finds a page of the range without an entry has to wait.
+    pub fn holds(&self, addr: usize, len: usize) -> bool {
+        let state = self.state();
+        state.space.range(pages(addr, len)).any(|(_, e)| e.held)
+    }
+
+    /// How many accesses wait for pages that are held.
+    pub fn waiting(&self) -> usize {
+        self.state().waiting.len()
     }
 
     /// Loads the word at `addr`, as a CPU would.
     pub fn load(&self, addr: usize) -> Result<u64, ModelFault> {
-        let state = self.state();
-        let fault = ModelFault { addr, write: false };
-        let (file, page) = state.translate(addr, Prot::readable).ok_or(fault)?;
+        let (state, (file, page)) = self.access(addr, false)?;
         Ok(state.files[file][page][word(addr)])
     }
 
     /// Stores the word at `addr`, as a CPU would.
     pub fn store(&self, addr: usize, value: u64) -> Result<(), ModelFault> {
-        let mut state = self.state();
-        let fault = ModelFault { addr, write: true };
-        let (file, page) = state.translate(addr, Prot::writable).ok_or(fault)?;
+        let (mut state, (file, page)) = self.access(addr, true)?;
         state.files[file][page][word(addr)] = value;
         Ok(())
     }
@@ -145,6 +215,15 @@ impl State {
         self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
     }
 
+    /// The frame at an address that is the caller's own, who must not have to wait for it.
+    fn own(&mut self, addr: usize, allows: fn(Prot) -> bool) -> (usize, usize) {
+        let frame = self.translate(addr, allows).expect("a hole was to be copied");
+        let entry = self.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
+        assert!(!(entry.absent && entry.held), "the migrator waits for itself");
+        entry.absent = false;
+        frame
+    }
+
     /// Changes each page of a range; ENOMEM, without side effect, if it has a hole.
     fn each(&mut self, addr: usize, len: usize, mut change: impl FnMut(&mut Entry)) -> Result<(), Errno> {
         let range = pages(addr, len);
@@ -162,8 +241,18 @@ impl State {
     }
 }
 
-const NOTHING: Entry =
-    Entry { frame: None, prot: Prot::NONE, dont_fork: false, dont_dump: false, locked: false, tables: None };
+const NOTHING: Entry = Entry {
+    frame: None,
+    prot: Prot::NONE,
+    dont_fork: false,
+    dont_dump: false,
+    locked: false,
+    tables: None,
+    absent: false,
+    tracked: None,
+    clean: false,
+    held: false,
+};
 
 // SAFETY: its addresses are its own, and it says so.
 unsafe impl Backend for Model {
@@ -229,7 +318,10 @@ unsafe impl Backend for Model {
         let source: Vec<Entry> = pages(from, len).map(|page| state.space[&page]).collect();
         assert!(source.iter().all(|e| e.frame.is_some()), "page tables of a hole were to be exchanged");
         state.put(to, len, |i| source[i]);
-        Ok(())
+        state.each(from, len, |e| {
+            e.absent = true;
+            e.clean = false;
+        })
     }
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         self.state().each(addr, len, |e| e.prot = prot)
@@ -244,14 +336,13 @@ unsafe impl Backend for Model {
         })
     }
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
-        let mut state = self.state();
-        let allows = if write { Prot::writable } else { Prot::readable };
-        let all = pages(addr, len).all(|page| state.translate(page * BASE_PAGE, allows).is_some());
-        if !all {
-            return Err(Errno(libc::EFAULT));
-        }
         let tables = TABLES.get();
-        state.each(addr, len, |e| e.tables = e.tables.or(tables))
+        for page in pages(addr, len) {
+            let (mut state, _) = self.access(page * BASE_PAGE, write).map_err(|_| Errno(libc::EFAULT))?;
+            let entry = state.space.get_mut(&page).expect("it was just accessed");
+            entry.tables = entry.tables.or(tables);
+        }
+        Ok(())
     }
     unsafe fn collapse(&self, _addr: usize, _len: usize) -> Result<(), Errno> {
         Err(Errno(libc::EINVAL)) // a machine without huge pages
@@ -298,19 +389,114 @@ unsafe impl Backend for Model {
         }
         Ok(())
     }
+    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+        let mut state = self.state();
+        state.next_tracker += 1;
+        let faults = state.next_tracker;
+        state.trackers.insert(faults);
+        Ok(Tracker { faults, pagemap: -1, end: -1 })
+    }
+    unsafe fn close_tracker(&self, tracker: Tracker) {
+        let mut state = self.state();
+        assert!(state.trackers.remove(&tracker.faults), "a tracker was closed twice");
+        let State { space, waiting, .. } = &mut *state;
+        for (page, entry) in space.iter_mut().filter(|(_, e)| e.tracked == Some(tracker.faults)) {
+            entry.untrack();
+            waiting.retain(|_, addr| *addr / BASE_PAGE != *page);
+        }
+        self.woken.notify_all();
+    }
+    fn serve_tracker(&self, _tracker: Tracker) {}
+    fn end_tracker(&self, _tracker: Tracker) {}
+    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+        let (mut state, tracker) = (self.state(), Some(tracker.faults));
+        let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
+        if pages(addr, len).any(|page| tracked(page).is_some() && tracked(page) != tracker) {
+            return Err(Errno(libc::EBUSY));
+        }
+        state.each(addr, len, |e| (e.tracked, e.held) = (tracker, hold))
+    }
+    unsafe fn untrack(&self, _tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        self.state().each(addr, len, Entry::untrack)
+    }
+    unsafe fn mark_clean(
+        &self,
+        _tracker: Tracker,
+        addr: usize,
+        len: usize,
+        _split: bool,
+    ) -> Result<(), Errno> {
+        self.state().each(addr, len, |e| {
+            assert!(e.tracked.is_some(), "marked although nobody follows the writes");
+            e.clean = true;
+        })
+    }
+    unsafe fn scan(
+        &self,
+        _tracker: Tracker,
+        addr: usize,
+        len: usize,
+        mark_clean: bool,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, usize), Errno> {
+        let mut state = self.state();
+        let mut entries = 0usize;
+        for page in pages(addr, len) {
+            let e = state.space.get_mut(&page).ok_or(Errno(libc::EFAULT))?;
+            let is = match (e.absent, e.clean) {
+                (false, true) => page_is::PRESENT,
+                (false, false) => page_is::PRESENT | page_is::WRITTEN,
+                (true, true) => page_is::SWAPPED,
+                (true, false) => 0,
+            };
+            let (start, end) = ((page * BASE_PAGE) as u64, ((page + 1) * BASE_PAGE) as u64);
+            let last = entries.checked_sub(1).map(|last| found[last]);
+            if is == page_is::PRESENT {
+                continue;
+            }
+            if last.is_some_and(|last| last.end == start && last.categories == is) {
+                found[entries - 1].end = end;
+            } else if entries == found.len() {
+                return Ok((entries, start as usize));
+            } else {
+                found[entries] = PageRegion { start, end, categories: is };
+                entries += 1;
+            }
+            e.clean |= mark_clean && is & page_is::WRITTEN != 0;
+        }
+        Ok((entries, addr + len))
+    }
+    fn wake(&self, _tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        state.waiting.retain(|_, waits_for| !(addr..addr + len).contains(waits_for));
+        self.woken.notify_all();
+        Ok(())
+    }
+    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+        for at in (0..len).step_by(BASE_PAGE) {
+            let mut state = self.state();
+            let words = state.files[file.0 as usize][(offset as usize + at) / BASE_PAGE];
+            let (file, page) = state.own(dst + at, Prot::writable);
+            state.files[file][page] = words;
+        }
+        Ok(())
+    }
+    fn hurry(&self, _on: bool) -> bool {
+        false
+    }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
         for at in (0..len).step_by(BASE_PAGE) {
             let mut state = self.state();
-            let (file, page) = state.translate(src + at, Prot::readable).expect("copied from a hole");
+            let (file, page) = state.own(src + at, Prot::readable);
             let words = state.files[file][page];
-            let (file, page) = state.translate(dst + at, Prot::writable).expect("copied to a hole");
+            let (file, page) = state.own(dst + at, Prot::writable);
             state.files[file][page] = words;
         }
     }
     unsafe fn zero(&self, addr: usize, len: usize) {
         let mut state = self.state();
         for page in pages(addr, len) {
-            let (file, page) = state.translate(page * BASE_PAGE, Prot::writable).expect("zeroed a hole");
+            let (file, page) = state.own(page * BASE_PAGE, Prot::writable);
             state.files[file][page] = [0; WORDS];
         }
     }

@@ -1,3 +1,5 @@
 //! Engines: how an area moves while threads write to it.
 
+pub(crate) mod commit;
 pub(crate) mod mprotect;
+pub(crate) mod precopy;

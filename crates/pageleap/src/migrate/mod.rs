@@ -16,8 +16,9 @@ use std::time::Duration;
 
 pub(crate) use job::JobShared;
 pub use job::{Job, Phase, Progress};
-pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, WAIT_BUCKETS, Waits};
+pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, Waits};
 
+use crate::backend::Backend;
 use crate::engine::mprotect::fault;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
@@ -25,10 +26,10 @@ use crate::pool::Destination;
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{BASE_PAGE, NodeId};
+use crate::units::{BASE_PAGE, NodeId, PageSize};
 use legs::Item;
-use plan::RetryPolicy;
-use run::{Run, Settings};
+use plan::{RetryPolicy, Stride};
+use run::{OpenTracker, Run, Settings};
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub enum EngineChoice {
     Auto,
     /// [`Engine::Mprotect`], or an error.
     Mprotect,
+    /// [`Engine::Precopy`], or an error; areas that it cannot move stay where they are, *failed*.
+    Precopy,
 }
 
 impl FromStr for EngineChoice {
@@ -47,10 +50,11 @@ impl FromStr for EngineChoice {
         match s {
             "auto" => Ok(EngineChoice::Auto),
             "mprotect" => Ok(EngineChoice::Mprotect),
+            "precopy" => Ok(EngineChoice::Precopy),
             _ => Err(Error::BadArgument {
                 what: "engine",
                 reason: format!("`{s}` is none"),
-                remedy: "use auto or mprotect".into(),
+                remedy: "use auto, mprotect or precopy".into(),
             }),
         }
     }
@@ -61,13 +65,20 @@ impl fmt::Display for EngineChoice {
         f.write_str(match self {
             EngineChoice::Auto => "auto",
             EngineChoice::Mprotect => "mprotect",
+            EngineChoice::Precopy => "precopy",
         })
     }
 }
 
 /// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends 16 MB (section 6); `docs/adr/0003` has the
-/// measurements that speak for less.
+/// measurements that speak for less. The engine `precopy` begins with it.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
+
+/// What areas of the engine `precopy` grow to while few of their pages are written: larger ones only lengthen the freeze.
+const LARGEST_AREA_BYTES: usize = 16 << 20;
+
+/// Pages that may be left to copy when `precopy` freezes an area: some 20 us.
+const FREEZE_AT: u64 = 24;
 
 /// Describes a migration, then starts it. All ranges given are one job.
 #[derive(Debug)]
@@ -76,7 +87,7 @@ pub struct Migration<'a> {
     engine: EngineChoice,
     area_bytes: Option<usize>,
     reduction_factor: u64,
-    max_disturbed: u32,
+    max_disturbed: Option<u32>,
     threads: Option<usize>,
     timeout: Option<Duration>,
 }
@@ -95,7 +106,7 @@ impl<'a> Migration<'a> {
             engine: EngineChoice::Auto,
             area_bytes: None,
             reduction_factor: 2,
-            max_disturbed: 3,
+            max_disturbed: None,
             threads: None,
             timeout: None,
         }
@@ -114,21 +125,23 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// The initial size of an area, a multiple of the page size; [`DEFAULT_AREA_BYTES`], but at least one page, if not said.
+    /// The initial size of an area, a multiple of the page size; if not said, [`DEFAULT_AREA_BYTES`], but at least one page, and for
+    /// [`Engine::Precopy`] up to 16 MB, as few or many pages are written.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
     }
 
-    /// Into how many parts a disturbed area is split; 2 if not said, 1 means that it is not.
+    /// Into how many parts a disturbed area is split ([`Engine::Mprotect`]); 2 if not said, 1 means that it is not.
     pub fn reduction_factor(mut self, parts: u64) -> Self {
         self.reduction_factor = parts;
         self
     }
 
-    /// After how many disturbed copies the writers of an area are held back until it has been moved. With 0 they are from the start.
+    /// After how many disturbed copies the writers of an area are held back until it has been moved; 3 if not said, and with 0 they are from the start.
+    /// [`Engine::Precopy`] copies so many times more what was written meanwhile, 4 if not said, before it holds up everybody for the rest.
     pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
-        self.max_disturbed = copies;
+        self.max_disturbed = Some(copies);
         self
     }
 
@@ -188,7 +201,6 @@ impl<'a> Migration<'a> {
         }
         if backend.is_host_memory() {
             fault::install()?;
-            fault::check_no_thread_blocks_sigsegv()?;
         }
         let mut items = Vec::new();
         for (region, range, to) in &self.ranges {
@@ -218,24 +230,44 @@ impl<'a> Migration<'a> {
         }
         if backend.is_host_memory() {
             check_mapping_headroom(&items, threads)?;
-            check_address_space(threads)?;
+            // Each worker may have one more thread beside it.
+            check_address_space(2 * threads)?;
         }
+        let Chosen { engine, reason, trackers } = self.choose_engine(&backend, page, threads)?;
+        if engine == Engine::Mprotect {
+            if backend.is_host_memory() {
+                fault::check_no_thread_blocks_sigsegv()?;
+            }
+            let writable = attributes.values().flatten().any(|run| run.attributes.prot.writable());
+            if self.engine == EngineChoice::Auto && writable {
+                warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
+            }
+        }
+        let stride = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let settings = Settings {
             policy: RetryPolicy {
                 reduction_factor: self.reduction_factor,
-                max_disturbed: self.max_disturbed,
+                max_disturbed: self.max_disturbed.unwrap_or(3),
                 max_refused: 4,
             },
-            area_bytes,
+            stride: match self.area_bytes {
+                None if engine == Engine::Precopy => {
+                    Stride::adaptive(stride(area_bytes), stride(LARGEST_AREA_BYTES))
+                }
+                _ => Stride::fixed(stride(area_bytes)),
+            },
+            freeze_at: FREEZE_AT,
+            max_rounds: self.max_disturbed.unwrap_or(4),
+            page_bytes: page.bytes(),
             threads,
             cpus,
             nodes,
             // A time-out beyond what the clock can show is none.
             deadline: self.timeout.and_then(|t| began.checked_add(t)),
-            engine_reason: match self.engine {
-                EngineChoice::Auto => "the only engine of this version; needs no privilege".into(),
-                EngineChoice::Mprotect => "asked for".into(),
-            },
+            engine,
+            may_fall_back: self.engine == EngineChoice::Auto,
+            engine_reason: reason,
+            trackers,
         };
         let run = Run::new(backend, items, settings, warnings, began)?;
         let shared = run.shared().clone();
@@ -246,6 +278,55 @@ impl<'a> Migration<'a> {
         }
         run.spawn()?;
         Ok(Job::new(shared))
+    }
+}
+
+/// What is said of a job that could not follow writes.
+const SYSTEM_CALLS_MAY_FAIL: &str = "system calls that write into a moving area may fail with EFAULT";
+
+/// The engine for a job.
+struct Chosen {
+    engine: Engine,
+    reason: String,
+    /// One for each worker, if the engine needs them.
+    trackers: Vec<OpenTracker>,
+}
+
+impl Migration<'_> {
+    /// The best engine that works here, or the one that was asked for.
+    fn choose_engine(
+        &self,
+        backend: &Arc<dyn Backend>,
+        page: PageSize,
+        threads: usize,
+    ) -> Result<Chosen, Error> {
+        let mprotect = |reason| Chosen { engine: Engine::Mprotect, reason, trackers: Vec::new() };
+        if self.engine == EngineChoice::Mprotect {
+            return Ok(mprotect("asked for".into()));
+        }
+        let forced = self.engine == EngineChoice::Precopy;
+        if page != PageSize::Base {
+            let what = format!("the engine precopy moves pages of {}, not {page}", PageSize::Base);
+            let remedy = "let the engine be chosen (auto)";
+            return if forced { Err(Error::Unsupported { what, remedy }) } else { Ok(mprotect(what)) };
+        }
+        let opened: Result<Vec<_>, _> = (0..threads).map(|_| OpenTracker::new(backend)).collect();
+        match opened {
+            Ok(trackers) => {
+                let reason = if forced { "asked for" } else { "follows writes without signals" };
+                Ok(Chosen { engine: Engine::Precopy, reason: reason.into(), trackers })
+            }
+            Err((call, errno)) => {
+                let what = format!(
+                    "the engine precopy holds up the kernel's accesses too, and {call} failed with {errno}"
+                );
+                let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
+                if forced {
+                    return Err(Error::Unsupported { what, remedy });
+                }
+                Ok(mprotect(format!("{what}: `pageleap doctor` tells how to allow it")))
+            }
+        }
     }
 }
 

@@ -47,6 +47,44 @@ impl Pressure {
     }
 }
 
+/// How many pages the next area has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stride {
+    now: u64,
+    least: u64,
+    most: u64,
+}
+
+impl Stride {
+    /// Always the same.
+    pub(crate) fn fixed(pages: u64) -> Self {
+        Stride { now: pages, least: pages, most: pages }
+    }
+
+    /// At first the least, then as what is seen says.
+    pub(crate) fn adaptive(least: u64, most: u64) -> Self {
+        Stride { now: least, least, most }
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.now
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Takes into account how many pages of an area were written while it was copied, where `limit` are as many as one likes to see: large areas cost
+    /// fewer calls, small ones have fewer pages written.
+    pub(crate) fn observe(&mut self, written: u64, limit: u64) {
+        if written > limit {
+            self.now = (self.now / 2).max(self.least);
+        } else if written <= limit / 4 {
+            self.now = (self.now * 2).min(self.most);
+        }
+    }
+}
+
 /// Consecutive pages that are migrated in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
@@ -58,6 +96,21 @@ pub(crate) struct Area {
     pub(crate) disturbed: u32,
     /// Attempts at which a system call was refused.
     pub(crate) refused: u32,
+}
+
+impl Area {
+    /// One that has not been tried.
+    pub(crate) fn new(leg: usize, pages: Range<u64>) -> Self {
+        Area { leg, pages, disturbed: 0, refused: 0 }
+    }
+
+    /// Takes what lies before the first multiple of `stride` inside, or all of it.
+    pub(crate) fn take_front(&mut self, stride: u64) -> Area {
+        let at = ((self.pages.start / stride + 1) * stride).min(self.pages.end);
+        let front = Area { pages: self.pages.start..at, ..self.clone() };
+        self.pages.start = at;
+        front
+    }
 }
 
 impl RetryPolicy {
@@ -79,16 +132,6 @@ impl RetryPolicy {
     pub(crate) fn after_refusal(&self, area: &Area) -> Option<Area> {
         (area.refused + 1 < self.max_refused).then(|| Area { refused: area.refused + 1, ..area.clone() })
     }
-}
-
-/// Cuts `pages` at the multiples of `area_pages` that lie inside.
-pub(crate) fn areas(leg: usize, pages: Range<u64>, area_pages: u64) -> impl Iterator<Item = Area> {
-    let mut next = pages.start;
-    std::iter::from_fn(move || {
-        let start = next;
-        next = ((start / area_pages + 1) * area_pages).min(pages.end);
-        (start < pages.end).then_some(Area { leg, pages: start..next, disturbed: 0, refused: 0 })
-    })
 }
 
 /// Joins neighbouring ranges, which come in ascending order.
@@ -120,14 +163,29 @@ mod tests {
     const POLICY: RetryPolicy = RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 2 };
 
     fn area(pages: Range<u64>) -> Area {
-        Area { leg: 7, pages, disturbed: 0, refused: 0 }
+        Area::new(7, pages)
     }
 
     #[test]
     fn areas_are_aligned_and_cover_the_leg() {
-        let pages: Vec<_> = areas(0, 3..20, 8).map(|a| a.pages).collect();
+        let mut rest = Area::new(0, 3..20);
+        let pages = [(); 3].map(|()| rest.take_front(8).pages);
         assert_eq!(pages, [3..8, 8..16, 16..20]);
-        assert_eq!(areas(0, 4..4, 8).count(), 0);
+        assert!(rest.pages.is_empty());
+    }
+
+    #[test]
+    fn the_stride_follows_what_is_written() {
+        let mut stride = Stride::adaptive(4, 32);
+        let mut after = |written| {
+            stride.observe(written, 24);
+            stride.pages()
+        };
+        assert_eq!([0, 6, 6, 0, 7, 24].map(&mut after), [8, 16, 32, 32, 32, 32]);
+        assert_eq!([25, 1000, 25, 25].map(after), [16, 8, 4, 4]);
+        let mut fixed = Stride::fixed(5);
+        [0, 1000].into_iter().for_each(|written| fixed.observe(written, 24));
+        assert_eq!(fixed.pages(), 5);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-pub use crate::engine::mprotect::waits::{WAIT_BUCKETS, Waits};
+pub use crate::engine::mprotect::waits::Waits;
 use crate::error::Error;
 use crate::region::RegionId;
 
@@ -71,12 +71,15 @@ impl PageCounts {
 pub enum Engine {
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
+    /// Pages are copied while they are written to, and the written ones again; system calls never fail because of it.
+    Precopy,
 }
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Engine::Mprotect => "mprotect",
+            Engine::Precopy => "precopy",
         })
     }
 }
@@ -114,7 +117,7 @@ pub struct Report {
     pub engine: Engine,
     /// Why that one.
     pub engine_reason: String,
-    /// The size of an undisturbed area, in bytes.
+    /// The size of an area, in bytes, at most.
     pub area_bytes: usize,
     /// Worker threads.
     pub threads: usize,
@@ -128,18 +131,18 @@ pub struct Report {
     pub bytes_copied: u64,
     /// Bytes copied in vain: `bytes_copied` less what has been migrated.
     pub bytes_recopied: u64,
-    /// Copies that a writer disturbed.
+    /// Copies that a writer disturbed ([`Engine::Mprotect`]).
     pub disturbed_copies: u64,
     /// Areas that were split because of that.
     pub splits: u64,
-    /// Areas whose writers were held back until they had been moved.
+    /// Areas whose writers were held back although much was left to copy: "every page, always" won over short waits.
     pub holds: u64,
     /// Calls that were repeated because giving up would have left part of a region inaccessible.
     pub repairs: u64,
-    /// How long threads were held up.
+    /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside the kernel is not seen.
     pub waits: Waits,
-    /// The longest time for which one area was closed to writers, in nanoseconds.
-    pub longest_window_ns: u64,
+    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with [`Engine::Precopy`]. Nobody waited longer for one.
+    pub windows: Waits,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
@@ -155,6 +158,11 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |ns: u64| ns as f64 / 1e6;
+        let times = |t: &Waits| {
+            let us = |ns: u64| ns / 1000;
+            let [p50, p99] = [0.5, 0.99].map(|q| us(t.quantile(q)));
+            format!("{} (p50 <= {p50} us, p99 <= {p99} us, longest {} us)", t.count, us(t.max_ns))
+        };
         let p = &self.pages;
         match &self.ended {
             Ended::Completed => write!(f, "completed")?,
@@ -164,7 +172,7 @@ impl fmt::Display for Report {
         writeln!(f, " after {:.1} ms (+ {:.1} ms recycling)", ms(self.migrate_ns), ms(self.recycle_ns))?;
         writeln!(
             f,
-            "engine {} ({}), areas of {} KB, {} thread(s)",
+            "engine {} ({}), areas of up to {} KB, {} thread(s)",
             self.engine,
             self.engine_reason,
             self.area_bytes >> 10,
@@ -185,15 +193,7 @@ impl fmt::Display for Report {
             self.holds,
             self.repairs
         )?;
-        writeln!(
-            f,
-            "waits: {} (p50 <= {} us, p99 <= {} us, longest {} us); longest window {} us",
-            self.waits.count,
-            self.waits.quantile(0.5) / 1000,
-            self.waits.quantile(0.99) / 1000,
-            self.waits.max_ns / 1000,
-            self.longest_window_ns / 1000
-        )?;
+        writeln!(f, "waits: {}; windows: {}", times(&self.waits), times(&self.windows))?;
         let calls: Vec<String> = self.calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
         write!(f, "calls: {}", calls.join(", "))?;
         for warning in &self.warnings {

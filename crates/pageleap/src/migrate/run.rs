@@ -1,25 +1,29 @@
 //! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
 
+mod conclude;
+
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Barrier, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::attributes;
-use super::job::{JobShared, Phase, Stop};
+use super::job::{JobShared, Stop};
 use super::legs::{Item, Leg};
-use super::plan::{Area, Pressure, RetryPolicy, areas};
-use super::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
+use super::plan::{Area, Pressure, RetryPolicy, Stride};
+use super::report::{Engine, PageOutcome, Waits};
 use crate::affinity;
-use crate::backend::{Backend, Call, Errno, Mapping, Prot};
-use crate::engine::mprotect::attempt::{self, Effort, Parked, Step, Target, Task};
-use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
+use crate::backend::{Backend, Call, Errno, Mapping, Prot, Tracker};
+use crate::engine::commit::{Effort, Parked, Step, Target, map_again};
+use crate::engine::mprotect::fault::{self, MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
+use crate::engine::{mprotect, precopy};
 use crate::error::Error;
 use crate::observe::Attributes;
-use crate::pool::{self, Share};
+use crate::pool;
 use crate::region::Extent;
 use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
 use crate::units::{BASE_PAGE, NodeId};
+use conclude::Vacated;
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
 const JOIN_EVERY: u64 = 4096;
@@ -27,16 +31,47 @@ const JOIN_EVERY: u64 = 4096;
 /// What one page of page table maps in base pages: 2 MB.
 const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
 
+/// After so many refused calls an area is moved by the engine `mprotect`, which needs fewer.
+const TRIES_TO_FOLLOW: u32 = 2;
+
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
-    pub(crate) area_bytes: usize,
+    pub(crate) stride: Stride,
+    /// See [`precopy::attempt::Task`].
+    pub(crate) freeze_at: u64,
+    pub(crate) max_rounds: u32,
+    pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
     pub(crate) cpus: Vec<usize>,
     /// The nodes of the destinations.
     pub(crate) nodes: BTreeSet<NodeId>,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) engine: Engine,
+    /// Whether what cannot be followed may be moved by the engine `mprotect`.
+    pub(crate) may_fall_back: bool,
     pub(crate) engine_reason: String,
+    /// One for each worker if the engine follows writes, else none.
+    pub(crate) trackers: Vec<OpenTracker>,
+}
+
+/// A tracker of this job, closed on drop.
+pub(crate) struct OpenTracker {
+    backend: Arc<dyn Backend>,
+    tracker: Tracker,
+}
+
+impl OpenTracker {
+    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Result<Self, (Call, Errno)> {
+        Ok(OpenTracker { backend: backend.clone(), tracker: backend.open_tracker()? })
+    }
+}
+
+impl Drop for OpenTracker {
+    fn drop(&mut self) {
+        // SAFETY: it is closed here only, and the job that used it is over or has never begun.
+        unsafe { self.backend.close_tracker(self.tracker) };
+    }
 }
 
 /// A slot of the process' table, given back on drop.
@@ -62,10 +97,29 @@ struct State {
     /// Attempts so far.
     dealt_with: u64,
     items: Vec<Item>,
-    /// Frames that pages have left, and their pools, to be given back when all is done.
-    vacated: Vec<(Share, pool::Run)>,
+    /// Frames that pages have left, to be given back when all is done.
+    vacated: Vec<Vacated>,
     pressure: Pressure,
+    stride: Stride,
     tally: Tally,
+}
+
+/// What a worker needs that follows writes.
+#[derive(Clone, Copy)]
+struct Follow {
+    tracker: Tracker,
+    /// See [`precopy::attempt::Task`].
+    hurry: bool,
+}
+
+/// Serves a tracker, once the worker knows that it is about to be served. A function of its own: from then on nothing may be read from the heap, where
+/// captured variables and the job lie, because the heap may be what is frozen.
+#[inline(never)]
+fn serve(backend: &dyn Backend, tracker: Tracker, ready: &Barrier) {
+    let bomb = AbortOnUnwind;
+    ready.wait();
+    backend.serve_tracker(tracker);
+    std::mem::forget(bomb);
 }
 
 /// Sums for the report.
@@ -75,7 +129,10 @@ struct Tally {
     splits: u64,
     holds: u64,
     repairs: u64,
-    longest_window_ns: u64,
+    windows: Waits,
+    /// Pages that the user may write and that were moved without following the writes to them, although the job does, and the first reason.
+    not_followed: u64,
+    not_followed_why: Option<String>,
     exchange_unsupported: bool,
     /// A worker could not say where its page tables are to come from.
     policy_refused: bool,
@@ -102,6 +159,8 @@ pub(crate) struct Run {
     slots: Vec<ClaimedSlot>,
     shared: Arc<JobShared>,
     began: Instant,
+    /// Why areas cannot be moved by the engine `mprotect`, if that has been looked at and is so.
+    deaf: OnceLock<Option<Error>>,
     /// When a worker last looked at the cpuset, in nanoseconds since the job began.
     cpuset_seen_ns: AtomicU64,
 }
@@ -131,11 +190,7 @@ impl Run {
         let region_of = |leg: &Leg| items[leg.item].claim.region();
         let bytes_total =
             legs.iter().map(|leg| region_of(leg).bytes(leg.pages.end - leg.pages.start) as u64).sum();
-        let queue = legs.iter().enumerate().flat_map(|(i, leg)| {
-            let area_pages = (settings.area_bytes / region_of(leg).page.bytes()) as u64;
-            areas(i, leg.pages.clone(), area_pages)
-        });
-        let queue = queue.collect();
+        let queue = legs.iter().enumerate().map(|(i, leg)| Area::new(i, leg.pages.clone())).collect();
         let tally = Tally { warnings, ..Tally::default() };
         Ok(Run {
             backend,
@@ -147,6 +202,7 @@ impl Run {
                 items,
                 vacated: Vec::new(),
                 pressure: Pressure::default(),
+                stride: settings.stride,
                 tally,
             }),
             changed: Condvar::new(),
@@ -154,6 +210,7 @@ impl Run {
             slots,
             shared: Arc::new(JobShared::new(bytes_total)?),
             began,
+            deaf: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
         })
     }
@@ -180,32 +237,80 @@ impl Run {
 
     fn migrate(&self) {
         thread::scope(|scope| {
-            for slot in &self.slots[1..] {
-                let worker = thread::Builder::new().name("pageleap".into());
-                if let Err(e) = worker.spawn_scoped(scope, || self.work(slot.slot())) {
+            for worker in 1..self.slots.len() {
+                let builder = thread::Builder::new().name("pageleap".into());
+                if let Err(e) = builder.spawn_scoped(scope, move || self.work(worker)) {
                     lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
                 }
             }
-            self.work(self.slots[0].slot());
+            self.work(0);
         });
         self.join_mappings(self.slots[0].slot());
     }
 
-    /// A worker's life.
-    fn work(&self, slot: &Slot) {
+    /// A worker's life, and that of the thread which serves its tracker.
+    fn work(&self, worker: usize) {
         // A bug here could leave writers asleep on an area that nobody opens again. Ending the process says so; going on would look like
         // a hang.
         let bomb = AbortOnUnwind;
-        affinity::block_application_signals();
-        if self.backend.is_host_memory() && !affinity::run_on(&self.settings.cpus) {
+        let slot = self.slots[worker].slot();
+        // Before the other thread is started, which inherits both.
+        if !self.settle() {
             let warning = "a worker may not run on the destination node's CPUs".to_owned();
             lock(&self.state).tally.warnings.push(warning);
         }
+        let tracker = self.settings.trackers.get(worker).map(|open| open.tracker);
+        let Some(tracker) = tracker.filter(|_| self.backend.is_host_memory()) else {
+            self.take_areas(slot, tracker.map(|tracker| Follow { tracker, hurry: false }));
+            return std::mem::forget(bomb);
+        };
+        let ready = Barrier::new(2);
+        let (backend, ready) = (&*self.backend, &ready);
+        thread::scope(|scope| {
+            let builder = thread::Builder::new().name("pageleap-events".into());
+            let served = builder.spawn_scoped(scope, move || serve(backend, tracker, ready));
+            match served {
+                Ok(_) => {
+                    ready.wait();
+                }
+                Err(e) => {
+                    return self.work_alone(slot, &e);
+                }
+            }
+            affinity::run_shortly();
+            let follow = Follow { tracker, hurry: affinity::may_run_first() };
+            self.take_areas(slot, Some(follow));
+            backend.end_tracker(tracker);
+        });
+        std::mem::forget(bomb);
+    }
+
+    /// A worker's life without the thread that serves its tracker.
+    fn work_alone(&self, slot: &Slot, why: &std::io::Error) {
+        if self.settings.may_fall_back {
+            let why = format!("a thread could not be started: {why}");
+            lock(&self.state).tally.not_followed_why.get_or_insert(why);
+            return self.take_areas(slot, None);
+        }
+        let remedy = "raise the limit of threads (ulimit -u, pids.max)";
+        let path = "a thread for the tracker".into();
+        let error = Error::SystemFile { path, reason: why.to_string(), remedy };
+        lock(&self.state).tally.first_failure.get_or_insert(error);
+    }
+
+    /// Has the calling thread run where the destination is, undisturbed by signals. Returns whether it may run there.
+    fn settle(&self) -> bool {
+        affinity::block_application_signals();
+        !self.backend.is_host_memory() || affinity::run_on(&self.settings.cpus)
+    }
+
+    /// Migrates areas until there are none.
+    fn take_areas(&self, slot: &Slot, follow: Option<Follow>) {
         let mut preferred = None;
         while let Some(area) = self.next() {
             self.look_at_cpuset();
             self.prefer_tables(area.leg, &mut preferred);
-            self.handle(slot, area, preferred);
+            self.handle(slot, area, preferred, follow);
             let mut state = lock(&self.state);
             state.in_flight -= 1;
             state.dealt_with += 1;
@@ -217,7 +322,6 @@ impl Run {
             // Also when the queue is empty: the last area may be what others wait for.
             self.changed.notify_all();
         }
-        std::mem::forget(bomb);
     }
 
     /// The next area, or `None` when there will be none or the job is to stop.
@@ -232,8 +336,15 @@ impl Run {
             if self.shared.stop().is_some() {
                 return None;
             }
-            if let Some(area) = state.queue.pop_front() {
+            if let Some(mut area) = state.queue.pop_front() {
                 state.in_flight += 1;
+                if area.disturbed == 0 && area.refused == 0 {
+                    let front = area.take_front(state.stride.pages());
+                    if !area.pages.is_empty() {
+                        state.queue.push_front(area);
+                    }
+                    area = front;
+                }
                 return Some(area);
             }
             if state.in_flight == 0 {
@@ -295,7 +406,7 @@ impl Run {
     }
 
     /// One attempt on one area, and what follows from it.
-    fn handle(&self, slot: &Slot, area: Area, preferred: Option<NodeId>) {
+    fn handle(&self, slot: &Slot, area: Area, preferred: Option<NodeId>, follow: Option<Follow>) {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
         let (region, exchange_unsupported, hold) = {
@@ -312,36 +423,70 @@ impl Run {
         let span = Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot };
         let exchange = leg.exchange && !exchange_unsupported;
         let alias = leg.from.0.alias_of(vacated.first);
-        let task = Task {
-            span,
-            source: if span.prot.readable() { span.addr } else { alias },
-            // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK that the alias must not have.
-            park: (exchange && !leg.attributes.locked).then_some(alias),
-            target: Target {
-                alias: to.0.alias_of(frames.first),
-                file: to.0.file,
-                offset: to.0.offset_of(frames.first),
-                exchange,
-            },
-            hold,
+        let target = Target {
+            alias: to.0.alias_of(frames.first),
+            file: to.0.file,
+            offset: to.0.offset_of(frames.first),
+            exchange,
         };
+        // The freeze moves page tables even where those of the target cannot be moved.
+        let cannot_follow = follow.is_none() || exchange_unsupported || area.refused >= TRIES_TO_FOLLOW;
+        let falls_back =
+            self.settings.engine == Engine::Precopy && self.settings.may_fall_back && cannot_follow;
+        let follow = follow.filter(|_| span.prot.writable() && !falls_back);
         let mut effort = Effort::default();
         let prepared = self.prepare_frames(leg, frames, exchange, preferred);
         // Beyond this limit a call that unmaps first and maps then would fail in between.
+        let deaf = falls_back && span.prot.writable() && self.signals_are_blocked();
         let step = if let Err((call, errno)) = prepared {
             Step::Refused(call, errno)
+        } else if deaf {
+            // A writer that blocks the signal would be killed.
+            Step::Refused(Call::Protect, Errno(libc::EDEADLK))
         } else if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
         } else {
-            // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's
-            // until a page maps them; the backend lives as long as the job.
-            unsafe { attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort) }
+            let source = if span.prot.readable() { span.addr } else { alias };
+            match follow {
+                Some(Follow { tracker, hurry }) => {
+                    let task = precopy::attempt::Task {
+                        span,
+                        source,
+                        file: leg.from.0.file,
+                        offset: leg.from.0.offset_of(vacated.first),
+                        park: alias,
+                        target,
+                        tracker,
+                        split: false,
+                        locked: leg.attributes.locked,
+                        freeze_at: self.settings.freeze_at,
+                        max_rounds: self.settings.max_rounds,
+                        hurry,
+                    };
+                    // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's until a
+                    // page maps them; the backend lives as long as the job; `work` has started a thread that serves the tracker.
+                    unsafe {
+                        precopy::attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
+                    }
+                }
+                None => {
+                    // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK that the alias must not have.
+                    let park = (exchange && !leg.attributes.locked).then_some(alias);
+                    let task = mprotect::attempt::Task { span, source, target, park, hold };
+                    // SAFETY: as above.
+                    unsafe {
+                        mprotect::attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
+                    }
+                }
+            }
         };
         if effort.exchanged {
             to.mark_hollow(frames);
         }
         match effort.parked {
             Parked::No => {}
+            // It has got attributes that it could not be rid of.
+            Parked::Yes if !leg.exchange => leg.from.mark_hollow(vacated),
             Parked::Yes => {
                 leg.from.mark_borrowed(vacated);
                 // Where whole page-table pages could not move, the kernel has made new ones, under this worker's policy.
@@ -359,7 +504,7 @@ impl Run {
         let mut area = area;
         if step != Step::Migrated && effort.exchanged && span.prot != Prot::READ_WRITE {
             // SAFETY: the alias of frames that are the job's.
-            let writable = unsafe { self.backend.protect(task.target.alias, len, Prot::READ_WRITE) };
+            let writable = unsafe { self.backend.protect(target.alias, len, Prot::READ_WRITE) };
             if writable.is_err() {
                 area.refused = self.settings.policy.max_refused;
             }
@@ -371,28 +516,49 @@ impl Run {
             to.note_tables(frames, preferred);
         }
         let restored = match step {
-            Step::Migrated => self.restore_attributes(leg, &task.span, effort.by_exchange),
+            Step::Migrated => self.restore_attributes(leg, &span, effort.by_exchange),
+            // It was unlocked before the freeze.
+            _ if follow.is_some() => self.restore_attributes(leg, &span, true),
             _ => Ok(()),
         };
 
+        // Those of several trackers would stay mappings of their own until the end; those of one are joined.
+        let marked = follow.is_some() && leg.exchange && step == Step::Migrated;
+        let mut tracker = follow.filter(|_| marked).map(|follow| follow.tracker);
+        if let Some(own) = tracker.filter(|_| self.slots.len() > 1) {
+            // SAFETY: the alias of frames that nobody uses.
+            tracker = unsafe { self.backend.untrack(own, alias, len) }.err().map(|_| own);
+        }
+
         let mut state = lock(&self.state);
-        if first_try && !hold {
-            state.pressure.observe(step == Step::Dirty);
+        match follow {
+            Some(_) if step == Step::Migrated => {
+                state.stride.observe(effort.written, self.settings.freeze_at)
+            }
+            Some(_) => {}
+            None if first_try && !hold => state.pressure.observe(step == Step::Dirty),
+            None => {}
         }
         let tally = &mut state.tally;
+        if effort.window_ns > 0 {
+            tally.windows.record(effort.window_ns);
+        }
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);
         tally.count(&effort);
-        tally.longest_window_ns = tally.longest_window_ns.max(effort.window_ns);
         tally.exchange_unsupported |= effort.exchange_unsupported;
         tally.warnings.extend(restored.err().map(attribute_lost));
         match step {
             Step::Migrated => {
+                if follow.is_none() && span.prot.writable() {
+                    tally.not_followed += frames.frames;
+                }
                 let extent =
                     Extent { pages: area.pages.clone(), share: to.clone(), first_frame: frames.first };
                 let replaced = lock(&region.extents).replace(extent);
                 debug_assert!(replaced.iter().all(|e| e.share == leg.from));
-                state.vacated.push((leg.from.clone(), vacated));
+                let vacated = Vacated { share: leg.from.clone(), run: vacated, tracker, marked };
+                state.vacated.push(vacated);
                 let item = &mut state.items[leg.item];
                 item.mark_used(to, frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);
@@ -406,6 +572,9 @@ impl Run {
             }
             Step::Refused(call, errno) => match self.settings.policy.after_refusal(&area) {
                 Some(again) => {
+                    if follow.is_some() {
+                        tally.not_followed_why.get_or_insert(format!("{call} failed with {errno}"));
+                    }
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Busy);
                     state.queue.push_back(again);
                     drop(state);
@@ -413,12 +582,23 @@ impl Run {
                     thread::sleep(Duration::from_millis(1));
                 }
                 None => {
-                    let error = Error::call(call, task.span.addr, len, errno);
+                    let error = Error::call(call, span.addr, len, errno);
                     tally.first_failure.get_or_insert(error);
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Failed);
                 }
             },
         }
+    }
+
+    /// Whether some thread would be killed by the signal that the engine `mprotect` needs. Found out when this job needs to know for the first time.
+    fn signals_are_blocked(&self) -> bool {
+        let error = self.deaf.get_or_init(|| {
+            self.backend.is_host_memory().then(fault::check_no_thread_blocks_sigsegv).and_then(Result::err)
+        });
+        if let Some(error) = error {
+            lock(&self.state).tally.first_failure.get_or_insert(error.clone());
+        }
+        error.is_some()
     }
 
     /// Sets again what a new mapping does not have. Allocates nothing.
@@ -471,7 +651,7 @@ impl Run {
             let mut effort = Effort::default();
             // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
             let restored = unsafe {
-                attempt::map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
+                map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
                     self.restore_attributes(leg, &span, false)
                 })
             };
@@ -486,122 +666,10 @@ impl Run {
             state.tally.warnings.extend(restored.err().map(attribute_lost));
         }
     }
-
-    /// After the last page: give everything back and deliver the report.
-    fn conclude(self) {
-        let migrate_ns = self.began.elapsed().as_nanos() as u64;
-        self.shared.enter(Phase::Recycling);
-        let Run { legs, state, settings, slots, shared, .. } = self;
-        let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let State { items, vacated, tally, .. } = state;
-        let Tally { mut warnings, mut calls, .. } = tally;
-
-        let mut waits = Waits::default();
-        for slot in &slots {
-            drain(slot.slot(), &mut waits);
-            calls[Call::Protect as usize] += slot.slot().waits.take_openings();
-        }
-        drop(slots);
-
-        let recycling = Instant::now();
-        let cpu_before = pageleap_sys::thread_cpu_time_ns();
-        let mut pages = PageCounts::default();
-        let mut page_runs = Vec::new();
-        let (mut bytes, mut migrated_bytes) = (0, 0);
-        for item in &items {
-            let region = item.claim.region();
-            let item_runs = runs(region.id, item.claim.range().start, region.page.bytes(), &item.outcomes);
-            for run in &item_runs {
-                let len = run.range.end - run.range.start;
-                pages.add(run.outcome, (len / region.page.bytes()) as u64);
-                bytes += len as u64;
-                if run.outcome == PageOutcome::Migrated {
-                    migrated_bytes += len as u64;
-                }
-            }
-            page_runs.extend(item_runs);
-        }
-        for leg in legs.iter().filter(|leg| leg.exchange) {
-            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
-                warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
-            }
-        }
-        for (share, run) in merged(vacated) {
-            if let Err(error) = share.give_back(run) {
-                warnings.push(format!("vacated frames are out of circulation for now: {error}"));
-            }
-        }
-        // Whoever waits for the report may count on pools and regions being free of this job.
-        drop(items);
-        drop(legs);
-        warnings.dedup();
-        let ended = match (shared.stop(), tally.first_failure) {
-            (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,
-            (_, Some(error)) => Ended::Failed(error),
-            _ => Ended::Completed,
-        };
-        let bytes_copied = shared.bytes_copied();
-        shared.finish(Report {
-            ended,
-            engine: Engine::Mprotect,
-            engine_reason: settings.engine_reason,
-            area_bytes: settings.area_bytes,
-            threads: settings.threads,
-            runs: page_runs,
-            pages,
-            bytes,
-            bytes_copied,
-            bytes_recopied: bytes_copied - migrated_bytes,
-            disturbed_copies: tally.disturbed_copies,
-            splits: tally.splits,
-            holds: tally.holds,
-            repairs: tally.repairs,
-            waits,
-            longest_window_ns: tally.longest_window_ns,
-            migrate_ns,
-            recycle_ns: recycling.elapsed().as_nanos() as u64,
-            recycle_cpu_ns: cpu_before
-                .ok()
-                .zip(pageleap_sys::thread_cpu_time_ns().ok())
-                .map(|(from, to)| to - from),
-            calls: Call::ALL
-                .into_iter()
-                .map(|c| (c.name(), calls[c as usize]))
-                .filter(|(_, n)| *n > 0)
-                .collect(),
-            warnings,
-        });
-    }
 }
 
 fn attribute_lost(error: Error) -> String {
     format!("an attribute of the range is lost: {error}")
-}
-
-/// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
-fn merged(mut vacated: Vec<(Share, pool::Run)>) -> Vec<(Share, pool::Run)> {
-    vacated.sort_by_key(|(share, run)| (share.id(), run.first));
-    let mut merged: Vec<(Share, pool::Run)> = Vec::new();
-    for (share, run) in vacated {
-        match merged.last_mut() {
-            Some((last_share, last)) if *last_share == share && last.end() == run.first => {
-                last.frames += run.frames
-            }
-            _ => merged.push((share, run)),
-        }
-    }
-    merged
-}
-
-/// Collects what a slot has counted, after giving threads that were just woken the time to count their wait. A thread that does not run for
-/// so long (one that a debugger holds, say) is missing from the report.
-fn drain(slot: &Slot, waits: &mut Waits) {
-    const PATIENCE: Duration = Duration::from_millis(10);
-    let give_up = Instant::now() + PATIENCE;
-    while slot.sleepers() > 0 && Instant::now() < give_up {
-        thread::yield_now();
-    }
-    slot.waits.take_into(waits);
 }
 
 struct AbortOnUnwind;

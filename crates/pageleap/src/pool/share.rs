@@ -303,6 +303,28 @@ impl Share {
         Ok(())
     }
 
+    /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack` ends that for an address and a length. Its page tables stay.
+    /// In steps, because each call keeps every other thread of the process from mapping and unmapping.
+    pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
+        /// Bytes of a step: one page of page table.
+        const STEP: usize = 2 << 20;
+        let step = (STEP / self.0.page.bytes()).max(1) as u64;
+        for first in (run.first..run.end()).step_by(step as usize) {
+            let part = Run { first, frames: step.min(run.end() - first) };
+            let (addr, len) = (self.0.alias_of(first), part.frames as usize * self.0.page.bytes());
+            // The marks have left entries that do not allow writing. Taking the permission away and giving it again makes them as they were, which
+            // costs a fraction of a fault for each.
+            // SAFETY: the alias is ours, and the frames have no user.
+            let healed = untrack(addr, len).and_then(|()| unsafe {
+                self.0.backend.protect(addr, len, Prot::READ)?;
+                self.0.backend.protect(addr, len, Prot::READ_WRITE)
+            });
+            if healed.is_err() {
+                self.mark_hollow(part);
+            }
+        }
+    }
+
     /// Makes sure that the alias of frames which the caller has taken has its page tables on `node`: where it may not, maps it anew, with
     /// the attributes of an alias, and has `finish` do the rest for each such part. What fails is done again next time. New page tables go where
     /// the calling thread's policy says, which must be `node`.

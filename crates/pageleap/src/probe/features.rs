@@ -44,4 +44,4 @@ pub(super) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
     | uffd_feature::WP_UNPOPULATED
     | uffd_feature::WP_ASYNC;
 /// What an exchange of page tables under writes takes besides.
-pub(super) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
+pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;

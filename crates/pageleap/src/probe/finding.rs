@@ -235,7 +235,7 @@ impl Need {
             Need::Residency => "keeping pools in memory (mlock)",
             Need::Verification => "the proof that frames have changed; leaps do without",
             Need::Exchange => {
-                "the exchange of page tables under writes (a later engine); engine mprotect does without"
+                "the engine precopy, with which no system call fails because of a leap; the engine mprotect does without"
             }
             Need::Nothing => "nothing by itself",
         }

@@ -23,6 +23,7 @@ mod trial;
 mod userfaultfd;
 
 pub use demand::Demand;
+pub(crate) use features::EXCHANGE;
 pub use features::{FEATURES, Feature};
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
 pub use userfaultfd::{Way, WayFound};

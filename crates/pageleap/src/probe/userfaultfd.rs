@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-use pageleap_sys::{self as sys, Errno, PageRegion, page_is, scan_flag, uffd_mode};
+use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
 use super::around::{Around, Killed, drop_in, is_plain};
 use super::features::{EXCHANGE, FEATURES, Feature, TRACKING};
@@ -406,10 +406,10 @@ fn pagemap_scan() -> Result<bool, Failed> {
     let mut found = [PageRegion::default(); 2];
     let (start, end) = (scratch.span.start, scratch.span.start + BASE_PAGE);
     let wanted = page_is::PRESENT | page_is::FILE;
+    let query = PageQuery { all_of: page_is::PRESENT, tell: wanted, ..PageQuery::default() };
     // SAFETY: nothing is protected.
-    let count =
-        unsafe { sys::pagemap_scan(pagemap.as_fd(), start, end, 0, page_is::PRESENT, wanted, &mut found) };
-    let count = count.map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"))?;
+    let count = unsafe { sys::pagemap_scan(pagemap.as_fd(), start..end, 0, &query, &mut found) };
+    let (count, _) = count.map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"))?;
     Ok(count == 1 && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
 }
 
@@ -502,17 +502,9 @@ fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
         let mut scan = |flags| {
             // SAFETY: the range is ours.
             unsafe {
-                sys::pagemap_scan(
-                    pagemap.as_fd(),
-                    start,
-                    start + len,
-                    flags,
-                    page_is::WRITTEN,
-                    page_is::WRITTEN,
-                    &mut found,
-                )
+                sys::pagemap_scan(pagemap.as_fd(), start..start + len, flags, &PageQuery::WRITTEN, &mut found)
             }
-            .map(|count| (count, found[0]))
+            .map(|(count, _)| (count, found[0]))
             .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN) with write-protection"))
         };
         scan(scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC)?;

@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::common::{End, case, leap, pools, run_case, soon};
-use pageleap::{PageSize, Pool, Region};
+use crate::common::{End, case, migration, pools, run_case, soon, surprises};
+use pageleap::{EngineChoice, PageSize, Pool, Region};
 
 /// Bytes of the regions here.
 pub const BYTES: usize = 256 << 10;
@@ -33,11 +33,14 @@ pub fn scene() -> ([Pool; 2], Region) {
     (pools, region)
 }
 
-/// Leaps back and forth until stopped. Returns how often.
+/// Leaps back and forth until stopped, by each engine in turns. Returns how often.
 pub fn leap_until(stop: &AtomicBool, region: &Region, pools: &[Pool; 2], leaps: &AtomicU64) {
     while !stop.load(Relaxed) {
-        let to = &pools[(leaps.load(Relaxed) as usize + 1) % 2];
-        leap(region, 0..BYTES, to);
+        let leap = leaps.load(Relaxed) as usize;
+        let engine = [EngineChoice::Mprotect, EngineChoice::Auto][leap / 2 % 2];
+        let report =
+            migration(region, 0..BYTES, &pools[(leap + 1) % 2]).engine(engine).start().unwrap().wait();
+        assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
         leaps.fetch_add(1, Relaxed);
     }
 }
@@ -60,7 +63,7 @@ pub fn while_migrating(body: impl FnOnce(&Region)) {
         let _stop = StopOnDrop(&stop);
         let goes_on = || {
             let now = leaps.load(Relaxed);
-            assert!(soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()));
+            assert!(soon(|| leaps.load(Relaxed) > now + 4 || mover.is_finished()));
             assert!(!mover.is_finished(), "the migrations have ended");
         };
         goes_on();

@@ -5,7 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pageleap::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
+use pageleap::backend::{
+    Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+};
 use pageleap::observe::AttributeRun;
 use pageleap::{Error, PageSize};
 
@@ -114,6 +116,47 @@ unsafe impl Backend for Refusing {
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         self.at(Call::QueryNodes, 0)?.nodes_of(pages, status)
+    }
+    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+        let call = Call::OpenTracker;
+        self.at(call, 0).map_err(|errno| (call, errno))?.open_tracker()
+    }
+    unsafe fn close_tracker(&self, tracker: Tracker) {
+        unsafe { self.inner.close_tracker(tracker) };
+    }
+    fn serve_tracker(&self, tracker: Tracker) {
+        self.inner.serve_tracker(tracker);
+    }
+    fn end_tracker(&self, tracker: Tracker) {
+        self.inner.end_tracker(tracker);
+    }
+    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+        unsafe { self.at(Call::Track, addr)?.track(tracker, addr, len, hold) }
+    }
+    unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::Untrack, addr)?.untrack(tracker, addr, len) }
+    }
+    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+        unsafe { self.at(Call::MarkClean, addr)?.mark_clean(tracker, addr, len, split) }
+    }
+    unsafe fn scan(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        mark_clean: bool,
+        found: &mut [PageRegion],
+    ) -> Result<(usize, usize), Errno> {
+        unsafe { self.at(Call::Scan, addr)?.scan(tracker, addr, len, mark_clean, found) }
+    }
+    fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        self.at(Call::Wake, addr)?.wake(tracker, addr, len)
+    }
+    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::ReadFile, dst)?.read_file(file, offset, dst, len) }
+    }
+    fn hurry(&self, on: bool) -> bool {
+        self.inner.hurry(on)
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
         unsafe { self.inner.copy(dst, src, len) }

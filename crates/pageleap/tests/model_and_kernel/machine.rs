@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    BASE_PAGE, Ended, Error, Job, Migration, NodeCounts, NodeId, PageCounts, PageOutcome, PageSize,
-    PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
+    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, NodeCounts, NodeId, PageCounts, PageOutcome,
+    PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
-use crate::common::{own_descriptors, pool_mappings, soon};
+use crate::common::{can_follow, own_descriptors, pool_mappings, soon, surprises};
 use crate::program::{Attribute, End, Move, Program, Step};
 use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
 
@@ -350,10 +350,10 @@ impl Machine {
                 Some(pages) => self.set(&pages, *what),
                 None => Outcome::Nothing,
             },
-            Step::Migrate { moves, area_bytes, threads, hold, end } => {
+            Step::Migrate { moves, area_bytes, threads, hold, follow, end } => {
                 let regions = &self.regions;
                 let moves: Vec<_> = moves.iter().filter(|m| regions[m.region].is_some()).collect();
-                match self.start(&moves, *area_bytes, *threads, *hold) {
+                match self.start(&moves, (*area_bytes, *threads, *hold, *follow)) {
                     Ok(job) => self.end(job, &moves, *end),
                     Err(error) => refusal(&error),
                 }
@@ -383,8 +383,14 @@ impl Machine {
         set.map_or_else(|errno| Outcome::Refused(errno.to_string()), |()| Outcome::Done)
     }
 
-    fn start(&self, moves: &[&Move], area_bytes: usize, threads: usize, hold: bool) -> Result<Job, Error> {
-        let mut migration = Migration::new().area_bytes(area_bytes).threads(threads);
+    fn start(
+        &self,
+        moves: &[&Move],
+        (area_bytes, threads, hold, follow): (usize, usize, bool, bool),
+    ) -> Result<Job, Error> {
+        // The model can always follow writes.
+        let engine = if follow && can_follow() { EngineChoice::Auto } else { EngineChoice::Mprotect };
+        let mut migration = Migration::new().area_bytes(area_bytes).threads(threads).engine(engine);
         if hold {
             migration = migration.max_disturbed_copies(0);
         }
@@ -427,6 +433,7 @@ impl Machine {
             };
             moves.iter().zip(&ids).position(within).expect("a run lies in a range that was asked for")
         };
+        let warnings = surprises(&report).into_iter().cloned().collect();
         Outcome::Finished(Finished {
             ended: match &report.ended {
                 Ended::Failed(error) => format!("{:?}", refusal(error)),
@@ -441,7 +448,7 @@ impl Machine {
             repairs: report.repairs,
             // Once for each worker that has got an area, and which of several do is chance.
             calls: report.calls.into_iter().filter(|(name, _)| *name != "set_mempolicy").collect(),
-            warnings: report.warnings,
+            warnings,
         })
     }
 
@@ -450,7 +457,7 @@ impl Machine {
         self.exact = false;
         let left: Vec<&Move> = moves.iter().filter(|m| self.regions[m.region].is_some()).copied().collect();
         if !left.is_empty() {
-            let report = self.start(&left, BASE_PAGE, 1, false)?.wait();
+            let report = self.start(&left, (BASE_PAGE, 1, false, true))?.wait();
             assert!(report.ended.is_completed(), "{report}");
         }
         Ok(())

@@ -22,7 +22,7 @@ pub enum Step {
     DropRegion { region: usize },
     Write { region: usize, part: Range<usize>, value: u64 },
     Set { region: usize, part: Range<usize>, what: Attribute },
-    Migrate { moves: Vec<Move>, area_bytes: usize, threads: usize, hold: bool, end: End },
+    Migrate { moves: Vec<Move>, area_bytes: usize, threads: usize, hold: bool, follow: bool, end: End },
 }
 
 /// A range of a job.
@@ -100,8 +100,16 @@ fn a_job() -> impl Strategy<Value = Step> {
     ];
     let area = prop_oneof![30 => (1..4usize).prop_map(|pages| pages * BASE_PAGE), 1 => 0..2 * BASE_PAGE];
     let threads = prop_oneof![30 => 1..3usize, 1 => Just(0)];
-    (prop::collection::vec(moves, 1..3), area, threads, any::<bool>(), end).prop_map(
-        |(moves, area_bytes, threads, hold, end)| Step::Migrate { moves, area_bytes, threads, hold, end },
+    let moves = prop::collection::vec(moves, 1..3);
+    (moves, area, threads, any::<(bool, bool)>(), end).prop_map(
+        |(moves, area_bytes, threads, (hold, follow), end)| Step::Migrate {
+            moves,
+            area_bytes,
+            threads,
+            hold,
+            follow,
+            end,
+        },
     )
 }
 

@@ -3,10 +3,9 @@
 //! The commit, and with it everything between [`Slot::close`] and [`Slot::retire`], is the window in which writers wait. Nothing in
 //! it allocates, logs, calls back or touches the area: the allocator of the process may live there.
 
-use std::time::Duration;
-
-use crate::backend::{Backend, Call, Errno, Mapping, MemoryFile};
-use crate::sync::{AtomicU64, thread};
+use crate::backend::{Backend, Call, Errno};
+use crate::engine::commit::{Effort, Parked, Step, Target, arrive, erase, persist};
+use crate::sync::AtomicU64;
 
 use super::slot::{Close, Slot, Span};
 
@@ -15,17 +14,6 @@ use super::slot::{Close, Slot, Span};
 const COPY_STEP: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
 const COPY_STEP: usize = crate::units::BASE_PAGE;
-
-/// The frames an area moves to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    /// Where the destination pool's alias maps them.
-    pub(crate) alias: usize,
-    pub(crate) file: MemoryFile,
-    pub(crate) offset: u64,
-    /// Whether to commit by exchanging page tables (else by mapping the file).
-    pub(crate) exchange: bool,
-}
 
 /// What to migrate in one attempt.
 #[derive(Clone, Copy, Debug)]
@@ -38,58 +26,6 @@ pub(crate) struct Task {
     pub(crate) park: Option<usize>,
     /// Writers are held back from the start, so that the attempt cannot be disturbed.
     pub(crate) hold: bool,
-}
-
-/// How an attempt ended. In each case the span is accessible as the user set it, and the slot is idle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// The span maps the target's frames.
-    Migrated,
-    /// A writer interrupted; the span maps its old frames.
-    Dirty,
-    /// A system call refused to help; the span maps its old frames.
-    Refused(Call, Errno),
-}
-
-/// Whether the alias of the frames that an attempt has vacated received their page tables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Parked {
-    /// It was not touched.
-    #[default]
-    No,
-    /// It has them, with the access and the attributes of the span.
-    Yes,
-    /// It may be a hole.
-    Failed,
-}
-
-/// What an attempt did, besides its end.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Effort {
-    /// Bytes copied, worthless ones included.
-    pub(crate) copied: u64,
-    /// The exchange was refused without side effect and will be refused again: map from now on.
-    pub(crate) exchange_unsupported: bool,
-    /// Calls that had to be repeated until they succeeded, because giving up would have left the span inaccessible.
-    pub(crate) repairs: u64,
-    /// An exchange was tried, so that the alias of the target's frames may be empty, or have lost access.
-    pub(crate) exchanged: bool,
-    /// The exchange was what put the frames in place, so that the span has the attributes of the alias.
-    pub(crate) by_exchange: bool,
-    /// What became of the alias of the vacated frames.
-    pub(crate) parked: Parked,
-    /// Writers were held back for this attempt, by plan or because letting one in failed.
-    pub(crate) held: bool,
-    /// Nanoseconds from closing the area to opening it.
-    pub(crate) window_ns: u64,
-    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may lie in the area.
-    pub(crate) calls: [u32; Call::ALL.len()],
-}
-
-impl Effort {
-    fn count(&mut self, call: Call) {
-        self.calls[call as usize] += 1;
-    }
 }
 
 /// Runs one attempt.
@@ -152,16 +88,10 @@ pub(crate) unsafe fn attempt(
             return Step::Refused(Call::Map, errno);
         }
         effort.held = hold && trackable;
-        effort.window_ns = crate::sync::monotonic_ns().saturating_sub(closed_at);
+        effort.window_ns = crate::sync::monotonic_ns().saturating_sub(closed_at).max(1);
         slot.retire();
         return Step::Migrated;
     }
-}
-
-/// Forgets the lifetime of a backend for the slot, which is retired before it ends.
-fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
-    // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use sound.
-    unsafe { std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend) }
 }
 
 /// Copies the area in steps, until done or disturbed. Returns whether it was all copied.
@@ -190,84 +120,17 @@ unsafe fn copy(slot: &Slot, backend: &dyn Backend, task: &Task, effort: &mut Eff
 /// # Safety
 /// The area is closed, and the target's frames hold its contents.
 unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Errno> {
-    let Span { addr, len, prot } = task.span;
-    let target = &task.target;
-    let mut torn = false;
-    if target.exchange {
-        effort.exchanged = true;
-        torn = true;
-        if let Some(park) = task.park {
-            // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
-            // the same contents. If this fails, the next call drops the old page tables instead.
-            effort.count(Call::Exchange);
-            // SAFETY: the span is the job's and closed; the alias is that of its own frames.
-            let moved = unsafe { backend.exchange(addr, park, len) };
-            effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
-        }
-        // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The alias gets the user's
-        // protection first, because the page tables bring it along.
-        let exchanged = unsafe {
-            let same = prot == crate::backend::Prot::READ_WRITE;
-            effort.calls[Call::Protect as usize] += u32::from(!same);
-            effort.count(Call::Exchange);
-            (if same { Ok(()) } else { backend.protect(target.alias, len, prot) })
-                .and_then(|()| backend.exchange(target.alias, addr, len))
-        };
-        match exchanged {
-            Ok(()) => {
-                effort.by_exchange = true;
-                return Ok(());
-            }
-            Err(Errno(libc::EINVAL)) => effort.exchange_unsupported = true,
-            Err(_) => {}
-        }
+    let Span { addr, len, .. } = task.span;
+    if let (Some(park), true) = (task.park, task.target.exchange) {
+        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
+        // the same contents. If this fails, the next call drops the old page tables instead.
+        effort.count(Call::Exchange);
+        // SAFETY: the span is the job's and closed; the alias is that of its own frames.
+        let moved = unsafe { backend.exchange(addr, park, len) };
+        effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
     }
-    let mapping = Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
-    effort.count(Call::Map);
-    // SAFETY: as above. After a failure the range may be a hole, which another thread may have filled.
-    let map = |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
-    persist(effort, |refusals| match map(torn || refusals > 0) {
-        Ok(()) => Some(Ok(())),
-        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall: the kernel looks at these before it changes
-        // anything. What is mapped then is what was mapped before.
-        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
-            if refusals > 0 && backend.is_mapped(addr, len) =>
-        {
-            Some(Err(errno))
-        }
-        Err(_) => None,
-    })
-}
-
-/// Maps frames again over a span that maps them already, so that its many mappings become one. `restore` sets its attributes again.
-///
-/// # Safety
-/// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps exactly what `mapping` says.
-#[cfg(not(loom))]
-pub(crate) unsafe fn map_again<T>(
-    slot: &Slot,
-    epoch: &AtomicU64,
-    backend: &dyn Backend,
-    span: &Span,
-    mapping: &Mapping,
-    effort: &mut Effort,
-    restore: impl FnOnce() -> T,
-) -> (Result<(), Errno>, T) {
-    // SAFETY: `backend` outlives this function, which retires the slot.
-    unsafe { slot.publish(epoch, span, erase(backend)) };
-    effort.count(Call::Map);
-    let joined = persist(effort, |refusals| {
-        // SAFETY: forwarded to the caller; whoever faults waits for the slot.
-        match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
-            // The same frames are mapped either way: only a hole must be filled.
-            Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
-            Err(_) => None,
-            Ok(()) => Some(Ok(())),
-        }
-    });
-    let restored = restore();
-    slot.retire();
-    (joined, restored)
+    // SAFETY: forwarded to the caller.
+    unsafe { arrive(backend, &task.span, &task.target, effort) }
 }
 
 /// Gives the span the user's access again after a call was refused with `refused`.
@@ -285,23 +148,4 @@ unsafe fn give_access_back(backend: &dyn Backend, span: &Span, refused: Errno, e
         }
         Err(_) => None,
     });
-}
-
-/// Repeats a call until it says how it ended, less and less often; it is told how often it has been refused. What makes these calls fail is
-/// a shortage (of mappings, address space or kernel memory) that other threads cause and end; giving up instead would leave threads
-/// waiting, or with a hole.
-fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
-    /// The longest pause between two tries.
-    const LONGEST: Duration = Duration::from_millis(10);
-    let mut pause = Duration::from_micros(1);
-    let mut refusals = 0;
-    loop {
-        if let Some(end) = call(refusals) {
-            return end;
-        }
-        refusals += 1;
-        effort.repairs += 1;
-        thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST);
-    }
 }

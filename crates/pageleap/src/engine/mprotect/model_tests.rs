@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Effort, Step, Target, Task, attempt};
+use super::attempt::{Task, attempt};
 use super::processor::Processor;
 use super::slot::{Slot, SlotTable, Span};
 use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
+use crate::engine::commit::{Effort, Step, Target};
 use crate::units::{BASE_PAGE, PageSize};
 
 const PAGES: usize = 2;

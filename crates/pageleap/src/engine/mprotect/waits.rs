@@ -2,14 +2,33 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Buckets of the histogram: bucket `b` counts waits of `2^b <= ns < 2^(b+1)`, the last one all longer ones (over 9 minutes).
-pub const WAIT_BUCKETS: usize = 40;
+/// Bits of a time that its bucket tells: buckets are at most 1/16 of a time wide.
+const PRECISION: u32 = 4;
+const STEPS: usize = 1 << PRECISION;
+/// Buckets of a histogram: up to 18 minutes; the last one has all longer times.
+const BUCKETS: usize = (40 - PRECISION as usize + 1) * STEPS;
+
+/// The bucket of a time: the first ones are a nanosecond wide, then each doubling has as many as there are steps.
+fn bucket(ns: u64) -> usize {
+    if ns < STEPS as u64 {
+        return ns as usize;
+    }
+    let shift = ns.ilog2() - PRECISION;
+    let bucket = (shift as usize + 1) * STEPS + (ns >> shift) as usize % STEPS;
+    bucket.min(BUCKETS - 1)
+}
+
+/// The longest time of a bucket but the last.
+fn longest(bucket: usize) -> u64 {
+    let next = bucket + 1;
+    if next < STEPS { bucket as u64 } else { (((next % STEPS + STEPS) as u64) << (next / STEPS - 1)) - 1 }
+}
 
 /// Counters of one slot. Plain statistics: they order nothing, so they need no model checker.
 pub(crate) struct WaitCounters {
     total_ns: AtomicU64,
     max_ns: AtomicU64,
-    histogram: [AtomicU64; WAIT_BUCKETS],
+    histogram: [AtomicU64; BUCKETS],
     /// Protection changes by which writers opened areas.
     openings: AtomicU64,
 }
@@ -19,7 +38,7 @@ impl WaitCounters {
         WaitCounters {
             total_ns: AtomicU64::new(0),
             max_ns: AtomicU64::new(0),
-            histogram: [const { AtomicU64::new(0) }; WAIT_BUCKETS],
+            histogram: [const { AtomicU64::new(0) }; BUCKETS],
             openings: AtomicU64::new(0),
         }
     }
@@ -36,8 +55,7 @@ impl WaitCounters {
 
     /// Counts one wait. Async-signal-safe.
     pub(crate) fn record(&self, ns: u64) {
-        let bucket = (ns.max(1).ilog2() as usize).min(WAIT_BUCKETS - 1);
-        self.histogram[bucket].fetch_add(1, Relaxed);
+        self.histogram[bucket(ns)].fetch_add(1, Relaxed);
         self.total_ns.fetch_add(ns, Relaxed);
         self.max_ns.fetch_max(ns, Relaxed);
     }
@@ -54,35 +72,49 @@ impl WaitCounters {
     }
 }
 
-/// How long threads were held up because they touched an area that was being migrated: from the entry of the fault handler to its
-/// return. The kernel's delivery of the signal, a few microseconds more, is not in it.
+/// Times: how long threads were held up, or areas closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// How many times a thread was held up.
+    /// How many there were.
     pub count: u64,
-    /// All waits together, in nanoseconds.
+    /// All together, in nanoseconds.
     pub total_ns: u64,
     /// The longest one, in nanoseconds.
     pub max_ns: u64,
-    /// Waits by length: element `b` counts those of at least `2^b` and less than `2^(b+1)` nanoseconds.
-    pub histogram: [u64; WAIT_BUCKETS],
+    histogram: Vec<u64>,
 }
 
 impl Default for Waits {
     fn default() -> Self {
-        Waits { count: 0, total_ns: 0, max_ns: 0, histogram: [0; WAIT_BUCKETS] }
+        Waits { count: 0, total_ns: 0, max_ns: 0, histogram: vec![0; BUCKETS] }
     }
 }
 
 impl Waits {
-    /// An upper bound, in nanoseconds, of the shortest time that a share `q` (0 to 1) of the waits did not exceed; 0 without waits.
+    /// Adds all of `other`.
+    pub fn join(&mut self, other: &Waits) {
+        self.count += other.count;
+        self.total_ns += other.total_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.histogram.iter_mut().zip(&other.histogram).for_each(|(sum, n)| *sum += n);
+    }
+
+    /// Counts one more.
+    pub(crate) fn record(&mut self, ns: u64) {
+        self.count += 1;
+        self.total_ns += ns;
+        self.max_ns = self.max_ns.max(ns);
+        self.histogram[bucket(ns)] += 1;
+    }
+
+    /// The shortest time, in nanoseconds, that a share `q` (0 to 1) of them did not exceed, at most 7 % too high; 0 if there were none.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = (q.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
         let mut seen = 0;
         for (b, n) in self.histogram.iter().enumerate() {
             seen += n;
             if seen >= rank && *n > 0 {
-                return (2u64 << b).min(self.max_ns);
+                return longest(b).min(self.max_ns);
             }
         }
         self.max_ns
@@ -100,11 +132,34 @@ mod tests {
         let mut waits = Waits::default();
         counters.take_into(&mut waits);
         assert_eq!((waits.count, waits.max_ns, waits.total_ns), (1000, 1_000_000, 500_500_000));
-        assert!(waits.quantile(0.5) >= 500_000 && waits.quantile(0.5) < 1_048_577);
+        assert!((500_000..535_000).contains(&waits.quantile(0.5)), "{}", waits.quantile(0.5));
         assert_eq!(waits.quantile(1.0), 1_000_000);
         let mut again = Waits::default();
         counters.take_into(&mut again);
         assert_eq!(again, Waits::default(), "taking starts from zero");
+    }
+
+    #[test]
+    fn buckets_are_narrow_and_without_gaps() {
+        for at in 0..BUCKETS - 1 {
+            assert_eq!((bucket(longest(at)), bucket(longest(at) + 1)), (at, at + 1));
+        }
+        for ns in [0, 1, 15, 16, 17, 31, 32, 1000, 123_456, 1 << 39] {
+            assert!((ns..=ns + ns / 15).contains(&longest(bucket(ns))), "{ns}: {}", longest(bucket(ns)));
+        }
+        assert_eq!(bucket(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn times_are_joined() {
+        let mut all = Waits::default();
+        for times in [[10, 20], [5, 4000]] {
+            let mut some = Waits::default();
+            times.into_iter().for_each(|ns| some.record(ns));
+            all.join(&some);
+        }
+        assert_eq!((all.count, all.total_ns, all.max_ns), (4, 4035, 4000));
+        assert_eq!((all.quantile(0.25), all.quantile(1.0)), (5, 4000));
     }
 
     #[test]

@@ -1,0 +1,125 @@
+//! The kernel's way to follow writes: a userfaultfd with asynchronous write-protection, and the process' pagemap.
+//!
+//! Nothing here decides anything. All of it works on three numbers, because between the freeze and the commit nobody may look at the heap.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use pageleap_sys::{self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag};
+
+use super::{Call, Tracker};
+use crate::probe::EXCHANGE;
+
+const DEVICE: &str = "/dev/userfaultfd";
+
+/// Opens the descriptors: by the system call, or else through the device.
+pub(super) fn open() -> Result<Tracker, (Call, Errno)> {
+    let refused = |errno| (Call::OpenTracker, errno);
+    let faults =
+        sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno)).map_err(refused)?;
+    let known = sys::uffd_handshake(faults.as_fd(), EXCHANGE).map_err(refused)?;
+    // Some kernels ignore what they do not know.
+    if known & EXCHANGE != EXCHANGE {
+        return Err(refused(Errno(libc::EINVAL)));
+    }
+    let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
+    // An empty range: asks only whether the kernel knows the request.
+    // SAFETY: nothing is protected.
+    unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
+        .map_err(|errno| (Call::Scan, errno))?;
+    let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
+    let [faults, pagemap, end] = [faults, pagemap.into(), end.into()].map(OwnedFd::into_raw_fd);
+    Ok(Tracker { faults, pagemap, end })
+}
+
+fn from_device() -> Result<OwnedFd, Errno> {
+    let device = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
+    sys::userfaultfd_from_device(device.map_err(|e| errno_of(&e))?.as_fd(), false)
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// # Safety
+/// Called once, and the tracker is not used any more.
+pub(super) unsafe fn close(tracker: Tracker) {
+    for fd in [tracker.faults, tracker.pagemap, tracker.end] {
+        // SAFETY: `open` made it, and nobody else closes it.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+}
+
+fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
+    // SAFETY: a tracker's descriptors are open until it is closed, after its last use.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// The userfaultfd.
+pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
+    borrow(tracker.faults)
+}
+
+/// Reads messages until told to end. An exchange of registered memory waits until its message has been read; threads that wait for pages need
+/// nothing from here.
+pub(super) fn serve(tracker: Tracker) {
+    // Others may sleep until this thread has run.
+    if sys::is_ordinary() {
+        let _ = sys::run_first(true).or_else(|_| sys::run_shortly());
+    }
+    let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut descriptors = [waiting(tracker.faults), waiting(tracker.end)];
+    loop {
+        // SAFETY: the array outlives the call. Interrupted or not, what is there is read.
+        unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, -1) };
+        sys::uffd_drain(faults(tracker));
+        if descriptors[1].revents != 0 {
+            return;
+        }
+    }
+}
+
+/// Ends [`serve`].
+pub(super) fn end(tracker: Tracker) {
+    sys::signal_event(borrow(tracker.end));
+}
+
+/// # Safety
+/// The range is the caller's.
+pub(super) unsafe fn mark_clean(tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+    if split {
+        // SAFETY: forwarded to the caller.
+        return unsafe { sys::uffd_write_protect(faults(tracker), addr, len) };
+    }
+    let flags = scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC;
+    // In less than half the time of the other request.
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &PageQuery::WRITTEN, &mut [])
+    }
+    .map(drop)
+}
+
+/// Pages of which the kernel does not know for certain that they have not been written: to ask for written ones would leave out those that have
+/// lost their page table.
+const NOT_CLEAN: PageQuery = PageQuery {
+    inverted: page_is::PRESENT,
+    all_of: 0,
+    any_of: page_is::WRITTEN | page_is::PRESENT,
+    tell: page_is::WRITTEN | page_is::PRESENT | page_is::SWAPPED,
+};
+
+/// # Safety
+/// The range is the caller's.
+pub(super) unsafe fn scan(
+    tracker: Tracker,
+    addr: usize,
+    len: usize,
+    mark_clean: bool,
+    found: &mut [PageRegion],
+) -> Result<(usize, usize), Errno> {
+    let flags = if mark_clean { scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC } else { 0 };
+    // SAFETY: forwarded to the caller.
+    unsafe { sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &NOT_CLEAN, found) }
+}

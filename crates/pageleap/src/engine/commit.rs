@@ -1,0 +1,181 @@
+//! What attempts of all engines have in common: the frames that they move to, how they end, how new frames get into place, and calls that must
+//! not be given up.
+//!
+//! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may live there.
+
+use std::time::Duration;
+
+use super::mprotect::slot::{Slot, Span};
+use crate::backend::{Backend, Call, Errno, Mapping, MemoryFile};
+use crate::sync::{AtomicU64, thread};
+
+/// The frames an area moves to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// Where the destination pool's alias maps them.
+    pub(crate) alias: usize,
+    pub(crate) file: MemoryFile,
+    pub(crate) offset: u64,
+    /// Whether to commit by exchanging page tables (else by mapping the file).
+    pub(crate) exchange: bool,
+}
+
+/// How an attempt ended. In each case the span is accessible as the user set it, and the slot is idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The span maps the target's frames.
+    Migrated,
+    /// A writer interrupted; the span maps its old frames.
+    Dirty,
+    /// A system call refused to help; the span maps its old frames.
+    Refused(Call, Errno),
+}
+
+/// Whether the alias of the frames that an attempt has vacated received their page tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Parked {
+    /// It was not touched.
+    #[default]
+    No,
+    /// It has them, with the access and the attributes of the span.
+    Yes,
+    /// It may be a hole.
+    Failed,
+}
+
+/// What an attempt did, besides its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Effort {
+    /// Bytes copied, worthless ones included.
+    pub(crate) copied: u64,
+    /// The exchange was refused without side effect and will be refused again: map from now on.
+    pub(crate) exchange_unsupported: bool,
+    /// Calls that had to be repeated until they succeeded, because giving up would have left the span inaccessible.
+    pub(crate) repairs: u64,
+    /// An exchange was tried, so that the alias of the target's frames may be empty, or have lost access.
+    pub(crate) exchanged: bool,
+    /// The exchange was what put the frames in place, so that the span has the attributes of the alias.
+    pub(crate) by_exchange: bool,
+    /// What became of the alias of the vacated frames.
+    pub(crate) parked: Parked,
+    /// Writers were held back for this attempt, by plan or because letting one in failed.
+    pub(crate) held: bool,
+    /// Nanoseconds from closing the area to opening it, if it was closed.
+    pub(crate) window_ns: u64,
+    /// Pages that were found written after the whole area had been copied for the first time.
+    pub(crate) written: u64,
+    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may lie in the area.
+    pub(crate) calls: [u32; Call::ALL.len()],
+}
+
+impl Effort {
+    pub(super) fn count(&mut self, call: Call) {
+        self.calls[call as usize] += 1;
+    }
+}
+
+/// Forgets the lifetime of a backend for the slot, which is retired before it ends.
+pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
+    // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use sound.
+    unsafe { std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend) }
+}
+
+/// Makes a closed span map the target's frames: by the page tables of their alias if `target.exchange`, else by mapping their file. It gives up
+/// only where the kernel forbids the change as such, and so has not begun it; otherwise the span may be a hole for which threads wait, and
+/// the call is repeated until it succeeds.
+///
+/// # Safety
+/// The area is closed, and the target's frames hold its contents.
+pub(super) unsafe fn arrive(
+    backend: &dyn Backend,
+    span: &Span,
+    target: &Target,
+    effort: &mut Effort,
+) -> Result<(), Errno> {
+    let Span { addr, len, prot } = *span;
+    if target.exchange {
+        effort.exchanged = true;
+        // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The alias gets the user's
+        // protection first, because the page tables bring it along.
+        let exchanged = unsafe {
+            let same = prot == crate::backend::Prot::READ_WRITE;
+            effort.calls[Call::Protect as usize] += u32::from(!same);
+            effort.count(Call::Exchange);
+            (if same { Ok(()) } else { backend.protect(target.alias, len, prot) })
+                .and_then(|()| backend.exchange(target.alias, addr, len))
+        };
+        match exchanged {
+            Ok(()) => {
+                effort.by_exchange = true;
+                return Ok(());
+            }
+            Err(Errno(libc::EINVAL)) => effort.exchange_unsupported = true,
+            Err(_) => {}
+        }
+    }
+    let mapping = Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
+    effort.count(Call::Map);
+    // SAFETY: as above. After a failure the range may be a hole, which another thread may have filled.
+    let map = |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
+    persist(effort, |refusals| match map(target.exchange || refusals > 0) {
+        Ok(()) => Some(Ok(())),
+        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall: the kernel looks at these before it changes
+        // anything. What is mapped then is what was mapped before.
+        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
+            if refusals > 0 && backend.is_mapped(addr, len) =>
+        {
+            Some(Err(errno))
+        }
+        Err(_) => None,
+    })
+}
+
+/// Maps frames again over a span that maps them already, so that its many mappings become one. `restore` sets its attributes again.
+///
+/// # Safety
+/// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps exactly what `mapping` says.
+#[cfg(not(loom))]
+pub(crate) unsafe fn map_again<T>(
+    slot: &Slot,
+    epoch: &AtomicU64,
+    backend: &dyn Backend,
+    span: &Span,
+    mapping: &Mapping,
+    effort: &mut Effort,
+    restore: impl FnOnce() -> T,
+) -> (Result<(), Errno>, T) {
+    // SAFETY: `backend` outlives this function, which retires the slot.
+    unsafe { slot.publish(epoch, span, erase(backend)) };
+    effort.count(Call::Map);
+    let joined = persist(effort, |refusals| {
+        // SAFETY: forwarded to the caller; whoever faults waits for the slot.
+        match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
+            // The same frames are mapped either way: only a hole must be filled.
+            Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
+            Err(_) => None,
+            Ok(()) => Some(Ok(())),
+        }
+    });
+    let restored = restore();
+    slot.retire();
+    (joined, restored)
+}
+
+/// Repeats a call until it says how it ended, less and less often; it is told how often it has been refused. What makes these calls fail is
+/// a shortage (of mappings, address space or kernel memory) that other threads cause and end; giving up instead would leave threads
+/// waiting, or with a hole.
+pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
+    /// The longest pause between two tries.
+    const LONGEST: Duration = Duration::from_millis(10);
+    let mut pause = Duration::from_micros(1);
+    let mut refusals = 0;
+    loop {
+        if let Some(end) = call(refusals) {
+            return end;
+        }
+        refusals += 1;
+        effort.repairs += 1;
+        thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST);
+    }
+}

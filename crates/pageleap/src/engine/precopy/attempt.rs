@@ -1,0 +1,254 @@
+//! One attempt to migrate one area: mark, copy, copy again, freeze, look once more, commit.
+//!
+//! Between the freeze and the end nothing allocates, logs, calls back or touches the area, not even to read: the allocator of the process may
+//! live there, and whoever touches the area sleeps until we are done.
+
+use std::ops::Range;
+
+use crate::backend::{Backend, Call, Errno, MemoryFile, PageRegion, Tracker, page_is};
+use crate::engine::commit::{Effort, Parked, Step, Target, arrive, erase, persist};
+use crate::engine::mprotect::slot::{Slot, Span};
+use crate::sync::{AtomicU64, monotonic_ns};
+use crate::units::BASE_PAGE;
+
+/// Entries of a scan: some 3 KB of stack.
+const ENTRIES: usize = 128;
+
+/// More further copies than that are not made, whatever was asked for: they would only follow a writer who is faster.
+const MOST_ROUNDS: u32 = 16;
+
+/// What to migrate in one attempt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    pub(crate) span: Span,
+    /// Where the current frames can be read while the span is accessible.
+    pub(crate) source: usize,
+    /// The current frames' place in their file.
+    pub(crate) file: MemoryFile,
+    pub(crate) offset: u64,
+    /// Where the page tables of the current frames go: their pool's alias.
+    pub(crate) park: usize,
+    pub(crate) target: Target,
+    pub(crate) tracker: Tracker,
+    /// Whether the pages are huge and are to be followed by base pages.
+    pub(crate) split: bool,
+    /// Whether the span is locked: the lock must not go along.
+    pub(crate) locked: bool,
+    /// The area is frozen when at most so many pages have been written since they were copied last.
+    pub(crate) freeze_at: u64,
+    /// After so many further copies it is frozen anyway.
+    pub(crate) max_rounds: u32,
+    /// Whether this thread may be put before others while they wait for it.
+    pub(crate) hurry: bool,
+}
+
+/// A call that refused.
+type Refusal = (Call, Errno);
+
+/// Runs one attempt. Whatever happens, the span is accessible at the end, and nobody waits for it.
+///
+/// # Safety
+/// The span belongs to a region whose pages in it nobody else migrates, grows or discards meanwhile, and its user may read and write it; source, file and
+/// park are those of its frames; the target's frames belong to the job and nobody else accesses them; `backend` is valid during the call, and
+/// another thread serves the tracker.
+pub(crate) unsafe fn attempt(
+    slot: &Slot,
+    epoch: &AtomicU64,
+    backend: &dyn Backend,
+    task: &Task,
+    effort: &mut Effort,
+) -> Step {
+    let Span { addr, len, .. } = task.span;
+    effort.count(Call::Track);
+    // SAFETY: the span is ours to follow.
+    if let Err(errno) = unsafe { backend.track(task.tracker, addr, len, false) } {
+        // Part of it may be registered, which would bother nobody but the next worker who tries. What is somebody else's is not ours to undo.
+        if errno != Errno(libc::EBUSY) {
+            effort.count(Call::Untrack);
+            // SAFETY: as above.
+            let _ = unsafe { backend.untrack(task.tracker, addr, len) };
+        }
+        return Step::Refused(Call::Track, errno);
+    }
+    // SAFETY: forwarded to the caller.
+    if let Err((call, errno)) = unsafe { copy(backend, task, effort) } {
+        // SAFETY: nothing has been closed; the span maps its old frames.
+        unsafe { let_go(backend, task, effort) };
+        return Step::Refused(call, errno);
+    }
+    // If a call that replaces a mapping fails half-way, threads that meet the hole wait for this.
+    // SAFETY: `backend` outlives this function, which retires the slot on every path.
+    unsafe { slot.publish(epoch, &task.span, erase(backend)) };
+    if task.hurry {
+        backend.hurry(true);
+    }
+    let closed_at = monotonic_ns();
+    // SAFETY: the span is published; the rest is forwarded to the caller.
+    let step = match unsafe { freeze_and_commit(backend, task, effort) } {
+        Ok(()) => {
+            wake(backend, task, effort);
+            Step::Migrated
+        }
+        Err((call, errno)) => {
+            // What has moved to the alias is still registered, and whoever read it would wait.
+            if effort.parked != Parked::No {
+                effort.parked = Parked::Failed;
+            }
+            // SAFETY: the span maps its old frames, with or without page tables.
+            unsafe { let_go(backend, task, effort) };
+            Step::Refused(call, errno)
+        }
+    };
+    effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
+    slot.retire();
+    if task.hurry {
+        backend.hurry(false);
+    }
+    step
+}
+
+/// Copies the area while it is written to, until little is left to copy, and has it ready to be frozen.
+///
+/// # Safety
+/// As [`attempt`]; writes to the span are followed.
+unsafe fn copy(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+    let Span { addr, len, .. } = task.span;
+    let Task { tracker, target, .. } = *task;
+    // SAFETY: the span is ours to follow; source and target are the caller's promise.
+    unsafe {
+        // Before the copy: a store that the copy misses has to leave its mark.
+        let call = if task.split { Call::MarkClean } else { Call::Scan };
+        effort.count(call);
+        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;
+        backend.copy(target.alias, task.source, len);
+        effort.copied += len as u64;
+        for round in 0.. {
+            let mut written = 0;
+            unproven(backend, tracker, addr, len, false, effort, &mut |pages| {
+                written += pages.len() as u64 / BASE_PAGE as u64;
+                Ok(written <= task.freeze_at)
+            })?;
+            if round == 0 {
+                effort.written = written;
+            }
+            if written <= task.freeze_at {
+                break;
+            }
+            if round >= task.max_rounds.min(MOST_ROUNDS) {
+                effort.held = true;
+                break;
+            }
+            let mut copied = 0;
+            unproven(backend, tracker, addr, len, true, effort, &mut |pages| {
+                backend.copy(target.alias + pages.start, task.source + pages.start, pages.len());
+                copied += pages.len() as u64;
+                Ok(true)
+            })?;
+            effort.copied += copied;
+        }
+        // From now on whoever finds a page without an entry waits. Pages have one, as a rule, until the freeze.
+        effort.count(Call::Track);
+        backend.track(tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
+        if task.locked {
+            effort.count(Call::Lock);
+            backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves the page tables of the span to the alias, copies what its last stores have left to copy, and brings those of the new frames.
+///
+/// # Safety
+/// As [`attempt`], after [`copy`], with the slot published.
+unsafe fn freeze_and_commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+    let Span { addr, len, .. } = task.span;
+    let Task { tracker, target, park, .. } = *task;
+    effort.count(Call::Exchange);
+    effort.parked = Parked::Failed;
+    // SAFETY: the span is the job's; whoever touches it from now on waits. The alias is that of its own frames.
+    unsafe { backend.exchange(addr, park, len) }.map_err(|errno| {
+        effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+        (Call::Exchange, errno)
+    })?;
+    effort.parked = Parked::Yes;
+    let (mut copied, mut read) = (0, 0);
+    // Nobody can store to these frames any more, so this look is the last one.
+    // SAFETY: the alias holds the page tables of the frames; the target's frames are ours.
+    unsafe {
+        unproven(backend, tracker, park, len, false, effort, &mut |pages| {
+            // Not through the alias: the kernel may drop an entry of it at any time, and whoever finds none there sleeps until we wake him.
+            let (offset, dst) = (task.offset + pages.start as u64, target.alias + pages.start);
+            read += 1;
+            copied += pages.len() as u64;
+            let read = backend.read_file(task.file, offset, dst, pages.len());
+            read.map(|()| true).map_err(|errno| (Call::ReadFile, errno))
+        })
+    }?;
+    effort.copied += copied;
+    effort.calls[Call::ReadFile as usize] += read;
+    // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
+    unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))
+}
+
+/// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they are clean, as bytes from `addr` on, until it says
+/// that this is enough. With `mark_clean` those that are written count as clean from the same moment.
+///
+/// # Safety
+/// As [`attempt`].
+unsafe fn unproven(
+    backend: &dyn Backend,
+    tracker: Tracker,
+    addr: usize,
+    len: usize,
+    mark_clean: bool,
+    effort: &mut Effort,
+    each: &mut dyn FnMut(Range<usize>) -> Result<bool, Refusal>,
+) -> Result<(), Refusal> {
+    let mut found = [PageRegion::default(); ENTRIES];
+    let mut seen = 0;
+    while seen < len {
+        effort.count(Call::Scan);
+        // SAFETY: forwarded to the caller.
+        let (entries, walked) =
+            unsafe { backend.scan(tracker, addr + seen, len - seen, mark_clean, &mut found) }
+                .map_err(|errno| (Call::Scan, errno))?;
+        for run in &found[..entries] {
+            let pages = run.start as usize - addr..run.end as usize - addr;
+            // Without an entry, but with a marker: it was clean when the entry went.
+            let clean = run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED;
+            if !clean && !each(pages)? {
+                return Ok(());
+            }
+        }
+        let walked = walked.saturating_sub(addr).min(len);
+        if walked <= seen {
+            // It gets nowhere: nothing is known of the rest.
+            return each(seen..len).map(drop);
+        }
+        seen = walked;
+    }
+    Ok(())
+}
+
+/// Ends the tracking of a span that stays where it is, and lets everybody go on.
+///
+/// # Safety
+/// The span maps its old frames, with or without page tables.
+unsafe fn let_go(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
+    let Span { addr, len, .. } = task.span;
+    effort.count(Call::Untrack);
+    // SAFETY: forwarded to the caller.
+    persist(effort, |refusals| match unsafe { backend.untrack(task.tracker, addr, len) } {
+        Ok(()) => Some(()),
+        // The kernel does not say so for want of anything: there is nothing registered.
+        Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
+        Err(_) => None,
+    });
+    wake(backend, task, effort);
+}
+
+fn wake(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
+    effort.count(Call::Wake);
+    persist(effort, |_| backend.wake(task.tracker, task.span.addr, task.span.len).ok());
+}

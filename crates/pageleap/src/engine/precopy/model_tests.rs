@@ -1,0 +1,310 @@
+//! The protocol against a modelled machine: the real [`attempt`] while threads access the span, under loom (all interleavings up to
+//! `LOOM_MAX_PREEMPTIONS` forced switches), and single paths with plain threads, so that they run under Miri too.
+
+use std::sync::Arc;
+
+use super::attempt::{Task, attempt};
+use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
+use crate::engine::commit::{Effort, Parked, Step, Target};
+use crate::engine::mprotect::processor::Processor;
+use crate::engine::mprotect::slot::{SlotTable, Span};
+use crate::units::{BASE_PAGE, PageSize};
+
+const PAGES: usize = 2;
+const LEN: usize = PAGES * BASE_PAGE;
+
+/// A region of two pages over one file, the alias of another, and the alias of the first.
+struct Fixture {
+    model: Arc<Model>,
+    table: SlotTable<1>,
+    view: usize,
+    alias: usize,
+    park: usize,
+    files: [MemoryFile; 2],
+    tracker: Tracker,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let model = Arc::new(Model::new());
+        let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
+        let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
+        for (addr, file) in [(view, files[0]), (alias, files[1]), (park, files[0])] {
+            let prot = Prot::READ_WRITE;
+            let mapping = Mapping { addr, len: LEN, file, offset: 0, prot, populate: true };
+            // SAFETY: the range was reserved above.
+            unsafe { model.map(&mapping) }.unwrap();
+        }
+        let table = SlotTable::new();
+        assert_eq!(table.claim(), Some(0));
+        let tracker = model.open_tracker().unwrap();
+        Fixture { model, table, view, alias, park, files, tracker }
+    }
+
+    fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> (Step, Effort) {
+        let target = Target { alias: self.alias, file: self.files[1], offset: 0, exchange: true };
+        let task = Task {
+            span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
+            source: self.view,
+            file: self.files[0],
+            offset: 0,
+            park: self.park,
+            target,
+            tracker: self.tracker,
+            split: false,
+            locked: false,
+            freeze_at,
+            max_rounds,
+            hurry: false,
+        };
+        let mut effort = Effort::default();
+        // SAFETY: the fixture's span and target are used by this migrator only; the model's trackers need no service.
+        let step = unsafe { attempt(&self.table.slots[0], &self.table.epoch, backend, &task, &mut effort) };
+        (step, effort)
+    }
+
+    /// Tries until it is done, as a job does.
+    fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
+        let mut steps = Vec::new();
+        loop {
+            let (step, effort) = self.attempt(backend, 0, 1);
+            steps.push(step);
+            if step == Step::Migrated {
+                return steps;
+            }
+            assert!(self.is_open(), "after {steps:?} nobody may have to wait");
+            // What a job does before it tries again.
+            for (spoilt, at, file) in [
+                (effort.parked == Parked::Failed, self.park, self.files[0]),
+                (effort.exchanged, self.alias, self.files[1]),
+            ] {
+                let (len, prot) = (LEN, Prot::READ_WRITE);
+                let mapping = Mapping { addr: at, len, file, offset: 0, prot, populate: true };
+                // SAFETY: an alias of the fixture's own.
+                spoilt.then(|| unsafe { self.model.map(&mapping) }.unwrap());
+            }
+        }
+    }
+
+    fn processor(&self) -> Processor<'_, 1> {
+        Processor { model: &self.model, table: &self.table }
+    }
+
+    fn page(&self, page: usize) -> usize {
+        self.view + page * BASE_PAGE
+    }
+
+    fn is_migrated(&self) -> bool {
+        (0..PAGES).all(|i| self.model.frame_at(self.page(i)) == Some((self.files[1], i)))
+    }
+
+    /// Whether any access succeeds at once.
+    fn is_open(&self) -> bool {
+        let mine = |i| self.model.attributes_at(self.page(i)).unwrap().0 == Prot::READ_WRITE;
+        (0..PAGES).all(mine) && !self.model.holds(self.view, LEN)
+    }
+}
+
+#[cfg(loom)]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    fn check(test: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.max_branches = 10_000;
+        builder.check(test);
+    }
+
+    /// A thread that stores to both pages.
+    #[test]
+    fn loom_precopy_one_writer() {
+        check(|| {
+            let f = Arc::new(Fixture::new());
+            f.model.store(f.page(0), 1).unwrap();
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || {
+                    f.processor().store(f.page(0), 2);
+                    f.processor().store(f.page(1), 3);
+                })
+            };
+            assert_eq!(f.migrate(&*f.model), [Step::Migrated]);
+            writer.join().unwrap();
+            assert_eq!((f.model.load(f.page(0)), f.model.load(f.page(1))), (Ok(2), Ok(3)), "LOST a write");
+            assert!(f.is_migrated() && f.is_open());
+        });
+    }
+
+    #[test]
+    fn loom_precopy_two_writers() {
+        check(|| {
+            let f = Arc::new(Fixture::new());
+            let writers = [(0, 5), (1, 6)].map(|(page, value)| {
+                let f = f.clone();
+                thread::spawn(move || f.processor().store(f.page(page), value))
+            });
+            assert_eq!(f.migrate(&*f.model), [Step::Migrated]);
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            assert_eq!((f.model.load(f.page(0)), f.model.load(f.page(1))), (Ok(5), Ok(6)), "LOST a write");
+            assert!(f.is_migrated() && f.is_open());
+        });
+    }
+
+    /// The kernel may drop page table entries at any time; what it knows of writes goes with them.
+    #[test]
+    fn loom_precopy_entries_are_dropped_under_a_writer() {
+        check(|| {
+            let f = Arc::new(Fixture::new());
+            let writer = {
+                let f = f.clone();
+                thread::spawn(move || {
+                    f.processor().store(f.page(1), 7);
+                    f.model.forget(f.page(1));
+                    // Those that have been moved to the alias too.
+                    f.model.forget(f.park + BASE_PAGE);
+                })
+            };
+            assert_eq!(f.migrate(&*f.model), [Step::Migrated]);
+            writer.join().unwrap();
+            assert_eq!(f.model.load(f.page(1)), Ok(7), "LOST a write");
+            assert!(f.is_migrated() && f.is_open());
+        });
+    }
+
+    /// Any call fails once, in any way, while a writer stores: nothing is lost, nobody sleeps for ever.
+    #[test]
+    fn loom_precopy_a_call_fails_under_a_writer() {
+        for at in 1..=9 {
+            for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+                let mut builder = loom::model::Builder::new();
+                builder.preemption_bound = Some(1);
+                builder.max_branches = 10_000;
+                builder.check(move || {
+                    let f = Arc::new(Fixture::new());
+                    let failing = Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM)));
+                    failing.arm();
+                    let writer = {
+                        let f = f.clone();
+                        thread::spawn(move || f.processor().store(f.page(1), 9))
+                    };
+                    f.migrate(&*failing);
+                    writer.join().unwrap();
+                    assert_eq!(f.model.load(f.page(1)), Ok(9), "LOST a write");
+                    assert!(f.is_migrated() && f.is_open());
+                });
+            }
+        }
+    }
+
+    /// A reader never sees anything but the old value or a newer one.
+    #[test]
+    fn loom_precopy_reader() {
+        check(|| {
+            let f = Arc::new(Fixture::new());
+            f.model.store(f.page(0), 1).unwrap();
+            let reader = {
+                let f = f.clone();
+                thread::spawn(move || assert_eq!(f.processor().load(f.page(0)), 1))
+            };
+            f.migrate(&*f.model);
+            reader.join().unwrap();
+            assert!(f.is_migrated() && f.is_open());
+        });
+    }
+}
+
+#[cfg(not(loom))]
+mod plain_tests {
+    use super::*;
+
+    #[test]
+    fn an_undisturbed_attempt_copies_once() {
+        let f = Fixture::new();
+        f.model.store(f.page(1) + 8, 42).unwrap();
+        let (step, effort) = f.attempt(&*f.model, 0, 1);
+        assert_eq!(step, Step::Migrated);
+        let Effort { copied, by_exchange, repairs, parked, written, held, .. } = effort;
+        assert_eq!((copied, by_exchange, repairs, parked), (LEN as u64, true, 0, Parked::Yes));
+        assert_eq!((written, held), (0, false));
+        assert_eq!(f.model.load(f.page(1) + 8), Ok(42));
+        assert!(f.is_migrated() && f.is_open());
+    }
+
+    #[test]
+    fn whatever_fails_leaves_the_area_whole() {
+        let counting = {
+            let f = Fixture::new();
+            let counting = FailAt::never(f.model.clone());
+            counting.arm();
+            f.migrate(&counting);
+            counting.seen()
+        };
+        assert!(counting >= 8, "{counting} calls");
+        for at in 1..=counting {
+            for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+                for errno in [libc::ENOMEM, libc::EINVAL] {
+                    let f = Fixture::new();
+                    f.model.store(f.page(0), 11).unwrap();
+                    let failing = FailAt::new(f.model.clone(), at, mode, Errno(errno));
+                    failing.arm();
+                    let steps = f.migrate(&failing);
+                    assert!(failing.struck().is_some());
+                    assert_eq!(f.model.load(f.page(0)), Ok(11), "call {at} failed {mode:?}: {steps:?}");
+                    assert!(f.is_migrated() && f.is_open(), "call {at} failed {mode:?}: {steps:?}");
+                }
+            }
+        }
+    }
+
+    /// Real threads: what a checker's threads cannot show.
+    #[test]
+    fn writers_and_migrator_run_against_each_other() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let moves = if cfg!(miri) { 5 } else { 5_000 };
+        for _ in 0..2 {
+            let (f, stop) = (Arc::new(Fixture::new()), Arc::new(AtomicBool::new(false)));
+            let writers: Vec<_> = (0..2)
+                .map(|w| {
+                    let (f, stop) = (f.clone(), stop.clone());
+                    std::thread::spawn(move || {
+                        let running = (1u64..).take_while(|_| !stop.load(Ordering::Relaxed));
+                        running.inspect(|value| f.processor().store(f.page(w), *value)).last().unwrap_or(0)
+                    })
+                })
+                .collect();
+            let (mut here, mut there) = ((f.files[0], f.park), (f.files[1], f.alias));
+            for _ in 0..moves {
+                let target = Target { alias: there.1, file: there.0, offset: 0, exchange: true };
+                let task = Task {
+                    span: Span { addr: f.view, len: LEN, prot: Prot::READ_WRITE },
+                    source: f.view,
+                    file: here.0,
+                    offset: 0,
+                    park: here.1,
+                    target,
+                    tracker: f.tracker,
+                    split: false,
+                    locked: false,
+                    freeze_at: 0,
+                    max_rounds: 2,
+                    hurry: false,
+                };
+                // SAFETY: as in `Fixture::attempt`.
+                let step = unsafe {
+                    attempt(&f.table.slots[0], &f.table.epoch, &*f.model, &task, &mut Effort::default())
+                };
+                assert_eq!(step, Step::Migrated);
+                // SAFETY: the alias of frames that nobody uses.
+                unsafe { f.model.untrack(f.tracker, here.1, LEN) }.unwrap();
+                std::mem::swap(&mut here, &mut there);
+            }
+            stop.store(true, Ordering::Relaxed);
+            for (w, writer) in writers.into_iter().enumerate() {
+                let last = writer.join().unwrap();
+                assert_eq!(f.model.load(f.page(w)), Ok(last), "LOST a write");
+            }
+        }
+    }
+}

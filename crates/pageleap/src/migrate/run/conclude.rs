@@ -1,0 +1,157 @@
+//! The end of a job: vacated frames are made ready for use again, everything is given back, and the report is made.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::{Run, State, Tally};
+use crate::backend::{Call, Tracker};
+use crate::engine::mprotect::slot::Slot;
+use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
+use crate::migrate::job::Phase;
+use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::pool::{self, Share};
+use crate::sync::{Instant, thread};
+
+/// Frames that pages have left.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Vacated {
+    pub(super) share: Share,
+    pub(super) run: pool::Run,
+    /// Who still follows writes to their alias.
+    pub(super) tracker: Option<Tracker>,
+    /// Whether its page table entries have been marked, and do not allow writing.
+    pub(super) marked: bool,
+}
+
+impl Run {
+    /// After the last page: give everything back and deliver the report.
+    pub(super) fn conclude(self) {
+        let migrate_ns = self.began.elapsed().as_nanos() as u64;
+        self.shared.enter(Phase::Recycling);
+        let Run { backend, legs, state, settings, slots, shared, .. } = self;
+        let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let State { items, vacated, tally, .. } = state;
+        let Tally { mut warnings, mut calls, .. } = tally;
+        if settings.engine == Engine::Precopy && tally.not_followed > 0 {
+            let why = tally.not_followed_why.unwrap_or_default();
+            warnings.push(format!(
+                "{} pages were moved by the engine mprotect, and {SYSTEM_CALLS_MAY_FAIL}: {why}",
+                tally.not_followed
+            ));
+        }
+
+        let mut waits = Waits::default();
+        for slot in &slots {
+            drain(slot.slot(), &mut waits);
+            calls[Call::Protect as usize] += slot.slot().waits.take_openings();
+        }
+        drop(slots);
+
+        let recycling = Instant::now();
+        let cpu_before = pageleap_sys::thread_cpu_time_ns();
+        let mut pages = PageCounts::default();
+        let mut page_runs = Vec::new();
+        let (mut bytes, mut migrated_bytes) = (0, 0);
+        for item in &items {
+            let region = item.claim.region();
+            let item_runs = runs(region.id, item.claim.range().start, region.page.bytes(), &item.outcomes);
+            for run in &item_runs {
+                let len = run.range.end - run.range.start;
+                pages.add(run.outcome, (len / region.page.bytes()) as u64);
+                bytes += len as u64;
+                if run.outcome == PageOutcome::Migrated {
+                    migrated_bytes += len as u64;
+                }
+            }
+            page_runs.extend(item_runs);
+        }
+        for leg in legs.iter().filter(|leg| leg.exchange) {
+            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
+                warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
+            }
+        }
+        for Vacated { share, run, tracker, marked } in merged(vacated) {
+            if marked {
+                share.take_marks(run, |addr, len| match tracker {
+                    // SAFETY: the alias of frames that nobody uses.
+                    Some(tracker) => unsafe { backend.untrack(tracker, addr, len) },
+                    None => Ok(()),
+                });
+            }
+            if let Err(error) = share.give_back(run) {
+                warnings.push(format!("vacated frames are out of circulation for now: {error}"));
+            }
+        }
+        // Whoever waits for the report may count on pools and regions being free of this job.
+        drop(items);
+        drop(legs);
+        drop(settings.trackers);
+        warnings.dedup();
+        let ended = match (shared.stop(), tally.first_failure) {
+            (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,
+            (_, Some(error)) => Ended::Failed(error),
+            _ => Ended::Completed,
+        };
+        let bytes_copied = shared.bytes_copied();
+        shared.finish(Report {
+            ended,
+            engine: settings.engine,
+            engine_reason: settings.engine_reason,
+            area_bytes: settings.stride.most() as usize * settings.page_bytes,
+            threads: settings.threads,
+            runs: page_runs,
+            pages,
+            bytes,
+            bytes_copied,
+            bytes_recopied: bytes_copied - migrated_bytes,
+            disturbed_copies: tally.disturbed_copies,
+            splits: tally.splits,
+            holds: tally.holds,
+            repairs: tally.repairs,
+            waits,
+            windows: tally.windows,
+            migrate_ns,
+            recycle_ns: recycling.elapsed().as_nanos() as u64,
+            recycle_cpu_ns: cpu_before
+                .ok()
+                .zip(pageleap_sys::thread_cpu_time_ns().ok())
+                .map(|(from, to)| to - from),
+            calls: Call::ALL
+                .into_iter()
+                .map(|c| (c.name(), calls[c as usize]))
+                .filter(|(_, n)| *n > 0)
+                .collect(),
+            warnings,
+        });
+    }
+}
+
+/// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
+fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
+    vacated.sort_by_key(|v| (v.share.id(), v.run.first));
+    let mut merged: Vec<Vacated> = Vec::new();
+    for next in vacated {
+        match merged.last_mut() {
+            Some(last)
+                if last.share == next.share
+                    && (last.tracker, last.marked) == (next.tracker, next.marked)
+                    && last.run.end() == next.run.first =>
+            {
+                last.run.frames += next.run.frames
+            }
+            _ => merged.push(next),
+        }
+    }
+    merged
+}
+
+/// Collects what a slot has counted, after giving threads that were just woken the time to count their wait. A thread that does not run for
+/// so long (one that a debugger holds, say) is missing from the report.
+fn drain(slot: &Slot, waits: &mut Waits) {
+    const PATIENCE: Duration = Duration::from_millis(10);
+    let give_up = Instant::now() + PATIENCE;
+    while slot.sleepers() > 0 && Instant::now() < give_up {
+        thread::yield_now();
+    }
+    slot.waits.take_into(waits);
+}
