@@ -48,7 +48,7 @@ pub struct RegionId(pub u64);
 /// * **No userfaultfd of your own** on it, and no protection keys.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts).
+/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts) and the engine `mprotect` moves it.
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
 ///   survive migration. Mapping something else into its range is not allowed.
 ///

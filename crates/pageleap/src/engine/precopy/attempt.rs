@@ -48,7 +48,7 @@ type Refusal = (Call, Errno);
 /// Runs one attempt. Whatever happens, the span is accessible at the end, and nobody waits for it.
 ///
 /// # Safety
-/// The span belongs to a region whose pages in it nobody else migrates, grows or discards meanwhile, and its user may read and write it; source, file and
+/// The span belongs to a region whose pages in it nobody else migrates, grows or discards meanwhile, and its user may write it; source, file and
 /// park are those of its frames; the target's frames belong to the job and nobody else accesses them; `backend` is valid during the call, and
 /// another thread serves the tracker.
 pub(crate) unsafe fn attempt(
