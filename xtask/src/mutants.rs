@@ -307,6 +307,22 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "guards-ignored",
+        file: PINS,
+        find: "return Err(first.start.max(pages.start)..first.end.min(pages.end));",
+        replace: "let _ = first;",
+        why: "pages move although a device has their frames",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "guard-given-too-early",
+        file: PINS,
+        find: "while state.moving.iter().any(|moving| overlap(moving, &pages)) {",
+        replace: "while false {",
+        why: "a guard is given while an attempt moves its pages",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
         name: "never-hold",
         file: "crates/pageleap/src/migrate/plan.rs",
         find: "area.disturbed >= self.max_disturbed",
@@ -354,6 +370,7 @@ const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
+const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
 /// The list as a markdown table.

@@ -81,6 +81,14 @@ pub enum Error {
         /// One past its last byte.
         end: usize,
     },
+    /// A guard keeps pages where they are.
+    #[error(
+        "{range} is kept in its frames by a guard (Region::pin); drop it once the I/O there has completed, and try again"
+    )]
+    Pinned {
+        /// Which part.
+        range: AddressRange,
+    },
     /// The pool has fewer free frames than needed.
     #[error(
         "the pool on {node} has {} free of {}, and {} are needed; make the pool larger, discard what is no longer \

@@ -62,5 +62,5 @@ pub use {
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
-    region::{Plain, Region, RegionId},
+    region::{PinGuard, Plain, Region, RegionId},
 };

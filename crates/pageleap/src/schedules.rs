@@ -60,6 +60,7 @@ struct Seen {
     disturbed: AtomicU64,
     held: AtomicU64,
     followed: AtomicU64,
+    guarded: AtomicU64,
     copied_again: AtomicU64,
     partly: AtomicU64,
     busy_ranges: AtomicU64,
@@ -199,6 +200,7 @@ impl Scene {
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
+            .pin_patience(Duration::from_millis(below(30) as u64))
             .threads(1 + below(3));
         if below(4) == 0 { migration.timeout(Duration::from_millis(1 + below(20) as u64)) } else { migration }
     }
@@ -215,6 +217,10 @@ impl Scene {
             Ended::Cancelled => &self.seen.cancelled,
             Ended::TimedOut => &self.seen.timed_out,
             Ended::RegionDropped => &self.seen.region_dropped,
+            Ended::Failed(Error::Pinned { .. }) => {
+                assert!(busy > 0, "{report}");
+                &self.seen.guarded
+            }
             Ended::CpusetChanged | Ended::Failed(_) => panic!("{report}"),
         };
         count.fetch_add(1, Relaxed);
@@ -290,6 +296,26 @@ impl Scene {
                 Err(Error::BadRange { .. }) if known[touched.clone()].contains(&Page::Unknown) => {}
                 Err(error) => self.expect_refusal(&error),
             }
+        }
+    }
+
+    /// A user who keeps pages where they are for a while, as for a device that has their frames.
+    fn pin(&self, guards: usize) {
+        for _ in 0..guards {
+            let which = below(REGIONS);
+            let pages = part_of(STEADY);
+            let bytes = pages.start * BASE_PAGE..pages.end * BASE_PAGE;
+            let guard = self.regions[which].read().unwrap().pin(bytes).unwrap();
+            let frames = || {
+                let addr = |page| self.addr(which, page, 0);
+                pages.clone().map(|page| self.model.frame_at(addr(page))).collect::<Vec<_>>()
+            };
+            let first = frames();
+            for _ in 0..below(12) {
+                thread::yield_now();
+                assert_eq!(frames(), first, "LOST: a device writes to the frame that was there");
+            }
+            drop(guard);
         }
     }
 
@@ -391,6 +417,7 @@ fn everything_at_once(scene: Scene) {
         run(|scene| scene.migrate(6)),
         run(|scene| scene.migrate(4)),
         run(|scene| scene.rebuild(10)),
+        run(|scene| scene.pin(4)),
         run(|scene| (0..3).for_each(|_| scene.come_and_go())),
     ];
     let writers = [0, 1].map(|writer| {
@@ -447,6 +474,7 @@ fn without_refusals(scheduler: impl Scheduler + 'static) {
         ("disturbed copies", &seen.disturbed),
         ("held areas", &seen.held),
         ("jobs that followed writes", &seen.followed),
+        ("jobs that guards have kept from their end", &seen.guarded),
         ("written pages that were copied again", &seen.copied_again),
         ("busy ranges", &seen.busy_ranges),
         ("exhausted pools", &seen.short_of_frames),

@@ -90,6 +90,7 @@ pub struct Migration<'a> {
     max_disturbed: Option<u32>,
     threads: Option<usize>,
     timeout: Option<Duration>,
+    pin_patience: Duration,
 }
 
 impl Default for Migration<'_> {
@@ -109,6 +110,7 @@ impl<'a> Migration<'a> {
             max_disturbed: None,
             threads: None,
             timeout: None,
+            pin_patience: Duration::from_secs(1),
         }
     }
 
@@ -155,6 +157,13 @@ impl<'a> Migration<'a> {
     /// The time after which no new area is begun.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved; one second if not said. What is still guarded then is reported as
+    /// [`PageOutcome::Busy`] and stays where it is.
+    pub fn pin_patience(mut self, patience: Duration) -> Self {
+        self.pin_patience = patience;
         self
     }
 
@@ -257,6 +266,7 @@ impl<'a> Migration<'a> {
                 _ => Stride::fixed(stride(area_bytes)),
             },
             freeze_at: FREEZE_AT,
+            pin_patience: self.pin_patience,
             max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),
             threads,

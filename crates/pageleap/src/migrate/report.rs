@@ -15,7 +15,8 @@ pub enum PageOutcome {
     Migrated,
     /// There was nothing to do: it lay there already, or it is unbacked.
     Unchanged,
-    /// It was tried, writers disturbed the copy or a system call was refused, and the job was stopped before the next try.
+    /// It was tried, writers disturbed the copy or a system call was refused, and the job was stopped before the next try; or a guard has kept it where it
+    /// is ([`Region::pin`](crate::Region::pin)).
     Busy,
     /// A system call was refused each time it was tried.
     Failed,

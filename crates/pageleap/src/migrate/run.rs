@@ -3,6 +3,7 @@
 mod conclude;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Barrier, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
 use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
-use crate::units::{BASE_PAGE, NodeId};
+use crate::units::{AddressRange, BASE_PAGE, NodeId};
 use conclude::Vacated;
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
@@ -41,6 +42,8 @@ pub(crate) struct Settings {
     /// See [`precopy::attempt::Task`].
     pub(crate) freeze_at: u64,
     pub(crate) max_rounds: u32,
+    /// How long guards are waited for when nothing else is left to do.
+    pub(crate) pin_patience: Duration,
     pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
     pub(crate) cpus: Vec<usize>,
@@ -92,6 +95,10 @@ impl Drop for ClaimedSlot {
 /// What the workers of a job share.
 struct State {
     queue: VecDeque<Area>,
+    /// Areas of pages that a guard keeps where they are.
+    guarded: Vec<Area>,
+    /// Since when there is nothing else to do.
+    guarded_since: Option<Instant>,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
     /// Attempts so far.
@@ -197,6 +204,8 @@ impl Run {
             legs,
             state: Mutex::new(State {
                 queue,
+                guarded: Vec::new(),
+                guarded_since: None,
                 in_flight: 0,
                 dealt_with: 0,
                 items,
@@ -310,7 +319,11 @@ impl Run {
         while let Some(area) = self.next() {
             self.look_at_cpuset();
             self.prefer_tables(area.leg, &mut preferred);
-            self.handle(slot, area, preferred, follow);
+            let region = lock(&self.state).items[self.legs[area.leg].item].claim.region().clone();
+            match region.pins.start_moving(&area.pages) {
+                Ok(_moving) => self.handle(slot, area, preferred, follow),
+                Err(kept) => self.put_aside(area, kept),
+            }
             let mut state = lock(&self.state);
             state.in_flight -= 1;
             state.dealt_with += 1;
@@ -329,7 +342,7 @@ impl Run {
         let mut state = lock(&self.state);
         loop {
             if self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline)
-                && !state.queue.is_empty()
+                && !(state.queue.is_empty() && state.guarded.is_empty())
             {
                 self.shared.ask_to_stop(Stop::TimedOut);
             }
@@ -348,10 +361,48 @@ impl Run {
                 return Some(area);
             }
             if state.in_flight == 0 {
-                return None;
+                if state.guarded.is_empty() || !self.waits_for_guards(&mut state) {
+                    return None;
+                }
+                drop(state);
+                thread::sleep(Duration::from_millis(1));
+                state = lock(&self.state);
+                let State { queue, guarded, .. } = &mut *state;
+                queue.extend(guarded.drain(..));
+                continue;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Whether it is worth waiting for the guards on what is left. If not, it is left where it is.
+    fn waits_for_guards(&self, state: &mut State) -> bool {
+        let since = *state.guarded_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.settings.pin_patience {
+            return true;
+        }
+        for area in std::mem::take(&mut state.guarded) {
+            let leg = &self.legs[area.leg];
+            let region = state.items[leg.item].claim.region();
+            let range = AddressRange::new(
+                region.addr(area.pages.start),
+                region.bytes(area.pages.end - area.pages.start),
+            );
+            state.tally.first_failure.get_or_insert(Error::Pinned { range });
+        }
+        false
+    }
+
+    /// Puts an area aside of which a guard keeps some pages where they are, and queues the others again.
+    fn put_aside(&self, area: Area, kept: Range<u64>) {
+        let state = &mut *lock(&self.state);
+        state.items[self.legs[area.leg].item].set_outcome(&kept, PageOutcome::Busy);
+        for rest in [kept.end..area.pages.end, area.pages.start..kept.start] {
+            if !rest.is_empty() {
+                state.queue.push_front(Area { pages: rest, ..area.clone() });
+            }
+        }
+        state.guarded.push(Area { pages: kept, ..area });
     }
 
     /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages: whoever changed it wants this process off that

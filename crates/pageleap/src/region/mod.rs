@@ -8,6 +8,7 @@
 
 mod busy;
 mod extents;
+mod pins;
 
 use std::fmt;
 use std::ops::Range;
@@ -18,6 +19,8 @@ use std::sync::{Arc, Weak};
 use busy::BusyRanges;
 pub(crate) use busy::Claim;
 pub(crate) use extents::{Extent, ExtentMap};
+pub use pins::PinGuard;
+use pins::Pins;
 
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::engine::mprotect::fault::REGIONS;
@@ -27,7 +30,7 @@ use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
-use crate::units::PageSize;
+use crate::units::{AddressRange, PageSize};
 
 /// Identifies a region within the process, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,8 +44,8 @@ pub struct RegionId(pub u64);
 ///
 /// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT with the engine
 ///   `mprotect`. Repeat them where nothing is consumed before it is copied: not with datagrams and eventfds.
-/// * **No pinned pages**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice` or MSG_ZEROCOPY in flight on a part that is being
-///   migrated. The device would go on with the old frame.
+/// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part
+///   that is being migrated, except under [`Region::pin`]. The device would go on with the old frame.
 /// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
 /// * **No stacks and no thread-local storage** inside.
 /// * **No userfaultfd of your own** on it, and no protection keys.
@@ -64,6 +67,7 @@ pub(crate) struct RegionInner {
     len: AtomicUsize,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
+    pub(crate) pins: Pins,
     /// Frames that may still be mapped where the extents say nothing is, because unmapping them failed: nobody else gets them before
     /// the region is gone.
     limbo: Mutex<Vec<(Share, Run)>>,
@@ -131,6 +135,7 @@ impl Region {
             len: AtomicUsize::new(0),
             extents: Mutex::new(ExtentMap::new()),
             busy: Mutex::new(BusyRanges::default()),
+            pins: Pins::default(),
             limbo: Mutex::new(Vec::new()),
             process: std::process::id(),
             jobs: Mutex::new(Vec::new()),
@@ -211,10 +216,38 @@ impl Region {
     /// Takes `&mut self` because references into the part would dangle.
     ///
     /// # Errors
-    /// If the process has as many mappings as it may: then some of the part is still backed, as it was.
+    /// If a guard is on the part ([`Region::pin`]); if the process has as many mappings as it may: then some of the part is still backed, as it was.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         let _claim = self.0.claim(range.clone(), self.len())?;
-        self.0.unback(self.0.pages(&range))
+        let pages = self.0.pages(&range);
+        if self.0.pins.any(&pages) {
+            return Err(Error::Pinned { range: AddressRange::new(self.0.addr(pages.start), range.len()) });
+        }
+        self.0.unback(pages)
+    }
+
+    /// Keeps the pages of a part in their frames until the guard is dropped, for as long as a device, or the kernel for it, may have these frames: from before
+    /// the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice`, `process_vm_writev` or the registration of an io_uring buffer, in either direction, until
+    /// after its completion or unregistration. Returns once no attempt is under way that moves one of them: at most after the milliseconds that one
+    /// takes. Jobs move everything else meanwhile, and wait for guards as [`Migration::pin_patience`](crate::Migration::pin_patience) says.
+    ///
+    /// The guard keeps the region mapped, also when its handle is gone.
+    ///
+    /// # Errors
+    /// If the part is empty, not inside the region, or unbacked somewhere.
+    pub fn pin(&self, range: Range<usize>) -> Result<PinGuard, Error> {
+        let inner = &self.0;
+        if range.start >= range.end || range.end > self.len() {
+            return Err(inner.bad_range(range, "not inside the region, or empty", "use a part of 0..len()"));
+        }
+        let page = inner.page.bytes();
+        let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
+        let guard = PinGuard::new(inner, pages.clone());
+        // After that nobody discards them.
+        if !lock(&inner.extents).backs_all(pages) {
+            return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
+        }
+        Ok(guard)
     }
 
     /// The first byte. The address never changes.

@@ -1,0 +1,305 @@
+//! Guards: pages that a device or the kernel has by their frames stay where they are, in both directions; and what happens without.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use common::{check_stamp, pools, skip, soon, stamp, turn};
+use io_uring::{IoUring, opcode, types::Fd};
+use pageleap::{
+    BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Region, Report,
+};
+
+const PAGES: usize = 16;
+const BYTES: usize = PAGES * BASE_PAGE;
+const SHORT: Duration = Duration::from_millis(10);
+const LONG: Duration = Duration::from_secs(600);
+
+fn scene() -> ([Pool; 2], Region) {
+    let pools = pools(PageSize::Base, BYTES as u64).unwrap();
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    (pools, region)
+}
+
+fn leap(region: &Region, to: &Pool, engine: EngineChoice, patience: Duration) -> Report {
+    let job = Migration::new().range(region, 0..region.len(), to).engine(engine).pin_patience(patience);
+    job.start().unwrap().wait()
+}
+
+fn bytes_of(region: &Region, page: usize) -> &[AtomicU8] {
+    // SAFETY: nobody accesses the page in another size.
+    unsafe { region.atomics_u8(page * BASE_PAGE..(page + 1) * BASE_PAGE) }.unwrap()
+}
+
+fn fill(bytes: &[AtomicU8], seed: usize) {
+    bytes.iter().enumerate().for_each(|(i, byte)| byte.store(pattern(seed, i), Relaxed));
+}
+
+fn pattern(seed: usize, i: usize) -> u8 {
+    (i * 31 + seed * 7 + 1) as u8
+}
+
+fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
+    bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
+}
+
+fn pipe() -> (File, File) {
+    let mut ends: [RawFd; 2] = [0; 2];
+    // SAFETY: the call writes two fresh descriptors.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+    }
+}
+
+#[test]
+fn guarded_pages_stay_and_the_others_move() {
+    let _turn = turn();
+    for engine in [EngineChoice::Mprotect, EngineChoice::Auto] {
+        let (pools, region) = scene();
+        stamp(&region, 0..BYTES, 1);
+        let before = region.frame_numbers().unwrap();
+        // Not at page boundaries: whole pages are kept.
+        let guards = [(5 * BASE_PAGE + 7..6 * BASE_PAGE + 9), (9 * BASE_PAGE..10 * BASE_PAGE)];
+        let [first, second] = guards.map(|part| region.pin(part).unwrap());
+        let report = leap(&region, &pools[1], engine, SHORT);
+        assert_eq!((report.pages.migrated, report.pages.busy), (PAGES as u64 - 3, 3), "{report}");
+        let Ended::Failed(Error::Pinned { range }) = &report.ended else { panic!("{report}") };
+        let start = region.as_ptr().as_ptr() as usize;
+        assert_eq!(range.0, start + 5 * BASE_PAGE..start + 7 * BASE_PAGE);
+        let busy: Vec<_> = report.runs.iter().filter(|run| run.outcome == PageOutcome::Busy).collect();
+        assert_eq!(busy.len(), 2, "{report}");
+        if let (Some(before), Some(now)) = (before, region.frame_numbers().unwrap()) {
+            let kept: Vec<usize> = (0..PAGES).filter(|page| before[*page] == now[*page]).collect();
+            assert_eq!(kept, [5, 6, 9]);
+        }
+        drop(second);
+        let report = leap(&region, &pools[1], engine, SHORT);
+        assert_eq!((report.pages.migrated, report.pages.busy), (1, 2), "{report}");
+        drop(first);
+        let report = leap(&region, &pools[1], engine, SHORT);
+        assert!(report.ended.is_completed() && report.pages.migrated == 2, "{report}");
+        check_stamp(&region, 0..BYTES, 1);
+        assert_eq!(pools[0].free_bytes(), pools[0].bytes());
+    }
+}
+
+#[test]
+fn a_job_waits_for_guards_and_is_cancelled_while_it_waits() {
+    let _turn = turn();
+    let (pools, region) = scene();
+    let job = |to| Migration::new().range(&region, 0..BYTES, to).pin_patience(LONG).start().unwrap();
+    let guard = region.pin(0..1).unwrap();
+    let waiting = job(&pools[1]);
+    assert!(soon(|| waiting.progress().bytes_migrated == (BYTES - BASE_PAGE) as u64));
+    assert!(!waiting.is_finished());
+    drop(guard);
+    let report = waiting.wait();
+    assert!(report.ended.is_completed() && report.pages.busy == 0, "{report}");
+
+    let guard = region.pin(BYTES - 1..BYTES).unwrap();
+    let waiting = job(&pools[0]);
+    assert!(soon(|| waiting.progress().bytes_migrated == (BYTES - BASE_PAGE) as u64));
+    waiting.cancel();
+    let report = waiting.wait();
+    assert!(matches!(report.ended, Ended::Cancelled) && report.pages.busy == 1, "{report}");
+    drop(guard);
+}
+
+#[test]
+fn what_cannot_be_guarded_is_refused_and_guarded_pages_are_not_discarded() {
+    let _turn = turn();
+    let (pools, mut region) = scene();
+    for part in [0..0, 5..4, BYTES - 1..BYTES + 1, usize::MAX - 1..usize::MAX] {
+        assert!(matches!(region.pin(part), Err(Error::BadRange { .. })));
+    }
+    let guard = region.pin(4096..4097).unwrap();
+    assert!(matches!(region.discard(0..8192), Err(Error::Pinned { .. })));
+    region.discard(8192..12288).unwrap();
+    assert!(matches!(region.pin(8191..8193), Err(Error::BadRange { .. })));
+    drop(guard);
+    region.discard(0..8192).unwrap();
+    // A guard outlives the handle.
+    let guard = region.pin(BYTES - 1..BYTES).unwrap();
+    drop(region);
+    assert_ne!(pools[0].free_bytes(), pools[0].bytes());
+    drop(guard);
+    assert_eq!(pools[0].free_bytes(), pools[0].bytes());
+}
+
+/// Leaps back and forth while `body` runs.
+fn while_leaping(body: impl FnOnce(&Region)) {
+    let (pools, region) = scene();
+    let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                let leap_number = leaps.fetch_add(1, Relaxed) as usize;
+                let engine = [EngineChoice::Mprotect, EngineChoice::Auto][leap_number / 2 % 2];
+                let report = leap(&region, &pools[(leap_number + 1) % 2], engine, LONG);
+                assert!(report.ended.is_completed(), "{report}");
+            }
+        });
+        struct StopOnDrop<'a>(&'a AtomicBool);
+        impl Drop for StopOnDrop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Relaxed);
+            }
+        }
+        let _stop = StopOnDrop(&stop);
+        body(&region);
+        let now = leaps.load(Relaxed);
+        assert!(soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()) && !mover.is_finished());
+    });
+}
+
+#[test]
+fn a_guard_is_given_when_no_attempt_is_under_way() {
+    const NAME: &str = "a_guard_is_given_when_no_attempt_is_under_way";
+    let _turn = turn();
+    let (_pools, region) = scene();
+    if region.frame_numbers().unwrap().is_none() {
+        return skip(NAME, &"the kernel hides frame numbers");
+    }
+    while_leaping(|region| {
+        for round in 0..300 {
+            let page = round % PAGES;
+            let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
+            let frame = || region.frame_numbers().unwrap().unwrap()[page];
+            let first = frame();
+            assert!((0..20).all(|_| frame() == first), "a guarded page has moved");
+            drop(guard);
+        }
+    });
+}
+
+/// A registered buffer: the kernel writes to the frame that was there at registration, whenever the data comes.
+fn fixed_read(guarded: bool) -> Option<(bool, Report)> {
+    let (pools, region) = scene();
+    let mut ring = IoUring::new(2).ok()?;
+    let page = bytes_of(&region, 3);
+    let buffer = libc::iovec { iov_base: page.as_ptr() as *mut _, iov_len: BASE_PAGE };
+    let guard = guarded.then(|| region.pin(3 * BASE_PAGE..4 * BASE_PAGE).unwrap());
+    // SAFETY: the buffer lies in a region that outlives the ring.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+    let (from, mut to) = pipe();
+    let read = opcode::ReadFixed::new(Fd(from.as_raw_fd()), page[0].as_ptr(), BASE_PAGE as u32, 0).build();
+    // SAFETY: as above; what the entry names lives until it is done, which is waited for.
+    unsafe { ring.submission().push(&read) }.unwrap();
+    ring.submit().unwrap();
+    let report = leap(&region, &pools[1], EngineChoice::Auto, SHORT);
+    let data: Vec<u8> = (0..BASE_PAGE).map(|i| pattern(1, i)).collect();
+    to.write_all(&data).unwrap();
+    ring.submit_and_wait(1).unwrap();
+    assert_eq!(ring.completion().next().unwrap().result(), BASE_PAGE as i32);
+    ring.submitter().unregister_buffers().unwrap();
+    drop(guard);
+    let kept = holds(page, 1);
+    if guarded {
+        let report = leap(&region, &pools[1], EngineChoice::Auto, SHORT);
+        assert!(report.ended.is_completed(), "{report}");
+        assert!(holds(page, 1), "LOST what was read");
+    }
+    Some((kept, report))
+}
+
+#[test]
+fn a_registered_buffer_is_kept_with_a_guard_and_lost_without() {
+    const NAME: &str = "a_registered_buffer_is_kept_with_a_guard_and_lost_without";
+    let _turn = turn();
+    let Some((kept, report)) = fixed_read(true) else { return skip(NAME, &"io_uring is refused") };
+    assert!(kept && report.pages.busy == 1, "LOST what was read: {report}");
+    // This is what the contract is about: the read succeeds, and its data is nowhere.
+    let (kept, report) = fixed_read(false).unwrap();
+    assert!(report.ended.is_completed(), "{report}");
+    assert!(!kept, "without a guard the data was expected to be lost");
+}
+
+/// The pipe has the page itself, not its bytes; what comes out is what the frame contains then.
+fn spliced(guarded: bool) -> bool {
+    let (pools, region) = scene();
+    let page = bytes_of(&region, 3);
+    fill(page, 2);
+    let (mut from, to) = pipe();
+    let guard = guarded.then(|| region.pin(3 * BASE_PAGE..4 * BASE_PAGE).unwrap());
+    let piece = libc::iovec { iov_base: page.as_ptr() as *mut _, iov_len: BASE_PAGE };
+    // SAFETY: the piece lies in the region.
+    assert_eq!(unsafe { libc::vmsplice(to.as_raw_fd(), &piece, 1, 0) }, BASE_PAGE as isize);
+    leap(&region, &pools[1], EngineChoice::Auto, SHORT);
+    // Whoever gets the vacated frames writes to them.
+    let free = pools[0].free_bytes() as usize;
+    let other = Region::new(&pools[0], free).unwrap();
+    (0..free / BASE_PAGE).for_each(|page| fill(bytes_of(&other, page), 99));
+    let mut back = vec![0; BASE_PAGE];
+    from.read_exact(&mut back).unwrap();
+    drop(guard);
+    assert!(holds(page, 2), "LOST the page itself");
+    back.iter().enumerate().all(|(i, byte)| *byte == pattern(2, i))
+}
+
+#[test]
+fn a_spliced_page_is_sent_with_a_guard_and_another_without() {
+    let _turn = turn();
+    assert!(spliced(true), "the pipe has somebody else's bytes");
+    assert!(!spliced(false), "without a guard the frame was expected to be somebody else's by now");
+}
+
+/// A file on a disk that devices read from and write to memory by themselves; `None` where the file system cannot.
+fn direct_file() -> Option<File> {
+    let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, Into::into);
+    let path = folder.join(format!("pageleap-pins-{}", std::process::id()));
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(&path).ok()?;
+    std::fs::remove_file(path).unwrap();
+    Some(file)
+}
+
+/// Writes pages to the file and reads them back, past the page cache, while the region leaps. Returns how many were wrong.
+fn direct_rounds(file: &File, guarded: bool) -> usize {
+    const ROUNDS: usize = 200;
+    let mut wrong = 0;
+    while_leaping(|region| {
+        for round in 0..ROUNDS {
+            let page = round % PAGES;
+            let bytes = bytes_of(region, page);
+            let pin = || guarded.then(|| region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap());
+            // SAFETY: the page lives; that the device accesses it is what this is about.
+            let slice = |guarded: bool| unsafe {
+                let _ = guarded;
+                std::slice::from_raw_parts_mut(bytes[0].as_ptr(), BASE_PAGE)
+            };
+            fill(bytes, round);
+            let guard = pin();
+            let written = file.write_at(slice(guarded), 0);
+            drop(guard);
+            assert_eq!(written.unwrap(), BASE_PAGE);
+            fill(bytes, round + 1);
+            let guard = pin();
+            let read = file.read_at(slice(guarded), 0);
+            drop(guard);
+            match read {
+                Ok(BASE_PAGE) => wrong += usize::from(!holds(bytes, round)),
+                // With the engine mprotect, and without a guard.
+                Err(error) if !guarded && error.raw_os_error() == Some(libc::EFAULT) => wrong += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    wrong
+}
+
+#[test]
+fn direct_io_is_kept_with_guards() {
+    const NAME: &str = "direct_io_is_kept_with_guards";
+    let _turn = turn();
+    let Some(file) = direct_file() else { return skip(NAME, &"the file system has no O_DIRECT") };
+    assert_eq!(direct_rounds(&file, true), 0, "LOST what a device wrote or read");
+    // How many is chance, and may be none.
+    eprintln!("  without guards: {} of 200 pages wrong", direct_rounds(&file, false));
+}
