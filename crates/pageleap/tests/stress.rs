@@ -324,9 +324,13 @@ fn no_write_is_lost() {
 fn no_write_is_lost_on_huge_pages() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 32 << 20;
-    for page in [PageSize::Thp, PageSize::Huge2M] {
+    for (page, engine) in [
+        (PageSize::Thp, EngineChoice::Mprotect),
+        (PageSize::Thp, EngineChoice::Auto),
+        (PageSize::Huge2M, EngineChoice::Auto),
+    ] {
         match pools(page, bytes as u64) {
-            Ok(pools) => run(Case { engine: EngineChoice::Auto, page, bytes, pause: 0, skew: 0 }, pools),
+            Ok(pools) => run(Case { engine, page, bytes, pause: 0, skew: 0 }, pools),
             Err(error) => skip_page_size("no_write_is_lost_on_huge_pages", page, error),
         }
     }

@@ -315,8 +315,8 @@ impl Migration<'_> {
             return Ok(mprotect("asked for".into()));
         }
         let forced = self.engine == EngineChoice::Precopy;
-        if page != PageSize::Base {
-            let what = format!("the engine precopy moves pages of {}, not {page}", PageSize::Base);
+        if page.is_hugetlb() {
+            let what = format!("the engine precopy moves pages of 4k and thp, not {page}");
             let remedy = "let the engine be chosen (auto)";
             return if forced { Err(Error::Unsupported { what, remedy }) } else { Ok(mprotect(what)) };
         }

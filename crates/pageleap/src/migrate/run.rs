@@ -23,7 +23,7 @@ use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
 use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
-use crate::units::{AddressRange, BASE_PAGE, NodeId};
+use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 use conclude::Vacated;
 
 /// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
@@ -485,6 +485,8 @@ impl Run {
         let falls_back =
             self.settings.engine == Engine::Precopy && self.settings.may_fall_back && cannot_follow;
         let follow = follow.filter(|_| span.prot.writable() && !falls_back);
+        let split = region.page == PageSize::Thp;
+        let keeps_tables = leg.exchange && !(split && follow.is_some());
         let mut effort = Effort::default();
         let prepared = self.prepare_frames(leg, frames, exchange, preferred);
         // Beyond this limit a call that unmaps first and maps then would fail in between.
@@ -497,7 +499,9 @@ impl Run {
         } else if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
         } else {
-            let source = if span.prot.readable() { span.addr } else { alias };
+            // Through the span a huge page that is followed would be read by base pages, with a fault for each.
+            let in_place = span.prot.readable() && !(split && follow.is_some());
+            let source = if in_place { span.addr } else { alias };
             match follow {
                 Some(Follow { tracker, hurry }) => {
                     let task = precopy::attempt::Task {
@@ -508,7 +512,7 @@ impl Run {
                         park: alias,
                         target,
                         tracker,
-                        split: false,
+                        split,
                         locked: leg.attributes.locked,
                         freeze_at: self.settings.freeze_at,
                         max_rounds: self.settings.max_rounds,
@@ -536,8 +540,8 @@ impl Run {
         }
         match effort.parked {
             Parked::No => {}
-            // It has got attributes that it could not be rid of.
-            Parked::Yes if !leg.exchange => leg.from.mark_hollow(vacated),
+            // It has got attributes that it could not be rid of, or page tables for base pages.
+            Parked::Yes if !keeps_tables => leg.from.mark_hollow(vacated),
             Parked::Yes => {
                 leg.from.mark_borrowed(vacated);
                 // Where whole page-table pages could not move, the kernel has made new ones, under this worker's policy.
@@ -574,7 +578,7 @@ impl Run {
         };
 
         // Those of several trackers would stay mappings of their own until the end; those of one are joined.
-        let marked = follow.is_some() && leg.exchange && step == Step::Migrated;
+        let marked = follow.is_some() && keeps_tables && step == Step::Migrated;
         let mut tracker = follow.filter(|_| marked).map(|follow| follow.tracker);
         if let Some(own) = tracker.filter(|_| self.slots.len() > 1) {
             // SAFETY: the alias of frames that nobody uses.
