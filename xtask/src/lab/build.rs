@@ -17,7 +17,7 @@ use crate::commands::Workspace;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
-pub const TEST_BINARIES: [&str; 16] = [
+pub const TEST_BINARIES: [&str; 17] = [
     "attributes",
     "bad_input",
     "contract",
@@ -28,6 +28,7 @@ pub const TEST_BINARIES: [&str; 16] = [
     "model_and_kernel",
     "nodes",
     "nodes_adverse",
+    "pace",
     "pins",
     "placement",
     "signal_threads",

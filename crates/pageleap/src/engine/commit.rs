@@ -64,6 +64,8 @@ pub(crate) struct Effort {
     pub(crate) window_ns: u64,
     /// Pages that were found written after the whole area had been copied for the first time.
     pub(crate) written: u64,
+    /// Base pages that were copied while everybody waited.
+    pub(crate) left: u64,
     /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may lie in the area.
     pub(crate) calls: [u32; Call::ALL.len()],
 }

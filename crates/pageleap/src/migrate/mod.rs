@@ -3,6 +3,7 @@
 mod attributes;
 mod job;
 mod legs;
+mod pace;
 mod plan;
 mod report;
 mod run;
@@ -28,7 +29,8 @@ use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use legs::Item;
-use plan::{RetryPolicy, Stride};
+use pace::Pace;
+use plan::RetryPolicy;
 use run::{OpenTracker, Run, Settings};
 
 /// Which engine to use.
@@ -77,8 +79,8 @@ pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// What areas of the engine `precopy` grow to while few of their pages are written: larger ones only lengthen the freeze.
 const LARGEST_AREA_BYTES: usize = 16 << 20;
 
-/// Pages that may be left to copy when `precopy` freezes an area: some 20 us.
-const FREEZE_AT: u64 = 24;
+/// What they shrink to where windows are longer than the wait budget.
+const SMALLEST_AREA_BYTES: usize = 64 << 10;
 
 /// Describes a migration, then starts it. All ranges given are one job.
 #[derive(Debug)]
@@ -91,6 +93,8 @@ pub struct Migration<'a> {
     threads: Option<usize>,
     timeout: Option<Duration>,
     pin_patience: Duration,
+    wait_budget: Duration,
+    rate_limit: Option<u64>,
 }
 
 impl Default for Migration<'_> {
@@ -111,6 +115,8 @@ impl<'a> Migration<'a> {
             threads: None,
             timeout: None,
             pin_patience: Duration::from_secs(1),
+            wait_budget: Duration::from_millis(1),
+            rate_limit: None,
         }
     }
 
@@ -167,6 +173,20 @@ impl<'a> Migration<'a> {
         self
     }
 
+    /// The longest time for which a thread of the process should have to wait for the job; one millisecond if not said. [`Engine::Precopy`] sizes areas and the
+    /// rest that is left to copy in a window accordingly, from what it sees. It is no promise: every page is moved, always, threads may have to wait for a
+    /// CPU, and [`Report::windows_over_budget`] says how often it was exceeded.
+    pub fn wait_budget(mut self, budget: Duration) -> Self {
+        self.wait_budget = budget;
+        self
+    }
+
+    /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said.
+    pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
+        self.rate_limit = Some(bytes_per_s);
+        self
+    }
+
     /// Checks everything, takes the destination's frames, and starts the job. Returns at once.
     ///
     /// # Errors
@@ -185,6 +205,13 @@ impl<'a> Migration<'a> {
         }
         if self.timeout == Some(Duration::ZERO) {
             return Err(bad("timeout", "0 s leave no time for any page".into(), "leave it out for none"));
+        }
+        if self.rate_limit == Some(0) {
+            return Err(bad(
+                "rate limit",
+                "with 0 bytes per second nothing moves".into(),
+                "leave it out for none",
+            ));
         }
         if self.reduction_factor == 0 {
             return Err(bad("reduction factor", "0 parts are none".into(), "use 1 (no splitting) or more"));
@@ -252,20 +279,27 @@ impl<'a> Migration<'a> {
                 warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
             }
         }
-        let stride = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
+        let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
+        let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
+        let at_most = |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)));
+        let pace = match self.area_bytes {
+            None if engine == Engine::Precopy => Pace::adaptive(
+                pages(area_bytes),
+                pages(SMALLEST_AREA_BYTES),
+                at_most(LARGEST_AREA_BYTES).max(pages(SMALLEST_AREA_BYTES)),
+                self.wait_budget,
+            ),
+            None => Pace::fixed(at_most(area_bytes), self.wait_budget),
+            Some(_) => Pace::fixed(pages(area_bytes), self.wait_budget),
+        };
         let settings = Settings {
             policy: RetryPolicy {
                 reduction_factor: self.reduction_factor,
                 max_disturbed: self.max_disturbed.unwrap_or(3),
                 max_refused: 4,
             },
-            stride: match self.area_bytes {
-                None if engine == Engine::Precopy => {
-                    Stride::adaptive(stride(area_bytes), stride(LARGEST_AREA_BYTES))
-                }
-                _ => Stride::fixed(stride(area_bytes)),
-            },
-            freeze_at: FREEZE_AT,
+            pace,
+            rate_limit: self.rate_limit,
             pin_patience: self.pin_patience,
             max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),

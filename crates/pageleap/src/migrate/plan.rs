@@ -47,44 +47,6 @@ impl Pressure {
     }
 }
 
-/// How many pages the next area has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stride {
-    now: u64,
-    least: u64,
-    most: u64,
-}
-
-impl Stride {
-    /// Always the same.
-    pub(crate) fn fixed(pages: u64) -> Self {
-        Stride { now: pages, least: pages, most: pages }
-    }
-
-    /// At first the least, then as what is seen says.
-    pub(crate) fn adaptive(least: u64, most: u64) -> Self {
-        Stride { now: least, least, most }
-    }
-
-    pub(crate) fn pages(&self) -> u64 {
-        self.now
-    }
-
-    pub(crate) fn most(&self) -> u64 {
-        self.most
-    }
-
-    /// Takes into account how many pages of an area were written while it was copied, where `limit` are as many as one likes to see: large areas cost
-    /// fewer calls, small ones have fewer pages written.
-    pub(crate) fn observe(&mut self, written: u64, limit: u64) {
-        if written > limit {
-            self.now = (self.now / 2).max(self.least);
-        } else if written <= limit / 4 {
-            self.now = (self.now * 2).min(self.most);
-        }
-    }
-}
-
 /// Consecutive pages that are migrated in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Area {
@@ -172,20 +134,6 @@ mod tests {
         let pages = [(); 3].map(|()| rest.take_front(8).pages);
         assert_eq!(pages, [3..8, 8..16, 16..20]);
         assert!(rest.pages.is_empty());
-    }
-
-    #[test]
-    fn the_stride_follows_what_is_written() {
-        let mut stride = Stride::adaptive(4, 32);
-        let mut after = |written| {
-            stride.observe(written, 24);
-            stride.pages()
-        };
-        assert_eq!([0, 6, 6, 0, 7, 24].map(&mut after), [8, 16, 32, 32, 32, 32]);
-        assert_eq!([25, 1000, 25, 25].map(after), [16, 8, 4, 4]);
-        let mut fixed = Stride::fixed(5);
-        [0, 1000].into_iter().for_each(|written| fixed.observe(written, 24));
-        assert_eq!(fixed.pages(), 5);
     }
 
     #[test]

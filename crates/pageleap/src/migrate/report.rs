@@ -144,6 +144,8 @@ pub struct Report {
     pub waits: Waits,
     /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with [`Engine::Precopy`]. Nobody waited longer for one.
     pub windows: Waits,
+    /// How many of them were longer than the wait budget.
+    pub windows_over_budget: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
@@ -194,7 +196,13 @@ impl fmt::Display for Report {
             self.holds,
             self.repairs
         )?;
-        writeln!(f, "waits: {}; windows: {}", times(&self.waits), times(&self.windows))?;
+        writeln!(
+            f,
+            "waits: {}; windows: {}, {} of them over budget",
+            times(&self.waits),
+            times(&self.windows),
+            self.windows_over_budget
+        )?;
         let calls: Vec<String> = self.calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
         write!(f, "calls: {}", calls.join(", "))?;
         for warning in &self.warnings {

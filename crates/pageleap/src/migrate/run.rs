@@ -10,7 +10,8 @@ use std::time::Duration;
 use super::attributes;
 use super::job::{JobShared, Stop};
 use super::legs::{Item, Leg};
-use super::plan::{Area, Pressure, RetryPolicy, Stride};
+use super::pace::{self, Pace, Seen};
+use super::plan::{Area, Pressure, RetryPolicy};
 use super::report::{Engine, PageOutcome, Waits};
 use crate::affinity;
 use crate::backend::{Backend, Call, Errno, Mapping, Prot, Tracker};
@@ -38,9 +39,10 @@ const TRIES_TO_FOLLOW: u32 = 2;
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
-    pub(crate) stride: Stride,
+    pub(crate) pace: Pace,
+    /// Bytes per second.
+    pub(crate) rate_limit: Option<u64>,
     /// See [`precopy::attempt::Task`].
-    pub(crate) freeze_at: u64,
     pub(crate) max_rounds: u32,
     /// How long guards are waited for when nothing else is left to do.
     pub(crate) pin_patience: Duration,
@@ -107,7 +109,7 @@ struct State {
     /// Frames that pages have left, to be given back when all is done.
     vacated: Vec<Vacated>,
     pressure: Pressure,
-    stride: Stride,
+    pace: Pace,
     tally: Tally,
 }
 
@@ -137,6 +139,7 @@ struct Tally {
     holds: u64,
     repairs: u64,
     windows: Waits,
+    windows_over_budget: u64,
     /// Pages that the user may write and that were moved without following the writes to them, although the job does, and the first reason.
     not_followed: u64,
     not_followed_why: Option<String>,
@@ -211,7 +214,7 @@ impl Run {
                 items,
                 vacated: Vec::new(),
                 pressure: Pressure::default(),
-                stride: settings.stride,
+                pace: settings.pace,
                 tally,
             }),
             changed: Condvar::new(),
@@ -316,7 +319,10 @@ impl Run {
     /// Migrates areas until there are none.
     fn take_areas(&self, slot: &Slot, follow: Option<Follow>) {
         let mut preferred = None;
-        while let Some(area) = self.next() {
+        while let Some(area) = {
+            self.keep_rate();
+            self.next()
+        } {
             self.look_at_cpuset();
             self.prefer_tables(area.leg, &mut preferred);
             let region = lock(&self.state).items[self.legs[area.leg].item].claim.region().clone();
@@ -337,6 +343,21 @@ impl Run {
         }
     }
 
+    /// Pauses as long as it takes to keep to the rate limit, or until the job is to stop.
+    fn keep_rate(&self) {
+        /// So soon a cancelled job is noticed.
+        const STEP: Duration = Duration::from_millis(5);
+        let Some(rate) = self.settings.rate_limit else { return };
+        loop {
+            let pause = pace::pause(rate, self.shared.bytes_copied(), self.began.elapsed());
+            let late = self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if pause.is_zero() || late || self.shared.stop().is_some() {
+                return;
+            }
+            thread::sleep(pause.min(STEP));
+        }
+    }
+
     /// The next area, or `None` when there will be none or the job is to stop.
     fn next(&self) -> Option<Area> {
         let mut state = lock(&self.state);
@@ -352,7 +373,7 @@ impl Run {
             if let Some(mut area) = state.queue.pop_front() {
                 state.in_flight += 1;
                 if area.disturbed == 0 && area.refused == 0 {
-                    let front = area.take_front(state.stride.pages());
+                    let front = area.take_front(state.pace.area_pages());
                     if !area.pages.is_empty() {
                         state.queue.push_front(area);
                     }
@@ -460,11 +481,11 @@ impl Run {
     fn handle(&self, slot: &Slot, area: Area, preferred: Option<NodeId>, follow: Option<Follow>) {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
-        let (region, exchange_unsupported, hold) = {
+        let (region, exchange_unsupported, hold, freeze_at) = {
             let mut state = lock(&self.state);
             let hold = self.settings.policy.holds(&area) || first_try && state.pressure.holds_next();
             let item = &state.items[leg.item];
-            (item.claim.region().clone(), state.tally.exchange_unsupported, hold)
+            (item.claim.region().clone(), state.tally.exchange_unsupported, hold, state.pace.freeze_at())
         };
         let to = &leg.to;
         let within = area.pages.start - leg.pages.start;
@@ -514,7 +535,7 @@ impl Run {
                         tracker,
                         split,
                         locked: leg.attributes.locked,
-                        freeze_at: self.settings.freeze_at,
+                        freeze_at,
                         max_rounds: self.settings.max_rounds,
                         hurry,
                     };
@@ -588,7 +609,8 @@ impl Run {
         let mut state = lock(&self.state);
         match follow {
             Some(_) if step == Step::Migrated => {
-                state.stride.observe(effort.written, self.settings.freeze_at)
+                let Effort { written, left, window_ns, .. } = effort;
+                state.pace.observe(Seen { written, left, window_ns });
             }
             Some(_) => {}
             None if first_try && !hold => state.pressure.observe(step == Step::Dirty),
@@ -597,6 +619,7 @@ impl Run {
         let tally = &mut state.tally;
         if effort.window_ns > 0 {
             tally.windows.record(effort.window_ns);
+            tally.windows_over_budget += u64::from(effort.window_ns > self.settings.pace.budget_ns());
         }
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);

@@ -186,6 +186,7 @@ unsafe fn freeze_and_commit(backend: &dyn Backend, task: &Task, effort: &mut Eff
         })
     }?;
     effort.copied += copied;
+    effort.left = copied / BASE_PAGE as u64;
     effort.calls[Call::ReadFile as usize] += read;
     // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
     unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))

@@ -97,7 +97,7 @@ impl Run {
             ended,
             engine: settings.engine,
             engine_reason: settings.engine_reason,
-            area_bytes: settings.stride.most() as usize * settings.page_bytes,
+            area_bytes: settings.pace.most_pages() as usize * settings.page_bytes,
             threads: settings.threads,
             runs: page_runs,
             pages,
@@ -110,6 +110,7 @@ impl Run {
             repairs: tally.repairs,
             waits,
             windows: tally.windows,
+            windows_over_budget: tally.windows_over_budget,
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
             recycle_cpu_ns: cpu_before

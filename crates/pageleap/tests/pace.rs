@@ -1,0 +1,77 @@
+//! How fast a job copies, and how long others wait for it: what the user may say, and what the report says back.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{check_stamp, pools, soon, stamp, turn};
+use pageleap::{Ended, EngineChoice, Error, Migration, PageSize, Pool, Region};
+
+const BYTES: usize = 8 << 20;
+
+fn scene() -> ([Pool; 2], Region) {
+    let pools = pools(PageSize::Base, BYTES as u64).unwrap();
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    (pools, region)
+}
+
+const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
+
+/// How long something takes at least is no matter of the machine.
+#[test]
+fn a_rate_limit_is_kept() {
+    const PER_SECOND: u64 = 40 << 20;
+    let _turn = turn();
+    for engine in ENGINES {
+        let (pools, region) = scene();
+        let job = Migration::new().range(&region, 0..BYTES, &pools[1]).engine(engine);
+        let report = job.rate_limit(PER_SECOND).threads(2).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        // The last areas, one of each thread, are not waited for.
+        let paid = report.bytes_copied - 2 * report.area_bytes as u64;
+        assert!(report.migrate_ns as f64 >= paid as f64 / PER_SECOND as f64 * 1e9, "{report}");
+        assert!(report.area_bytes as u64 <= PER_SECOND / 100, "{report}");
+        check_stamp(&region, 0..BYTES, 1);
+    }
+}
+
+#[test]
+fn a_job_that_pauses_can_be_cancelled_and_times_out() {
+    let _turn = turn();
+    let (pools, region) = scene();
+    // Hours for all of it.
+    let job = || Migration::new().range(&region, 0..BYTES, &pools[1]).rate_limit(100);
+    let cancelled = job().start().unwrap();
+    assert!(soon(|| cancelled.progress().bytes_migrated > 0));
+    cancelled.cancel();
+    let report = cancelled.wait();
+    assert!(matches!(report.ended, Ended::Cancelled) && report.pages.not_attempted > 0, "{report}");
+    let report = job().timeout(Duration::from_millis(20)).start().unwrap().wait();
+    assert!(matches!(report.ended, Ended::TimedOut), "{report}");
+    let refused = job().rate_limit(0).start().map(drop).unwrap_err();
+    assert!(matches!(refused, Error::BadArgument { .. }), "{refused}");
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+#[test]
+fn windows_are_compared_with_the_budget() {
+    let _turn = turn();
+    for engine in ENGINES {
+        let (pools, region) = scene();
+        let leap = |to: &Pool, budget| {
+            let job = Migration::new().range(&region, 0..BYTES, to).engine(engine);
+            let report = job.wait_budget(budget).start().unwrap().wait();
+            assert!(report.ended.is_completed() && report.windows.count > 0, "{report}");
+            report
+        };
+        let impossible = leap(&pools[1], Duration::from_nanos(1));
+        assert_eq!(impossible.windows_over_budget, impossible.windows.count, "{impossible}");
+        let generous = leap(&pools[0], Duration::MAX);
+        assert_eq!(generous.windows_over_budget, 0, "{generous}");
+        // A budget that cannot be met makes small areas, as far as that may help.
+        let smaller = impossible.windows.count > generous.windows.count;
+        assert_eq!(smaller, impossible.engine == pageleap::Engine::Precopy, "{impossible}\n{generous}");
+        check_stamp(&region, 0..BYTES, 1);
+    }
+}
