@@ -112,6 +112,8 @@ pub struct Load {
     pub seed: u64,
     /// Writes of earlier writers, whose values are not stored again.
     pub written: u64,
+    /// Of so many rows, a power of two, the last is somebody else's to write; `None` if all are the writer's.
+    pub leaves_each: Option<usize>,
 }
 
 /// What the writer leaves behind.
@@ -141,7 +143,8 @@ pub fn run(
     completed: &AtomicU64,
 ) -> WriteLog {
     assert_eq!(slots.len(), shadow.len());
-    let Load { rate, rows, seed, written } = load;
+    let Load { rate, rows, seed, written, leaves_each } = load;
+    let left = leaves_each.map_or(usize::MAX, |each| each - 1);
     let mut random = SplitMix64(seed);
     let mut gaps = Times::new();
     let mut writes = 0u64;
@@ -174,7 +177,8 @@ pub fn run(
             continue;
         }
         for _ in 0..batch {
-            let row = rows.choose(&mut random, slots.len());
+            let chosen = rows.choose(&mut random, slots.len());
+            let row = if chosen & left == left { chosen - 1 } else { chosen };
             writes += 1;
             let value = MARK | (written + writes);
             slots[row].store(value, Ordering::Relaxed);
@@ -261,7 +265,7 @@ mod tests {
     fn run_until(rate: Rate, rows: usize, enough: u64) -> (Vec<AtomicU64>, WriteLog) {
         let (slots, shadow) = column(rows);
         let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load { rate, rows: Rows::Uniform, seed: 7, written: 0 };
+        let load = Load { rate, rows: Rows::Uniform, seed: 7, written: 0, leaves_each: None };
         let log = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
             while completed.load(Ordering::Relaxed) < enough {
@@ -332,10 +336,28 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_left_to_others_are_not_written() {
+        let (slots, shadow) = column(64);
+        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
+        let load = Load { rate: Rate::Max, rows: Rows::Uniform, seed: 3, written: 0, leaves_each: Some(8) };
+        thread::scope(|scope| {
+            scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
+            while completed.load(Ordering::Relaxed) < 10_000 {
+                thread::yield_now();
+            }
+            stage.stop();
+        });
+        for (at, slot) in slots.iter().enumerate() {
+            assert_eq!(slot.load(Ordering::Relaxed) & MARK == 0, at % 8 == 7, "{at}");
+        }
+    }
+
+    #[test]
     fn later_writers_store_other_values() {
         let (slots, log) = run_until(Rate::Max, 10, 1000);
         let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load { rate: Rate::Max, rows: Rows::Skewed, seed: 1, written: log.writes };
+        let load =
+            Load { rate: Rate::Max, rows: Rows::Skewed, seed: 1, written: log.writes, leaves_each: None };
         let later = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, log.shadow.clone(), load, &stage, &completed));
             while completed.load(Ordering::Relaxed) < 1000 {

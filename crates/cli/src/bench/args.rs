@@ -30,8 +30,9 @@ pub enum BenchCommand {
 /// back, the way back unmeasured. On a machine with one node both pools lie on it: frames are new, the node is the same,
 /// and nothing here is a NUMA speed-up.
 ///
-/// The writer keeps a shadow copy, which is compared with the region after every leap. It ends with the job, so that its
-/// rate and its gaps include the recycling of vacated frames. Threads are not bound to CPUs; use `numactl` for that.
+/// The writer keeps a shadow copy, which is compared with the region after every leap, and so does a thread beside it for which
+/// the kernel writes 500 words per second (pread). They end with the job, so that rates and gaps include the recycling of vacated
+/// frames. Threads are not bound to CPUs; use `numactl` for that.
 ///
 /// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request that this machine or
 /// this program cannot take; 130 interrupted by Ctrl-C (what is complete until then is shown).
@@ -45,7 +46,8 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "SIZES", default_value = "4k,thp", value_delimiter = ',')]
     pub page_size: Vec<PageSize>,
 
-    /// Loads, by comma: quiet (nobody writes), uniform (random words), skewed (75 % of the writes to 3.125 % of the region)
+    /// Loads, by comma: quiet (nobody writes), uniform (random words), skewed (75 % of the writes to 3.125 % of the region),
+    /// bystander (nobody writes, a thread maps, faults and unmaps other memory all the time)
     #[arg(
         long,
         value_name = "LOADS",
@@ -93,6 +95,8 @@ pub enum LoadKind {
     Uniform,
     /// Most writes to a small part.
     Skewed,
+    /// Nobody writes; somebody maps and faults other memory.
+    Bystander,
 }
 
 impl fmt::Display for LoadKind {
@@ -101,6 +105,7 @@ impl fmt::Display for LoadKind {
             LoadKind::Quiet => "quiet",
             LoadKind::Uniform => "uniform",
             LoadKind::Skewed => "skewed",
+            LoadKind::Bystander => "bystander",
         })
     }
 }
@@ -110,8 +115,19 @@ impl fmt::Display for LoadKind {
 pub struct Load {
     /// Its kind.
     pub kind: LoadKind,
-    /// What the writer does; `None` if nobody writes.
-    pub writes: Option<(Rate, Rows)>,
+    /// What goes on beside the leap.
+    pub work: Work,
+}
+
+/// What a thread does while pages leap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// There is none.
+    Rest,
+    /// It writes to the region, and so does the kernel for another one.
+    Write(Rate, Rows),
+    /// It maps and faults memory that has nothing to do with the region.
+    Map,
 }
 
 /// An engine and how it is asked for.
@@ -138,14 +154,18 @@ impl EnginesArgs {
         for kind in once_each(&self.load) {
             let rows = match kind {
                 LoadKind::Quiet => {
-                    loads.push(Load { kind, writes: None });
+                    loads.push(Load { kind, work: Work::Rest });
+                    continue;
+                }
+                LoadKind::Bystander => {
+                    loads.push(Load { kind, work: Work::Map });
                     continue;
                 }
                 LoadKind::Uniform => Rows::Uniform,
                 LoadKind::Skewed => Rows::Skewed,
             };
             loads.extend(
-                once_each(&self.rates).into_iter().map(|rate| Load { kind, writes: Some((rate, rows)) }),
+                once_each(&self.rates).into_iter().map(|rate| Load { kind, work: Work::Write(rate, rows) }),
             );
         }
         loads
@@ -218,11 +238,12 @@ mod tests {
         let args = parse(&[]).unwrap();
         assert_eq!((args.size, args.runs, args.threads), (1 << 30, 5, 1));
         assert_eq!(args.page_sizes(), [PageSize::Base, PageSize::Thp]);
-        let loads: Vec<(LoadKind, Option<Rate>)> =
-            args.loads().iter().map(|load| (load.kind, load.writes.map(|(rate, _)| rate))).collect();
-        let (slow, fast) = (Some(Rate::PerSecond(100_000)), Some(Rate::PerSecond(10_000_000)));
-        use LoadKind::{Quiet, Skewed, Uniform};
-        assert_eq!(loads, [(Quiet, None), (Uniform, slow), (Uniform, fast), (Skewed, slow), (Skewed, fast)]);
+        let (slow, fast) = (Rate::PerSecond(100_000), Rate::PerSecond(10_000_000));
+        let mut expected = vec![Load { kind: LoadKind::Quiet, work: Work::Rest }];
+        for (kind, rows) in [(LoadKind::Uniform, Rows::Uniform), (LoadKind::Skewed, Rows::Skewed)] {
+            expected.extend([slow, fast].map(|rate| Load { kind, work: Work::Write(rate, rows) }));
+        }
+        assert_eq!(args.loads(), expected);
     }
 
     #[test]
@@ -233,7 +254,7 @@ mod tests {
         assert_eq!(
             args.loads(),
             [Rate::PerSecond(5), Rate::Max]
-                .map(|rate| Load { kind: LoadKind::Skewed, writes: Some((rate, Rows::Skewed)) })
+                .map(|rate| Load { kind: LoadKind::Skewed, work: Work::Write(rate, Rows::Skewed) })
         );
     }
 

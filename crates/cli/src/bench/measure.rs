@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use pageleap::{BASE_PAGE, Migration, Pool, Region, Report, observe};
 
-use super::args::{EngineRow, EnginesArgs, Load};
+use super::args::{EngineRow, EnginesArgs, Load, Work};
+use super::beside::{self, KERNEL_EVERY, KernelLog};
 use super::place::Place;
 use crate::leaping::{self, finished_within};
 use crate::phase::{Phase, Stage, StopOnDrop, Times};
 use crate::stop::Stop;
-use crate::writer;
+use crate::writer::{self, WriteLog};
 use crate::{interrupt, progress};
 
 /// How often the main thread looks at the signals, the mappings and the memory while a leap is under way. Rarely, because to look at mappings holds
@@ -31,12 +32,14 @@ pub struct Leap {
     pub report: Report,
     /// A memcpy of the same run.
     pub memcpy_ns: u64,
-    /// Writes per second beside a memcpy of the same run; `None` without a writer.
+    /// Writes, or rounds, per second beside a memcpy of the same run; `None` without a load.
     pub beside_per_s: Option<f64>,
-    /// Writes per second from the start of the job to its end; `None` without a writer.
+    /// The same from the start of the job to its end.
     pub during_per_s: Option<f64>,
     /// Gaps between the writer's batches.
     pub gaps: Times,
+    /// Calls by which the kernel writes that failed with EFAULT; `None` if it writes nothing.
+    pub efaults: Option<u64>,
     /// First touch of all pages less a second one.
     pub first_touch_ns: i64,
     /// Mappings of region and pools before the leap, at most, and after it.
@@ -85,56 +88,80 @@ fn memcpys(args: &EnginesArgs, place: &mut Place, load: Load) -> Result<(u64, Op
     copy(&place.region);
     let memcpy_ns = copy(&place.region).as_nanos() as u64;
     stop_if_received(place)?;
-    let (rate, _) = under_load(args, place, load, |region, _, _, completed| {
+    let (rate, _, _) = under_load(args, place, load, |region, _, _, completed| {
         let (start, before) = (Instant::now(), completed.load(Ordering::Relaxed));
         while start.elapsed() < BESIDE_TIME && interrupt::received().is_none() {
             copy(region);
-            if load.writes.is_none() {
+            if load.work == Work::Rest {
                 break;
             }
         }
         Ok((completed.load(Ordering::Relaxed) - before) as f64 / start.elapsed().as_secs_f64())
     })?;
     stop_if_received(place)?;
-    Ok((memcpy_ns, load.writes.map(|_| rate)))
+    Ok((memcpy_ns, (load.work != Work::Rest).then_some(rate)))
 }
 
-/// Does something while the load's writer runs. The writer has ended when it returns.
+/// Does something while the load's threads run. They have ended when it returns: their gaps, and how many of the kernel's writes failed.
 fn under_load<T>(
     args: &EnginesArgs,
     place: &mut Place,
     load: Load,
     body: impl FnOnce(&Region, &Pool, &Stage, &AtomicU64) -> Result<T, Stop>,
-) -> Result<(T, Times), Stop> {
-    let Place { region, destination, shadow, written, .. } = place;
+) -> Result<(T, Times, Option<u64>), Stop> {
+    let Place { region, destination, shadow, written, kernel_written, .. } = place;
     let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-    let Some((rate, rows)) = load.writes else {
-        return Ok((body(region, destination, &stage, &completed)?, Times::new()));
-    };
+    if load.work == Work::Rest {
+        return Ok((body(region, destination, &stage, &completed)?, Times::new(), None));
+    }
     let words = region.atomics_u64(0..region.len())?;
     let mine = std::mem::take(shadow);
-    // Another seed for each writer, and all of them follow from the one given.
-    let load = writer::Load { rate, rows, seed: args.seed.wrapping_add(*written), written: *written };
-    let (result, log) = thread::scope(|scope| {
+    let (result, log, kernel) = thread::scope(|scope| {
         let stop = StopOnDrop(&stage);
-        let writer = thread::Builder::new()
-            .name("writer".to_owned())
-            .spawn_scoped(scope, || writer::run(words, mine, load, &stage, &completed))
-            .context("no thread for the writer")?;
+        let (stage, completed) = (&stage, &completed);
+        let thread = |name: &str| thread::Builder::new().name(name.to_owned());
+        let worker = match load.work {
+            Work::Write(rate, rows) => {
+                // Another seed for each writer, and all of them follow from the one given.
+                let seed = args.seed.wrapping_add(*written);
+                let leaves_each = Some(KERNEL_EVERY);
+                let load = writer::Load { rate, rows, seed, written: *written, leaves_each };
+                thread("writer").spawn_scoped(scope, move || writer::run(words, mine, load, stage, completed))
+            }
+            Work::Map | Work::Rest => {
+                thread("bystander").spawn_scoped(scope, move || beside::bystander(mine, stage, completed))
+            }
+        };
+        let worker = worker.context("no thread for the load")?;
+        let before = *kernel_written;
+        let by_kernel = matches!(load.work, Work::Write(..)).then(|| {
+            thread("kernel-writer").spawn_scoped(scope, move || beside::kernel_writer(words, before, stage))
+        });
+        let by_kernel = by_kernel.transpose().context("no thread for the load")?;
         let start = Instant::now();
         while start.elapsed() < WARM_UP
             || completed.load(Ordering::Relaxed) == 0 && start.elapsed() < LONGEST_WARM_UP
         {
             thread::sleep(WARM_UP / 10);
         }
-        let result = body(region, destination, &stage, &completed);
+        let result = body(region, destination, stage, completed);
         drop(stop);
-        let log = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<_, Stop>((result, log))
+        let log: WriteLog = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let kernel =
+            by_kernel.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        Ok::<_, Stop>((result, log, kernel.transpose()?))
     })?;
     *shadow = log.shadow;
-    *written += log.writes;
-    Ok((result?, log.gaps))
+    if let Some(KernelLog { last, writes, .. }) = &kernel {
+        for (page, value) in last.iter().enumerate().filter(|(_, value)| **value != 0) {
+            shadow[page * KERNEL_EVERY + KERNEL_EVERY - 1] = *value;
+        }
+        *kernel_written += writes;
+    }
+    if load.work != Work::Map {
+        *written += log.writes;
+    }
+    Ok((result?, log.gaps, kernel.map(|log| log.efaults)))
 }
 
 /// One leap to the destination, with what is seen of it from outside.
@@ -147,7 +174,7 @@ fn leap(
 ) -> Result<Leap, Stop> {
     stop_if_received(place)?;
     let mappings_before = observe::pool_mapping_count()?;
-    let (watched, gaps) = under_load(args, place, load, |region, destination, stage, completed| {
+    let (watched, gaps, efaults) = under_load(args, place, load, |region, destination, stage, completed| {
         let mut migration = Migration::new()
             .range(region, 0..region.len(), destination)
             .engine(engine.choice)
@@ -195,8 +222,9 @@ fn leap(
         report,
         memcpy_ns,
         beside_per_s,
-        during_per_s: load.writes.map(|_| per_s),
+        during_per_s: (load.work != Work::Rest).then_some(per_s),
         gaps,
+        efaults,
         first_touch_ns,
         mappings: [mappings_before, mappings_peak.max(mappings_before).max(mappings_after), mappings_after],
         overhead_bytes,

@@ -1,9 +1,10 @@
 //! `pageleap bench engines`: what each engine costs, beside a memcpy of the same bytes.
 //!
 //! For each page size ([`args`]) two pools and a region are made ([`place`]); for each load, memcpy and the leaps of all
-//! engines take turns ([`measure`]); the runs become rows ([`statistics`], [`report`]).
+//! engines take turns ([`measure`], with [`beside`]); the runs become rows ([`statistics`], [`report`]).
 
 mod args;
+mod beside;
 mod measure;
 mod place;
 mod report;
@@ -16,7 +17,7 @@ use anyhow::{Context, anyhow};
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, ENGINES, EnginesArgs};
+use args::{BenchCommand, ENGINES, EnginesArgs, Work};
 use place::Place;
 use report::{Bench, Row, Setting};
 
@@ -48,7 +49,7 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
             to,
             size: args.size,
             threads: args.threads,
-            writer: args.loads().iter().any(|load| load.writes.is_some()),
+            load: args.loads().iter().any(|load| load.work != Work::Rest),
             runs: args.runs,
             seed: args.seed,
         },

@@ -74,7 +74,13 @@ pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
             .spawn_scoped(scope, || match args.writes_per_s {
                 Rate::PerSecond(0) => WriteLog::none(shadow),
                 rate => {
-                    let load = writer::Load { rate, rows: Rows::Uniform, seed: args.seed, written: 0 };
+                    let load = writer::Load {
+                        rate,
+                        rows: Rows::Uniform,
+                        seed: args.seed,
+                        written: 0,
+                        leaves_each: None,
+                    };
                     writer::run(slots, shadow, load, &stage, &completed)
                 }
             })

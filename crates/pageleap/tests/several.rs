@@ -1,0 +1,245 @@
+//! Several jobs, regions and pools at the same time: ranges that change places among pools under writers, with cancellations and time-outs
+//! at any point; a region whose pages lie checkered over two pools; leaps that begin before the last one has recycled its frames.
+
+mod common;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use common::{Random, check_stamp, for_page_sizes, pool_mappings, pools, soon, stamp, surprises, turn};
+use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
+
+const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
+
+/// Ends the threads that look at the flag, also when a check fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last one of each.
+fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Vec<u64> {
+    let words = region.atomics_u64(0..region.len()).unwrap();
+    let mut random = Random::new(owner as u64 + 1);
+    let mut last = vec![0; words.len()];
+    let mut value = 0;
+    while !stop.load(Relaxed) {
+        let at = random.below((words.len() / writers) as u64) as usize * writers + owner;
+        value += 1;
+        words[at].store(value, Relaxed);
+        last[at] = value;
+    }
+    last
+}
+
+fn check_written(region: &Region, last: &[Vec<u64>]) {
+    let words = region.atomics_u64(0..region.len()).unwrap();
+    let lost = words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != last[i % last.len()][*i]);
+    assert_eq!(lost.count(), 0, "LOST writes");
+}
+
+/// Runs `body` while two threads write to each region, and checks then that nothing was lost.
+fn under_writers(regions: &[Region], body: impl FnOnce()) {
+    const WRITERS: usize = 2;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop_all = StopOnDrop(&stop);
+        let mut writers = Vec::new();
+        for region in regions {
+            let stop = &stop;
+            let of_region =
+                (0..WRITERS).map(|owner| scope.spawn(move || write(region, owner, WRITERS, stop)));
+            writers.push(of_region.collect::<Vec<_>>());
+        }
+        body();
+        drop(stop_all);
+        for (region, writers) in regions.iter().zip(writers) {
+            let last: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+            check_written(region, &last);
+        }
+    });
+}
+
+/// One job of random settings, which may be stopped at any point.
+fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool) -> Report {
+    let mut job = Migration::new()
+        .engine(ENGINES[random.below(2) as usize])
+        .area_bytes(4096 << random.below(8))
+        .max_disturbed_copies(random.below(4) as u32)
+        .threads(1 + random.below(2) as usize);
+    for (region, range) in parts {
+        job = job.range(region, range.clone(), to);
+    }
+    if random.below(4) == 0 {
+        job = job.timeout(Duration::from_micros(1 + random.below(3000)));
+    }
+    let job = job.start().unwrap();
+    match random.below(4) {
+        0 => {
+            std::thread::sleep(Duration::from_micros(random.below(2000)));
+            job.cancel();
+        }
+        1 => job.wait_until_moved(),
+        _ => {}
+    }
+    let report = job.wait();
+    assert!(surprises(&report).is_empty() && report.pages.failed == 0, "{report}");
+    match report.ended {
+        Ended::Completed => assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}"),
+        Ended::Cancelled | Ended::TimedOut => {}
+        ref other => panic!("{other:?}"),
+    }
+    report
+}
+
+#[test]
+fn parts_of_regions_change_places_under_writers() {
+    const PART: usize = 512 << 10;
+    const PARTS: usize = 3;
+    const ROUNDS: usize = 25;
+    let _turn = turn();
+    let bytes = PART * PARTS;
+    // The third pool lies on the first one's node: it is another pool all the same.
+    let [first, second] = pools(PageSize::Base, 2 * bytes as u64).unwrap();
+    let third = Pool::builder(first.nodes()[0], 2 * bytes as u64).build().unwrap();
+    let pools = [first, second, third];
+    let regions = [0, 1].map(|pool: usize| Region::new(&pools[pool], bytes).unwrap());
+    let moved = AtomicU64::new(0);
+    under_writers(&regions, || {
+        std::thread::scope(|scope| {
+            for part in 0..PARTS {
+                let (pools, regions, moved) = (&pools, &regions, &moved);
+                scope.spawn(move || {
+                    let mut random = Random::new(part as u64 + 77);
+                    for _ in 0..ROUNDS {
+                        let range = part * PART..(part + 1) * PART;
+                        // All of it, or parts of it that lie anywhere.
+                        let pieces = 1 + random.below(4) as usize;
+                        let piece = |n: usize| range.start + n * PART / pieces / 4096 * 4096;
+                        let mut ranges = Vec::new();
+                        for n in (0..pieces).filter(|n| pieces == 1 || n % 2 == 0) {
+                            ranges.extend(regions.iter().map(|region| (region, piece(n)..piece(n + 1))));
+                        }
+                        let to = &pools[random.below(3) as usize];
+                        moved.fetch_add(random_job(&mut random, &ranges, to).pages.migrated, Relaxed);
+                    }
+                });
+            }
+        });
+    });
+    assert!(moved.load(Relaxed) > 0);
+    for region in &regions {
+        if let Some(mut frames) = region.frame_numbers().unwrap() {
+            frames.sort_unstable();
+            assert!(frames.windows(2).all(|pair| pair[0] != pair[1]), "a frame is mapped twice");
+        }
+    }
+    audit(&pools.each_ref(), &regions.each_ref()).unwrap();
+    // What is left to do is done by the next one.
+    for region in &regions {
+        let job = Migration::new().range(region, 0..bytes, &pools[2]).start().unwrap().wait();
+        assert!(job.ended.is_completed(), "{job}");
+    }
+    assert_eq!(pools[2].free_bytes(), 0);
+    audit(&pools.each_ref(), &regions.each_ref()).unwrap();
+}
+
+#[test]
+fn a_checkered_region_leaps_whole() {
+    const PAGES: usize = 12;
+    let _turn = turn();
+    for_page_sizes("a_checkered_region_leaps_whole", PAGES, |pools| {
+        let page = pools[0].page_size().bytes();
+        for (round, engine) in ENGINES.into_iter().cycle().take(4).enumerate() {
+            let region = Region::new(&pools[0], PAGES * page).unwrap();
+            let mappings = pool_mappings().len();
+            let to = |pool: usize| {
+                let all = Migration::new().engine(engine).range(&region, 0..PAGES * page, &pools[pool]);
+                let report = all.start().unwrap().wait();
+                assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
+                report.pages
+            };
+            stamp(&region, 0..PAGES * page, 7);
+            let mut checker = Migration::new().engine(engine).area_bytes(page);
+            for at in (1..PAGES).step_by(2) {
+                checker = checker.range(&region, at * page..(at + 1) * page, &pools[1]);
+            }
+            let report = checker.start().unwrap().wait();
+            assert_eq!(report.pages.migrated, PAGES as u64 / 2, "{report}");
+            // To one of the two, so that the others are there already, and from one to the other.
+            let pages = to(round % 2);
+            assert_eq!((pages.migrated, pages.unchanged), (PAGES as u64 / 2, PAGES as u64 / 2));
+            assert_eq!(to(1 - round % 2).migrated, PAGES as u64);
+            check_stamp(&region, 0..PAGES * page, 7);
+            audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+            to(0);
+            let now = pool_mappings();
+            assert!(now.len() <= mappings, "{mappings} mappings before:\n{}", now.join("\n"));
+            check_stamp(&region, 0..PAGES * page, 7);
+        }
+    });
+}
+
+#[test]
+fn a_leap_back_begins_while_frames_are_recycled() {
+    let _turn = turn();
+    let bytes = 16 << 20;
+    // Once with other frames to go to, and once with none but those that are being recycled.
+    for pool_bytes in [2 * bytes, bytes] {
+        let pools = pools(PageSize::Base, pool_bytes as u64).unwrap();
+        let regions = [Region::new(&pools[0], bytes).unwrap()];
+        let region = &regions[0];
+        let mut overlaps = 0;
+        under_writers(&regions, || {
+            let mut round = 0;
+            let mut last = None;
+            let mut leap = || {
+                round += 1;
+                let job = Migration::new().engine(ENGINES[round / 2 % 2]);
+                let job = job.range(region, 0..bytes, &pools[round % 2]).start().unwrap();
+                let before: Option<pageleap::Job> = last.replace(job);
+                // It had moved its pages, or this one could not have begun.
+                let overlaps = before.as_ref().is_some_and(|job| !job.is_finished());
+                if let Some(job) = before {
+                    let report = job.wait();
+                    assert!(report.ended.is_completed(), "{report}");
+                    assert_eq!(report.pages.migrated, (bytes / 4096) as u64, "{report}");
+                }
+                last.as_ref().unwrap().wait_until_moved();
+                overlaps
+            };
+            for _ in 0..8 {
+                overlaps += u32::from(leap());
+            }
+            // How soon a thread runs is chance; with frames to go to it happens nearly always.
+            assert!(pool_bytes == bytes || overlaps > 0 || soon(&mut leap), "nothing ever overlapped");
+            assert!(last.unwrap().wait().ended.is_completed());
+        });
+        audit(&[&pools[0], &pools[1]], &[region]).unwrap();
+        assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), (2 * pool_bytes - bytes) as u64);
+    }
+}
+
+/// Whoever asks for the frames that a job is about to give back gets them.
+#[test]
+fn regions_are_made_of_frames_that_are_being_recycled() {
+    let _turn = turn();
+    let bytes = 16 << 20;
+    let pools = pools(PageSize::Base, bytes as u64).unwrap();
+    for round in 0..6 {
+        let region = Region::new(&pools[0], bytes).unwrap();
+        stamp(&region, 0..bytes, round);
+        let job = Migration::new().engine(ENGINES[round as usize % 2]).range(&region, 0..bytes, &pools[1]);
+        let job = job.start().unwrap();
+        job.wait_until_moved();
+        let fresh = Region::new(&pools[0], bytes).unwrap();
+        assert!(common::is_zero(&fresh, 0..bytes), "somebody else's data");
+        check_stamp(&region, 0..bytes, round);
+        assert!(job.wait().ended.is_completed());
+        audit(&[&pools[0], &pools[1]], &[&region, &fresh]).unwrap();
+    }
+}
