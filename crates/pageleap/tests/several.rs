@@ -177,6 +177,8 @@ fn a_checkered_region_leaps_whole() {
             check_stamp(&region, 0..PAGES * page, 7);
             audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
             to(0);
+            let huge = region.mapped_pages().unwrap().huge_mapped_ratio;
+            assert_eq!(huge, if page > 4096 { 1.0 } else { 0.0 }, "huge pages arrive huge, followed or not");
             let now = pool_mappings();
             assert!(now.len() <= mappings, "{mappings} mappings before:\n{}", now.join("\n"));
             check_stamp(&region, 0..PAGES * page, 7);

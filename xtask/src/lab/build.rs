@@ -17,7 +17,7 @@ use crate::commands::Workspace;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
-pub const TEST_BINARIES: [&str; 17] = [
+pub const TEST_BINARIES: [&str; 18] = [
     "attributes",
     "bad_input",
     "contract",
@@ -31,6 +31,7 @@ pub const TEST_BINARIES: [&str; 17] = [
     "pace",
     "pins",
     "placement",
+    "several",
     "signal_threads",
     "signals",
     "stress",

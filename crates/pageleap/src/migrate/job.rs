@@ -16,7 +16,7 @@ use crate::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering, lock};
 pub enum Phase {
     /// Moving pages.
     Migrating,
-    /// Pages have moved; vacated frames are made ready for use again.
+    /// Pages have moved, and may be moved again by others; vacated frames are made ready for use again.
     Recycling,
     /// Done; the report is there.
     Finished,
@@ -55,7 +55,8 @@ pub(crate) struct JobShared {
     bytes_migrated: AtomicU64,
     bytes_copied: AtomicU64,
     report: Mutex<Option<Report>>,
-    finished: Condvar,
+    /// Signalled when the next phase begins.
+    changed: Condvar,
     event: EventFd,
     /// The process that made it.
     process: u32,
@@ -71,7 +72,7 @@ impl JobShared {
             bytes_migrated: AtomicU64::new(0),
             bytes_copied: AtomicU64::new(0),
             report: Mutex::new(None),
-            finished: Condvar::new(),
+            changed: Condvar::new(),
             event,
             process: std::process::id(),
         })
@@ -104,25 +105,34 @@ impl JobShared {
         self.bytes_copied.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn enter(&self, phase: Phase) {
-        self.phase.store(phase as u8, Ordering::Release);
+    /// Says that pages will not be moved any more, and that others may.
+    pub(crate) fn start_recycling(&self) {
+        self.enter(Phase::Recycling, None);
     }
 
     /// Delivers the report. The last thing a job does: its claims and frames have been given back.
     pub(crate) fn finish(&self, report: Report) {
-        let mut slot = lock(&self.report);
-        *slot = Some(report);
-        // Under the lock: a waiter must not look at the phase before this and go to sleep after the call below.
-        self.enter(Phase::Finished);
-        drop(slot);
-        self.finished.notify_all();
+        self.enter(Phase::Finished, Some(report));
         self.event.signal();
     }
 
+    fn enter(&self, phase: Phase, report: Option<Report>) {
+        let mut slot = lock(&self.report);
+        *slot = report;
+        // Under the lock: a waiter must not look at the phase before this and go to sleep after the call below.
+        self.phase.store(phase as u8, Ordering::Release);
+        drop(slot);
+        self.changed.notify_all();
+    }
+
     pub(crate) fn wait_until_whole(&self) {
+        self.wait_until(|phase| phase == Phase::Finished);
+    }
+
+    fn wait_until(&self, reached: impl Fn(Phase) -> bool) {
         let mut report = lock(&self.report);
-        while self.phase() != Phase::Finished {
-            report = self.finished.wait(report).unwrap_or_else(PoisonError::into_inner);
+        while !reached(self.phase()) {
+            report = self.changed.wait(report).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -164,6 +174,12 @@ impl Job {
     /// Whether it has ended, so that [`Job::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
         self.shared.phase() == Phase::Finished
+    }
+
+    /// Waits until it moves no more pages. They may be moved again, discarded or dropped from then on, while it makes the frames ready for use again
+    /// that it has vacated; whoever needs these waits for them.
+    pub fn wait_until_moved(&self) {
+        self.shared.wait_until(|phase| phase != Phase::Migrating);
     }
 
     /// Waits until it has ended and returns what it did.

@@ -10,8 +10,8 @@
 //! says, and not where the share wants them.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, reserve_aligned};
@@ -19,7 +19,7 @@ use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, 
 use crate::error::Error;
 use crate::observe::Attributes;
 use crate::placement::{NodeCounts, Verification};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock};
 use crate::units::{NodeId, PageSize, human_bytes};
 
 /// The attributes of an alias: neither children nor core dumps get a second copy of the data.
@@ -45,6 +45,8 @@ pub(crate) struct ShareInner {
     /// The process that made it.
     process: u32,
     state: Mutex<State>,
+    /// Signalled when announced frames have been given back.
+    returned: Condvar,
     id: u64,
 }
 
@@ -62,6 +64,8 @@ struct State {
     strayed: FrameSet,
     /// Frames whose alias could not be mapped again; tried again when frames are short.
     unmapped: Vec<Run>,
+    /// How many frames are about to be given back.
+    announced: u64,
 }
 
 /// What is where an alias is to be mapped.
@@ -112,6 +116,7 @@ impl Share {
             borrowed: FrameSet::new(frames),
             strayed: FrameSet::new(frames),
             unmapped: Vec::new(),
+            announced: 0,
         };
         // From here on dropping the share gives everything back.
         let share = Share(Arc::new(ShareInner {
@@ -125,6 +130,7 @@ impl Share {
             anchor: Mutex::new(None),
             process: std::process::id(),
             state: Mutex::new(state),
+            returned: Condvar::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
         let all = Run { first: 0, frames };
@@ -220,7 +226,9 @@ impl Share {
     }
 
     /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
+    /// Waits for those that are about to be given back, if it takes them.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        self.wait_for_announced(frames);
         self.take_at_once(frames, beside).or_else(|error| {
             // What could not be mapped again earlier may be possible now.
             let unmapped = std::mem::take(&mut lock(&self.0.state).unmapped);
@@ -242,6 +250,31 @@ impl Share {
             pool_bytes: self.bytes(),
             needed_bytes: frames * page,
         })
+    }
+
+    fn wait_for_announced(&self, frames: u64) {
+        let mut state = lock(&self.0.state);
+        loop {
+            let free = state.allocator.free_frames();
+            let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
+            if free >= frames || state.announced == 0 || free + unmapped + state.announced < frames {
+                return;
+            }
+            state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Says that frames are about to be given back, by [`Share::give_back_announced`] and without waiting for anybody.
+    pub(crate) fn announce(&self, run: Run) {
+        lock(&self.0.state).announced += run.frames;
+    }
+
+    /// As [`Share::give_back`], for frames that have been announced.
+    pub(crate) fn give_back_announced(&self, run: Run) -> Result<(), Error> {
+        let result = self.give_back(run);
+        lock(&self.0.state).announced -= run.frames;
+        self.0.returned.notify_all();
+        result
     }
 
     /// Takes frames whose bytes are all zero.
@@ -304,14 +337,9 @@ impl Share {
     }
 
     /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack` ends that for an address and a length. Its page tables stay.
-    /// In steps, because each call keeps every other thread of the process from mapping and unmapping.
     pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
-        /// Bytes of a step: one page of page table.
-        const STEP: usize = 2 << 20;
-        let step = (STEP / self.0.page.bytes()).max(1) as u64;
-        for first in (run.first..run.end()).step_by(step as usize) {
-            let part = Run { first, frames: step.min(run.end() - first) };
-            let (addr, len) = (self.0.alias_of(first), part.frames as usize * self.0.page.bytes());
+        for part in self.0.steps(run) {
+            let (addr, len) = (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
             // The marks have left entries that do not allow writing. Taking the permission away and giving it again makes them as they were, which
             // costs a fraction of a fault for each.
             // SAFETY: the alias is ours, and the frames have no user.
@@ -458,12 +486,23 @@ impl ShareInner {
 
     /// Takes the alias of `run` back from the access and the attributes of a region. Its page tables stay, and become writable again.
     fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
-        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // SAFETY: the alias is ours, and the frames have no user.
-        unsafe {
-            self.backend.protect(addr, len, Prot::READ_WRITE)?;
+        for part in self.steps(run) {
+            let (addr, len) = (self.alias_of(part.first), part.frames as usize * self.page.bytes());
+            // SAFETY: the alias is ours, and the frames have no user.
+            unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
         }
         self.advise_alias(run)
+    }
+
+    /// The parts of a run for which calls are made that visit every page: each keeps all other threads of the process from mapping and unmapping, some
+    /// 20 us per MB.
+    fn steps(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
+        /// Bytes of a step: one page of page table.
+        const STEP: usize = 2 << 20;
+        let step = (STEP / self.page.bytes()).max(1) as u64;
+        (run.first..run.end())
+            .step_by(step as usize)
+            .map(move |first| Run { first, frames: step.min(run.end() - first) })
     }
 
     /// Gives the alias of `run` the advice of all aliases: neither children nor core dumps get it.

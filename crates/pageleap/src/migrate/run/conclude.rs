@@ -7,7 +7,6 @@ use super::{Run, State, Tally};
 use crate::backend::{Call, Tracker};
 use crate::engine::mprotect::slot::Slot;
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
-use crate::migrate::job::Phase;
 use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, thread};
@@ -27,7 +26,6 @@ impl Run {
     /// After the last page: give everything back and deliver the report.
     pub(super) fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
-        self.shared.enter(Phase::Recycling);
         let Run { backend, legs, state, settings, slots, shared, .. } = self;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { items, vacated, tally, .. } = state;
@@ -47,8 +45,6 @@ impl Run {
         }
         drop(slots);
 
-        let recycling = Instant::now();
-        let cpu_before = pageleap_sys::thread_cpu_time_ns();
         let mut pages = PageCounts::default();
         let mut page_runs = Vec::new();
         let (mut bytes, mut migrated_bytes) = (0, 0);
@@ -70,7 +66,15 @@ impl Run {
                 warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
             }
         }
-        for Vacated { share, run, tracker, marked } in merged(vacated) {
+        // From here on others may move these pages again. What they need for it may be what they have left.
+        let vacated = merged(vacated);
+        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
+        drop(items);
+        drop(legs);
+        shared.start_recycling();
+        let recycling = Instant::now();
+        let cpu_before = pageleap_sys::thread_cpu_time_ns();
+        for Vacated { share, run, tracker, marked } in vacated {
             if marked {
                 share.take_marks(run, |addr, len| match tracker {
                     // SAFETY: the alias of frames that nobody uses.
@@ -78,13 +82,10 @@ impl Run {
                     None => Ok(()),
                 });
             }
-            if let Err(error) = share.give_back(run) {
+            if let Err(error) = share.give_back_announced(run) {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));
             }
         }
-        // Whoever waits for the report may count on pools and regions being free of this job.
-        drop(items);
-        drop(legs);
         drop(settings.trackers);
         warnings.dedup();
         let ended = match (shared.stop(), tally.first_failure) {
