@@ -20,7 +20,7 @@ use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::processor::Processor;
 use crate::{
-    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize, Pool,
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
     Region, Report, audit,
 };
 
@@ -61,6 +61,7 @@ struct Seen {
     held: AtomicU64,
     followed: AtomicU64,
     guarded: AtomicU64,
+    overlapping: AtomicU64,
     copied_again: AtomicU64,
     partly: AtomicU64,
     busy_ranges: AtomicU64,
@@ -152,7 +153,10 @@ impl Scene {
         let mut running = Vec::new();
         for _ in 0..jobs {
             if let Some((job, pages)) = self.start() {
-                match below(6) {
+                let recycles = |job: &Job| job.progress().phase == Phase::Recycling;
+                let overlaps = running.iter().any(|(job, _)| recycles(job));
+                self.seen.overlapping.fetch_add(u64::from(overlaps), Relaxed);
+                match below(7) {
                     0 => self.check_report(&job.wait(), pages),
                     1 => {
                         job.cancel();
@@ -169,6 +173,10 @@ impl Scene {
                             thread::yield_now();
                         }
                         self.check_report(&job.wait(), pages);
+                    }
+                    4 | 5 => {
+                        job.wait_until_moved();
+                        running.push((job, pages));
                     }
                     _ => running.push((job, pages)),
                 }
@@ -474,6 +482,7 @@ fn without_refusals(scheduler: impl Scheduler + 'static) {
         ("disturbed copies", &seen.disturbed),
         ("held areas", &seen.held),
         ("jobs that followed writes", &seen.followed),
+        ("jobs that began while frames were recycled", &seen.overlapping),
         ("jobs that guards have kept from their end", &seen.guarded),
         ("written pages that were copied again", &seen.copied_again),
         ("busy ranges", &seen.busy_ranges),

@@ -47,7 +47,7 @@ static ALLOCATOR: FromRegion = FromRegion;
 
 #[test]
 fn the_heap_moves_while_the_job_uses_it() {
-    const BYTES: usize = 64 << 20;
+    const BYTES: usize = 32 << 20;
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     // The test harness may free what it allocated meanwhile long after this test: the region stays.
     let region: &Region = Box::leak(Box::new(Region::new(&pools[0], BYTES).unwrap()));

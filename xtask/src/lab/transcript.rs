@@ -73,6 +73,8 @@ pub struct Judged {
     pub problems: Vec<String>,
     /// The last lines of its console, if something was wrong.
     pub console: Vec<String>,
+    /// What the console says that cannot be so, and proves that QEMU has erred.
+    pub impossible: Option<String>,
 }
 
 /// What has been heard of one test.
@@ -209,7 +211,7 @@ impl Transcript {
     }
 
     /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the guest's) and what stood on the console.
-    pub fn judge(&self, expected: &Expected, ending: Ending, why: &str, console: &str) -> Judged {
+    pub fn judge(&self, expected: &Expected, ending: Ending, why: &str, text: &str) -> Judged {
         let mut problems: Vec<String> = self.setup.iter().map(|line| format!("setting up: {line}")).collect();
         match &self.hello[..] {
             [] => problems.push("it never said hello".to_owned()),
@@ -236,7 +238,7 @@ impl Transcript {
             Ending::Exited(status) => problems.push(format!("QEMU: {status}")),
             Ending::TimedOut | Ending::Silent => problems.push(why.to_owned()),
         }
-        if let Some(complaint) = console.lines().find(|line| is_complaint(line)) {
+        if let Some(complaint) = text.lines().find(|line| is_complaint(line)) {
             problems.push(format!("its kernel said: {}", complaint.trim()));
         }
         if !self.strange.is_empty() {
@@ -247,8 +249,8 @@ impl Transcript {
             problems.push(format!("it spoke of a test {number} that it was not given"));
         }
         let rows = (0..expected.tests.len()).map(|number| self.row(expected, number)).collect();
-        let console = if problems.is_empty() { Vec::new() } else { last_lines(console) };
-        Judged { rows, problems, console }
+        let console = if problems.is_empty() { Vec::new() } else { last_lines(text) };
+        Judged { rows, problems, impossible: impossible(text), console }
     }
 }
 
@@ -265,6 +267,21 @@ fn last_lines(text: &str) -> Vec<String> {
     }
     shown.extend(lines[rest..].iter().map(|&line| line.to_owned()));
     shown
+}
+
+/// A state of the processor in which no kernel can have brought it, as the console has it: then what runs the guest has erred, and not the guest. In 64-bit mode
+/// EFLAGS.VM, bit 17, is always clear, whatever a program loads (AMD64 manual, volume 2, 3.1.6). QEMU 7.2 has been seen with it after an interrupted `rep stos`.
+fn impossible(console: &str) -> Option<String> {
+    const VM: u32 = 1 << 17;
+    let mut in_kernel = false;
+    console.lines().find_map(|line| {
+        if let Some((_, place)) = line.split_once("RIP: ") {
+            in_kernel = place.starts_with("0010:");
+        }
+        let (_, flags) = line.split_once("EFLAGS: ")?;
+        let flags = u32::from_str_radix(flags.trim(), 16).ok()?;
+        (in_kernel && flags & VM != 0).then(|| line.trim().to_owned())
+    })
 }
 
 fn is_complaint(line: &str) -> bool {
@@ -395,5 +412,21 @@ mod tests {
         transcript.line("@exit 3");
         assert_eq!(transcript.exit, Some(3));
         assert_eq!(transcript.line("@end 0 exit:0 1 0 0 5"), Some(Event::Ended(0)));
+    }
+
+    #[test]
+    fn a_processor_that_errs_is_told_from_a_kernel_that_does() {
+        let oops = |place: &str, flags: &str| {
+            format!(
+                "[ 1.0] Oops: double fault: 0000 [#1]\n[ 1.0] RIP: {place}\n[ 1.0] Code: 90\n\
+                 [ 1.0] RSP: 0018:ffa0000007363958 EFLAGS: {flags}\n[ 1.0] RAX: 0\n"
+            )
+        };
+        let found = |place, flags| impossible(&oops(place, flags)).is_some();
+        assert!(found("0010:init_multi_vma_prep+0x1c/0x70", "01720246"));
+        assert!(!found("0010:init_multi_vma_prep+0x1c/0x70", "00010246"));
+        // A program's registers are not the kernel's doing.
+        assert!(!found("0033:0x7fb54c8c7ee0", "01720246"));
+        assert_eq!(impossible("EFLAGS: 01720246\nRIP: 0010:x\nEFLAGS: none"), None);
     }
 }
