@@ -10,7 +10,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    PAGE_SIZES, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size, surprises, turn,
+    PAGE_SIZES, Random, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size, surprises,
+    turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{
@@ -95,9 +96,9 @@ fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, fol
 }
 
 /// What a single failure may do to a job: nothing, as far as pages are concerned.
-fn check_report(report: &Report, what: &str) {
+fn check_report(report: &Report, pages: usize, what: &str) {
     assert!(report.ended.is_completed(), "{what}: {report}");
-    assert_eq!(report.pages.migrated, PAGES as u64, "{what}: {report}");
+    assert_eq!(report.pages.migrated, pages as u64, "{what}: {report}");
 }
 
 // The model -----------------------------------------------------------------------------------------------------------
@@ -165,13 +166,13 @@ fn on_the_model_any_call_may_fail() {
             check_engine(engine, &report, call, true);
             calls.extend(call);
             let what = format!("{what}: {call:?}");
-            check_report(&report, &what);
+            check_report(&report, PAGES, &what);
             scene.check(&what);
             if scene.attributes() != before {
                 assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
             }
             for to in [&scene.pools[0], &scene.pools[1]] {
-                check_report(&start_by(engine, &scene.region, to).unwrap().wait(), &what);
+                check_report(&start_by(engine, &scene.region, to).unwrap().wait(), PAGES, &what);
                 scene.check(&what);
             }
             let OnModel { model, pools, region, .. } = scene;
@@ -208,7 +209,7 @@ fn on_the_model_pages_without_access_move_again_and_again() {
         let mut report = start(&scene.region, &scene.pools[1]).unwrap().wait();
         scene.failing.disarm();
         for to in [&scene.pools[0], &scene.pools[1]] {
-            check_report(&report, &format!("{:?}", sabotage()));
+            check_report(&report, PAGES, &format!("{:?}", sabotage()));
             report = start(&scene.region, to).unwrap().wait();
         }
         // SAFETY: as above.
@@ -328,7 +329,7 @@ fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         let stop_guard = StopOnDrop(&stop);
         let writer = scope.spawn(|| {
-            let mut last = vec![0; PAGES * WRITTEN];
+            let mut last = vec![0; words.len() / stride * WRITTEN];
             let mut value = 0;
             ready.wait();
             while !stop.load(Relaxed) {
@@ -342,12 +343,11 @@ fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
             last
         });
         scope.spawn(|| {
-            let mut seen = vec![0; PAGES * WRITTEN];
+            let mut seen = vec![0; words.len() / stride * WRITTEN];
             ready.wait();
             while !stop.load(Relaxed) {
                 for (i, seen) in seen.iter_mut().enumerate() {
-                    let Some(word) = words.get(i / WRITTEN * stride + i % WRITTEN) else { continue };
-                    let value = word.load(Relaxed);
+                    let value = words[i / WRITTEN * stride + i % WRITTEN].load(Relaxed);
                     assert!(value >= *seen, "LOST: word {i} fell from {seen} to {value}");
                     *seen = value;
                 }
@@ -390,9 +390,26 @@ fn check_all(region: &Region, value: u64, what: &str) {
 
 /// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
 fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
+    run_on_the_kernel(sabotage, page, PAGES, |region, to| start_by(engine, region, to)).map(
+        |(struck, reports)| {
+            check_engine(engine, &reports[0], struck, can_follow() && !page.is_hugetlb());
+            struck
+        },
+    )
+}
+
+/// One run on the kernel, with jobs as `start` has them: the one that is disturbed, and one more each way. Returns which call failed and the
+/// reports, or the error if the pools cannot be had.
+fn run_on_the_kernel(
+    sabotage: Sabotage,
+    page: PageSize,
+    pages: usize,
+    start: impl Fn(&Region, &Pool) -> Result<Job, Error>,
+) -> Result<(Option<Call>, Vec<Report>), Error> {
     let failing = sabotage.of(Arc::new(Linux));
-    let pools = [build(failing.clone(), page, PAGES)?, build(failing.clone(), page, PAGES)?];
-    let region = Region::new(&pools[0], PAGES * page.bytes()).unwrap();
+    let pools = [build(failing.clone(), page, pages)?, build(failing.clone(), page, pages)?];
+    let region = Region::new(&pools[0], pages * page.bytes()).unwrap();
+    let mut reports = Vec::new();
     let part = region.as_ptr().as_ptr().wrapping_add(3 * page.bytes());
     // SAFETY: two pages of the region; advice changes no contents.
     assert_eq!(unsafe { libc::madvise(part.cast(), 2 * page.bytes(), libc::MADV_DONTDUMP) }, 0);
@@ -400,22 +417,24 @@ fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Re
     touch_all(&region, 1);
     with_load(&region, || {
         failing.arm();
-        let report = start_by(engine, &region, &pools[1]).unwrap().wait();
+        let report = start(&region, &pools[1]).unwrap().wait();
         failing.disarm();
-        let what = format!("{engine}: {sabotage:?}: {:?}", failing.struck());
-        check_engine(engine, &report, failing.struck(), can_follow() && page == PageSize::Base);
-        check_report(&report, &what);
+        let what = format!("{}: {sabotage:?}: {:?}", report.engine, failing.struck());
+        check_report(&report, pages, &what);
         check_all(&region, 1, &what);
         touch_all(&region, 2);
         if region_flags(&region) != before {
             assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
         }
         let free: u64 = pools.iter().map(Pool::free_bytes).sum();
-        assert_eq!(free, (PAGES * page.bytes()) as u64, "{what}: frames leaked");
+        assert_eq!(free, (pages * page.bytes()) as u64, "{what}: frames leaked");
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
+        reports.push(report);
         for to in [&pools[0], &pools[1]] {
-            check_report(&start_by(engine, &region, to).unwrap().wait(), &what);
+            let report = start(&region, to).unwrap().wait();
+            check_report(&report, pages, &what);
             check_all(&region, 2, &what);
+            reports.push(report);
         }
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
     });
@@ -423,7 +442,7 @@ fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Re
     assert!(pools.iter().all(|pool| pool.free_bytes() == pool.bytes()), "{sabotage:?}: frames leaked");
     drop(pools);
     assert_eq!((pool_mappings(), own_descriptors_but_events()), (vec![], vec![]), "{sabotage:?}");
-    Ok(failing.struck())
+    Ok((failing.struck(), reports))
 }
 
 fn own_descriptors_but_events() -> Vec<String> {
@@ -451,12 +470,41 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             skip_page_size(NAME, page, error);
             continue;
         }
-        for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
-            let struck = sweep(Errno(errno), modes, |sabotage| {
-                on_the_kernel(EngineChoice::Auto, sabotage(), page).unwrap()
-            });
-            assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
+        for engine in ENGINES {
+            if page.is_hugetlb() && engine == EngineChoice::Auto {
+                continue; // the same
+            }
+            for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
+                let struck =
+                    sweep(Errno(errno), modes, |sabotage| on_the_kernel(engine, sabotage(), page).unwrap());
+                assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
+            }
         }
+    }
+}
+
+/// Any of hundreds of calls, with several workers.
+#[test]
+fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
+    const RUNS: usize = 20;
+    const PAGES: usize = 2048;
+    let _turn = turn();
+    for engine in ENGINES {
+        let start = |region: &Region, to: &Pool| {
+            let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
+            job.area_bytes(64 << 10).threads(2).start()
+        };
+        let run = |sabotage| run_on_the_kernel(sabotage, PageSize::Base, PAGES, start).unwrap();
+        let (_, reports) = run(Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM });
+        let calls: u64 = reports[0].calls.iter().map(|(_, n)| n).sum();
+        assert!(calls > 300, "{}", reports[0]);
+        let mut random = Random::new(engine as u64 + 1);
+        let struck = (0..RUNS).filter(|run_number| {
+            // The first of them are made by `start`, and the last ones while frames are recycled.
+            let at = 1 + random.below(calls + 20);
+            run(Sabotage { at, mode: MODES[run_number % 3], errno: ENOMEM }).0.is_some()
+        });
+        assert!(struck.count() > RUNS / 2, "hardly any call was made to fail");
     }
 }
 
@@ -550,7 +598,7 @@ fn without_exchanges_files_are_mapped() {
         refused.store(0, Relaxed);
         for to in [&pools[1], &pools[0]] {
             let report = with_load(&region, || start(&region, to).unwrap().wait());
-            check_report(&report, "no exchange");
+            check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
             // Without a freeze nobody can be held up but by a signal.
             let told = report.warnings.iter().filter(|w| w.contains("moved by the engine mprotect")).count();
@@ -572,7 +620,7 @@ fn without_advice_for_the_alias_files_are_mapped() {
     refused.store(0, Relaxed);
     for to in [&pools[1], &pools[0]] {
         let report = with_load(&region, || start(&region, to).unwrap().wait());
-        check_report(&report, "no advice");
+        check_report(&report, PAGES, "no advice");
         assert!(report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(), "{report}");
     }
     assert!(refused.load(Relaxed) > 0);
@@ -601,7 +649,7 @@ fn writers_that_cannot_be_let_in_are_held() {
         // Until a writer did come in the way.
         while refused.load(Relaxed) == 0 || rounds < 20 {
             let report = start_by(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
-            check_report(&report, "held");
+            check_report(&report, PAGES, "held");
             rounds += 1;
         }
     });

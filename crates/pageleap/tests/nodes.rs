@@ -11,13 +11,15 @@ mod on_nodes;
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{End, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, surprises, turn};
+use common::{
+    End, can_follow, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, surprises, turn,
+};
 use on_nodes::{
     check_bound, check_on, for_page_sizes, go, go_part, is_root, lab_machine, numa_maps, pools_on, several,
 };
 use pageleap::topology::{Access, Topology};
 use pageleap::{
-    Ended, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
+    Ended, Engine, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
 };
 
 const MB: usize = 1 << 20;
@@ -286,6 +288,8 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     stamp(&region, 0..WIDE, 1);
     for leg in &legs[1..] {
         let report = go(&region, place(*leg));
+        // By each engine on one kernel of the lab or another.
+        assert_eq!(report.engine == Engine::Precopy, can_follow(), "{report}");
         let surprising = surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
         assert_eq!(surprising.count(), 0, "{report}");
         check_stamp(&region, 0..WIDE, 1);
