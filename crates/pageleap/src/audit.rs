@@ -5,7 +5,7 @@ use crate::region::Region;
 use crate::sync::lock;
 
 /// Checks the books of pools and regions against each other: each frame that a region maps is taken, by this region only, and each taken
-/// frame is mapped by one of the regions. `regions` are all regions with frames of `pools`, and no job and no call is changing them.
+/// frame is mapped by one of the regions. `regions` are all regions with frames of `pools`, and no job (not even one that recycles frames) and no call is changing them.
 ///
 /// Costs a few steps per frame. For tests, and for a service that wants to know.
 ///

@@ -390,7 +390,7 @@ fn check_all(region: &Region, value: u64, what: &str) {
 
 /// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
 fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
-    run_on_the_kernel(sabotage, page, PAGES, |region, to| start_by(engine, region, to)).map(
+    run_on_the_kernel(sabotage, None, page, PAGES, |region, to| start_by(engine, region, to)).map(
         |(struck, reports)| {
             check_engine(engine, &reports[0], struck, can_follow() && !page.is_hugetlb());
             struck
@@ -402,11 +402,16 @@ fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Re
 /// reports, or the error if the pools cannot be had.
 fn run_on_the_kernel(
     sabotage: Sabotage,
+    second: Option<Sabotage>,
     page: PageSize,
     pages: usize,
     start: impl Fn(&Region, &Pool) -> Result<Job, Error>,
 ) -> Result<(Option<Call>, Vec<Report>), Error> {
-    let failing = sabotage.of(Arc::new(Linux));
+    let linux: Arc<dyn Backend> = Arc::new(Linux);
+    let second = second.map(|sabotage| sabotage.of(linux.clone()));
+    let failing = sabotage.of(second.clone().map_or(linux, |second| second));
+    let arm = || second.iter().chain([&failing]).for_each(|failing| failing.arm());
+    let disarm = || second.iter().chain([&failing]).for_each(|failing| failing.disarm());
     let pools = [build(failing.clone(), page, pages)?, build(failing.clone(), page, pages)?];
     let region = Region::new(&pools[0], pages * page.bytes()).unwrap();
     let mut reports = Vec::new();
@@ -416,9 +421,9 @@ fn run_on_the_kernel(
     let before = region_flags(&region);
     touch_all(&region, 1);
     with_load(&region, || {
-        failing.arm();
+        arm();
         let report = start(&region, &pools[1]).unwrap().wait();
-        failing.disarm();
+        disarm();
         let what = format!("{}: {sabotage:?}: {:?}", report.engine, failing.struck());
         check_report(&report, pages, &what);
         check_all(&region, 1, &what);
@@ -483,6 +488,32 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     }
 }
 
+/// What mends a failure may fail too: two calls in a row, or nearly.
+#[test]
+fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
+    const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too";
+    let _turn = turn();
+    for page in [PageSize::Base, PageSize::Thp] {
+        let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
+        let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };
+        let harmless = match run(at(0, FailMode::Before), None) {
+            Ok((_, reports)) => reports,
+            Err(error) => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let calls: u64 = harmless[0].calls.iter().map(|(_, n)| n).sum();
+        let mut random = Random::new(page.bytes() as u64);
+        for first in 1..=calls + 10 {
+            // The inner one does not see the call that the outer one has failed.
+            let [mode, next] = [0, 1].map(|_| MODES[random.below(3) as usize]);
+            let distance = [0, 0, 1, 2, 3, 5][random.below(6) as usize];
+            run(at(first, mode), Some(at(first + distance, next))).unwrap();
+        }
+    }
+}
+
 /// Any of hundreds of calls, with several workers.
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
@@ -494,7 +525,7 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
             let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
             job.area_bytes(64 << 10).threads(2).start()
         };
-        let run = |sabotage| run_on_the_kernel(sabotage, PageSize::Base, PAGES, start).unwrap();
+        let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
         let (_, reports) = run(Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM });
         let calls: u64 = reports[0].calls.iter().map(|(_, n)| n).sum();
         assert!(calls > 300, "{}", reports[0]);

@@ -7,10 +7,11 @@ mod common;
 mod moving;
 
 use std::ptr;
+use std::time::Duration;
 
-use common::{check_stamp, is_zero, leap, migration, soon, stamp};
+use common::{check_stamp, is_zero, leap, migration, pools, soon, stamp};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
-use pageleap::{Ended, Error, PageSize, Pool, Region, audit, observe};
+use pageleap::{Ended, Error, Migration, PageSize, Pool, Region, audit, observe};
 
 fn set_file_limit(files: u64) {
     let limit = libc::rlimit { rlim_cur: files, rlim_max: 4096 };
@@ -264,6 +265,39 @@ fn without_mappings() {
                         leap(&region, 0..BYTES, to);
                         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
                     }
+                },
+                FINE,
+            ),
+            (
+                "more guards than mappings",
+                || {
+                    const PAGES: usize = 1024;
+                    let pools = pools(PageSize::Base, (PAGES * 4096) as u64).unwrap();
+                    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
+                    stamp(&region, 0..PAGES * 4096, 1);
+                    let mut hog = Hog::new();
+                    hog.leave(PLENTY);
+                    let before = observe::mapping_count().unwrap();
+                    let every_second = (0..PAGES).step_by(2);
+                    let guards: Vec<_> =
+                        every_second.map(|page| region.pin(page * 4096..page * 4096 + 1).unwrap()).collect();
+                    let job = || Migration::new().range(&region, 0..PAGES * 4096, &pools[1]);
+                    let report = job().pin_patience(Duration::from_millis(1)).start().unwrap().wait();
+                    assert!(matches!(report.ended, Ended::Failed(Error::Pinned { .. })), "{report}");
+                    assert!(report.warnings.iter().any(|w| w.contains("max_map_count")), "{report}");
+                    let pages = &report.pages;
+                    assert!(
+                        pages.migrated > 0 && pages.busy > PAGES as u64 / 2 && pages.failed == 0,
+                        "{report}"
+                    );
+                    let more = observe::mapping_count().unwrap() - before;
+                    assert!(more <= PLENTY / 2, "{more} mappings more than before");
+                    check_stamp(&region, 0..PAGES * 4096, 1);
+                    drop(guards);
+                    let report = job().start().unwrap().wait();
+                    assert!(report.ended.is_completed(), "{report}");
+                    check_stamp(&region, 0..PAGES * 4096, 1);
+                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
                 },
                 FINE,
             ),

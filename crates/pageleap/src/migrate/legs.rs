@@ -175,6 +175,12 @@ impl Item {
         self.outcomes[(pages.start - first) as usize..(pages.end - first) as usize].fill(outcome);
     }
 
+    /// Gives back the frames that no page has come to map.
+    pub(crate) fn give_back_unused(&mut self) {
+        // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
+        std::mem::take(&mut self.unused).into_values().for_each(|(share, run)| drop(share.give_back(run)));
+    }
+
     /// Notes that pages map these frames of a share now.
     pub(crate) fn mark_used(&mut self, share: &Share, used: Run) {
         let before = self.unused.range(..=(share.id(), used.first)).next_back();
@@ -202,7 +208,6 @@ fn overlapping<'a, T>(all: &'a [T], pages: &Range<u64>, pages_of: impl Fn(&T) ->
 
 impl Drop for Item {
     fn drop(&mut self) {
-        // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
-        std::mem::take(&mut self.unused).into_values().for_each(|(share, run)| drop(share.give_back(run)));
+        self.give_back_unused();
     }
 }

@@ -160,14 +160,15 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// The time after which no new area is begun.
+    /// The time after which no new area is begun, from when [`Migration::start`] returns.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved; one second if not said. What is still guarded then is reported as
-    /// [`PageOutcome::Busy`] and stays where it is.
+    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved, and none of them goes; one second if not said. What is still guarded
+    /// then is reported as [`PageOutcome::Busy`] and stays where it is. Each piece that guards keep behind costs some mappings; where the process has too few of
+    /// them to spare, pages between guards stay too.
     pub fn pin_patience(mut self, patience: Duration) -> Self {
         self.pin_patience = patience;
         self
@@ -181,13 +182,16 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said.
+    /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said. Each thread may be ahead by an
+    /// area, which is no larger than what the rate copies in 10 ms if areas of 64 KB, or of one page, allow that. Time in which nothing could be copied is not
+    /// made up for.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
         self
     }
 
-    /// Checks everything, takes the destination's frames, and starts the job. Returns at once.
+    /// Checks everything, takes the destination's frames, and starts the job. Returns at once, unless it needs frames that another job is just recycling
+    /// ([`Phase::Recycling`]): these it waits for, some 50 ms per GB.
     ///
     /// # Errors
     /// If an argument makes no sense, ranges overlap each other or a running job's, a destination has too few free frames, or the engine cannot
@@ -264,8 +268,9 @@ impl<'a> Migration<'a> {
         for item in &mut items {
             item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb())?;
         }
+        let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {
-            check_mapping_headroom(&items, threads)?;
+            most_pieces = check_mapping_headroom(&items, threads)?;
             // Each worker may have one more thread beside it.
             check_address_space(2 * threads)?;
         }
@@ -301,13 +306,14 @@ impl<'a> Migration<'a> {
             pace,
             rate_limit: self.rate_limit,
             pin_patience: self.pin_patience,
+            most_pieces,
             max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),
             threads,
             cpus,
             nodes,
             // A time-out beyond what the clock can show is none.
-            deadline: self.timeout.and_then(|t| began.checked_add(t)),
+            deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
             engine,
             may_fall_back: self.engine == EngineChoice::Auto,
             engine_reason: reason,
@@ -406,8 +412,8 @@ pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.
-fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<(), Error> {
-    let Some(limit) = observe::max_mapping_count() else { return Ok(()) };
+fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<usize, Error> {
+    let Some(limit) = observe::max_mapping_count() else { return Ok(usize::MAX) };
     let legs: usize = items.iter().map(Item::leg_count).sum();
     // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
     let needed = 2 * threads + 2 * legs + 16;
@@ -421,5 +427,7 @@ fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<(), Error> {
             remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
         });
     }
-    Ok(())
+    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind it; the same in both aliases. Half of the rest is
+    // for others.
+    Ok((limit - count - needed) / 2 / 6)
 }

@@ -34,6 +34,8 @@ pub(crate) struct Pace {
 impl Pace {
     /// Weight of the latest window in the running figures.
     const WEIGHT: f64 = 1.0 / 8.0;
+    /// A window counts as so many times what was expected, at most.
+    const MOST: f64 = 4.0;
 
     /// Areas of always as many pages.
     pub(crate) fn fixed(pages: u64, budget: Duration) -> Self {
@@ -70,11 +72,14 @@ impl Pace {
     /// Takes an area into account: large ones cost fewer calls, small ones have fewer pages written, and shorter windows.
     pub(crate) fn observe(&mut self, seen: Seen) {
         let (ns, left) = (seen.window_ns as f64, seen.left as f64);
-        if seen.left == 0 {
-            self.empty_ns += (ns - self.empty_ns) * if self.empty_ns == 0.0 { 1.0 } else { Self::WEIGHT };
+        // Now and then somebody takes the CPU away in a window, which says nothing of the next one.
+        let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
+        if self.empty_ns == 0.0 || ns < self.empty_ns {
+            self.empty_ns = ns;
+        } else if seen.left == 0 {
+            self.empty_ns = towards(self.empty_ns, ns);
         } else {
-            let each = ((ns - self.empty_ns) / left).max(100.0);
-            self.page_ns += (each - self.page_ns) * Self::WEIGHT;
+            self.page_ns = towards(self.page_ns, ((ns - self.empty_ns) / left).max(100.0));
         }
         let limit = self.freeze_at();
         if seen.written > limit || seen.window_ns > self.budget_ns {
@@ -85,17 +90,40 @@ impl Pace {
     }
 }
 
-/// How many bytes of an area are copied at a rate before anybody can look at the time.
+/// How many bytes of an area are copied at a rate before anybody looks at the time: what it copies in [`CREDIT`], but whole pages.
 pub(crate) fn area_bytes_at(bytes_per_s: u64) -> u64 {
-    /// A hundredth of a second.
-    const SHARE: u64 = 100;
-    (bytes_per_s / SHARE).max(BASE_PAGE as u64)
+    (u128::from(bytes_per_s) * CREDIT.as_nanos() / NS_PER_S as u128).max(BASE_PAGE as u128) as u64
 }
 
-/// How long a job has to pause that has copied so much in this time, to keep to a rate.
-pub(crate) fn pause(bytes_per_s: u64, copied: u64, elapsed: Duration) -> Duration {
-    let due = Duration::try_from_secs_f64(copied as f64 / bytes_per_s as f64).unwrap_or(Duration::MAX);
-    due.saturating_sub(elapsed)
+/// Time in which nothing was copied that may be made up for.
+const CREDIT: Duration = Duration::from_millis(10);
+const NS_PER_S: f64 = 1e9;
+
+/// A limit on how fast a job copies. Times are since its start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    bytes_per_s: u64,
+    /// When all is paid for that was copied.
+    paid: Duration,
+}
+
+impl Rate {
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
+        Rate { bytes_per_s, paid: Duration::ZERO }
+    }
+
+    /// How long to pause before the next copy.
+    pub(crate) fn pause(&mut self, now: Duration) -> Duration {
+        self.paid = self.paid.max(now.saturating_sub(CREDIT));
+        self.paid.saturating_sub(now)
+    }
+
+    /// Takes a copy into account.
+    pub(crate) fn charge(&mut self, bytes: u64) {
+        let takes =
+            Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s as f64).unwrap_or(Duration::MAX);
+        self.paid = self.paid.saturating_add(takes);
+    }
 }
 
 #[cfg(test)]
@@ -142,12 +170,37 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept_by_pauses() {
-        let second = Duration::from_secs(1);
-        assert_eq!(pause(1 << 20, 3 << 20, second), 2 * second);
-        assert_eq!(pause(1 << 20, 3 << 20, 4 * second), Duration::ZERO);
-        assert!(pause(1, u64::MAX, second) > Duration::from_secs(1 << 60));
+    fn one_window_that_took_long_does_not_count_for_ever() {
+        for left in [0, 1, 24] {
+            let mut pace = Pace::adaptive(512, 16, 4096, BUDGET);
+            let steady = |pace: &mut Pace| (0..40).for_each(|_| pace.observe(seen(2, 1, 40)));
+            pace.observe(seen(2, left, 5000));
+            steady(&mut pace);
+            assert_eq!((pace.area_pages(), pace.freeze_at()), (4096, MOST_LEFT), "at first, {left} left");
+            pace.observe(seen(2, left, 20_000));
+            assert_eq!(pace.area_pages(), 2048);
+            steady(&mut pace);
+            assert_eq!((pace.area_pages(), pace.freeze_at()), (4096, MOST_LEFT), "later, {left} left");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_kept_by_pauses_and_idle_time_is_no_credit() {
+        let ms = Duration::from_millis;
+        let mut rate = Rate::new(1 << 20);
+        assert_eq!(rate.pause(Duration::ZERO), Duration::ZERO);
+        rate.charge(3 << 20);
+        assert_eq!(rate.pause(ms(1000)), ms(2000));
+        assert_eq!(rate.pause(ms(3000)), Duration::ZERO);
+        // A minute later a hundredth of a second may be made up for.
+        assert_eq!(rate.pause(ms(60_000)), Duration::ZERO);
+        rate.charge(1 << 20);
+        assert_eq!(rate.pause(ms(60_000)), ms(1000) - CREDIT);
+        let mut slow = Rate::new(1);
+        (0..3).for_each(|_| slow.charge(u64::MAX));
+        assert!(slow.pause(ms(1000)) > Duration::from_secs(1 << 60));
         assert_eq!(area_bytes_at(1), 4096);
         assert_eq!(area_bytes_at(800 << 20), 8 << 20);
+        assert_eq!(area_bytes_at(u64::MAX), u64::MAX / 100);
     }
 }

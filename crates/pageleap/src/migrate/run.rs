@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::attributes;
 use super::job::{JobShared, Stop};
 use super::legs::{Item, Leg};
-use super::pace::{Pace, Seen};
+use super::pace::{Pace, Rate, Seen};
 use super::plan::{Area, Pressure, RetryPolicy};
 use super::report::{Engine, PageOutcome, Waits};
 use crate::affinity;
@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
-use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use conclude::Vacated;
 
@@ -46,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) max_rounds: u32,
     /// How long guards are waited for when nothing else is left to do.
     pub(crate) pin_patience: Duration,
+    /// How many pieces may stay behind on their account.
+    pub(crate) most_pieces: usize,
     pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
     pub(crate) cpus: Vec<usize>,
@@ -99,7 +101,7 @@ struct State {
     queue: VecDeque<Area>,
     /// Areas of pages that a guard keeps where they are.
     guarded: Vec<Area>,
-    /// Since when there is nothing else to do.
+    /// Since when there is nothing else to do, and none of them has become free.
     guarded_since: Option<Instant>,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
@@ -110,6 +112,7 @@ struct State {
     vacated: Vec<Vacated>,
     pressure: Pressure,
     pace: Pace,
+    rate: Option<Rate>,
     tally: Tally,
 }
 
@@ -153,6 +156,14 @@ struct Tally {
 }
 
 impl Tally {
+    /// Takes a window into account, if there was one.
+    fn record_window(&mut self, ns: u64, pace: &Pace) {
+        if ns > 0 {
+            self.windows.record(ns);
+            self.windows_over_budget += u64::from(ns > pace.budget_ns());
+        }
+    }
+
     fn count(&mut self, effort: &Effort) {
         self.calls.iter_mut().zip(effort.calls).for_each(|(sum, calls)| *sum += u64::from(calls));
     }
@@ -215,6 +226,7 @@ impl Run {
                 vacated: Vec::new(),
                 pressure: Pressure::default(),
                 pace: settings.pace,
+                rate: settings.rate_limit.map(Rate::new),
                 tally,
             }),
             changed: Condvar::new(),
@@ -319,21 +331,24 @@ impl Run {
     /// Migrates areas until there are none.
     fn take_areas(&self, slot: &Slot, follow: Option<Follow>) {
         let mut preferred = None;
-        while let Some(area) = {
-            self.keep_rate();
-            self.next()
-        } {
+        while let Some(area) = self.next().and_then(|area| self.keep_rate(area)) {
             self.look_at_cpuset();
             self.prefer_tables(area.leg, &mut preferred);
             let region = lock(&self.state).items[self.legs[area.leg].item].claim.region().clone();
-            match region.pins.start_moving(&area.pages) {
-                Ok(_moving) => self.handle(slot, area, preferred, follow),
-                Err(kept) => self.put_aside(area, kept),
-            }
+            let tried = match region.pins.start_moving(&area.pages) {
+                Ok(_moving) => {
+                    self.handle(slot, area, preferred, follow);
+                    true
+                }
+                Err(kept) => {
+                    self.put_aside(area, kept);
+                    false
+                }
+            };
             let mut state = lock(&self.state);
             state.in_flight -= 1;
-            state.dealt_with += 1;
-            let join = state.dealt_with.is_multiple_of(JOIN_EVERY);
+            state.dealt_with += u64::from(tried);
+            let join = tried && state.dealt_with.is_multiple_of(JOIN_EVERY);
             drop(state);
             if join {
                 self.join_mappings(slot);
@@ -427,6 +442,8 @@ impl Run {
         let keeps_tables = leg.exchange && !(split && follow.is_some());
         let mut effort = Effort::default();
         let prepared = self.prepare_frames(leg, frames, exchange, preferred);
+        // The alias of the old frames is read, or gets their page tables: what a failed attempt has left there must not be in the way.
+        let prepared = prepared.and_then(|()| leg.from.mend_torn(vacated));
         // Beyond this limit a call that unmaps first and maps then would fail in between.
         let deaf = falls_back && span.prot.writable() && self.signals_are_blocked();
         let step = if let Err((call, errno)) = prepared {
@@ -516,8 +533,8 @@ impl Run {
         };
 
         // Those of several trackers would stay mappings of their own until the end; those of one are joined.
-        let marked = follow.is_some() && keeps_tables && step == Step::Migrated;
-        let mut tracker = follow.filter(|_| marked).map(|follow| follow.tracker);
+        let mut tracker = follow.filter(|_| step == Step::Migrated).map(|follow| follow.tracker);
+        let marked = tracker.is_some() && keeps_tables;
         if let Some(own) = tracker.filter(|_| self.slots.len() > 1) {
             // SAFETY: the alias of frames that nobody uses.
             tracker = unsafe { self.backend.untrack(own, alias, len) }.err().map(|_| own);
@@ -533,11 +550,11 @@ impl Run {
             None if first_try && !hold => state.pressure.observe(step == Step::Dirty),
             None => {}
         }
-        let tally = &mut state.tally;
-        if effort.window_ns > 0 {
-            tally.windows.record(effort.window_ns);
-            tally.windows_over_budget += u64::from(effort.window_ns > self.settings.pace.budget_ns());
+        if let Some(rate) = &mut state.rate {
+            rate.charge(effort.copied);
         }
+        let tally = &mut state.tally;
+        tally.record_window(effort.window_ns, &self.settings.pace);
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);
         tally.count(&effort);
@@ -644,6 +661,7 @@ impl Run {
         for (leg, mapping) in finished {
             let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
             let mut effort = Effort::default();
+            let closed_at = monotonic_ns();
             // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
             let restored = unsafe {
                 map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
@@ -651,6 +669,8 @@ impl Run {
                 })
             };
             let mut state = lock(&self.state);
+            // As every window: nobody waits longer than from before the first call to after the last.
+            state.tally.record_window(monotonic_ns() - closed_at, &self.settings.pace);
             state.tally.count(&effort);
             state.tally.repairs += effort.repairs;
             let (joined, restored) = restored;

@@ -18,6 +18,13 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// The run in pieces of so many frames, at least one.
+    pub(crate) fn pieces(self, frames: usize) -> impl Iterator<Item = Run> {
+        let frames = frames.max(1);
+        let piece = move |first| Run { first, frames: (frames as u64).min(self.end() - first) };
+        (self.first..self.end()).step_by(frames).map(piece)
+    }
+
     pub(crate) fn end(self) -> u64 {
         self.first + self.frames
     }

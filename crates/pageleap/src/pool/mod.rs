@@ -173,7 +173,7 @@ impl Pool {
         self.shares().iter().map(Share::bytes).sum()
     }
 
-    /// What is free of it, in bytes.
+    /// What is free of it, in bytes. Frames that a job is recycling are not, although whoever needs them gets them.
     pub fn free_bytes(&self) -> u64 {
         self.shares().iter().map(Share::free_bytes).sum()
     }

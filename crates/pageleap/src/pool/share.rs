@@ -226,7 +226,7 @@ impl Share {
     }
 
     /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
-    /// Waits for those that are about to be given back, if it takes them.
+    /// Waits for those that are about to be given back, if these are needed.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         self.wait_for_announced(frames);
         self.take_at_once(frames, beside).or_else(|error| {
@@ -253,6 +253,9 @@ impl Share {
     }
 
     fn wait_for_announced(&self, frames: u64) {
+        if self.0.process != std::process::id() {
+            return; // a child made by `fork`: who has announced them is not here
+        }
         let mut state = lock(&self.0.state);
         loop {
             let free = state.allocator.free_frames();
@@ -324,7 +327,7 @@ impl Share {
             }
         }
         let hollow = lock(&self.0.state).hollow.runs_in(run);
-        for part in hollow {
+        for part in hollow.into_iter().flat_map(|run| self.0.steps(run)) {
             let mapped = self.0.map_alias(part, Fill::Hollow);
             lock(&self.0.state).mapped_anew(part, mapped.is_ok());
         }
@@ -496,13 +499,10 @@ impl ShareInner {
 
     /// The parts of a run for which calls are made that visit every page: each keeps all other threads of the process from mapping and unmapping, some
     /// 20 us per MB.
-    fn steps(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
+    fn steps(&self, run: Run) -> impl Iterator<Item = Run> {
         /// Bytes of a step: one page of page table.
         const STEP: usize = 2 << 20;
-        let step = (STEP / self.page.bytes()).max(1) as u64;
-        (run.first..run.end())
-            .step_by(step as usize)
-            .map(move |first| Run { first, frames: step.min(run.end() - first) })
+        run.pieces(STEP / self.page.bytes())
     }
 
     /// Gives the alias of `run` the advice of all aliases: neither children nor core dumps get it.

@@ -95,7 +95,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 impl Region {
     /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool: `&pool` means as the pool itself is placed,
-    /// `pool.on(placement)` another placement on its nodes. Read [the contract](Region).
+    /// `pool.on(placement)` another placement on its nodes. Waits for frames that a job is recycling, if it needs them. Read [the contract](Region).
     ///
     /// # Errors
     /// If the pool has too few free frames, or the mapping fails; everything is given back then.

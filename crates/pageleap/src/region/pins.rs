@@ -4,6 +4,7 @@
 //! and a guard exclude each other: pages under a guard are not moved, and a guard is only given once the attempts are over that were moving
 //! its pages. Then no frame is ever vacated under a guard, and none needs to be kept from its next owner for one.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
@@ -14,13 +15,14 @@ use crate::sync::{Condvar, Mutex, lock};
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     state: Mutex<State>,
-    /// Signalled when pages have been moved, and when a guard has gone.
+    /// Signalled when pages have been moved.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    guarded: Vec<Range<u64>>,
+    guards: Counts,
+    /// One for each attempt under way.
     moving: Vec<Range<u64>>,
 }
 
@@ -28,35 +30,80 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn remove(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
-    let at = ranges.iter().position(|one| one == range).expect("it was put there");
-    ranges.swap_remove(at);
+/// How many guards each page has: disjoint runs of pages with at least one, by their first page.
+#[derive(Debug, Default)]
+struct Counts(BTreeMap<u64, (u64, usize)>);
+
+impl Counts {
+    /// The first run in `pages`, cut to them.
+    fn first_in(&self, pages: &Range<u64>) -> Option<Range<u64>> {
+        let before = self.0.range(..pages.start).next_back().filter(|(_, (end, _))| *end > pages.start);
+        let (start, (end, _)) = before.or_else(|| self.0.range(pages.clone()).next())?;
+        Some(*start.max(&pages.start)..*end.min(&pages.end))
+    }
+
+    /// Cuts the run that contains `page` behind it, so that one begins there.
+    fn cut(&mut self, page: u64) {
+        let Some((_, (end, count))) = self.0.range_mut(..page).next_back() else { return };
+        if *end > page {
+            let rest = (std::mem::replace(end, page), *count);
+            self.0.insert(page, rest);
+        }
+    }
+
+    fn add(&mut self, pages: &Range<u64>) {
+        self.cut(pages.start);
+        self.cut(pages.end);
+        let mut unguarded = pages.start;
+        let mut fresh = Vec::new();
+        for (start, (end, count)) in self.0.range_mut(pages.clone()) {
+            *count += 1;
+            fresh.push(unguarded..*start);
+            unguarded = *end;
+        }
+        fresh.push(unguarded..pages.end);
+        self.0.extend(fresh.into_iter().filter(|run| !run.is_empty()).map(|run| (run.start, (run.end, 1))));
+    }
+
+    /// For pages that have been added.
+    fn remove(&mut self, pages: &Range<u64>) {
+        let mut gone = Vec::new();
+        for (start, (_, count)) in self.0.range_mut(pages.clone()) {
+            *count -= 1;
+            if *count == 0 {
+                gone.push(*start);
+            }
+        }
+        for start in gone {
+            self.0.remove(&start);
+        }
+        // Where its ends have cut runs of others, they stay cut: a run more, until those go too.
+    }
 }
 
 impl Pins {
     /// Marks pages as being moved, or says which of them are under a guard: the first ones, in one piece.
     pub(crate) fn start_moving(&self, pages: &Range<u64>) -> Result<Moving<'_>, Range<u64>> {
         let mut state = lock(&self.state);
-        let guards = state.guarded.iter().filter(|guard| overlap(guard, pages));
-        if let Some(first) = guards.min_by_key(|guard| guard.start) {
-            return Err(first.start.max(pages.start)..first.end.min(pages.end));
+        if let Some(first) = state.guards.first_in(pages) {
+            return Err(first);
         }
         state.moving.push(pages.clone());
         Ok(Moving { pins: self, pages: pages.clone() })
     }
 
     /// Keeps pages where they are, once they are not being moved any more.
-    fn guard(&self, pages: Range<u64>) {
+    fn guard(&self, pages: &Range<u64>) {
         let mut state = lock(&self.state);
-        state.guarded.push(pages.clone());
-        while state.moving.iter().any(|moving| overlap(moving, &pages)) {
+        state.guards.add(pages);
+        while state.moving.iter().any(|moving| overlap(moving, pages)) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Whether any of the pages is under a guard.
     pub(crate) fn any(&self, pages: &Range<u64>) -> bool {
-        lock(&self.state).guarded.iter().any(|guard| overlap(guard, pages))
+        lock(&self.state).guards.first_in(pages).is_some()
     }
 }
 
@@ -68,7 +115,9 @@ pub(crate) struct Moving<'a> {
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        remove(&mut lock(&self.pins.state).moving, &self.pages);
+        let moving = &mut lock(&self.pins.state).moving;
+        let at = moving.iter().position(|pages| *pages == self.pages).expect("it was put there");
+        moving.swap_remove(at);
         self.pins.changed.notify_all();
     }
 }
@@ -82,7 +131,7 @@ pub struct PinGuard {
 
 impl PinGuard {
     pub(super) fn new(region: &Arc<RegionInner>, pages: Range<u64>) -> Self {
-        region.pins.guard(pages.clone());
+        region.pins.guard(&pages);
         PinGuard { region: region.clone(), pages }
     }
 }
@@ -92,7 +141,45 @@ impl Drop for PinGuard {
         if self.region.process != std::process::id() {
             return; // a child made by `fork`: who held the lock is not here
         }
-        remove(&mut lock(&self.region.pins.state).guarded, &self.pages);
-        self.region.pins.changed.notify_all();
+        lock(&self.region.pins.state).guards.remove(&self.pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        /// Against a counter for each page.
+        #[test]
+        fn guards_are_counted_by_page(steps in prop::collection::vec((0u64..40, 1u64..12, any::<prop::sample::Index>()), 1..60)) {
+            let mut counts = Counts::default();
+            let mut guards: Vec<Range<u64>> = Vec::new();
+            let mut plain = [0usize; 64];
+            for (start, len, pick) in steps {
+                if start % 3 == 0 && !guards.is_empty() {
+                    let gone = guards.swap_remove(pick.index(guards.len()));
+                    counts.remove(&gone);
+                    gone.for_each(|page| plain[page as usize] -= 1);
+                } else {
+                    let new = start..start + len;
+                    counts.add(&new);
+                    guards.push(new.clone());
+                    new.for_each(|page| plain[page as usize] += 1);
+                }
+                for (page, count) in plain.iter().enumerate() {
+                    let page = page as u64;
+                    let run = counts.0.range(..=page).next_back().filter(|(_, (end, _))| *end > page);
+                    prop_assert_eq!(run.map_or(0, |(_, (_, count))| *count), *count);
+                    let first = (page..64).find(|page| plain[*page as usize] > 0);
+                    let found = counts.first_in(&(page..64));
+                    prop_assert_eq!(found.as_ref().map(|run| run.start), first);
+                    prop_assert!(found.is_none_or(|run| run.into_iter().all(|page| plain[page as usize] > 0)));
+                }
+            }
+        }
     }
 }

@@ -7,6 +7,7 @@ use super::{Run, State, Tally};
 use crate::backend::{Call, Tracker};
 use crate::engine::mprotect::slot::Slot;
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
+use crate::migrate::legs::Item;
 use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, thread};
@@ -22,13 +23,22 @@ pub(super) struct Vacated {
     pub(super) marked: bool,
 }
 
+impl Vacated {
+    /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other threads of the process from mapping while they last.
+    fn pieces(self) -> impl Iterator<Item = Vacated> {
+        const BYTES: usize = 16 << 20;
+        let pieces = self.run.pieces(BYTES / self.share.page_size().bytes());
+        pieces.map(move |run| Vacated { run, ..self.clone() })
+    }
+}
+
 impl Run {
     /// After the last page: give everything back and deliver the report.
     pub(super) fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Run { backend, legs, state, settings, slots, shared, .. } = self;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let State { items, vacated, tally, .. } = state;
+        let State { mut items, vacated, tally, .. } = state;
         let Tally { mut warnings, mut calls, .. } = tally;
         if settings.engine == Engine::Precopy && tally.not_followed > 0 {
             let why = tally.not_followed_why.unwrap_or_default();
@@ -66,15 +76,17 @@ impl Run {
                 warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
             }
         }
-        // From here on others may move these pages again. What they need for it may be what they have left.
+        // From here on others may move these pages again. What they need for it may be what these have left, so nobody learns that they may before all
+        // frames are free or announced.
         let vacated = merged(vacated);
         vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
+        items.iter_mut().for_each(Item::give_back_unused);
         drop(items);
         drop(legs);
         shared.start_recycling();
         let recycling = Instant::now();
         let cpu_before = pageleap_sys::thread_cpu_time_ns();
-        for Vacated { share, run, tracker, marked } in vacated {
+        for Vacated { share, run, tracker, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
             if marked {
                 share.take_marks(run, |addr, len| match tracker {
                     // SAFETY: the alias of frames that nobody uses.
