@@ -309,18 +309,42 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "guards-ignored",
         file: PINS,
-        find: "return Err(first.start.max(pages.start)..first.end.min(pages.end));",
-        replace: "let _ = first;",
+        find: "            return Err(first);",
+        replace: "            let _ = first;",
         why: "pages move although a device has their frames",
         caught_by: Checker::Shuttle,
     },
     Mutant {
         name: "guard-given-too-early",
         file: PINS,
-        find: "while state.moving.iter().any(|moving| overlap(moving, &pages)) {",
+        find: "while state.moving.iter().any(|moving| overlap(moving, pages)) {",
         replace: "while false {",
         why: "a guard is given while an attempt moves its pages",
         caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "attempt-hides-from-guards",
+        file: RUN,
+        find: "match region.pins.start_moving(&area.pages) {",
+        replace: "match region.pins.start_moving(&area.pages).map(drop) {",
+        why: "guards do not wait for the attempt that moves their pages",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "claims-before-frames",
+        file: CONCLUDE,
+        find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        items.iter_mut().for_each(Item::give_back_unused);\n        drop(items);",
+        replace: "        drop(items);\n        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));",
+        why: "whoever may move the pages again finds no frames for them",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "announced-and-never-there",
+        file: "crates/pageleap/src/pool/share.rs",
+        find: "        lock(&self.0.state).announced -= run.frames;",
+        replace: "        if result.is_ok() {\n            lock(&self.0.state).announced -= run.frames;\n        }",
+        why: "whoever needs frames waits for ever for some that are out of circulation",
+        caught_by: Checker::Unit,
     },
     Mutant {
         name: "never-hold",
@@ -370,6 +394,7 @@ const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
+const CONCLUDE: &str = "crates/pageleap/src/migrate/run/conclude.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 

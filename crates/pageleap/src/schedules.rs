@@ -502,6 +502,46 @@ fn shuttle_everything_at_once_with_few_switches() {
     without_refusals(PctScheduler::new(4, iterations()));
 }
 
+/// Who gets the claims on what a job has moved gets the frames too that it has vacated, and needs no luck for it.
+#[test]
+fn shuttle_a_leap_back_finds_its_frames() {
+    const PAGES: usize = 4;
+    let busy = Arc::new(AtomicU64::new(0));
+    let counts = busy.clone();
+    explore(RandomScheduler::new(iterations()), move || {
+        let backend: Arc<dyn Backend> = Arc::new(Model::new());
+        let pools = [0, 1].map(|node| {
+            let pool = Pool::builder(NodeId(node), (PAGES * BASE_PAGE) as u64).threads(1);
+            pool.backend(backend.clone()).build().unwrap()
+        });
+        let region = Region::reserve_with(backend, PAGES * BASE_PAGE, PageSize::Base).unwrap();
+        region.grow(PAGES * BASE_PAGE, &pools[0]).unwrap();
+        let start = |to: &Pool| {
+            let engine = [EngineChoice::Mprotect, EngineChoice::Precopy][below(2)];
+            let job = Migration::new().range(&region, 0..PAGES * BASE_PAGE, to).engine(engine);
+            job.area_bytes((1 + below(3)) * BASE_PAGE).threads(1 + below(2)).start()
+        };
+        let there = start(&pools[1]).unwrap();
+        // A cancelled job also has frames that it did not use.
+        if below(3) == 0 {
+            there.cancel();
+        }
+        let back = loop {
+            match start(&pools[0]) {
+                Ok(job) => break job,
+                Err(Error::RangeBusy { .. }) => counts.fetch_add(1, Relaxed),
+                Err(error) => panic!("LOST frames: {error}"),
+            };
+            thread::yield_now();
+        };
+        assert!(back.wait().ended.is_completed());
+        drop(there.wait());
+        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+        assert_eq!(pools[1].free_bytes(), pools[1].bytes());
+    });
+    expect(&[("starts that came too early", &busy)]);
+}
+
 /// The same while one call, any, is refused: before its effect, after it, or half-way.
 #[test]
 fn shuttle_everything_at_once_and_one_call_is_refused() {

@@ -503,7 +503,7 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
                 continue;
             }
         };
-        let calls: u64 = harmless[0].calls.iter().map(|(_, n)| n).sum();
+        let calls: u64 = harmless[0].calls.values().sum();
         let mut random = Random::new(page.bytes() as u64);
         for first in 1..=calls + 10 {
             // The inner one does not see the call that the outer one has failed.
@@ -527,7 +527,7 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
         };
         let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
         let (_, reports) = run(Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM });
-        let calls: u64 = reports[0].calls.iter().map(|(_, n)| n).sum();
+        let calls: u64 = reports[0].calls.values().sum();
         assert!(calls > 300, "{}", reports[0]);
         let mut random = Random::new(engine as u64 + 1);
         let struck = (0..RUNS).filter(|run_number| {

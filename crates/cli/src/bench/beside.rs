@@ -15,7 +15,9 @@ use crate::writer::WriteLog;
 
 /// Of so many words, one for each base page, the last is the kernel's to write.
 pub const KERNEL_EVERY: usize = BASE_PAGE / size_of::<u64>();
-/// Between two words that the kernel writes: often enough to meet many areas, and rarely enough to cost nobody a measurable share of a CPU.
+/// Words that one call writes, evenly spread: some of them lie in the area that is moving, whichever it is.
+const SPREAD: usize = 128;
+/// Between two calls: often enough to meet most areas, and rarely enough to cost nobody a measurable share of a CPU.
 const KERNEL_PAUSE: Duration = Duration::from_millis(2);
 /// Set in every value that the kernel writes, and in no other.
 const KERNEL_MARK: u64 = 1 << 62;
@@ -27,14 +29,14 @@ const BYSTANDER_BYTES: usize = 256 << 10;
 pub struct KernelLog {
     /// The last value of each word that is the kernel's; 0 where it has written none.
     pub last: Vec<u64>,
-    /// How many it has written.
-    pub writes: u64,
-    /// How many calls failed with EFAULT and were repeated.
+    /// How many calls have written.
+    pub calls: u64,
+    /// How many of them failed with EFAULT, or stopped short, and had to be repeated.
     pub efaults: u64,
 }
 
-/// Has `pread` write words of a region, one in each base page, in steps over all of it, until `stage` says stop. `written` writes have come before.
-pub fn kernel_writer(words: &[AtomicU64], written: u64, stage: &Stage) -> Result<KernelLog, Stop> {
+/// Has `preadv` write words of a region, one in each base page and [`SPREAD`] in each call, until `stage` says stop. `calls` have come before.
+pub fn kernel_writer(words: &[AtomicU64], calls: u64, stage: &Stage) -> Result<KernelLog, Stop> {
     // SAFETY: a constant name; the descriptor is fresh, and the file takes it over.
     let file = unsafe {
         let fd = libc::memfd_create(c"pageleap-bench".as_ptr(), libc::MFD_CLOEXEC);
@@ -44,30 +46,50 @@ pub fn kernel_writer(words: &[AtomicU64], written: u64, stage: &Stage) -> Result
         File::from_raw_fd(fd)
     };
     let pages = words.len() / KERNEL_EVERY;
+    let spread = SPREAD.min(pages);
     let mut log = KernelLog { last: vec![0; pages], ..KernelLog::default() };
     while !stage.stopped() {
-        let value = KERNEL_MARK | (written + log.writes);
-        // An odd step meets every page of a region whose number of pages is a power of two.
-        let page = (value as usize).wrapping_mul(0x9E37_79B9) % pages;
-        let word = &words[page * KERNEL_EVERY + KERNEL_EVERY - 1];
-        std::os::unix::fs::FileExt::write_all_at(&file, &value.to_ne_bytes(), 0).context("pwrite")?;
-        loop {
-            // SAFETY: the kernel writes the eight bytes of a word that nobody else writes.
-            match unsafe { libc::pread(file.as_raw_fd(), word.as_ptr().cast(), size_of::<u64>(), 0) } {
-                8 => break,
-                _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT) => log.efaults += 1,
-                got => {
-                    let error = anyhow::Error::from(std::io::Error::last_os_error());
-                    return Err(error.context(format!("pread returned {got}")).into());
-                }
-            }
-            thread::yield_now();
-        }
-        log.last[page] = value;
-        log.writes += 1;
+        let value = KERNEL_MARK | (calls + log.calls);
+        // A step that meets every page in the end.
+        let first = (log.calls as usize).wrapping_mul(0x9E37_79B9) % pages;
+        let chosen: Vec<usize> = (0..spread).map(|at| (first + at * pages / spread) % pages).collect();
+        let pieces: Vec<libc::iovec> = chosen
+            .iter()
+            .map(|page| words[page * KERNEL_EVERY + KERNEL_EVERY - 1].as_ptr())
+            .map(|word| libc::iovec { iov_base: word.cast(), iov_len: size_of::<u64>() })
+            .collect();
+        let data: Vec<u8> = value.to_ne_bytes().repeat(spread);
+        std::os::unix::fs::FileExt::write_all_at(&file, &data, 0).context("pwrite")?;
+        log.efaults += u64::from(read_words(&file, &pieces)?);
+        chosen.into_iter().for_each(|page| log.last[page] = value);
+        log.calls += 1;
         thread::sleep(KERNEL_PAUSE);
     }
     Ok(log)
+}
+
+/// Has the kernel read the file into all the pieces. Returns whether that took more than one call.
+fn read_words(file: &File, pieces: &[libc::iovec]) -> Result<bool, Stop> {
+    let mut done = 0;
+    let mut failed = false;
+    loop {
+        let rest = &pieces[done..];
+        let at = (done * size_of::<u64>()) as libc::off_t;
+        // SAFETY: the kernel writes the eight bytes of words that nobody else writes.
+        let got = unsafe { libc::preadv(file.as_raw_fd(), rest.as_ptr(), rest.len() as libc::c_int, at) };
+        let error = std::io::Error::last_os_error();
+        match usize::try_from(got) {
+            // A word that was begun is written again.
+            Ok(bytes) => done += bytes / size_of::<u64>(),
+            Err(_) if error.raw_os_error() == Some(libc::EFAULT) => {}
+            Err(_) => return Err(anyhow::Error::from(error).context("preadv").into()),
+        }
+        if done == pieces.len() {
+            return Ok(failed);
+        }
+        failed = true;
+        thread::yield_now();
+    }
 }
 
 /// Maps, faults and unmaps memory that has nothing to do with the region, all the time, until `stage` says stop. The log has no writes but rounds, and
@@ -77,8 +99,7 @@ pub fn bystander(shadow: Vec<u64>, stage: &Stage, completed: &AtomicU64) -> Writ
     let mut gaps = Times::new();
     let (mut last_end, mut last_phase) = (Instant::now(), stage.phase());
     while !stage.stopped() {
-        map_and_fault();
-        log.writes += 1;
+        log.writes += u64::from(map_and_fault());
         completed.store(log.writes, Ordering::Relaxed);
         let (now, phase) = (Instant::now(), stage.phase());
         gaps.add(Phase::of_interval(last_phase, phase), now - last_end);
@@ -87,18 +108,19 @@ pub fn bystander(shadow: Vec<u64>, stage: &Stage, completed: &AtomicU64) -> Writ
     WriteLog { gaps, ..log }
 }
 
-fn map_and_fault() {
+/// Returns whether there was a mapping to be had.
+fn map_and_fault() -> bool {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a fresh mapping at an address that the kernel chooses, written within its bounds and unmapped again.
     unsafe {
         let memory = libc::mmap(std::ptr::null_mut(), BYSTANDER_BYTES, access, kind, -1, 0);
         if memory == libc::MAP_FAILED {
-            return; // the rate shows it
+            return false;
         }
         for at in (0..BYSTANDER_BYTES).step_by(BASE_PAGE) {
             memory.cast::<u8>().add(at).write_volatile(1);
         }
-        libc::munmap(memory, BYSTANDER_BYTES);
+        libc::munmap(memory, BYSTANDER_BYTES) == 0
     }
 }
 
@@ -118,17 +140,56 @@ mod tests {
         })
     }
 
+    fn words(pages: usize) -> Vec<AtomicU64> {
+        (0..pages * KERNEL_EVERY).map(|_| AtomicU64::new(0)).collect()
+    }
+
     #[test]
     fn the_kernel_writes_one_word_of_each_page() {
-        let words: Vec<AtomicU64> = (0..4 * KERNEL_EVERY).map(|_| AtomicU64::new(0)).collect();
+        let words = words(300);
         let written = || words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
-        let log = while_running(|stage| kernel_writer(&words, 5, stage).ok().unwrap(), || written() == 4);
-        assert_eq!((written(), log.efaults), (4, 0));
+        let log = while_running(|stage| kernel_writer(&words, 5, stage).ok().unwrap(), || written() == 300);
+        assert_eq!((written(), log.efaults), (300, 0));
         for (page, last) in log.last.iter().enumerate() {
             let at = page * KERNEL_EVERY + KERNEL_EVERY - 1;
             assert_eq!(words[at].load(Ordering::Relaxed), *last);
-            assert!(*last & !KERNEL_MARK >= 5 && *last & !KERNEL_MARK < 5 + log.writes);
+            assert!(*last & !KERNEL_MARK >= 5 && *last & !KERNEL_MARK < 5 + log.calls);
         }
+    }
+
+    #[test]
+    fn calls_that_fail_are_counted_and_repeated() {
+        // A region whose second page may not be written for a while.
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping, looked at as atomics, which all bytes are.
+        let (base, words) = unsafe {
+            let base = libc::mmap(std::ptr::null_mut(), 2 * BASE_PAGE, access, kind, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            (base.cast::<u8>(), std::slice::from_raw_parts(base.cast::<AtomicU64>(), 2 * KERNEL_EVERY))
+        };
+        let protect = |access| {
+            // SAFETY: a page of that mapping, which this thread does not touch meanwhile.
+            assert_eq!(unsafe { libc::mprotect(base.add(BASE_PAGE).cast(), BASE_PAGE, access) }, 0);
+        };
+        protect(libc::PROT_READ);
+        let first = &words[KERNEL_EVERY - 1];
+        let closed = std::cell::Cell::new(true);
+        let log = while_running(
+            |stage| kernel_writer(words, 0, stage).ok().unwrap(),
+            || {
+                // The call that has written the first word is stuck at the second one.
+                if closed.get() && first.load(Ordering::Relaxed) != 0 {
+                    thread::sleep(KERNEL_PAUSE);
+                    protect(access);
+                    closed.set(false);
+                }
+                first.load(Ordering::Relaxed) & !KERNEL_MARK >= 3
+            },
+        );
+        assert_eq!(log.efaults, 1);
+        assert_eq!(words[2 * KERNEL_EVERY - 1].load(Ordering::Relaxed), log.last[1]);
+        // SAFETY: nobody looks at it any more.
+        unsafe { libc::munmap(base.cast(), 2 * BASE_PAGE) };
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub struct Leap {
     pub during_per_s: Option<f64>,
     /// Gaps between the writer's batches.
     pub gaps: Times,
-    /// Calls by which the kernel writes that failed with EFAULT; `None` if it writes nothing.
+    /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if it writes nothing.
     pub efaults: Option<u64>,
     /// First touch of all pages less a second one.
     pub first_touch_ns: i64,
@@ -109,7 +109,7 @@ fn under_load<T>(
     load: Load,
     body: impl FnOnce(&Region, &Pool, &Stage, &AtomicU64) -> Result<T, Stop>,
 ) -> Result<(T, Times, Option<u64>), Stop> {
-    let Place { region, destination, shadow, written, kernel_written, .. } = place;
+    let Place { region, destination, shadow, written, kernel_calls, .. } = place;
     let (stage, completed) = (Stage::new(), AtomicU64::new(0));
     if load.work == Work::Rest {
         return Ok((body(region, destination, &stage, &completed)?, Times::new(), None));
@@ -133,7 +133,7 @@ fn under_load<T>(
             }
         };
         let worker = worker.context("no thread for the load")?;
-        let before = *kernel_written;
+        let before = *kernel_calls;
         let by_kernel = matches!(load.work, Work::Write(..)).then(|| {
             thread("kernel-writer").spawn_scoped(scope, move || beside::kernel_writer(words, before, stage))
         });
@@ -152,11 +152,11 @@ fn under_load<T>(
         Ok::<_, Stop>((result, log, kernel.transpose()?))
     })?;
     *shadow = log.shadow;
-    if let Some(KernelLog { last, writes, .. }) = &kernel {
+    if let Some(KernelLog { last, calls, .. }) = &kernel {
         for (page, value) in last.iter().enumerate().filter(|(_, value)| **value != 0) {
             shadow[page * KERNEL_EVERY + KERNEL_EVERY - 1] = *value;
         }
-        *kernel_written += writes;
+        *kernel_calls += calls;
     }
     if load.work != Work::Map {
         *written += log.writes;

@@ -30,8 +30,8 @@ pub struct Place {
     pub shadow: Vec<u64>,
     /// Writes so far.
     pub written: u64,
-    /// Those that the kernel has made for a thread.
-    pub kernel_written: u64,
+    /// Calls so far by which the kernel has written for a thread.
+    pub kernel_calls: u64,
 }
 
 impl Place {
@@ -48,7 +48,7 @@ impl Place {
         for (word, value) in region.atomics_u64(0..region.len())?.iter().zip(&shadow) {
             word.store(*value, Ordering::Relaxed);
         }
-        Ok(Place { region, source, destination, shadow, written: 0, kernel_written: 0 })
+        Ok(Place { region, source, destination, shadow, written: 0, kernel_calls: 0 })
     }
 
     /// Why an engine cannot be measured here: tried with a page, which goes back.

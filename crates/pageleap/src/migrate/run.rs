@@ -14,8 +14,8 @@ use super::pace::{Pace, Rate, Seen};
 use super::plan::{Area, Pressure, RetryPolicy};
 use super::report::{Engine, PageOutcome, Waits};
 use crate::affinity;
-use crate::backend::{Backend, Call, Errno, Mapping, Prot, Tracker};
-use crate::engine::commit::{Effort, Parked, Step, Target, map_again};
+use crate::backend::{Backend, Call, Errno, Prot, Tracker};
+use crate::engine::commit::{Effort, Parked, Step, Target};
 use crate::engine::mprotect::fault::{self, MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::engine::{mprotect, precopy};
@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
-use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
+use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use conclude::Vacated;
 
@@ -623,62 +623,6 @@ impl Run {
             attributes::advise(&*self.backend, addr, len, &now, wanted)
                 .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
                 .and_then(|()| attributes::relock(&*self.backend, addr, len, wanted))
-        }
-    }
-
-    /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
-    fn join_mappings(&self, slot: &Slot) {
-        let mut finished = Vec::new();
-        {
-            let state = lock(&self.state);
-            for leg in &self.legs {
-                let item = &state.items[leg.item];
-                let region = item.claim.region();
-                if !region.page.is_hugetlb() {
-                    continue;
-                }
-                let extents = lock(&region.extents);
-                let moved = extents.within(leg.pages.clone()).filter(|e| e.share == leg.to);
-                for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
-                    let (addr, len) = (
-                        region.addr(extent.pages.start),
-                        region.bytes(extent.pages.end - extent.pages.start),
-                    );
-                    finished.push((
-                        leg,
-                        Mapping {
-                            addr,
-                            len,
-                            file: leg.to.0.file,
-                            offset: leg.to.0.offset_of(extent.first_frame),
-                            prot: leg.attributes.prot,
-                            populate: true,
-                        },
-                    ));
-                }
-            }
-        }
-        for (leg, mapping) in finished {
-            let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
-            let mut effort = Effort::default();
-            let closed_at = monotonic_ns();
-            // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
-            let restored = unsafe {
-                map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
-                    self.restore_attributes(leg, &span, false)
-                })
-            };
-            let mut state = lock(&self.state);
-            // As every window: nobody waits longer than from before the first call to after the last.
-            state.tally.record_window(monotonic_ns() - closed_at, &self.settings.pace);
-            state.tally.count(&effort);
-            state.tally.repairs += effort.repairs;
-            let (joined, restored) = restored;
-            state
-                .tally
-                .warnings
-                .extend(joined.err().map(|errno| format!("mappings stay apart: mmap failed with {errno}")));
-            state.tally.warnings.extend(restored.err().map(attribute_lost));
         }
     }
 }

@@ -578,3 +578,31 @@ impl fmt::Debug for Share {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{FailAt, FailMode, Model};
+    use crate::pool::Pool;
+
+    /// What cannot be mapped again is not waited for, and is had as soon as it can.
+    #[test]
+    fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
+        const FRAMES: u64 = 4;
+        let failing = Arc::new(FailAt::new(Arc::new(Model::new()), 1, FailMode::Before, Errno(libc::ENOMEM)));
+        let bytes = FRAMES * PageSize::Base.bytes() as u64;
+        let pool = Pool::builder(NodeId(0), bytes).threads(1).backend(failing.clone()).build().unwrap();
+        let [share] = pool.shares() else { panic!("a pool of one node has one share") };
+        let all = share.take(FRAMES, 0).unwrap();
+        let run = all[0];
+        share.announce(run);
+        lock(&share.0.state).torn.set(run, true);
+        failing.arm();
+        share.give_back_announced(run).unwrap_err();
+        assert_eq!(failing.struck(), Some(Call::Map));
+        // It would wait for ever if they were still announced.
+        assert_eq!(share.take(FRAMES, 0).unwrap(), all);
+        share.give_back(run).unwrap();
+        assert_eq!(share.free_bytes(), bytes);
+    }
+}

@@ -1,16 +1,18 @@
-//! The end of a job: vacated frames are made ready for use again, everything is given back, and the report is made.
+//! The end of a job, or of many areas: mappings are joined; vacated frames are made ready for use again, everything is given back, and the report is made.
 
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::{Run, State, Tally};
-use crate::backend::{Call, Tracker};
-use crate::engine::mprotect::slot::Slot;
+use super::{Run, State, Tally, attribute_lost};
+use crate::backend::{Call, Mapping, Tracker};
+use crate::engine::commit::{Effort, map_again};
+use crate::engine::mprotect::fault::SLOTS;
+use crate::engine::mprotect::slot::{Slot, Span};
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
 use crate::migrate::legs::Item;
 use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
-use crate::sync::{Instant, thread};
+use crate::sync::{Instant, lock, monotonic_ns, thread};
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
@@ -137,6 +139,62 @@ impl Run {
                 .collect(),
             warnings,
         });
+    }
+
+    /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
+    pub(super) fn join_mappings(&self, slot: &Slot) {
+        let mut finished = Vec::new();
+        {
+            let state = lock(&self.state);
+            for leg in &self.legs {
+                let item = &state.items[leg.item];
+                let region = item.claim.region();
+                if !region.page.is_hugetlb() {
+                    continue;
+                }
+                let extents = lock(&region.extents);
+                let moved = extents.within(leg.pages.clone()).filter(|e| e.share == leg.to);
+                for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
+                    let (addr, len) = (
+                        region.addr(extent.pages.start),
+                        region.bytes(extent.pages.end - extent.pages.start),
+                    );
+                    finished.push((
+                        leg,
+                        Mapping {
+                            addr,
+                            len,
+                            file: leg.to.0.file,
+                            offset: leg.to.0.offset_of(extent.first_frame),
+                            prot: leg.attributes.prot,
+                            populate: true,
+                        },
+                    ));
+                }
+            }
+        }
+        for (leg, mapping) in finished {
+            let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
+            let mut effort = Effort::default();
+            let closed_at = monotonic_ns();
+            // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
+            let restored = unsafe {
+                map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
+                    self.restore_attributes(leg, &span, false)
+                })
+            };
+            let mut state = lock(&self.state);
+            // As every window: nobody waits longer than from before the first call to after the last.
+            state.tally.record_window(monotonic_ns() - closed_at, &self.settings.pace);
+            state.tally.count(&effort);
+            state.tally.repairs += effort.repairs;
+            let (joined, restored) = restored;
+            state
+                .tally
+                .warnings
+                .extend(joined.err().map(|errno| format!("mappings stay apart: mmap failed with {errno}")));
+            state.tally.warnings.extend(restored.err().map(attribute_lost));
+        }
     }
 }
 
