@@ -31,7 +31,7 @@ pub enum BenchCommand {
 /// and nothing here is a NUMA speed-up.
 ///
 /// The writer keeps a shadow copy, which is compared with the region after every leap, and so does a thread beside it for which
-/// the kernel writes words of 128 pages every 2 ms (preadv). They end with the job, so that rates and gaps include the recycling of vacated
+/// the kernel writes words of 64 pages every 5 ms (preadv). They end with the job, so that rates and gaps include the recycling of vacated
 /// frames. Threads are not bound to CPUs; use `numactl` for that.
 ///
 /// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request that this machine or

@@ -16,9 +16,9 @@ use crate::writer::WriteLog;
 /// Of so many words, one for each base page, the last is the kernel's to write.
 pub const KERNEL_EVERY: usize = BASE_PAGE / size_of::<u64>();
 /// Words that one call writes, evenly spread: some of them lie in the area that is moving, whichever it is.
-const SPREAD: usize = 128;
+const SPREAD: usize = 64;
 /// Between two calls: often enough to meet most areas, and rarely enough to cost nobody a measurable share of a CPU.
-const KERNEL_PAUSE: Duration = Duration::from_millis(2);
+const KERNEL_PAUSE: Duration = Duration::from_millis(5);
 /// Set in every value that the kernel writes, and in no other.
 const KERNEL_MARK: u64 = 1 << 62;
 /// What the bystander maps and faults each time.

@@ -56,7 +56,7 @@ pub struct Row {
     pub window_p99_ns: Option<u64>,
     /// Longest of all runs.
     pub window_max_ns: Option<u64>,
-    /// Calls (preadv into 128 pages all over the region, every 2 ms) that failed with EFAULT or stopped short, in all runs; null where nobody writes.
+    /// Calls (preadv into 64 pages all over the region, every 5 ms) that failed with EFAULT or stopped short, in all runs; null where nobody writes.
     pub efault_count: Option<u64>,
     /// Writing a word of each 4 KB after the leap, less doing so again: what the leap leaves for later. Below 0 where that
     /// is less than the noise.
@@ -185,7 +185,7 @@ beside/s  writes per second beside a memcpy; kept: the share of them during the 
           takes more from the writer, or it caught up)
 gap       longest time between two batches of writes, the writer's pauses included; p99.9: of 1000, 999 were not longer
 window    time for which an area was closed to its users: of 100, 99 were not longer; longest: the longest one
-efault    calls by which the kernel writes into 128 pages (preadv, every 2 ms) that failed or stopped short; they are repeated
+efault    calls by which the kernel writes into 64 pages (preadv, every 5 ms) that failed or stopped short; they are repeated
 touch     writing a word of each 4 KiB after the leap, less doing so again: paid later, not in the ratio
 recycle   CPU time after the last page has moved, to make vacated frames ready for use again: not in the ratio either
 memory    anonymous memory at most, beyond that before the leap (-: over before it could be seen)
