@@ -197,8 +197,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "finished-without-the-lock",
         file: "crates/pageleap/src/migrate/job.rs",
-        find: "        self.enter(Phase::Finished);\n        drop(slot);",
-        replace: "        drop(slot);\n        self.enter(Phase::Finished);",
+        find: "        self.phase.store(phase as u8, Ordering::Release);\n        drop(slot);",
+        replace: "        drop(slot);\n        self.phase.store(phase as u8, Ordering::Release);",
         why: "whoever waits for a job can miss its end and sleep for ever",
         caught_by: Checker::Shuttle,
     },
