@@ -100,7 +100,6 @@ fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool)
 fn parts_of_regions_change_places_under_writers() {
     const PART: usize = 512 << 10;
     const PARTS: usize = 3;
-    const ROUNDS: usize = 25;
     let _turn = turn();
     let bytes = PART * PARTS;
     // The third pool lies on the first one's node: it is another pool all the same.
@@ -115,7 +114,7 @@ fn parts_of_regions_change_places_under_writers() {
                 let (pools, regions, moved) = (&pools, &regions, &moved);
                 scope.spawn(move || {
                     let mut random = Random::new(part as u64 + 77);
-                    for _ in 0..ROUNDS {
+                    for _ in 0..8 * common::stress_seconds() {
                         let range = part * PART..(part + 1) * PART;
                         // All of it, or parts of it that lie anywhere.
                         let pieces = 1 + random.below(4) as usize;

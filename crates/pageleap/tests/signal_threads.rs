@@ -88,7 +88,7 @@ fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
                         });
                         let _stop = StopOnDrop(&stop);
                         let (pools, region) = scene();
-                        for round in 0..100 {
+                        for round in 0..200 {
                             leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
                         }
                     });
@@ -111,7 +111,7 @@ fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
                             }
                             let _stop = StopOnDrop(&stop);
                             let (pools, region) = scene();
-                            for round in 0..100 {
+                            for round in 0..200 {
                                 leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
                             }
                         });

@@ -49,14 +49,17 @@ const AT_A_TIME: usize = 2;
 const TEST_SECONDS: u64 = 240;
 
 /// Tests that take minutes where every instruction is emulated: they run with `--full` only, and have [`SLOW_TEST_SECONDS`] then.
-const SLOW: [&str; 9] = [
+const SLOW: [&str; 12] = [
+    "attributes::a_moving_neighbour_lends_no_attributes",
     "demo::an_interrupted_run_ends_cleanly",
     "demo::every_rate_and_engine_keeps_all_writes",
     "demo::text_says_what_was_verified",
     "doctor::its_verdict_is_what_a_leap_shows",
     "doctor::missing_and_read_only_mounts_are_named",
+    "fault_injection::on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left",
     "fault_injection::on_the_kernel_any_call_may_fail_under_load",
     "fault_injection::on_the_model_any_call_may_fail",
+    "signal_threads::threads_that_block_the_signal_for_an_instant_are_no_obstacle",
     "contract::children_do_not_get_regions_and_disturb_no_leap",
     "contract::a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote",
 ];
@@ -66,7 +69,7 @@ const SLOW_TEST_SECONDS: u64 = 1800;
 const STRESS_SECONDS: &str = "1";
 
 /// Random programs in a guest, except with `--full`.
-const PROPTEST_CASES: &str = "25";
+const PROPTEST_CASES: &str = "15";
 
 /// The topology and the kernel of what needs only one, and the topology that runs on all kernels.
 const USUAL_TOPOLOGY: &str = "two-nodes";

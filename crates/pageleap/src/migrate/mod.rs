@@ -79,9 +79,6 @@ pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// What areas of the engine `precopy` grow to while few of their pages are written: larger ones only lengthen the freeze.
 const LARGEST_AREA_BYTES: usize = 16 << 20;
 
-/// What they shrink to where windows are longer than the wait budget.
-const SMALLEST_AREA_BYTES: usize = 64 << 10;
-
 /// Describes a migration, then starts it. All ranges given are one job.
 #[derive(Debug)]
 pub struct Migration<'a> {
@@ -183,7 +180,7 @@ impl<'a> Migration<'a> {
     }
 
     /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said. Each thread may be ahead by an
-    /// area, which is no larger than what the rate copies in 10 ms if areas of 64 KB, or of one page, allow that. Time in which nothing could be copied is not
+    /// area, which is no larger than 2 MB or what the rate copies in 10 ms. Time in which nothing could be copied is not
     /// made up for.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
@@ -286,12 +283,13 @@ impl<'a> Migration<'a> {
         }
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
-        let at_most = |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)));
+        let at_most =
+            |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes));
         let pace = match self.area_bytes {
             None if engine == Engine::Precopy => Pace::adaptive(
                 pages(area_bytes),
-                pages(SMALLEST_AREA_BYTES),
-                at_most(LARGEST_AREA_BYTES).max(pages(SMALLEST_AREA_BYTES)),
+                pages(area_bytes),
+                at_most(LARGEST_AREA_BYTES),
                 self.wait_budget,
             ),
             None => Pace::fixed(at_most(area_bytes), self.wait_budget),

@@ -333,7 +333,8 @@ fn named(threads: &[(String, String)]) -> String {
     threads.iter().map(|(tid, name)| format!("{tid} ({name})")).collect::<Vec<_>>().join(", ")
 }
 
-/// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`.
+/// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`, and which run code of the process: the kernel's
+/// workers among its threads (io_uring, vhost) block all signals, and get EFAULT.
 fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {
@@ -342,7 +343,8 @@ fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<
         let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let blocked = field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
-        if blocked & 1 << (signal - 1) != 0 {
+        let stat = || std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        if blocked & 1 << (signal - 1) != 0 && !is_kernels(&stat()) {
             let name: String = field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
             blocking.push((task.file_name().to_string_lossy().into_owned(), name));
         }
@@ -350,9 +352,27 @@ fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<
     Ok(blocking)
 }
 
+/// Whether a line of `/proc/PID/stat` is that of a thread which the kernel has made for its own work.
+fn is_kernels(stat: &str) -> bool {
+    /// PF_IO_WORKER (io_uring, since 5.12) and PF_USER_WORKER (also vhost, since 6.4), of include/linux/sched.h.
+    const WORKER: u64 = 0x10 | 0x4000;
+    // The flags are the seventh field after the name, which may contain anything.
+    let flags = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & WORKER != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_the_kernel_are_told_from_threads_of_the_process() {
+        let line = |flags: u64| format!("5 (a) S 1) S 1 5 5 0 -1 {flags} 10 0 0 0 0 0 0 0 20 0");
+        assert!(is_kernels(&line(0x0040_4050)) && is_kernels(&line(0x4000)));
+        assert!(!is_kernels(&line(0x0040_0040)) && !is_kernels("") && !is_kernels("5 (a) S 1 5"));
+        let own = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        assert!(!is_kernels(&own), "{own}");
+    }
 
     #[test]
     fn region_ranges_are_found_until_removed_beyond_one_block() {

@@ -1,5 +1,6 @@
 //! The end of a job, or of many areas: mappings are joined; vacated frames are made ready for use again, everything is given back, and the report is made.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::engine::commit::{Effort, map_again};
 use crate::engine::mprotect::fault::SLOTS;
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
-use crate::migrate::legs::Item;
+use crate::migrate::legs::{Item, Leg};
 use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, lock, monotonic_ns, thread};
@@ -141,19 +142,38 @@ impl Run {
         });
     }
 
+    /// Legs whose mappings the kernel could join, if it did that: the first of each, and their pages. Where pages came from several runs of frames they are
+    /// several legs.
+    fn joined_legs(&self) -> Vec<(&Leg, Range<u64>)> {
+        let mut joined: Vec<(&Leg, Range<u64>)> = Vec::new();
+        for leg in &self.legs {
+            match joined.last_mut() {
+                Some((first, pages))
+                    if (first.item, &first.to, first.attributes) == (leg.item, &leg.to, leg.attributes)
+                        && pages.end == leg.pages.start
+                        && first.to_frame + (leg.pages.start - first.pages.start) == leg.to_frame =>
+                {
+                    pages.end = leg.pages.end;
+                }
+                _ => joined.push((leg, leg.pages.clone())),
+            }
+        }
+        joined
+    }
+
     /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
     pub(super) fn join_mappings(&self, slot: &Slot) {
         let mut finished = Vec::new();
         {
             let state = lock(&self.state);
-            for leg in &self.legs {
+            for (leg, pages) in self.joined_legs() {
                 let item = &state.items[leg.item];
                 let region = item.claim.region();
                 if !region.page.is_hugetlb() {
                     continue;
                 }
                 let extents = lock(&region.extents);
-                let moved = extents.within(leg.pages.clone()).filter(|e| e.share == leg.to);
+                let moved = extents.within(pages).filter(|e| e.share == leg.to);
                 for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
                     let (addr, len) = (
                         region.addr(extent.pages.start),
