@@ -16,7 +16,10 @@ use pageleap::pool::HugePageReservation;
 use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
 
 /// A region that takes long enough in single pages for a thread to step in between.
-const LONG: usize = 32 << 20;
+fn long() -> usize {
+    // Where every instruction is emulated an eighth is long enough.
+    if std::env::var("PAGELEAP_LAB").is_ok() { 4 << 20 } else { 32 << 20 }
+}
 
 fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
     Migration::new().range(region, 0..region.len(), to).area_bytes(region.page_size().bytes()).threads(1)
@@ -396,11 +399,11 @@ fn one_job_moves_several_regions_to_several_pools() {
 #[test]
 fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     let _turn = turn();
-    let pools = pools(PageSize::Base, LONG as u64).unwrap();
+    let pools = pools(PageSize::Base, long() as u64).unwrap();
     let [near, far] = &pools;
-    let region = Region::new(near, LONG).unwrap();
-    stamp(&region, 0..LONG, 1);
-    let pages = (LONG / 4096) as u64;
+    let region = Region::new(near, long()).unwrap();
+    stamp(&region, 0..long(), 1);
+    let pages = (long() / 4096) as u64;
 
     // At once: whatever it has done by then.
     let job = long_job(&region, far).start().unwrap();
@@ -409,7 +412,7 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     assert!(matches!(report.ended, Ended::Cancelled), "{report}");
     assert_eq!(report.pages.total(), pages);
     let moved_first = report.pages.migrated;
-    check_stamp(&region, 0..LONG, 1);
+    check_stamp(&region, 0..long(), 1);
 
     // In the middle.
     let job = long_job(&region, far).start().unwrap();
@@ -421,18 +424,18 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     assert_eq!(report.pages.unchanged, moved_first);
     let moved = report.pages.migrated + report.pages.unchanged;
     assert_eq!(far.free_bytes(), (pages - moved) * 4096);
-    assert_eq!(free(&pools), LONG as u64, "frames leaked");
-    check_stamp(&region, 0..LONG, 1);
+    assert_eq!(free(&pools), long() as u64, "frames leaked");
+    check_stamp(&region, 0..long(), 1);
     audit(&[near, far], &[&region]).unwrap();
 
     // The rest, and a cancellation that comes too late.
-    let job = migration(&region, 0..LONG, far).area_bytes(1 << 20).start().unwrap();
+    let job = migration(&region, 0..long(), far).area_bytes(1 << 20).start().unwrap();
     assert!(soon(|| job.is_finished()));
     job.cancel();
     let report = job.wait();
     assert!(report.ended.is_completed(), "{report}");
     assert_eq!(report.pages.migrated, pages - moved);
-    check_stamp(&region, 0..LONG, 1);
+    check_stamp(&region, 0..long(), 1);
     audit(&[near, far], &[&region]).unwrap();
 }
 
@@ -462,31 +465,31 @@ fn a_timeout_stops_a_job_between_areas() {
 #[test]
 fn dropping_a_job_cancels_it_and_waits() {
     let _turn = turn();
-    let pools = pools(PageSize::Base, LONG as u64).unwrap();
+    let pools = pools(PageSize::Base, long() as u64).unwrap();
     let [near, far] = &pools;
-    let region = Region::new(near, LONG).unwrap();
-    stamp(&region, 0..LONG, 1);
+    let region = Region::new(near, long()).unwrap();
+    stamp(&region, 0..long(), 1);
     let job = long_job(&region, far).start().unwrap();
     wait_until_something_moved(&job);
     drop(job);
     // Nothing of it runs any more: frames are back, the range is free for others.
-    assert_eq!(free(&pools), LONG as u64);
+    assert_eq!(free(&pools), long() as u64);
     let here = near.free_bytes();
-    assert!(here > 0 && here < LONG as u64, "it was stopped in the middle");
+    assert!(here > 0 && here < long() as u64, "it was stopped in the middle");
     audit(&[near, far], &[&region]).unwrap();
-    leap(&region, 0..LONG, near);
-    check_stamp(&region, 0..LONG, 1);
+    leap(&region, 0..long(), near);
+    check_stamp(&region, 0..long(), 1);
 }
 
 #[test]
 fn dropping_a_region_ends_its_job_and_frees_its_frames() {
     let _turn = turn();
-    let pools = pools(PageSize::Base, LONG as u64 + (64 << 10)).unwrap();
+    let pools = pools(PageSize::Base, long() as u64 + (64 << 10)).unwrap();
     let [near, far] = &pools;
     let other = Region::new(near, 64 << 10).unwrap();
     stamp(&other, 0..64 << 10, 2);
     for together in [false, true] {
-        let region = Region::new(near, LONG).unwrap();
+        let region = Region::new(near, long()).unwrap();
         let mut job = long_job(&region, far);
         if together {
             job = job.range(&other, 0..64 << 10, far);
@@ -497,7 +500,7 @@ fn dropping_a_region_ends_its_job_and_frees_its_frames() {
         assert!(job.is_finished(), "the drop returned before the job had ended");
         let report = job.wait();
         assert!(matches!(report.ended, Ended::RegionDropped), "{report}");
-        assert_eq!(free(&pools), 2 * LONG as u64 + (64 << 10), "frames leaked");
+        assert_eq!(free(&pools), 2 * long() as u64 + (64 << 10), "frames leaked");
         audit(&[near, far], &[&other]).unwrap();
         check_stamp(&other, 0..64 << 10, 2);
     }
@@ -516,8 +519,8 @@ fn readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> bool {
 #[test]
 fn a_job_becomes_readable_when_it_has_ended() {
     let _turn = turn();
-    let [near, far] = pools(PageSize::Base, LONG as u64).unwrap();
-    let region = Region::new(&near, LONG).unwrap();
+    let [near, far] = pools(PageSize::Base, long() as u64).unwrap();
+    let region = Region::new(&near, long()).unwrap();
     let job = long_job(&region, &far).start().unwrap();
     let fd = job.as_fd().try_clone_to_owned().unwrap();
     let mut before = 0;
@@ -538,14 +541,14 @@ fn a_job_becomes_readable_when_it_has_ended() {
     // Sleeping in poll(2) until the end.
     let job = long_job(&region, &near).start().unwrap();
     assert!(readable(job.as_fd(), -1) && job.is_finished());
-    assert_eq!(job.wait().pages.migrated, (LONG / 4096) as u64);
+    assert_eq!(job.wait().pages.migrated, (long() / 4096) as u64);
 }
 
 #[test]
 fn progress_only_grows() {
     let _turn = turn();
-    let [near, far] = pools(PageSize::Base, LONG as u64).unwrap();
-    let region = Region::new(&near, LONG).unwrap();
+    let [near, far] = pools(PageSize::Base, long() as u64).unwrap();
+    let region = Region::new(&near, long()).unwrap();
     let job = long_job(&region, &far).start().unwrap();
     let rank = |phase| match phase {
         Phase::Migrating => 0,
@@ -558,15 +561,15 @@ fn progress_only_grows() {
         let now = job.progress();
         assert!(rank(now.phase) >= rank(last.phase), "{last:?} then {now:?}");
         assert!(now.bytes_migrated >= last.bytes_migrated && now.bytes_copied >= last.bytes_copied);
-        assert_eq!(now.bytes_total, LONG as u64);
+        assert_eq!(now.bytes_total, long() as u64);
         assert!(now.bytes_migrated <= now.bytes_total, "{now:?}");
         steps += u64::from(now.bytes_migrated > last.bytes_migrated);
         last = now;
         rest();
     }
     assert!(steps > 2, "it was not seen while it ran");
-    assert_eq!(job.progress().bytes_migrated, LONG as u64);
-    assert_eq!(job.wait().bytes_copied, LONG as u64);
+    assert_eq!(job.progress().bytes_migrated, long() as u64);
+    assert_eq!(job.wait().bytes_copied, long() as u64);
 }
 
 #[test]

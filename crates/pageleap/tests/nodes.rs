@@ -46,6 +46,19 @@ fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
     nodes.iter().map(|node| meminfo(*node, field)).collect()
 }
 
+/// The same once it stays as it is: memory of processes that have ended may go a little later.
+fn settled(nodes: &[NodeId], field: &str) -> Vec<usize> {
+    let mut last = each_meminfo(nodes, field);
+    for _ in 0..50 {
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let now = each_meminfo(nodes, field);
+        if std::mem::replace(&mut last, now.clone()) == now {
+            break;
+        }
+    }
+    last
+}
+
 /// How many processes the kernel has killed for want of memory.
 fn oom_kills() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
@@ -96,7 +109,7 @@ fn pools_lie_on_their_nodes() {
             let field = if page.is_hugetlb() { "MemUsed" } else { "Shmem" };
             let free_huge =
                 || Topology::read().unwrap().nodes().iter().map(|n| n.free_huge(2 << 20)).collect::<Vec<_>>();
-            let (before, huge_before) = (each_meminfo(&nodes, field), free_huge());
+            let (before, huge_before) = (settled(&nodes, field), free_huge());
             let pool = match Pool::builder(*node, BYTES as u64).page_size(page).build() {
                 Ok(pool) => pool,
                 Err(error) => {
@@ -104,7 +117,7 @@ fn pools_lie_on_their_nodes() {
                     continue;
                 }
             };
-            let (after, huge_after) = (each_meminfo(&nodes, field), free_huge());
+            let (after, huge_after) = (settled(&nodes, field), free_huge());
             for j in 0..nodes.len() {
                 if page.is_hugetlb() {
                     let taken = huge_before[j] - huge_after[j];

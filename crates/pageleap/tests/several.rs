@@ -259,7 +259,7 @@ fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
                 peak.fetch_max(pool_mappings().len() as u64, Relaxed);
             }
         });
-        for round in 0..4 {
+        for round in 0..1 + common::stress_seconds() as usize {
             let job = Migration::new().engine(EngineChoice::Precopy).area_bytes(2 << 20);
             let job = job.range(&region, 0..bytes, &pools[(round + 1) % 2]).threads(2);
             let report = job.start().unwrap().wait();

@@ -16,7 +16,9 @@ use pageleap::{Engine, EngineChoice, Migration, PageSize, Region};
 const BYTES: usize = 4 << 20;
 /// Bytes of a call: several pages, and never whole ones.
 const CHUNK: usize = 20 << 10 | 123;
-const ROUNDS: usize = 400;
+fn rounds() -> usize {
+    130 * common::stress_seconds() as usize
+}
 
 /// Leaps by `precopy`, in areas of all sizes, while `body` runs, which can wait until all pages have leapt once more.
 fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
@@ -210,7 +212,7 @@ fn make(test: &str, calls: &[Call], write_before: bool, check: impl Fn(&mut Ends
         }
         while_leaping(|region, leap_again| {
             let mut shadow = vec![0u8; BYTES];
-            for round in 1..=ROUNDS {
+            for round in 1..=rounds() {
                 let data: Vec<u8> = (0..CHUNK).map(|i| (i * 31 + round * 7) as u8).collect();
                 let at = round * 4711 * 13 % (BYTES - CHUNK);
                 let bytes = &region[at..at + CHUNK];
@@ -265,7 +267,7 @@ fn entries_that_are_dropped_under_writers_lose_nothing() {
     }
     while_leaping(|region, leap_again| {
         let mut shadow = vec![0u8; BYTES];
-        for round in 1..=20 * ROUNDS {
+        for round in 1..=20 * rounds() {
             let at = (round * 4711 * 17 % (BYTES - 4096)) & !4095;
             let (byte, value) = (&region[at + round % 4096], round as u8);
             byte.store(value, Relaxed);
