@@ -10,10 +10,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    End, can_follow, case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools, run_case,
-    skip, soon, stamp, turn, vm_flags,
+    End, StopOnDrop, can_follow, case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools,
+    run_case, skip, soon, stamp, turn, vm_flags,
 };
-use moving::{BYTES, StopOnDrop, address, while_migrating};
+use moving::{BYTES, address, while_migrating};
 use pageleap::{BASE_PAGE, PageSize, Pool, Region};
 
 /// Where pools and regions are mapped now.

@@ -10,8 +10,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    PAGE_SIZES, Random, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size, surprises,
-    turn,
+    PAGE_SIZES, Random, StopOnDrop, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size,
+    surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{
@@ -363,14 +363,6 @@ fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
         }
         result
     })
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 fn touch_all(region: &Region, value: u64) {

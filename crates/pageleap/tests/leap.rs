@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
+    StopOnDrop, check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
     region_flags, rest, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
@@ -347,15 +347,6 @@ fn jobs_on_disjoint_ranges_run_at_the_same_time() {
         }
     });
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-}
-
-/// Ends the writers, also when a check fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 fn long_part<'a>(region: &'a Region, range: Range<usize>, to: &Pool) -> Migration<'a> {

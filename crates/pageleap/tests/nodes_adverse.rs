@@ -13,9 +13,9 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use common::{End, case, check_stamp, rest, run_case, soon, stamp, turn};
+use common::{End, StopOnDrop, case, check_stamp, rest, run_case, soon, stamp, turn};
 use filter::{Action, install_filter};
-use moving::StopOnDrop;
+
 use on_nodes::{check_on, for_page_sizes, go, lab_machine, several};
 use pageleap::topology::Topology;
 use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, observe};

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::{check_stamp, pools, skip, soon, stamp, turn};
+use common::{StopOnDrop, check_stamp, pools, skip, soon, stamp, turn};
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::{
     BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Region, Report,
@@ -166,12 +166,6 @@ fn while_leaping(body: impl FnOnce(&Region)) {
                 assert!(report.ended.is_completed(), "{report}");
             }
         });
-        struct StopOnDrop<'a>(&'a AtomicBool);
-        impl Drop for StopOnDrop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Relaxed);
-            }
-        }
         let _stop = StopOnDrop(&stop);
         body(&region);
         let now = leaps.load(Relaxed);

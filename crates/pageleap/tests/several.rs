@@ -7,19 +7,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::{Random, check_stamp, for_page_sizes, pool_mappings, pools, soon, stamp, surprises, turn};
+use common::{
+    Random, StopOnDrop, check_stamp, for_page_sizes, pool_mappings, pools, soon, stamp, surprises, turn,
+};
 use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
 
 const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
-
-/// Ends the threads that look at the flag, also when a check fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
 
 /// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last one of each.
 fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Vec<u64> {

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Random, can_follow, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises};
+use common::{
+    Random, StopOnDrop, can_follow, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises,
+};
 use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
 
 /// User-mode writers; one more thread lets the kernel write.
@@ -291,14 +293,6 @@ fn run(case: Case, pools: [Pool; 2]) {
         total_free + case.bytes as u64,
         "frames leaked"
     );
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Cases follow each other: they count the mappings of the process, and each wants all CPUs.

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use common::{can_follow, pools, skip, soon, turn};
+use common::{StopOnDrop, can_follow, pools, skip, soon, turn};
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::{Engine, EngineChoice, Migration, PageSize, Region};
 
@@ -50,14 +50,6 @@ fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
         body(unsafe { region.atomics_u8(0..BYTES) }.unwrap(), &goes_on);
         goes_on();
     });
-}
-
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 /// What the calls are made on.

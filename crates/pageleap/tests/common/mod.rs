@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -179,6 +179,15 @@ pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
         rest();
     }
     true
+}
+
+/// Ends the threads that look at the flag, also when a check fails.
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Between two looks at something that changes: where CPUs are emulated, one that never rests keeps the others waiting.

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::common::{End, case, migration, pools, run_case, soon, surprises};
+use crate::common::{End, StopOnDrop, case, migration, pools, run_case, soon, surprises};
 use pageleap::{EngineChoice, PageSize, Pool, Region};
 
 /// Bytes of the regions here.
@@ -42,15 +42,6 @@ pub fn leap_until(stop: &AtomicBool, region: &Region, pools: &[Pool; 2], leaps: 
             migration(region, 0..BYTES, &pools[(leap + 1) % 2]).engine(engine).start().unwrap().wait();
         assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
         leaps.fetch_add(1, Relaxed);
-    }
-}
-
-/// Ends the threads that look at the flag, also when a check fails.
-pub struct StopOnDrop<'a>(pub &'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
     }
 }
 
