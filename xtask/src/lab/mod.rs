@@ -393,8 +393,15 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         })
     };
     let mut done = run()?;
-    if let Some(line) = &done.judged.impossible {
-        println!("lab: {name}: QEMU HAS ERRED, no kernel can do this: {line}; all of it is run again, once");
+    // What had failed by then has failed.
+    if let Some(line) = done.judged.impossible.clone().filter(|_| !done.judged.has_failed_by_itself()) {
+        let kept = lab.folder.join(format!("{}-erred", job.name));
+        let _ = fs::remove_dir_all(&kept);
+        fs::rename(&done.folder, &kept).with_context(|| format!("cannot keep {}", kept.display()))?;
+        println!(
+            "lab: {name}: QEMU HAS ERRED, no kernel can do this: {line}; all of it is run again, once; its files are in {}",
+            kept.display()
+        );
         done = run()?;
     }
     let series = kernel.series;

@@ -15,6 +15,9 @@ pub const DONE: i32 = 129;
 /// Lines of the console that are shown with a failure.
 const CONSOLE_LINES: usize = 12;
 
+/// How the reason begins for tests of which nobody knows how they would have ended.
+const ENDED: &str = "the guest ended";
+
 /// What the kernel says on the console when something is wrong with it.
 const COMPLAINTS: [&str; 8] = [
     "Kernel panic",
@@ -75,6 +78,14 @@ pub struct Judged {
     pub console: Vec<String>,
     /// What the console says that cannot be so, and proves that QEMU has erred.
     pub impossible: Option<String>,
+}
+
+impl Judged {
+    /// Whether a test has failed for another reason than that the guest ended.
+    pub fn has_failed_by_itself(&self) -> bool {
+        let failed = |row: &Row| matches!(&row.outcome, Outcome::Failed(why, _) if !why.starts_with(ENDED));
+        self.rows.iter().any(failed)
+    }
 }
 
 /// What has been heard of one test.
@@ -185,7 +196,7 @@ impl Transcript {
     pub fn row(&self, expected: &Expected, number: usize) -> Row {
         let test = expected.tests[number].clone();
         let Some(heard) = self.tests.get(&number) else {
-            let outcome = Outcome::Failed("the guest ended before it began".to_owned(), Vec::new());
+            let outcome = Outcome::Failed(format!("{ENDED} before it began"), Vec::new());
             return Row { test, outcome, parts: Vec::new(), ms: 0 };
         };
         let failed = |reason: String| Outcome::Failed(reason, heard.output.clone());
@@ -193,8 +204,8 @@ impl Transcript {
             |skip: &&Skip| skip.name == test.name || test.name.ends_with(&format!("::{}", skip.name));
         let whole = heard.skips.iter().find(is_whole);
         let outcome = match &heard.end {
-            None if heard.begun => failed("the guest ended while it ran".to_owned()),
-            None => failed("the guest ended before it began".to_owned()),
+            None if heard.begun => failed(format!("{ENDED} while it ran")),
+            None => failed(format!("{ENDED} before it began")),
             Some(end) if end.killed > 0 => {
                 failed(format!("the kernel killed {} process(es) for memory", end.killed))
             }

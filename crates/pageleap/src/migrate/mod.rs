@@ -180,7 +180,7 @@ impl<'a> Migration<'a> {
     }
 
     /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said. Each thread may be ahead by an
-    /// area, which is no larger than 2 MB or what the rate copies in 10 ms. Time in which nothing could be copied is not
+    /// attempt on an area, which is as large as [`Migration::area_bytes`] says, else 2 MB, a page, or what the rate copies in 10 ms, whichever is most. Time in which nothing could be copied is not
     /// made up for.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
@@ -292,8 +292,7 @@ impl<'a> Migration<'a> {
                 at_most(LARGEST_AREA_BYTES),
                 self.wait_budget,
             ),
-            None => Pace::fixed(at_most(area_bytes), self.wait_budget),
-            Some(_) => Pace::fixed(pages(area_bytes), self.wait_budget),
+            _ => Pace::fixed(pages(area_bytes), self.wait_budget),
         };
         let settings = Settings {
             policy: RetryPolicy {

@@ -101,8 +101,10 @@ struct State {
     queue: VecDeque<Area>,
     /// Areas of pages that a guard keeps where they are.
     guarded: Vec<Area>,
-    /// Since when there is nothing else to do, and none of them has become free.
+    /// Since when there is nothing else to do, and none of them has moved.
     guarded_since: Option<Instant>,
+    /// Whether they have been tried since that has lasted long enough.
+    last_look: bool,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
     /// Attempts so far.
@@ -220,6 +222,7 @@ impl Run {
                 queue,
                 guarded: Vec::new(),
                 guarded_since: None,
+                last_look: false,
                 in_flight: 0,
                 dealt_with: 0,
                 items,
@@ -571,6 +574,7 @@ impl Run {
                 debug_assert!(replaced.iter().all(|e| e.share == leg.from));
                 let vacated = Vacated { share: leg.from.clone(), run: vacated, tracker, marked };
                 state.vacated.push(vacated);
+                (state.guarded_since, state.last_look) = (None, false);
                 let item = &mut state.items[leg.item];
                 item.mark_used(to, frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);

@@ -228,43 +228,37 @@ impl Share {
     /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
     /// Waits for those that are about to be given back, if these are needed.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
-        self.wait_for_announced(frames);
-        self.take_at_once(frames, beside).or_else(|error| {
-            // What could not be mapped again earlier may be possible now.
-            let unmapped = std::mem::take(&mut lock(&self.0.state).unmapped);
-            if unmapped.is_empty() {
-                return Err(error);
-            }
-            unmapped.into_iter().for_each(|run| drop(self.give_back(run)));
-            self.take_at_once(frames, beside)
-        })
-    }
-
-    fn take_at_once(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         let page = self.0.page.bytes() as u64;
-        let mut state = lock(&self.0.state);
-        let free = state.allocator.free_frames();
-        state.allocator.take(frames, beside).ok_or(Error::PoolExhausted {
-            node: self.0.node,
-            free_bytes: free * page,
-            pool_bytes: self.bytes(),
-            needed_bytes: frames * page,
-        })
-    }
-
-    fn wait_for_announced(&self, frames: u64) {
-        if self.0.process != std::process::id() {
-            return; // a child made by `fork`: who has announced them is not here
-        }
+        let mut mended = false;
         let mut state = lock(&self.0.state);
         loop {
-            let free = state.allocator.free_frames();
-            let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
-            if free >= frames || state.announced == 0 || free + unmapped + state.announced < frames {
-                return;
+            if let Some(runs) = state.allocator.take(frames, beside) {
+                return Ok(runs);
             }
-            state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let free = state.allocator.free_frames();
+            if !state.unmapped.is_empty() && !std::mem::replace(&mut mended, true) {
+                // What could not be mapped again earlier may be possible now. Whoever needs these frames too waits meanwhile.
+                let unmapped = std::mem::take(&mut state.unmapped);
+                state.announced += unmapped.iter().map(|run| run.frames).sum::<u64>();
+                drop(state);
+                unmapped.into_iter().for_each(|run| drop(self.give_back_announced(run)));
+                state = lock(&self.0.state);
+            } else if state.announced > 0 && free + state.announced >= frames && self.is_of_this_process() {
+                state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                return Err(Error::PoolExhausted {
+                    node: self.0.node,
+                    free_bytes: free * page,
+                    pool_bytes: self.bytes(),
+                    needed_bytes: frames * page,
+                });
+            }
         }
+    }
+
+    /// Not in a child made by `fork`, where who has announced frames is not.
+    fn is_of_this_process(&self) -> bool {
+        self.0.process == std::process::id()
     }
 
     /// Says that frames are about to be given back, by [`Share::give_back_announced`] and without waiting for anybody.

@@ -35,11 +35,19 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 struct Counts(BTreeMap<u64, (u64, usize)>);
 
 impl Counts {
-    /// The first run in `pages`, cut to them.
+    /// The first pages in `pages` with guards, in one piece.
     fn first_in(&self, pages: &Range<u64>) -> Option<Range<u64>> {
         let before = self.0.range(..pages.start).next_back().filter(|(_, (end, _))| *end > pages.start);
         let (start, (end, _)) = before.or_else(|| self.0.range(pages.clone()).next())?;
-        Some(*start.max(&pages.start)..*end.min(&pages.end))
+        let mut piece = *start.max(&pages.start)..*end;
+        // However many guards that are.
+        for (start, (end, _)) in self.0.range(piece.end..pages.end.max(piece.end)) {
+            if *start != piece.end {
+                break;
+            }
+            piece.end = *end;
+        }
+        Some(piece.start..piece.end.min(pages.end))
     }
 
     /// Cuts the run that contains `page` behind it, so that one begins there.
@@ -177,7 +185,8 @@ mod tests {
                     let first = (page..64).find(|page| plain[*page as usize] > 0);
                     let found = counts.first_in(&(page..64));
                     prop_assert_eq!(found.as_ref().map(|run| run.start), first);
-                    prop_assert!(found.is_none_or(|run| run.into_iter().all(|page| plain[page as usize] > 0)));
+                    let beyond = first.and_then(|first| (first..64).find(|page| plain[*page as usize] == 0));
+                    prop_assert_eq!(found.map(|run| run.end), first.map(|_| beyond.unwrap_or(64)));
                 }
             }
         }

@@ -78,6 +78,10 @@ pub(crate) unsafe fn attempt(
                 }
             }
         }
+        if !trackable {
+            // Until now nobody had to wait.
+            closed_at = crate::sync::monotonic_ns();
+        }
         // SAFETY: the area is closed and the copy is complete.
         if let Err(errno) = unsafe { commit(backend, task, effort) } {
             if trackable {

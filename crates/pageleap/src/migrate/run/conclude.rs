@@ -74,6 +74,11 @@ impl Run {
             }
             page_runs.extend(item_runs);
         }
+        for leg in &legs {
+            // Where pages have stayed, what a failed attempt has left of the alias of their frames must not stay a hole. If that fails, their next leap
+            // begins with it.
+            let _ = leg.from.mend_torn(pool::Run { first: leg.from_frame, ..leg.frames() });
+        }
         for leg in legs.iter().filter(|leg| leg.exchange) {
             if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
                 warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));

@@ -41,11 +41,14 @@ impl Run {
             if state.guarded.is_empty() {
                 return None;
             }
-            if self.take_unguarded(&mut state) {
+            let since = *state.guarded_since.get_or_insert_with(Instant::now);
+            let patient = since.elapsed() < self.settings.pin_patience;
+            // Guards that come and go may be on pages whenever these are tried: once more when the time is over, and no more.
+            let look = patient || !std::mem::replace(&mut state.last_look, true);
+            if look && self.take_unguarded(&mut state) {
                 continue;
             }
-            let since = *state.guarded_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.settings.pin_patience {
+            if !patient {
                 self.leave_guarded(&mut state);
                 return None;
             }
@@ -108,11 +111,7 @@ impl Run {
         let region = |area: &Area| items[self.legs[area.leg].item].claim.region();
         let before = queue.len();
         queue.extend(guarded.extract_if(.., |area| !region(area).pins.any(&area.pages)));
-        let found = queue.len() > before;
-        if found {
-            state.guarded_since = None;
-        }
-        found
+        queue.len() > before
     }
 
     /// Leaves what is guarded where it is.
