@@ -542,6 +542,41 @@ fn shuttle_a_leap_back_finds_its_frames() {
     expect(&[("starts that came too early", &busy)]);
 }
 
+/// Several wait for frames of several jobs, and each job has some for each of them.
+#[test]
+fn shuttle_everybody_who_waits_for_frames_gets_some() {
+    const JOBS: usize = 2;
+    let waited = Arc::new(AtomicU64::new(0));
+    let counts = waited.clone();
+    explore(RandomScheduler::new(iterations()), move || {
+        let backend: Arc<dyn Backend> = Arc::new(Model::new());
+        let pools = [0, 1].map(|node| {
+            let pool = Pool::builder(NodeId(node), (JOBS * BASE_PAGE) as u64).threads(1);
+            pool.backend(backend.clone()).build().unwrap()
+        });
+        let make = |backend: &Arc<dyn Backend>, pool: &Pool| {
+            let region = Region::reserve_with(backend.clone(), BASE_PAGE, PageSize::Base).unwrap();
+            region.grow(BASE_PAGE, pool).unwrap();
+            region
+        };
+        let regions = [0; JOBS].map(|_| make(&backend, &pools[0]));
+        let start =
+            |region| Migration::new().range(region, 0..BASE_PAGE, &pools[1]).threads(1).start().unwrap();
+        let jobs: Vec<Job> = regions.iter().map(start).collect();
+        jobs.iter().for_each(Job::wait_until_moved);
+        counts.fetch_add(u64::from(pools[0].free_bytes() == 0), Relaxed);
+        let pool = Arc::new(pools);
+        let threads = [0; JOBS].map(|_| {
+            let (backend, pool) = (backend.clone(), pool.clone());
+            thread::spawn(move || make(&backend, &pool[0]))
+        });
+        let fresh = threads.map(|thread| thread.join().unwrap());
+        jobs.into_iter().for_each(|job| assert!(job.wait().ended.is_completed()));
+        audit(&[&pool[0], &pool[1]], &regions.iter().chain(&fresh).collect::<Vec<_>>()).unwrap();
+    });
+    expect(&[("times when no frame was free yet", &waited)]);
+}
+
 /// The same while one call, any, is refused: before its effect, after it, or half-way.
 #[test]
 fn shuttle_everything_at_once_and_one_call_is_refused() {
