@@ -184,7 +184,7 @@ pub const TABLE: &[Mutant] = &[
         find: "self.sleepers() > 0 {",
         replace: "self.sleepers() > u32::MAX - 1 {",
         why: "threads that wait for an area sleep for ever",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Shuttle,
     },
     Mutant {
         name: "sleepers-counted-too-early",
