@@ -180,12 +180,24 @@ impl Hog {
         unsafe { libc::mprotect((self.start + page * 4096) as *mut libc::c_void, 4096, prot) == 0 }
     }
 
-    /// Takes all, then gives `spare` back.
-    fn leave(&mut self, spare: usize) {
-        while 2 * self.taken + 1 < self.pages && self.protect(2 * self.taken + 1, libc::PROT_READ) {
+    fn take(&mut self, pages: usize) {
+        let end = (self.taken + pages).min(self.pages / 2);
+        while self.taken < end && self.protect(2 * self.taken + 1, libc::PROT_READ) {
             self.taken += 1;
         }
-        for _ in 0..spare.div_ceil(2) {
+    }
+
+    /// Takes all that are left.
+    fn take_all(&mut self) {
+        self.take(self.pages);
+    }
+
+    /// Takes or gives back until about `spare` are left: never more than that is taken, not even for an instant.
+    fn leave(&mut self, spare: usize) {
+        let room = observe::max_mapping_count().unwrap().saturating_sub(observe::mapping_count().unwrap());
+        // Each page whose access changes cuts one mapping into three.
+        self.take(room.saturating_sub(spare) / 2);
+        for _ in 0..spare.saturating_sub(room).div_ceil(2) {
             self.taken -= 1;
             assert!(self.protect(2 * self.taken + 1, libc::PROT_NONE));
         }
@@ -214,7 +226,7 @@ fn without_mappings() {
                     stamp(&region, 0..BYTES, 1);
                     leap(&region, 0..BYTES, &pools[1]);
                     let mut hog = Hog::new();
-                    hog.leave(0);
+                    hog.take_all();
                     let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
                         panic!("not refused")
                     };
@@ -254,7 +266,7 @@ fn without_mappings() {
                         let to = &pools[round % 2];
                         let job =
                             migration(&region, 0..BYTES, to).area_bytes(4096).threads(2).start().unwrap();
-                        hog.leave(0);
+                        hog.take_all();
                         hog.leave(PLENTY);
                         let report = job.wait();
                         assert!(
@@ -306,7 +318,7 @@ fn without_mappings() {
                 || {
                     let (pools, region) = scene();
                     let mut hog = Hog::new();
-                    hog.leave(0);
+                    hog.take_all();
                     assert!(Pool::builder(pools[0].nodes()[0], 4096).build().is_err());
                     assert!(Region::new(&pools[1], 4096).is_err());
                     assert_eq!(pools[1].free_bytes(), pools[1].bytes());
@@ -323,7 +335,7 @@ fn without_mappings() {
                     let (pools, mut region) = scene();
                     stamp(&region, 0..BYTES, 1);
                     let mut hog = Hog::new();
-                    hog.leave(0);
+                    hog.take_all();
                     let discarded = region.discard(8192..16384);
                     drop(hog);
                     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
