@@ -1,4 +1,4 @@
-//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, memory-file flags, futexes,
+//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, memory-file flags, futexes, threads,
 //! files below a folder, and copies of memory that other threads may be writing.
 //!
 //! Nothing here decides anything. Each function is one system call (or one loop of machine instructions), returns the
@@ -15,6 +15,7 @@ mod memory;
 mod mempolicy;
 mod pagemap;
 mod process;
+mod threads;
 mod uffd;
 
 pub use apart::{Trial, call_apart};
@@ -33,6 +34,7 @@ pub use process::{
     Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, is_ordinary,
     kernel_release, policy_mode, resource_limit, run_first, run_shortly, thp_disabled, thread_cpu_time_ns,
 };
+pub use threads::Thread;
 pub use uffd::{
     uffd_drain, uffd_feature, uffd_handshake, uffd_mode, uffd_register, uffd_unregister, uffd_wake,
     uffd_write_protect, userfaultfd, userfaultfd_from_device,

@@ -254,8 +254,7 @@ impl Run {
             self.conclude();
             std::mem::forget(bomb);
         };
-        let spawned = thread::Builder::new().name("pageleap".into()).spawn(main);
-        spawned.map(drop).map_err(|e| Error::SystemFile {
+        thread::start(c"pageleap", main).map_err(|e| Error::SystemFile {
             path: "a thread for the job".into(),
             reason: e.to_string(),
             remedy: "raise the limit of threads (ulimit -u, pids.max)",
@@ -265,8 +264,7 @@ impl Run {
     fn migrate(&self) {
         thread::scope(|scope| {
             for worker in 1..self.slots.len() {
-                let builder = thread::Builder::new().name("pageleap".into());
-                if let Err(e) = builder.spawn_scoped(scope, move || self.work(worker)) {
+                if let Err(e) = scope.start(c"pageleap", move || self.work(worker)) {
                     lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
                 }
             }
@@ -294,10 +292,8 @@ impl Run {
         let ready = Barrier::new(2);
         let (backend, ready) = (&*self.backend, &ready);
         thread::scope(|scope| {
-            let builder = thread::Builder::new().name("pageleap-events".into());
-            let served = builder.spawn_scoped(scope, move || serve(backend, tracker, ready));
-            match served {
-                Ok(_) => {
+            match scope.start(c"pageleap-events", move || serve(backend, tracker, ready)) {
+                Ok(()) => {
                     ready.wait();
                 }
                 Err(e) => {
@@ -313,7 +309,7 @@ impl Run {
     }
 
     /// A worker's life without the thread that serves its tracker.
-    fn work_alone(&self, slot: &Slot, why: &std::io::Error) {
+    fn work_alone(&self, slot: &Slot, why: &Errno) {
         if self.settings.may_fall_back {
             let why = format!("a thread could not be started: {why}");
             lock(&self.state).tally.not_followed_why.get_or_insert(why);

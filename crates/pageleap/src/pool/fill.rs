@@ -134,8 +134,8 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     thread::scope(|scope| {
         // With fewer threads than asked for, or none, it only takes longer.
         let work = &work;
-        let spawn = |_| thread::Builder::new().spawn_scoped(scope, move || work(true)).ok();
-        if (0..threads).filter_map(spawn).count() == 0 {
+        let start = |_| scope.start(c"pageleap-fill", move || work(true)).ok();
+        if (0..threads).filter_map(start).count() == 0 {
             // The caller's own thread keeps the CPUs and the policy that it has.
             work(false);
         }

@@ -490,7 +490,7 @@ impl RegionInner {
         let mut mapped = None;
         thread::scope(|scope| {
             let on_a_thread = || mapped = Some(map_all(true));
-            drop(thread::Builder::new().spawn_scoped(scope, on_a_thread));
+            let _ = scope.start(c"pageleap", on_a_thread);
         });
         mapped.unwrap_or_else(|| map_all(false))
     }

@@ -2,8 +2,89 @@
 
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
-pub(crate) use std::thread;
 pub(crate) use std::time::Instant;
+
+/// Threads that start with what memory there is (see [`pageleap_sys::Thread`]), and what is used of the standard library's.
+pub(crate) mod thread {
+    use std::ffi::CStr;
+    use std::marker::PhantomData;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use pageleap_sys::{Errno, Thread};
+
+    pub(crate) use std::thread::{sleep, yield_now};
+
+    /// Starts a thread that nobody waits for. `body` must not unwind.
+    pub(crate) fn start(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+        Thread::start(name, body).map(Thread::detach)
+    }
+
+    /// Threads that may borrow what outlives `'scope`: [`scope`] returns when all of them have ended.
+    pub(crate) struct Scope<'scope, 'env: 'scope> {
+        threads: Mutex<Vec<Thread>>,
+        panicked: Arc<AtomicBool>,
+        // Invariant in both, as the standard library's.
+        scope: PhantomData<&'scope mut &'scope ()>,
+        env: PhantomData<&'env mut &'env ()>,
+    }
+
+    impl<'scope> Scope<'scope, '_> {
+        pub(crate) fn start(
+            &'scope self,
+            name: &'static CStr,
+            body: impl FnOnce() + Send + 'scope,
+        ) -> Result<(), Errno> {
+            let panicked = self.panicked.clone();
+            let body = move || {
+                if catch_unwind(AssertUnwindSafe(body)).is_err() {
+                    panicked.store(true, Ordering::Relaxed);
+                }
+            };
+            let mut threads = super::super::lock(&self.threads);
+            // Room first: once it runs, the thread has to be remembered.
+            threads.reserve(1);
+            let body: Box<dyn FnOnce() + Send + 'scope> = Box::new(body);
+            // SAFETY: only the lifetime changes. The thread is joined before `scope` returns or unwinds, so before `'scope` ends, and it
+            // has dropped all that it borrowed by then.
+            let body: Box<dyn FnOnce() + Send> = unsafe { std::mem::transmute(body) };
+            threads.push(Thread::start(name, body)?);
+            Ok(())
+        }
+    }
+
+    impl Scope<'_, '_> {
+        fn join_all(&self) {
+            // One at a time: a thread may start others.
+            while let Some(thread) = { super::super::lock(&self.threads).pop() } {
+                thread.join();
+            }
+        }
+    }
+
+    /// Runs `body`, then waits for the threads that it has started.
+    ///
+    /// # Panics
+    /// If `body` or one of the threads has.
+    pub(crate) fn scope<'env, F>(body: F)
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>),
+    {
+        let scope = Scope {
+            threads: Mutex::default(),
+            panicked: Arc::default(),
+            scope: PhantomData,
+            env: PhantomData,
+        };
+        let ended = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+        scope.join_all();
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!scope.panicked.load(Ordering::Relaxed), "a thread has panicked");
+    }
+}
 
 /// A static that the whole process shares; a checker makes a new one for each execution of a test.
 macro_rules! process_wide {
@@ -37,4 +118,41 @@ pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: the kernel (or the vDSO) writes one timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use super::thread;
+
+    #[test]
+    fn a_scope_waits_for_its_threads_and_passes_panics_on() {
+        let count = AtomicU32::new(0);
+        let slowly = || {
+            thread::sleep(Duration::from_millis(5));
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                // From a thread as well.
+                scope.start(c"outer", || scope.start(c"inner", slowly).unwrap()).unwrap();
+            }
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+
+        let of_the_body = AssertUnwindSafe(|| {
+            thread::scope(|scope| {
+                scope.start(c"slow", slowly).unwrap();
+                panic!("the body has panicked");
+            })
+        });
+        assert!(catch_unwind(of_the_body).is_err());
+        assert_eq!(count.load(Ordering::Relaxed), 4, "it has not waited");
+        let of_a_thread =
+            AssertUnwindSafe(|| thread::scope(|scope| scope.start(c"one", || panic!("a thread")).unwrap()));
+        assert!(catch_unwind(of_a_thread).is_err());
+    }
 }

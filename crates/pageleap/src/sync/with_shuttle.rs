@@ -7,44 +7,36 @@ use std::time::Duration;
 pub(crate) use shuttle::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 
-/// Shuttle's threads, with what it lacks of the standard library's.
+/// Shuttle's threads, with the interface of ours. They always start.
 pub(crate) mod thread {
-    use std::io;
+    use std::ffi::CStr;
 
-    pub(crate) use shuttle::thread::{Scope, ScopedJoinHandle, sleep, spawn, yield_now};
+    use pageleap_sys::Errno;
+
+    pub(crate) use shuttle::thread::{sleep, spawn, yield_now};
+
+    pub(crate) struct Scope<'scope, 'env: 'scope>(&'scope shuttle::thread::Scope<'scope, 'env>);
+
+    impl<'scope> Scope<'scope, '_> {
+        pub(crate) fn start(
+            &self,
+            _: &'static CStr,
+            body: impl FnOnce() + Send + 'scope,
+        ) -> Result<(), Errno> {
+            drop(self.0.spawn(body));
+            Ok(())
+        }
+    }
 
     /// Shuttle's scope wakes the thread that has opened it when the last of the others ends, whatever it waits for: so that thread does nothing
     /// but wait, and one more thread runs the body.
-    pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) + Send + 'env) {
-        shuttle::thread::scope(|scope| drop(scope.spawn(|| body(scope))));
+    pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) + Send + 'env) {
+        shuttle::thread::scope(|scope| drop(scope.spawn(|| body(&Scope(scope)))));
     }
 
-    /// Starts threads, which cannot fail here.
-    pub(crate) struct Builder;
-
-    impl Builder {
-        pub(crate) fn new() -> Self {
-            Builder
-        }
-
-        pub(crate) fn name(self, _: String) -> Self {
-            self
-        }
-
-        pub(crate) fn spawn<T: Send + 'static>(
-            self,
-            body: impl FnOnce() -> T + Send + 'static,
-        ) -> io::Result<shuttle::thread::JoinHandle<T>> {
-            Ok(spawn(body))
-        }
-
-        pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
-            self,
-            scope: &'scope Scope<'scope, '_>,
-            body: impl FnOnce() -> T + Send + 'scope,
-        ) -> io::Result<ScopedJoinHandle<'scope, T>> {
-            Ok(scope.spawn(body))
-        }
+    pub(crate) fn start(_: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+        drop(spawn(body));
+        Ok(())
     }
 }
 
