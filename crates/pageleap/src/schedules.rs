@@ -32,6 +32,10 @@ const ITERATIONS: usize = 8000;
 /// Environment variable: the one schedule to run, as a failed test has printed it.
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
+/// Those that jobs are made to use.
+const ENGINES: [EngineChoice; 3] =
+    [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::PrecopyProtect];
+
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
 const REGIONS: usize = 2;
@@ -204,7 +208,7 @@ impl Scene {
 
     fn settings<'a>(&self) -> Migration<'a> {
         let migration = Migration::new()
-            .engine([EngineChoice::Mprotect, EngineChoice::Precopy][below(2)])
+            .engine(ENGINES[below(3)])
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
@@ -234,7 +238,7 @@ impl Scene {
         count.fetch_add(1, Relaxed);
         self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
         self.seen.held.fetch_add(report.holds, Relaxed);
-        let followed = report.engine == Engine::Precopy;
+        let followed = report.engine != Engine::Mprotect;
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;
         self.seen.copied_again.fetch_add(u64::from(again), Relaxed);
@@ -517,7 +521,7 @@ fn shuttle_a_leap_back_finds_its_frames() {
         let region = Region::reserve_with(backend, PAGES * BASE_PAGE, PageSize::Base).unwrap();
         region.grow(PAGES * BASE_PAGE, &pools[0]).unwrap();
         let start = |to: &Pool| {
-            let engine = [EngineChoice::Mprotect, EngineChoice::Precopy][below(2)];
+            let engine = ENGINES[below(3)];
             let job = Migration::new().range(&region, 0..PAGES * BASE_PAGE, to).engine(engine);
             job.area_bytes((1 + below(3)) * BASE_PAGE).threads(1 + below(2)).start()
         };

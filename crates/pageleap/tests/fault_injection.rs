@@ -10,8 +10,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    PAGE_SIZES, Random, StopOnDrop, can_follow, own_descriptors, pool_mappings, region_flags, skip_page_size,
-    surprises, turn,
+    ENGINES, PAGE_SIZES, Random, StopOnDrop, engines, own_descriptors, pool_mappings, region_flags,
+    skip_page_size, surprises, turn, works,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{
@@ -25,11 +25,16 @@ const PAGES: usize = 8;
 /// More calls than any of the jobs here makes.
 const ENDLESS: u64 = 1000;
 
-/// By each engine: what `auto` chooses on base pages follows writes where the machine allows it.
-const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
-
 fn start(region: &Region, to: &Pool) -> Result<Job, Error> {
     start_by(EngineChoice::Auto, region, to)
+}
+
+/// A job that may be refused because its engine cannot work, and is asked for again.
+fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
+    start_by(engine, region, to).or_else(|error| match error {
+        Error::Unsupported { .. } if engine != EngineChoice::Auto => start_by(engine, region, to),
+        error => Err(error),
+    })
 }
 
 fn start_by(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
@@ -89,10 +94,26 @@ impl Sabotage {
     }
 }
 
-/// Whether a job by [`EngineChoice::Auto`] on base pages followed writes, as it has to unless the call failed that it takes.
-fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, follows: bool) {
-    let expected = engine == EngineChoice::Auto && follows && struck != Some(Call::OpenTracker);
-    assert_eq!(report.engine == Engine::Precopy, expected, "{report}");
+/// Checks which engine a job has used: with [`EngineChoice::Auto`] the first of `ladder` whose tracker was opened, or the last resort.
+fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, ladder: &[Engine]) {
+    let refused = usize::from(struck == Some(Call::OpenTracker));
+    let expected = match engine {
+        EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(Engine::Mprotect).to_string(),
+        forced => forced.to_string(),
+    };
+    assert_eq!(report.engine.to_string(), expected, "{report}");
+}
+
+/// The engines between which `auto` chooses here, but the last.
+fn ladder(page: PageSize) -> Vec<Engine> {
+    let rungs =
+        [(EngineChoice::Precopy, Engine::Precopy), (EngineChoice::PrecopyProtect, Engine::PrecopyProtect)];
+    let fits = |engine| !page.is_hugetlb() || engine != EngineChoice::Precopy;
+    rungs
+        .into_iter()
+        .filter(|(choice, _)| works(*choice) && fits(*choice))
+        .map(|(_, engine)| engine)
+        .collect()
 }
 
 /// What a single failure may do to a job: nothing, as far as pages are concerned.
@@ -160,10 +181,10 @@ fn on_the_model_any_call_may_fail() {
             }
             let before = scene.attributes();
             scene.failing.arm();
-            let report = start_by(engine, &scene.region, &scene.pools[1]).unwrap().wait();
+            let report = start_forced(engine, &scene.region, &scene.pools[1]).unwrap().wait();
             scene.failing.disarm();
             let call = scene.failing.struck();
-            check_engine(engine, &report, call, true);
+            check_engine(engine, &report, call, &[Engine::Precopy, Engine::PrecopyProtect]);
             calls.extend(call);
             let what = format!("{what}: {call:?}");
             check_report(&report, PAGES, &what);
@@ -382,12 +403,10 @@ fn check_all(region: &Region, value: u64, what: &str) {
 
 /// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
 fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
-    run_on_the_kernel(sabotage, None, page, PAGES, |region, to| start_by(engine, region, to)).map(
-        |(struck, reports)| {
-            check_engine(engine, &reports[0], struck, can_follow() && !page.is_hugetlb());
-            struck
-        },
-    )
+    let start = |region: &Region, to: &Pool| start_forced(engine, region, to);
+    let (struck, reports) = run_on_the_kernel(sabotage, None, page, PAGES, start)?;
+    check_engine(engine, &reports[0], struck, &ladder(page));
+    Ok(struck)
 }
 
 /// One run on the kernel, with jobs as `start` has them: the one that is disturbed, and one more each way. Returns which call failed and the
@@ -450,7 +469,9 @@ fn own_descriptors_but_events() -> Vec<String> {
 fn on_the_kernel_any_call_may_fail_under_load() {
     let _turn = turn();
     let errors = [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1]), (libc::EPERM, &MODES[..1])];
-    for ((errno, modes), engine) in errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine))) {
+    for ((errno, modes), engine) in
+        errors.iter().flat_map(|errors| engines().into_iter().map(move |engine| (*errors, engine)))
+    {
         let struck =
             sweep(Errno(errno), modes, |sabotage| on_the_kernel(engine, sabotage(), PageSize::Base).unwrap());
         assert!(struck >= 10 * modes.len() as u64, "only {struck} calls were made to fail");
@@ -467,9 +488,9 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             skip_page_size(NAME, page, error);
             continue;
         }
-        for engine in ENGINES {
+        for engine in engines() {
             if page.is_hugetlb() && engine == EngineChoice::Auto {
-                continue; // the same
+                continue; // the same as another
             }
             for (errno, modes) in [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1])] {
                 let struck =
@@ -512,7 +533,7 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     const RUNS: usize = 20;
     const PAGES: usize = 2048;
     let _turn = turn();
-    for engine in ENGINES {
+    for engine in engines() {
         let start = |region: &Region, to: &Pool| {
             let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
             job.area_bytes(64 << 10).threads(2).start()

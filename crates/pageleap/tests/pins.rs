@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::{StopOnDrop, check_stamp, pools, skip, soon, stamp, turn};
+use common::{StopOnDrop, check_stamp, engines, pools, skip, soon, stamp, turn};
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::{
     BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Region, Report,
@@ -61,7 +61,7 @@ fn pipe() -> (File, File) {
 #[test]
 fn guarded_pages_stay_and_the_others_move() {
     let _turn = turn();
-    for engine in [EngineChoice::Mprotect, EngineChoice::Auto] {
+    for engine in engines() {
         let (pools, region) = scene();
         stamp(&region, 0..BYTES, 1);
         let before = region.frame_numbers().unwrap();
@@ -117,7 +117,7 @@ fn a_job_waits_for_guards_and_is_cancelled_while_it_waits() {
 fn pages_whose_guards_have_gone_are_moved() {
     let _turn = turn();
     let (pools, region) = scene();
-    for (engine, to) in [(EngineChoice::Mprotect, 1), (EngineChoice::Auto, 0)] {
+    for (engine, to) in engines().into_iter().zip([1, 0, 1]) {
         let early = region.pin(0..BASE_PAGE).unwrap();
         let last = region.pin(BYTES - 1..BYTES).unwrap();
         let job = Migration::new().range(&region, 0..BYTES, &pools[to]).engine(engine).area_bytes(BASE_PAGE);
@@ -161,7 +161,7 @@ fn while_leaping(body: impl FnOnce(&Region)) {
         let mover = scope.spawn(|| {
             while !stop.load(Relaxed) {
                 let leap_number = leaps.fetch_add(1, Relaxed) as usize;
-                let engine = [EngineChoice::Mprotect, EngineChoice::Auto][leap_number / 2 % 2];
+                let engine = engines()[leap_number / 2 % engines().len()];
                 let report = leap(&region, &pools[(leap_number + 1) % 2], engine, LONG);
                 assert!(report.ended.is_completed(), "{report}");
             }

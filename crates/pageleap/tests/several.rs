@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Random, StopOnDrop, check_stamp, for_page_sizes, pool_mappings, pools, soon, stamp, surprises, turn,
+    Random, StopOnDrop, check_stamp, engines, for_page_sizes, pool_mappings, pools, soon, stamp, surprises,
+    turn,
 };
 use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
-
-const ENGINES: [EngineChoice; 2] = [EngineChoice::Mprotect, EngineChoice::Auto];
 
 /// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last one of each.
 fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Vec<u64> {
@@ -60,7 +59,7 @@ fn under_writers(regions: &[Region], body: impl FnOnce()) {
 /// One job of random settings, which may be stopped at any point.
 fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool) -> Report {
     let mut job = Migration::new()
-        .engine(ENGINES[random.below(2) as usize])
+        .engine(engines()[random.below(engines().len() as u64) as usize])
         .area_bytes(4096 << random.below(8))
         .max_disturbed_copies(random.below(4) as u32)
         .threads(1 + random.below(2) as usize);
@@ -146,7 +145,7 @@ fn a_checkered_region_leaps_whole() {
     let _turn = turn();
     for_page_sizes("a_checkered_region_leaps_whole", PAGES, |pools| {
         let page = pools[0].page_size().bytes();
-        for (round, engine) in ENGINES.into_iter().cycle().take(4).enumerate() {
+        for (round, engine) in engines().into_iter().cycle().take(6).enumerate() {
             let region = Region::new(&pools[0], PAGES * page).unwrap();
             let mappings = pool_mappings().len();
             let to = |pool: usize| {
@@ -193,7 +192,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
             let mut last = None;
             let mut leap = || {
                 round += 1;
-                let job = Migration::new().engine(ENGINES[round / 2 % 2]);
+                let job = Migration::new().engine(engines()[round / 2 % engines().len()]);
                 let job = job.range(region, 0..bytes, &pools[round % 2]).start().unwrap();
                 let before: Option<pageleap::Job> = last.replace(job);
                 // It had moved its pages, or this one could not have begun.
@@ -275,7 +274,11 @@ fn regions_are_made_of_frames_that_are_being_recycled() {
     for round in 0..6 {
         let region = Region::new(&pools[0], bytes).unwrap();
         stamp(&region, 0..bytes, round);
-        let job = Migration::new().engine(ENGINES[round as usize % 2]).range(&region, 0..bytes, &pools[1]);
+        let job = Migration::new().engine(engines()[round as usize % engines().len()]).range(
+            &region,
+            0..bytes,
+            &pools[1],
+        );
         let job = job.start().unwrap();
         job.wait_until_moved();
         let fresh = Region::new(&pools[0], bytes).unwrap();

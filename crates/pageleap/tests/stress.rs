@@ -13,7 +13,7 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{
-    Random, StopOnDrop, can_follow, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises,
+    Random, StopOnDrop, engines, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises, works,
 };
 use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
 
@@ -302,9 +302,9 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn no_write_is_lost() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 16 << 20;
-    for engine in [EngineChoice::Mprotect, EngineChoice::Precopy] {
-        if engine == EngineChoice::Precopy && !can_follow() {
-            skip("no_write_is_lost (precopy)", &"the engine does not work here");
+    for engine in [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::PrecopyProtect] {
+        if !works(engine) {
+            skip(&format!("no_write_is_lost ({engine})"), &"the engine does not work here");
             continue;
         }
         for (pause, skew) in [(0, 0), (200, 0), (0, 75)] {
@@ -318,11 +318,10 @@ fn no_write_is_lost() {
 fn no_write_is_lost_on_huge_pages() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 32 << 20;
-    for (page, engine) in [
-        (PageSize::Thp, EngineChoice::Mprotect),
-        (PageSize::Thp, EngineChoice::Auto),
-        (PageSize::Huge2M, EngineChoice::Auto),
-    ] {
+    for (page, engine) in [PageSize::Thp, PageSize::Huge2M]
+        .into_iter()
+        .flat_map(|page| engines().into_iter().map(move |e| (page, e)))
+    {
         match pools(page, bytes as u64) {
             Ok(pools) => run(Case { engine, page, bytes, pause: 0, skew: 0 }, pools),
             Err(error) => skip_page_size("no_write_is_lost_on_huge_pages", page, error),

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker};
+use super::{Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker};
 use crate::error::Error;
 use crate::observe::AttributeRun;
 use crate::units::PageSize;
@@ -227,12 +227,12 @@ unsafe impl Backend for FailAt {
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         if self.strikes(Call::QueryNodes) { Err(self.errno) } else { self.inner.nodes_of(pages, status) }
     }
-    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+    fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
         if self.strikes(Call::OpenTracker) {
             // One that was opened is closed again before the error is reported.
             return Err((Call::OpenTracker, self.errno));
         }
-        self.inner.open_tracker()
+        self.inner.open_tracker(ability)
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { self.inner.close_tracker(tracker) };

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use pageleap_sys as sys;
 
-use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, tracker};
+use super::{
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, tracker,
+};
 use crate::error::Error;
 use crate::observe::AttributeRun;
 use crate::units::PageSize;
@@ -165,8 +167,8 @@ unsafe impl Backend for Linux {
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         sys::nodes_of_pages(pages, status)
     }
-    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
-        tracker::open()
+    fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
+        tracker::open(ability)
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { tracker::close(tracker) }

@@ -33,6 +33,15 @@ use crate::units::PageSize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryFile(pub(crate) i32);
 
+/// What a tracker can do. The kernel's own accesses are included always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ability {
+    /// It notes writes, and holds up whoever touches pages that have been taken away. Takes a privilege or `/dev/userfaultfd`.
+    NoteAndHold,
+    /// It notes writes, and holds up nobody. Takes neither.
+    Note,
+}
+
 /// What follows writes to pages, for one worker. Closed by [`Backend::close_tracker`], exactly once, by the job that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
@@ -104,7 +113,7 @@ pub enum Call {
     PreferTables,
     /// The query for the node of pages.
     QueryNodes,
-    /// A userfaultfd that holds up the kernel's accesses too, and what goes with it.
+    /// A userfaultfd and what goes with it.
     OpenTracker,
     /// Registration of a range.
     Track,
@@ -258,19 +267,19 @@ pub unsafe trait Backend: Send + Sync {
     fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error>;
     /// Asks the kernel for the node of each address; negative numbers are negated error numbers.
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
-    /// Opens a tracker, if the kernel lets it hold up its own accesses.
-    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)>;
+    /// Opens a tracker, if the kernel allows one that can do this.
+    fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)>;
     /// Closes it, for the job that opened it, which uses it no more. What it still follows it follows no longer, and nobody waits for that.
     unsafe fn close_tracker(&self, tracker: Tracker);
     /// Does what exchanges of pages that are followed wait for, until [`Backend::end_tracker`] is called. Allocates nothing.
     fn serve_tracker(&self, tracker: Tracker);
     /// Has [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
-    /// Follows the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
+    /// Ability the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
     /// page table entry waits until [`Backend::wake`], user code and kernel alike; an exchange leaves such pages behind. May be called again to
     /// change that.
     unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno>;
-    /// Follows them no longer. Whoever waits goes on waiting.
+    /// Ability them no longer. Whoever waits goes on waiting.
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// Has all pages of a range count as clean until they are written to. When it returns, no CPU can write without that being seen. Huge pages are
     /// followed as such, or, with `split`, by base pages.

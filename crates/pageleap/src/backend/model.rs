@@ -9,7 +9,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::{Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, page_is};
+use super::{
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, page_is,
+};
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
@@ -389,7 +391,7 @@ unsafe impl Backend for Model {
         }
         Ok(())
     }
-    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+    fn open_tracker(&self, _: Ability) -> Result<Tracker, (Call, Errno)> {
         let mut state = self.state();
         state.next_tracker += 1;
         let faults = state.next_tracker;

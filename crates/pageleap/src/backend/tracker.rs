@@ -8,16 +8,20 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use pageleap_sys::{self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag};
 
-use super::{Call, Tracker};
+use super::{Ability, Call, Tracker};
 use crate::probe::EXCHANGE;
 
 const DEVICE: &str = "/dev/userfaultfd";
 
 /// Opens the descriptors: by the system call, or else through the device.
-pub(super) fn open() -> Result<Tracker, (Call, Errno)> {
+pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     let refused = |errno| (Call::OpenTracker, errno);
-    let faults =
-        sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno)).map_err(refused)?;
+    let faults = match ability {
+        Ability::NoteAndHold => sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno)),
+        // Where nobody is held up it does not matter for whom that would hold.
+        Ability::Note => sys::userfaultfd(true),
+    };
+    let faults = faults.map_err(refused)?;
     let known = sys::uffd_handshake(faults.as_fd(), EXCHANGE).map_err(refused)?;
     // Some kernels ignore what they do not know.
     if known & EXCHANGE != EXCHANGE {

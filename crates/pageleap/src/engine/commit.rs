@@ -76,6 +76,52 @@ impl Effort {
     }
 }
 
+/// Gives a span the user's access again after a call was refused with `refused`.
+///
+/// # Safety
+/// The span is the job's, closed, and maps its old frames.
+pub(super) unsafe fn give_access_back(
+    backend: &dyn Backend,
+    span: &Span,
+    refused: Errno,
+    effort: &mut Effort,
+) {
+    effort.count(Call::Protect);
+    // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this succeeds where splitting failed.
+    persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
+        Ok(()) => Some(()),
+        // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
+        Err(errno) if errno == refused && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 => {
+            Some(())
+        }
+        Err(_) => None,
+    });
+}
+
+/// Makes a span that is closed by protection map the target's frames, and moves its page tables to the alias of the old ones, if `park` says
+/// where that is. It gives up where [`arrive`] does.
+///
+/// # Safety
+/// As [`arrive`]; the alias is that of the frames that the span maps.
+pub(super) unsafe fn change_places(
+    backend: &dyn Backend,
+    span: &Span,
+    target: &Target,
+    park: Option<usize>,
+    effort: &mut Effort,
+) -> Result<(), Errno> {
+    if let (Some(park), true) = (park, target.exchange) {
+        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
+        // the same contents. If this fails, the next call drops the old page tables instead.
+        effort.count(Call::Exchange);
+        // SAFETY: forwarded to the caller.
+        let moved = unsafe { backend.exchange(span.addr, park, span.len) };
+        effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { arrive(backend, span, target, effort) }
+}
+
 /// Forgets the lifetime of a backend for the slot, which is retired before it ends.
 pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
     // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use sound.

@@ -19,7 +19,7 @@ pub(crate) use job::JobShared;
 pub use job::{Job, Phase, Progress};
 pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, Waits};
 
-use crate::backend::Backend;
+use crate::backend::{Ability, Backend};
 use crate::engine::mprotect::fault;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
@@ -43,32 +43,37 @@ pub enum EngineChoice {
     Mprotect,
     /// [`Engine::Precopy`], or an error; areas that it cannot move stay where they are, *failed*.
     Precopy,
+    /// [`Engine::PrecopyProtect`], or an error; areas that it cannot move stay where they are, *failed*.
+    PrecopyProtect,
+}
+
+impl EngineChoice {
+    /// All of them, the best first.
+    pub const ALL: [EngineChoice; 4] =
+        [EngineChoice::Auto, EngineChoice::Precopy, EngineChoice::PrecopyProtect, EngineChoice::Mprotect];
 }
 
 impl FromStr for EngineChoice {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self, Error> {
-        match s {
-            "auto" => Ok(EngineChoice::Auto),
-            "mprotect" => Ok(EngineChoice::Mprotect),
-            "precopy" => Ok(EngineChoice::Precopy),
-            _ => Err(Error::BadArgument {
-                what: "engine",
-                reason: format!("`{s}` is none"),
-                remedy: "use auto, mprotect or precopy".into(),
-            }),
-        }
+        let found = Self::ALL.into_iter().find(|choice| choice.to_string() == s);
+        found.ok_or_else(|| Error::BadArgument {
+            what: "engine",
+            reason: format!("`{s}` is none"),
+            remedy: format!("use {}", Self::ALL.map(|choice| choice.to_string()).join(", ")),
+        })
     }
 }
 
 impl fmt::Display for EngineChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            EngineChoice::Auto => "auto",
-            EngineChoice::Mprotect => "mprotect",
-            EngineChoice::Precopy => "precopy",
-        })
+        match self {
+            EngineChoice::Auto => f.write_str("auto"),
+            EngineChoice::Mprotect => Engine::Mprotect.fmt(f),
+            EngineChoice::Precopy => Engine::Precopy.fmt(f),
+            EngineChoice::PrecopyProtect => Engine::PrecopyProtect.fmt(f),
+        }
     }
 }
 
@@ -272,7 +277,7 @@ impl<'a> Migration<'a> {
             check_address_space(2 * threads)?;
         }
         let Chosen { engine, reason, trackers } = self.choose_engine(&backend, page, threads)?;
-        if engine == Engine::Mprotect {
+        if engine.signals() {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;
             }
@@ -286,7 +291,7 @@ impl<'a> Migration<'a> {
         let at_most =
             |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes));
         let pace = match self.area_bytes {
-            None if engine == Engine::Precopy => Pace::adaptive(
+            None if engine.follows() && !page.is_hugetlb() => Pace::adaptive(
                 pages(area_bytes),
                 pages(area_bytes),
                 at_most(LARGEST_AREA_BYTES),
@@ -347,33 +352,51 @@ impl Migration<'_> {
         page: PageSize,
         threads: usize,
     ) -> Result<Chosen, Error> {
-        let mprotect = |reason| Chosen { engine: Engine::Mprotect, reason, trackers: Vec::new() };
-        if self.engine == EngineChoice::Mprotect {
-            return Ok(mprotect("asked for".into()));
-        }
-        let forced = self.engine == EngineChoice::Precopy;
-        if page.is_hugetlb() {
-            let what = format!("the engine precopy moves pages of 4k and thp, not {page}");
-            let remedy = "let the engine be chosen (auto)";
-            return if forced { Err(Error::Unsupported { what, remedy }) } else { Ok(mprotect(what)) };
-        }
-        let opened: Result<Vec<_>, _> = (0..threads).map(|_| OpenTracker::new(backend)).collect();
-        match opened {
-            Ok(trackers) => {
-                let reason = if forced { "asked for" } else { "follows writes without signals" };
-                Ok(Chosen { engine: Engine::Precopy, reason: reason.into(), trackers })
+        /// Those that follow writes, the best first, with what they ask of their trackers.
+        const FOLLOW: [(EngineChoice, Engine, Ability, &str); 2] = [
+            (
+                EngineChoice::Precopy,
+                Engine::Precopy,
+                Ability::NoteAndHold,
+                "holds up the kernel's accesses too",
+            ),
+            (EngineChoice::PrecopyProtect, Engine::PrecopyProtect, Ability::Note, "follows writes"),
+        ];
+        let mut why_not = Vec::new();
+        for (choice, engine, ability, does) in FOLLOW {
+            let forced = self.engine == choice;
+            if !forced && self.engine != EngineChoice::Auto {
+                continue;
             }
-            Err((call, errno)) => {
-                let what = format!(
-                    "the engine precopy holds up the kernel's accesses too, and {call} failed with {errno}"
-                );
-                let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-                if forced {
-                    return Err(Error::Unsupported { what, remedy });
+            let (refused, remedy) = if engine == Engine::Precopy && page.is_hugetlb() {
+                let remedy = "let the engine be chosen (auto)";
+                (format!("the engine {engine} moves pages of 4k and thp, not {page}"), remedy)
+            } else {
+                let opened: Result<Vec<_>, _> =
+                    (0..threads).map(|_| OpenTracker::new(backend, ability)).collect();
+                match opened {
+                    Ok(trackers) => {
+                        let reason = match (forced, why_not.is_empty()) {
+                            (true, _) => "asked for".into(),
+                            (false, true) => "follows writes without signals".into(),
+                            (false, false) => why_not.join("; "),
+                        };
+                        return Ok(Chosen { engine, reason, trackers });
+                    }
+                    Err((call, errno)) => {
+                        let remedy =
+                            "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
+                        (format!("the engine {engine} {does}, and {call} failed with {errno}"), remedy)
+                    }
                 }
-                Ok(mprotect(format!("{what}: `pageleap doctor` tells how to allow it")))
+            };
+            if forced {
+                return Err(Error::Unsupported { what: refused, remedy });
             }
+            why_not.push(refused);
         }
+        let reason = if why_not.is_empty() { "asked for".into() } else { why_not.join("; ") };
+        Ok(Chosen { engine: Engine::Mprotect, reason, trackers: Vec::new() })
     }
 }
 

@@ -72,8 +72,24 @@ impl PageCounts {
 pub enum Engine {
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
-    /// Pages are copied while they are written to, and the written ones again; system calls never fail because of it.
+    /// Pages are copied while they are written to, and the written ones again; then the page tables are taken away until the new ones come. System calls
+    /// never fail because of it.
     Precopy,
+    /// Pages are copied in the same way, but then made read-only, as [`Engine::Mprotect`] does it all the time: system calls that write into an area in that window
+    /// fail with EFAULT. Needs no privilege.
+    PrecopyProtect,
+}
+
+impl Engine {
+    /// Whether it follows writes.
+    pub(crate) fn follows(self) -> bool {
+        self != Engine::Mprotect
+    }
+
+    /// Whether writers that are to wait get a signal.
+    pub(crate) fn signals(self) -> bool {
+        self != Engine::Precopy
+    }
 }
 
 impl fmt::Display for Engine {
@@ -81,6 +97,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Mprotect => "mprotect",
             Engine::Precopy => "precopy",
+            Engine::PrecopyProtect => "precopy-protect",
         })
     }
 }

@@ -14,10 +14,11 @@ use super::pace::{Pace, Rate, Seen};
 use super::plan::{Area, Pressure, RetryPolicy};
 use super::report::{Engine, PageOutcome, Waits};
 use crate::affinity;
-use crate::backend::{Backend, Call, Errno, Prot, Tracker};
+use crate::backend::{Ability, Backend, Call, Errno, Prot, Tracker};
 use crate::engine::commit::{Effort, Parked, Step, Target};
 use crate::engine::mprotect::fault::{self, MAX_THREADS, SLOTS};
 use crate::engine::mprotect::slot::{Slot, Span};
+use crate::engine::precopy::attempt::Freeze;
 use crate::engine::{mprotect, precopy};
 use crate::error::Error;
 use crate::observe::Attributes;
@@ -69,8 +70,8 @@ pub(crate) struct OpenTracker {
 }
 
 impl OpenTracker {
-    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Result<Self, (Call, Errno)> {
-        Ok(OpenTracker { backend: backend.clone(), tracker: backend.open_tracker()? })
+    pub(crate) fn new(backend: &Arc<dyn Backend>, ability: Ability) -> Result<Self, (Call, Errno)> {
+        Ok(OpenTracker { backend: backend.clone(), tracker: backend.open_tracker(ability)? })
     }
 }
 
@@ -432,11 +433,14 @@ impl Run {
             offset: to.0.offset_of(frames.first),
             exchange,
         };
+        let takes_away = self.settings.engine == Engine::Precopy;
         // The freeze moves page tables even where those of the target cannot be moved.
-        let cannot_follow = follow.is_none() || exchange_unsupported || area.refused >= TRIES_TO_FOLLOW;
-        let falls_back =
-            self.settings.engine == Engine::Precopy && self.settings.may_fall_back && cannot_follow;
-        let follow = follow.filter(|_| span.prot.writable() && !falls_back);
+        let cannot_follow =
+            follow.is_none() || takes_away && exchange_unsupported || area.refused >= TRIES_TO_FOLLOW;
+        let falls_back = self.settings.engine.follows() && self.settings.may_fall_back && cannot_follow;
+        // Where the whole of an area is written before it has been copied, and each freeze has to copy it again, nothing is gained by looking.
+        let holds = hold && region.page.is_hugetlb();
+        let follow = follow.filter(|_| span.prot.writable() && !falls_back && !holds);
         let split = region.page == PageSize::Thp;
         let keeps_tables = leg.exchange && !(split && follow.is_some());
         let mut effort = Effort::default();
@@ -458,18 +462,24 @@ impl Run {
             let source = if in_place { span.addr } else { alias };
             match follow {
                 Some(Follow { tracker, hurry }) => {
+                    let (file, offset) = (leg.from.0.file, leg.from.0.offset_of(vacated.first));
+                    let freeze = match takes_away {
+                        true => Freeze::Absence { park: alias, file, offset },
+                        false => Freeze::Protection { park: exchange.then_some(alias) },
+                    };
+                    let locked = leg.attributes.locked;
+                    // The one page is written, or it is not.
+                    let max_rounds = if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
                     let task = precopy::attempt::Task {
                         span,
                         source,
-                        file: leg.from.0.file,
-                        offset: leg.from.0.offset_of(vacated.first),
-                        park: alias,
+                        freeze,
                         target,
                         tracker,
                         split,
-                        locked: leg.attributes.locked,
+                        locked,
                         freeze_at,
-                        max_rounds: self.settings.max_rounds,
+                        max_rounds,
                         hurry,
                     };
                     // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's until a
@@ -532,7 +542,8 @@ impl Run {
         };
 
         // Those of several trackers would stay mappings of their own until the end; those of one are joined.
-        let mut tracker = follow.filter(|_| step == Step::Migrated).map(|follow| follow.tracker);
+        let followed = step == Step::Migrated && effort.parked == Parked::Yes;
+        let mut tracker = follow.filter(|_| followed).map(|follow| follow.tracker);
         let marked = tracker.is_some() && keeps_tables;
         if let Some(own) = tracker.filter(|_| self.slots.len() > 1) {
             // SAFETY: the alias of frames that nobody uses.
@@ -544,6 +555,9 @@ impl Run {
             Some(_) if step == Step::Migrated => {
                 let Effort { written, left, window_ns, .. } = effort;
                 state.pace.observe(Seen { written, left, window_ns });
+                if first_try && region.page.is_hugetlb() {
+                    state.pressure.observe(written > 0);
+                }
             }
             Some(_) => {}
             None if first_try && !hold => state.pressure.observe(step == Step::Dirty),

@@ -13,7 +13,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pageleap::probe::{Capabilities, Topic};
-use pageleap::{Engine, Error, Migration, NodeId, PageSize, Pool, Region, Report, topology::Topology};
+use pageleap::{
+    Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, topology::Topology,
+};
 
 /// Two pools of the same size, on two nodes where the machine has them, else on one.
 pub fn pools(page: PageSize, bytes: u64) -> Result<[Pool; 2], Error> {
@@ -71,17 +73,33 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 /// The warnings of a job, except that an engine was chosen which lets some system calls fail: that depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&String> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
-    let told = |warning: &str| report.engine == Engine::Mprotect && warning.starts_with(expected);
+    let told = |warning: &str| report.engine != Engine::Precopy && warning.starts_with(expected);
     report.warnings.iter().filter(|warning| !told(warning)).collect()
+}
+
+/// Whether an engine works here.
+pub fn works(engine: EngineChoice) -> bool {
+    static FOUND: OnceLock<Capabilities> = OnceLock::new();
+    let has = |topic| FOUND.get_or_init(Capabilities::probe).has(topic);
+    match engine {
+        EngineChoice::Precopy => has(Topic::Freeze) && has(Topic::WriteTracking),
+        EngineChoice::PrecopyProtect => has(Topic::WriteTracking),
+        EngineChoice::Auto | EngineChoice::Mprotect => true,
+    }
 }
 
 /// Whether the engine `precopy` works here.
 pub fn can_follow() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    *CAN.get_or_init(|| {
-        let found = Capabilities::probe();
-        found.has(Topic::Freeze) && found.has(Topic::WriteTracking)
-    })
+    works(EngineChoice::Precopy)
+}
+
+/// By what tests are repeated for each engine: the last resort, the best that works here, and what is between them.
+pub const ENGINES: [EngineChoice; 3] =
+    [EngineChoice::Mprotect, EngineChoice::Auto, EngineChoice::PrecopyProtect];
+
+/// Those of [`ENGINES`] that work here.
+pub fn engines() -> Vec<EngineChoice> {
+    ENGINES.into_iter().filter(|engine| works(*engine)).collect()
 }
 
 /// A job over one range, in areas of two pages.

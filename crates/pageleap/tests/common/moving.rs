@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::common::{End, StopOnDrop, case, migration, pools, run_case, soon, surprises};
-use pageleap::{EngineChoice, PageSize, Pool, Region};
+use crate::common::{End, StopOnDrop, case, engines, migration, pools, run_case, soon, surprises};
+use pageleap::{PageSize, Pool, Region};
 
 /// Bytes of the regions here.
 pub const BYTES: usize = 256 << 10;
@@ -37,7 +37,7 @@ pub fn scene() -> ([Pool; 2], Region) {
 pub fn leap_until(stop: &AtomicBool, region: &Region, pools: &[Pool; 2], leaps: &AtomicU64) {
     while !stop.load(Relaxed) {
         let leap = leaps.load(Relaxed) as usize;
-        let engine = [EngineChoice::Mprotect, EngineChoice::Auto][leap / 2 % 2];
+        let engine = engines()[leap / 2 % engines().len()];
         let report =
             migration(region, 0..BYTES, &pools[(leap + 1) % 2]).engine(engine).start().unwrap().wait();
         assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");

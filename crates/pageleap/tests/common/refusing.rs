@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pageleap::backend::{
-    Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
 };
 use pageleap::observe::AttributeRun;
 use pageleap::{Error, PageSize};
@@ -117,9 +117,9 @@ unsafe impl Backend for Refusing {
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         self.at(Call::QueryNodes, 0)?.nodes_of(pages, status)
     }
-    fn open_tracker(&self) -> Result<Tracker, (Call, Errno)> {
+    fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
         let call = Call::OpenTracker;
-        self.at(call, 0).map_err(|errno| (call, errno))?.open_tracker()
+        self.at(call, 0).map_err(|errno| (call, errno))?.open_tracker(ability)
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { self.inner.close_tracker(tracker) };

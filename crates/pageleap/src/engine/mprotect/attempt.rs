@@ -3,8 +3,8 @@
 //! The commit, and with it everything between [`Slot::close`] and [`Slot::retire`], is the window in which writers wait. Nothing in
 //! it allocates, logs, calls back or touches the area: the allocator of the process may live there.
 
-use crate::backend::{Backend, Call, Errno};
-use crate::engine::commit::{Effort, Parked, Step, Target, arrive, erase, persist};
+use crate::backend::{Backend, Call};
+use crate::engine::commit::{Effort, Step, Target, change_places, erase, give_access_back};
 use crate::sync::AtomicU64;
 
 use super::slot::{Close, Slot, Span};
@@ -83,7 +83,7 @@ pub(crate) unsafe fn attempt(
             closed_at = crate::sync::monotonic_ns();
         }
         // SAFETY: the area is closed and the copy is complete.
-        if let Err(errno) = unsafe { commit(backend, task, effort) } {
+        if let Err(errno) = unsafe { change_places(backend, &task.span, &task.target, task.park, effort) } {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
                 unsafe { give_access_back(backend, &task.span, errno, effort) };
@@ -116,40 +116,4 @@ unsafe fn copy(slot: &Slot, backend: &dyn Backend, task: &Task, effort: &mut Eff
         done += step;
     }
     true
-}
-
-/// Makes the span map the target's frames. It gives up only where the kernel forbids the change as such, and so has not begun it; otherwise
-/// the span may be a hole for which threads wait, and the call is repeated until it succeeds.
-///
-/// # Safety
-/// The area is closed, and the target's frames hold its contents.
-unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Errno> {
-    let Span { addr, len, .. } = task.span;
-    if let (Some(park), true) = (task.park, task.target.exchange) {
-        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
-        // the same contents. If this fails, the next call drops the old page tables instead.
-        effort.count(Call::Exchange);
-        // SAFETY: the span is the job's and closed; the alias is that of its own frames.
-        let moved = unsafe { backend.exchange(addr, park, len) };
-        effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
-    }
-    // SAFETY: forwarded to the caller.
-    unsafe { arrive(backend, &task.span, &task.target, effort) }
-}
-
-/// Gives the span the user's access again after a call was refused with `refused`.
-///
-/// # Safety
-/// The span is the job's, closed, and maps its old frames.
-unsafe fn give_access_back(backend: &dyn Backend, span: &Span, refused: Errno, effort: &mut Effort) {
-    effort.count(Call::Protect);
-    // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this succeeds where splitting failed.
-    persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
-        Ok(()) => Some(()),
-        // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
-        Err(errno) if errno == refused && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 => {
-            Some(())
-        }
-        Err(_) => None,
-    });
 }

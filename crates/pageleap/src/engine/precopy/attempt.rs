@@ -6,7 +6,9 @@
 use std::ops::Range;
 
 use crate::backend::{Backend, Call, Errno, MemoryFile, PageRegion, Tracker, page_is};
-use crate::engine::commit::{Effort, Parked, Step, Target, arrive, erase, persist};
+use crate::engine::commit::{
+    Effort, Parked, Step, Target, arrive, change_places, erase, give_access_back, persist,
+};
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::sync::{AtomicU64, monotonic_ns};
 use crate::units::BASE_PAGE;
@@ -17,17 +19,24 @@ const ENTRIES: usize = 128;
 /// More further copies than that are not made, whatever was asked for: they would only follow a writer who is faster.
 const MOST_ROUNDS: u32 = 16;
 
+/// How everybody is kept from an area between the last look and the commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freeze {
+    /// Its page tables are taken away: whoever touches it waits in a page fault, the kernel included. They go to this alias of the current
+    /// frames, whose place in their file it is.
+    Absence { park: usize, file: MemoryFile, offset: u64 },
+    /// It is read-only: whoever writes to it waits in the signal handler, and the kernel's writes fail. The page tables go
+    /// to this alias when those of the target come, if that is possible.
+    Protection { park: Option<usize> },
+}
+
 /// What to migrate in one attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) span: Span,
     /// Where the current frames can be read while the span is accessible.
     pub(crate) source: usize,
-    /// The current frames' place in their file.
-    pub(crate) file: MemoryFile,
-    pub(crate) offset: u64,
-    /// Where the page tables of the current frames go: their pool's alias.
-    pub(crate) park: usize,
+    pub(crate) freeze: Freeze,
     pub(crate) target: Target,
     pub(crate) tracker: Tracker,
     /// Whether the pages are huge and are to be followed by base pages.
@@ -71,7 +80,8 @@ pub(crate) unsafe fn attempt(
         return Step::Refused(Call::Track, errno);
     }
     // SAFETY: forwarded to the caller.
-    if let Err((call, errno)) = unsafe { copy(backend, task, effort) } {
+    let ready = unsafe { copy(backend, task, effort).and_then(|()| prepare(backend, task, effort)) };
+    if let Err((call, errno)) = ready {
         // SAFETY: nothing has been closed; the span maps its old frames.
         unsafe { let_go(backend, task, effort) };
         return Step::Refused(call, errno);
@@ -84,12 +94,24 @@ pub(crate) unsafe fn attempt(
     }
     let closed_at = monotonic_ns();
     // SAFETY: the span is published; the rest is forwarded to the caller.
-    let step = match unsafe { freeze_and_commit(backend, task, effort) } {
+    let frozen = unsafe {
+        match task.freeze {
+            Freeze::Absence { park, file, offset } => {
+                take_away_and_commit(backend, task, park, (file, offset), effort)
+            }
+            Freeze::Protection { park } => protect_and_commit(backend, task, park, effort),
+        }
+    };
+    let step = match frozen {
         Ok(()) => {
             wake(backend, task, effort);
             Step::Migrated
         }
         Err((call, errno)) => {
+            if let Freeze::Protection { .. } = task.freeze {
+                // SAFETY: it maps its old frames, and writers wait. The call may have had its effect, in whole or in part.
+                unsafe { give_access_back(backend, &task.span, errno, effort) };
+            }
             // What has moved to the alias is still registered, and whoever read it would wait.
             if effort.parked != Parked::No {
                 effort.parked = Parked::Failed;
@@ -107,7 +129,7 @@ pub(crate) unsafe fn attempt(
     step
 }
 
-/// Copies the area while it is written to, until little is left to copy, and has it ready to be frozen.
+/// Copies the area while it is written to, until little is left to copy.
 ///
 /// # Safety
 /// As [`attempt`]; writes to the span are followed.
@@ -146,9 +168,23 @@ unsafe fn copy(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Resul
             })?;
             effort.copied += copied;
         }
+    }
+    Ok(())
+}
+
+/// Has the area ready to be frozen.
+///
+/// # Safety
+/// As [`attempt`].
+unsafe fn prepare(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+    let Span { addr, len, .. } = task.span;
+    // SAFETY: forwarded to the caller.
+    unsafe {
         // From now on whoever finds a page without an entry waits. Pages have one, as a rule, until the freeze.
-        effort.count(Call::Track);
-        backend.track(tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
+        if let Freeze::Absence { .. } = task.freeze {
+            effort.count(Call::Track);
+            backend.track(task.tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
+        }
         if task.locked {
             effort.count(Call::Lock);
             backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
@@ -161,9 +197,15 @@ unsafe fn copy(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Resul
 ///
 /// # Safety
 /// As [`attempt`], after [`copy`], with the slot published.
-unsafe fn freeze_and_commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+unsafe fn take_away_and_commit(
+    backend: &dyn Backend,
+    task: &Task,
+    park: usize,
+    (file, offset): (MemoryFile, u64),
+    effort: &mut Effort,
+) -> Result<(), Refusal> {
     let Span { addr, len, .. } = task.span;
-    let Task { tracker, target, park, .. } = *task;
+    let Task { tracker, target, .. } = *task;
     effort.count(Call::Exchange);
     effort.parked = Parked::Failed;
     // SAFETY: the span is the job's; whoever touches it from now on waits. The alias is that of its own frames.
@@ -178,10 +220,10 @@ unsafe fn freeze_and_commit(backend: &dyn Backend, task: &Task, effort: &mut Eff
     unsafe {
         unproven(backend, tracker, park, len, false, effort, &mut |pages| {
             // Not through the alias: the kernel may drop an entry of it at any time, and whoever finds none there sleeps until we wake him.
-            let (offset, dst) = (task.offset + pages.start as u64, target.alias + pages.start);
+            let (offset, dst) = (offset + pages.start as u64, target.alias + pages.start);
             read += 1;
             copied += pages.len() as u64;
-            let read = backend.read_file(task.file, offset, dst, pages.len());
+            let read = backend.read_file(file, offset, dst, pages.len());
             read.map(|()| true).map_err(|errno| (Call::ReadFile, errno))
         })
     }?;
@@ -190,6 +232,37 @@ unsafe fn freeze_and_commit(backend: &dyn Backend, task: &Task, effort: &mut Eff
     effort.calls[Call::ReadFile as usize] += read;
     // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
     unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))
+}
+
+/// Makes the span read-only, copies what its last stores have left to copy, and brings the new frames.
+///
+/// # Safety
+/// As [`attempt`], after [`prepare`], with the slot published.
+unsafe fn protect_and_commit(
+    backend: &dyn Backend,
+    task: &Task,
+    park: Option<usize>,
+    effort: &mut Effort,
+) -> Result<(), Refusal> {
+    let Span { addr, len, prot } = task.span;
+    let target = task.target;
+    effort.count(Call::Protect);
+    // SAFETY: the span is the job's; whoever faults waits for the slot.
+    unsafe { backend.protect(addr, len, prot.without_write()) }.map_err(|errno| (Call::Protect, errno))?;
+    let mut copied = 0;
+    // Nobody can store to these frames any more, so this look is the last one.
+    // SAFETY: the source is readable; the target's frames are ours.
+    unsafe {
+        unproven(backend, task.tracker, addr, len, false, effort, &mut |pages| {
+            backend.copy(target.alias + pages.start, task.source + pages.start, pages.len());
+            copied += pages.len() as u64;
+            Ok(true)
+        })
+    }?;
+    effort.copied += copied;
+    effort.left = copied / BASE_PAGE as u64;
+    // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
+    unsafe { change_places(backend, &task.span, &target, park, effort) }.map_err(|errno| (Call::Map, errno))
 }
 
 /// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they are clean, as bytes from `addr` on, until it says

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Task, attempt};
-use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
+use super::attempt::{Freeze, Task, attempt};
+use crate::backend::{Ability, Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
 use crate::engine::commit::{Effort, Parked, Step, Target};
 use crate::engine::mprotect::processor::Processor;
 use crate::engine::mprotect::slot::{SlotTable, Span};
@@ -12,6 +12,15 @@ use crate::units::{BASE_PAGE, PageSize};
 
 const PAGES: usize = 2;
 const LEN: usize = PAGES * BASE_PAGE;
+
+/// Each way to close the last gap.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Absence,
+    Protection,
+}
+
+const EACH: [By; 2] = [By::Absence, By::Protection];
 
 /// A region of two pages over one file, the alias of another, and the alias of the first.
 struct Fixture {
@@ -22,10 +31,11 @@ struct Fixture {
     park: usize,
     files: [MemoryFile; 2],
     tracker: Tracker,
+    by: By,
 }
 
 impl Fixture {
-    fn new() -> Self {
+    fn new(by: By) -> Self {
         let model = Arc::new(Model::new());
         let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
         let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
@@ -37,8 +47,20 @@ impl Fixture {
         }
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
-        let tracker = model.open_tracker().unwrap();
-        Fixture { model, table, view, alias, park, files, tracker }
+        let ability = match by {
+            By::Absence => Ability::NoteAndHold,
+            By::Protection => Ability::Note,
+        };
+        let tracker = model.open_tracker(ability).unwrap();
+        Fixture { model, table, view, alias, park, files, tracker, by }
+    }
+
+    /// How to freeze a span of these frames, whose alias this is.
+    fn freeze(&self, park: usize, file: MemoryFile) -> Freeze {
+        match self.by {
+            By::Absence => Freeze::Absence { park, file, offset: 0 },
+            By::Protection => Freeze::Protection { park: Some(park) },
+        }
     }
 
     fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> (Step, Effort) {
@@ -46,9 +68,7 @@ impl Fixture {
         let task = Task {
             span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
             source: self.view,
-            file: self.files[0],
-            offset: 0,
-            park: self.park,
+            freeze: self.freeze(self.park, self.files[0]),
             target,
             tracker: self.tracker,
             split: false,
@@ -110,18 +130,20 @@ mod loom_tests {
     use super::*;
     use loom::thread;
 
-    fn check(test: impl Fn() + Sync + Send + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = builder.preemption_bound.or(Some(3));
-        builder.max_branches = 10_000;
-        builder.check(test);
+    fn check(test: impl Fn(By) + Copy + Sync + Send + 'static) {
+        for by in EACH {
+            let mut builder = loom::model::Builder::new();
+            builder.preemption_bound = builder.preemption_bound.or(Some(3));
+            builder.max_branches = 10_000;
+            builder.check(move || test(by));
+        }
     }
 
     /// A thread that stores to both pages.
     #[test]
     fn loom_precopy_one_writer() {
-        check(|| {
-            let f = Arc::new(Fixture::new());
+        check(|by| {
+            let f = Arc::new(Fixture::new(by));
             f.model.store(f.page(0), 1).unwrap();
             let writer = {
                 let f = f.clone();
@@ -139,8 +161,8 @@ mod loom_tests {
 
     #[test]
     fn loom_precopy_two_writers() {
-        check(|| {
-            let f = Arc::new(Fixture::new());
+        check(|by| {
+            let f = Arc::new(Fixture::new(by));
             let writers = [(0, 5), (1, 6)].map(|(page, value)| {
                 let f = f.clone();
                 thread::spawn(move || f.processor().store(f.page(page), value))
@@ -155,8 +177,8 @@ mod loom_tests {
     /// The kernel may drop page table entries at any time; what it knows of writes goes with them.
     #[test]
     fn loom_precopy_entries_are_dropped_under_a_writer() {
-        check(|| {
-            let f = Arc::new(Fixture::new());
+        check(|by| {
+            let f = Arc::new(Fixture::new(by));
             let writer = {
                 let f = f.clone();
                 thread::spawn(move || {
@@ -176,13 +198,14 @@ mod loom_tests {
     /// Any call fails once, in any way, while a writer stores: nothing is lost, nobody sleeps for ever.
     #[test]
     fn loom_precopy_a_call_fails_under_a_writer() {
-        for at in 1..=9 {
-            for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+        let modes = [FailMode::Before, FailMode::After, FailMode::Partial];
+        for (by, at) in EACH.into_iter().flat_map(|by| (1..=9).map(move |at| (by, at))) {
+            for mode in modes {
                 let mut builder = loom::model::Builder::new();
                 builder.preemption_bound = Some(1);
                 builder.max_branches = 10_000;
                 builder.check(move || {
-                    let f = Arc::new(Fixture::new());
+                    let f = Arc::new(Fixture::new(by));
                     let failing = Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM)));
                     failing.arm();
                     let writer = {
@@ -201,8 +224,8 @@ mod loom_tests {
     /// A reader never sees anything but the old value or a newer one.
     #[test]
     fn loom_precopy_reader() {
-        check(|| {
-            let f = Arc::new(Fixture::new());
+        check(|by| {
+            let f = Arc::new(Fixture::new(by));
             f.model.store(f.page(0), 1).unwrap();
             let reader = {
                 let f = f.clone();
@@ -221,38 +244,49 @@ mod plain_tests {
 
     #[test]
     fn an_undisturbed_attempt_copies_once() {
-        let f = Fixture::new();
-        f.model.store(f.page(1) + 8, 42).unwrap();
-        let (step, effort) = f.attempt(&*f.model, 0, 1);
-        assert_eq!(step, Step::Migrated);
-        let Effort { copied, by_exchange, repairs, parked, written, held, .. } = effort;
-        assert_eq!((copied, by_exchange, repairs, parked), (LEN as u64, true, 0, Parked::Yes));
-        assert_eq!((written, held), (0, false));
-        assert_eq!(f.model.load(f.page(1) + 8), Ok(42));
-        assert!(f.is_migrated() && f.is_open());
+        for by in EACH {
+            let f = Fixture::new(by);
+            f.model.store(f.page(1) + 8, 42).unwrap();
+            let (step, effort) = f.attempt(&*f.model, 0, 1);
+            assert_eq!(step, Step::Migrated);
+            let Effort { copied, by_exchange, repairs, parked, written, held, .. } = effort;
+            assert_eq!((copied, by_exchange, repairs, parked), (LEN as u64, true, 0, Parked::Yes));
+            assert_eq!((written, held), (0, false));
+            assert_eq!(f.model.load(f.page(1) + 8), Ok(42));
+            assert!(f.is_migrated() && f.is_open());
+        }
     }
 
     #[test]
     fn whatever_fails_leaves_the_area_whole() {
-        let counting = {
-            let f = Fixture::new();
-            let counting = FailAt::never(f.model.clone());
-            counting.arm();
-            f.migrate(&counting);
-            counting.seen()
-        };
-        assert!(counting >= 8, "{counting} calls");
-        for at in 1..=counting {
-            for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
-                for errno in [libc::ENOMEM, libc::EINVAL] {
-                    let f = Fixture::new();
-                    f.model.store(f.page(0), 11).unwrap();
-                    let failing = FailAt::new(f.model.clone(), at, mode, Errno(errno));
-                    failing.arm();
-                    let steps = f.migrate(&failing);
-                    assert!(failing.struck().is_some());
-                    assert_eq!(f.model.load(f.page(0)), Ok(11), "call {at} failed {mode:?}: {steps:?}");
-                    assert!(f.is_migrated() && f.is_open(), "call {at} failed {mode:?}: {steps:?}");
+        for by in EACH {
+            let counting = {
+                let f = Fixture::new(by);
+                let counting = FailAt::never(f.model.clone());
+                counting.arm();
+                f.migrate(&counting);
+                counting.seen()
+            };
+            assert!(counting >= 8, "{counting} calls");
+            for at in 1..=counting {
+                for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
+                    for errno in [libc::ENOMEM, libc::EINVAL] {
+                        let f = Fixture::new(by);
+                        f.model.store(f.page(0), 11).unwrap();
+                        let failing = FailAt::new(f.model.clone(), at, mode, Errno(errno));
+                        failing.arm();
+                        let steps = f.migrate(&failing);
+                        assert!(failing.struck().is_some());
+                        assert_eq!(
+                            f.model.load(f.page(0)),
+                            Ok(11),
+                            "{by:?}: call {at} failed {mode:?}: {steps:?}"
+                        );
+                        assert!(
+                            f.is_migrated() && f.is_open(),
+                            "{by:?}: call {at} failed {mode:?}: {steps:?}"
+                        );
+                    }
                 }
             }
         }
@@ -263,8 +297,8 @@ mod plain_tests {
     fn writers_and_migrator_run_against_each_other() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let moves = if cfg!(miri) { 5 } else { 5_000 };
-        for _ in 0..2 {
-            let (f, stop) = (Arc::new(Fixture::new()), Arc::new(AtomicBool::new(false)));
+        for by in [EACH, EACH].concat() {
+            let (f, stop) = (Arc::new(Fixture::new(by)), Arc::new(AtomicBool::new(false)));
             let writers: Vec<_> = (0..2)
                 .map(|w| {
                     let (f, stop) = (f.clone(), stop.clone());
@@ -280,9 +314,7 @@ mod plain_tests {
                 let task = Task {
                     span: Span { addr: f.view, len: LEN, prot: Prot::READ_WRITE },
                     source: f.view,
-                    file: here.0,
-                    offset: 0,
-                    park: here.1,
+                    freeze: f.freeze(here.1, here.0),
                     target,
                     tracker: f.tracker,
                     split: false,
@@ -296,8 +328,12 @@ mod plain_tests {
                     attempt(&f.table.slots[0], &f.table.epoch, &*f.model, &task, &mut Effort::default())
                 };
                 assert_eq!(step, Step::Migrated);
+                // What a job does when it recycles the frames.
                 // SAFETY: the alias of frames that nobody uses.
-                unsafe { f.model.untrack(f.tracker, here.1, LEN) }.unwrap();
+                unsafe {
+                    f.model.untrack(f.tracker, here.1, LEN).unwrap();
+                    f.model.protect(here.1, LEN, Prot::READ_WRITE).unwrap();
+                }
                 std::mem::swap(&mut here, &mut there);
             }
             stop.store(true, Ordering::Relaxed);
