@@ -261,16 +261,16 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "nobody-is-held",
         file: PRECOPY,
-        find: "backend.track(tracker, addr, len, true)",
-        replace: "backend.track(tracker, addr, len, false)",
+        find: "backend.track(task.tracker, addr, len, true)",
+        replace: "backend.track(task.tracker, addr, len, false)",
         why: "who touches the frozen area gets the old frames again, and stores to them are lost",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "nobody-is-held-for-real",
         file: PRECOPY,
-        find: "backend.track(tracker, addr, len, true)",
-        replace: "backend.track(tracker, addr, len, false)",
+        find: "backend.track(task.tracker, addr, len, true)",
+        replace: "backend.track(task.tracker, addr, len, false)",
         why: "the same on the real kernel loses writes",
         caught_by: Checker::Stress,
     },
@@ -285,9 +285,41 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "read-where-everybody-waits",
         file: PRECOPY,
-        find: "let read = backend.read_file(task.file, offset, dst, pages.len());",
+        find: "let read = backend.read_file(file, offset, dst, pages.len());",
         replace: "let _ = offset; backend.copy(dst, park + pages.start, pages.len()); let read: Result<(), Errno> = Ok(());",
         why: "the migrator waits for itself",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "no-last-look-behind-protection",
+        file: PRECOPY,
+        find: "unproven(backend, task.tracker, addr, len, false,",
+        replace: "unproven(backend, task.tracker, addr, 0, false,",
+        why: "stores between the last look and the protection are not copied",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "no-last-look-behind-the-barrier",
+        file: PRECOPY,
+        find: "unsafe { noted(notes, backend, task, true, effort, &mut copy) }?;",
+        replace: "let _ = &mut copy;",
+        why: "stores of those who were let in last are not copied, and others may follow",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "closed-while-letting-in",
+        file: NOTES,
+        find: "if word & PHASE_MASK == LETTING {",
+        replace: "if false {",
+        why: "a page becomes writable after the last look",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "noted-before-let-in",
+        file: NOTES,
+        find: "        let_in(start + page * page_bytes, page_bytes);\n        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n",
+        replace: "        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n        let_in(start + page * page_bytes, page_bytes);\n",
+        why: "a page is forgotten, protected and copied, and then let go unnoticed",
         caught_by: Checker::Loom,
     },
     Mutant {
@@ -344,7 +376,7 @@ pub const TABLE: &[Mutant] = &[
         find: "        lock(&self.0.state).announced -= run.frames;",
         replace: "        if result.is_ok() {\n            lock(&self.0.state).announced -= run.frames;\n        }",
         why: "whoever needs frames waits for ever for some that are out of circulation",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Shuttle,
     },
     Mutant {
         name: "never-hold",
@@ -394,6 +426,7 @@ const RUN: &str = "crates/pageleap/src/migrate/run.rs";
 const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
+const NOTES: &str = "crates/pageleap/src/engine/precopy/notes.rs";
 const CONCLUDE: &str = "crates/pageleap/src/migrate/run/conclude.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";

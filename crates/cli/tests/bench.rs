@@ -60,7 +60,7 @@ fn rows(flags: &[&str]) -> (Vec<Value>, String) {
 }
 
 /// The engines that follow writes, as they come in tables.
-const FOLLOW: [&str; 2] = ["precopy", "precopy-protect"];
+const FOLLOW: [&str; 3] = ["precopy", "wp-sync", "precopy-protect"];
 
 /// Which of them were measured, by what was said of rows that were skipped.
 fn measured(said: &str) -> Vec<&'static str> {
@@ -92,7 +92,7 @@ fn check(row: &Value) {
     let kernel_writes = ["uniform", "skewed"].contains(&row["load"].as_str().unwrap());
     assert_eq!(row["efault_count"].is_u64(), kernel_writes, "{row}");
     // The kernel waits as others do.
-    assert!(used != "precopy" || !kernel_writes || row["efault_count"] == 0, "{row}");
+    assert!(!["precopy", "wp-sync"].contains(&used) || !kernel_writes || row["efault_count"] == 0, "{row}");
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
         assert_eq!(number("extra_copied_ratio"), 0.0);

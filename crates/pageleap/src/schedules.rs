@@ -33,8 +33,8 @@ const ITERATIONS: usize = 8000;
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
 /// Those that jobs are made to use.
-const ENGINES: [EngineChoice; 3] =
-    [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::PrecopyProtect];
+const ENGINES: [EngineChoice; 4] =
+    [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::WpSync, EngineChoice::PrecopyProtect];
 
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
@@ -208,7 +208,7 @@ impl Scene {
 
     fn settings<'a>(&self) -> Migration<'a> {
         let migration = Migration::new()
-            .engine(ENGINES[below(3)])
+            .engine(ENGINES[below(4)])
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
@@ -521,7 +521,7 @@ fn shuttle_a_leap_back_finds_its_frames() {
         let region = Region::reserve_with(backend, PAGES * BASE_PAGE, PageSize::Base).unwrap();
         region.grow(PAGES * BASE_PAGE, &pools[0]).unwrap();
         let start = |to: &Pool| {
-            let engine = ENGINES[below(3)];
+            let engine = ENGINES[below(4)];
             let job = Migration::new().range(&region, 0..PAGES * BASE_PAGE, to).engine(engine);
             job.area_bytes((1 + below(3)) * BASE_PAGE).threads(1 + below(2)).start()
         };

@@ -146,7 +146,11 @@ fn settings_that_make_no_sense() {
     scene.refused(scene.job().area_bytes(4097).start(), true, &["area size", "4097", "multiple"]);
     scene.refused(scene.job().reduction_factor(0).start(), true, &["reduction factor", "1"]);
     let engine = "move_pages".parse::<EngineChoice>();
-    scene.refused(engine, true, &["engine", "`move_pages`", "auto, precopy, precopy-protect, mprotect"]);
+    scene.refused(
+        engine,
+        true,
+        &["engine", "`move_pages`", "auto, precopy, wp-sync, precopy-protect, mprotect"],
+    );
     scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "use 4k, thp, 2m or 1g"]);
     scene.still_works();
 }

@@ -282,7 +282,7 @@ fn run(case: Case, pools: [Pool; 2]) {
         again >> 10,
         longest_wait / 1000
     );
-    if engine == Engine::Precopy {
+    if matches!(engine, Engine::Precopy | Engine::WpSync) {
         assert_eq!(kernel.efaults.load(Ordering::Relaxed), 0, "a system call failed because of a leap");
     }
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
@@ -302,7 +302,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 fn no_write_is_lost() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = 16 << 20;
-    for engine in [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::PrecopyProtect] {
+    for engine in EngineChoice::ALL.into_iter().filter(|engine| *engine != EngineChoice::Auto) {
         if !works(engine) {
             skip(&format!("no_write_is_lost ({engine})"), &"the engine does not work here");
             continue;

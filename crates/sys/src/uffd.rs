@@ -26,8 +26,21 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
-/// Bytes of a message (`struct uffd_msg`).
-const MESSAGE_BYTES: usize = 32;
+/// `UFFD_EVENT_PAGEFAULT`.
+const EVENT_PAGEFAULT: u8 = 0x12;
+/// `UFFD_PAGEFAULT_FLAG_WP`: a write to a protected page.
+const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
+
+/// `struct uffd_msg`, as it is for a page fault.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u64,
+}
 
 /// Feature bits of the handshake (`UFFD_FEATURE_*`).
 pub mod uffd_feature {
@@ -163,6 +176,14 @@ pub fn uffd_wake(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Er
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &mut range).into() }).map(drop)
 }
 
+/// Lifts that protection and has everybody go on who waits for it. Page table entries stay read-only: the next write has one more fault.
+pub fn uffd_let_write(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+    let range = UffdioRange { start: addr as u64, len: len as u64 };
+    let mut protect = UffdioWriteProtect { range, mode: 0 };
+    // SAFETY: reads the struct, which outlives the call.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() }).map(drop)
+}
+
 /// Write-protects `[addr, addr + len)`, registered with [`uffd_mode::WP`]. Huge pages of shared memory are mapped by base pages from then on
 /// (page by page as they are touched). EAGAIN while an `mremap` of registered memory waits for its message to be read.
 ///
@@ -175,12 +196,21 @@ pub unsafe fn uffd_write_protect(uffd: BorrowedFd<'_>, addr: usize, len: usize) 
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() }).map(drop)
 }
 
-/// Reads all messages that there are, and forgets them. That is all that an announced event asks for: the call that caused it goes on. Whoever
-/// waits for a page goes on waiting. Allocates nothing.
-pub fn uffd_drain(uffd: BorrowedFd<'_>) {
-    let mut messages = [0u8; 8 * MESSAGE_BYTES];
-    // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
-    while unsafe { libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), messages.len()) } > 0 {}
+/// Reads all messages that there are. That is all that an announced event asks for: the call that caused it goes on. Whoever waits for a page goes
+/// on waiting; `write` gets the address of each write to a protected page. Allocates nothing.
+pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
+    let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 }; 8];
+    loop {
+        // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
+        let read =
+            unsafe { libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages)) };
+        let Some(read @ 1..) = usize::try_from(read).ok() else { return };
+        for message in &messages[..read / size_of::<Message>()] {
+            if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
+                write(message.address as usize);
+            }
+        }
+    }
 }
 
 #[cfg(all(test, not(miri)))]
@@ -210,7 +240,11 @@ mod tests {
             request(3, uapi::_UFFDIO_WRITEPROTECT, size_of::<UffdioWriteProtect>())
         );
         assert_eq!(size_of::<UffdioWriteProtect>(), size_of::<uapi::uffdio_writeprotect>());
-        assert_eq!(MESSAGE_BYTES, size_of::<uapi::uffd_msg>());
+        assert_eq!(size_of::<Message>(), size_of::<uapi::uffd_msg>());
+        assert_eq!(offset_of!(Message, flags), offset_of!(uapi::uffd_msg, arg.pagefault.flags));
+        assert_eq!(offset_of!(Message, address), offset_of!(uapi::uffd_msg, arg.pagefault.address));
+        assert_eq!(EVENT_PAGEFAULT as u32, uapi::UFFD_EVENT_PAGEFAULT);
+        assert_eq!(PAGEFAULT_FLAG_WP, u64::from(uapi::UFFD_PAGEFAULT_FLAG_WP));
         assert_eq!(UFFD_USER_MODE_ONLY as u32, uapi::UFFD_USER_MODE_ONLY);
         for (ours, theirs) in [
             (uffd_feature::PAGEFAULT_FLAG_WP, uapi::UFFD_FEATURE_PAGEFAULT_FLAG_WP),

@@ -21,7 +21,7 @@ const TOPOLOGY: &str = "gigabyte";
 const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
 /// What the doctor looks at that depends on the kernel or on who asks: its name there, and in words.
-const FEATURES: [(&str, &str); 15] = [
+const FEATURES: [(&str, &str); 16] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
     ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
@@ -36,6 +36,7 @@ const FEATURES: [(&str, &str); 15] = [
     ("userfaultfd-device", "`/dev/userfaultfd`"),
     ("userfaultfd-user-mode", "`userfaultfd(UFFD_USER_MODE_ONLY)`"),
     ("write-tracking", "writes tracked without a fault handler"),
+    ("write-barrier", "writers held back, the kernel's writes included"),
     ("freeze", "a range held against user code and kernel"),
 ];
 
@@ -49,7 +50,7 @@ const END: &str = "<!-- end -->";
 /// The doctor's findings on one kernel, as one user.
 #[derive(Debug, Default)]
 struct Column {
-    /// Whether a trial leap succeeded, by page size.
+    /// Whether a trial leap succeeded, by page size, or by which engine.
     leaps: BTreeMap<&'static str, String>,
     /// States of the features, by name.
     states: BTreeMap<String, String>,
@@ -110,7 +111,9 @@ fn column(lines: &[String]) -> Result<Column> {
             let id = finding["id"].as_str().context("a finding has no name")?;
             let state = finding["state"].as_str().context("a finding has no state")?.to_owned();
             if id == "leap" {
-                column.leaps.insert(size, state);
+                let saw = finding["observed"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                let engine = saw.filter_map(|line| line.strip_prefix("engine ")?.split(':').next()).next();
+                column.leaps.insert(size, engine.map_or(state, |engine| format!("`{engine}`")));
             } else {
                 column.states.insert(id.to_owned(), state);
             }
@@ -124,8 +127,9 @@ fn column(lines: &[String]) -> Result<Column> {
     Ok(column)
 }
 
-fn mark(state: Option<&String>) -> &'static str {
+fn mark(state: Option<&String>) -> &str {
     match state.map(String::as_str) {
+        Some(engine) if engine.starts_with('`') => engine,
         Some("works") => "yes",
         Some("limited") => "partly",
         Some("missing") => "no",
@@ -144,7 +148,7 @@ fn tables(heads: &[String], columns: &[Column]) -> String {
     row(&mut rule(heads.len() + 1));
     for size in PAGE_SIZES {
         let cells = columns.iter().map(|column| mark(column.leaps.get(size)).to_owned());
-        row(&mut [format!("**a leap, pages of {size}**")].into_iter().chain(cells));
+        row(&mut [format!("**engine for pages of {size}**")].into_iter().chain(cells));
     }
     for (id, words) in FEATURES {
         let cells = columns.iter().map(|column| mark(column.states.get(id)).to_owned());
@@ -197,18 +201,21 @@ fn replace(document: &str, tables: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"{"findings": [{"id": "leap", "state": "STATE"}, {"id": "mbind", "state": "limited"}],
+    const LINE: &str = r#"{"findings": [{"id": "leap", "state": "STATE", "observed": ["SAW"]}, {"id": "mbind", "state": "limited"}],
         "userfaultfd": [{"name": "WP_ASYNC", "since": "6.7", "call": false}, {"name": "SIGBUS", "since": "4.14", "call": true}]}"#;
 
     #[test]
     fn findings_become_rows() {
-        let lines = ["works", "missing", "unknown", "works"].map(|state| LINE.replace("STATE", state));
+        let lines = ["works", "missing", "unknown", "works"].map(|state| {
+            let saw = if state == "works" { "engine wp-sync: a reason" } else { "" };
+            LINE.replace("STATE", state).replace("SAW", saw)
+        });
         let text = tables(&["6.1.0, root".to_owned()], &[column(&lines).unwrap()]);
         for row in [
             "| what | 6.1.0, root |",
-            "| **a leap, pages of 4k** | yes |",
-            "| **a leap, pages of thp** | no |",
-            "| **a leap, pages of 2m** | ? |",
+            "| **engine for pages of 4k** | `wp-sync` |",
+            "| **engine for pages of thp** | no |",
+            "| **engine for pages of 2m** | ? |",
             "| memory bound to a node (`mbind`) | partly |",
             "| asking where a page lies (`move_pages`) | ? |",
             "| feature | since | 6.1.0 |\n| --- | --- | --- |\n| `SIGBUS` | 4.14 | yes |\n| `WP_ASYNC` | 6.7 | no |",

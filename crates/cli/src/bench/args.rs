@@ -140,9 +140,10 @@ pub struct EngineRow {
 }
 
 /// The rows of every table. Engines that are added to the library get theirs here.
-pub const ENGINES: [EngineRow; 5] = [
+pub const ENGINES: [EngineRow; 6] = [
     EngineRow { choice: EngineChoice::Auto, area: None },
     EngineRow { choice: EngineChoice::Precopy, area: None },
+    EngineRow { choice: EngineChoice::WpSync, area: None },
     EngineRow { choice: EngineChoice::PrecopyProtect, area: None },
     EngineRow { choice: EngineChoice::Mprotect, area: Some(512 << 10) },
     EngineRow { choice: EngineChoice::Mprotect, area: Some(16 << 20) },

@@ -50,7 +50,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = area)]
     pub area: Option<usize>,
 
-    /// Migration engine: auto, precopy, precopy-protect or mprotect
+    /// Migration engine: auto, precopy, wp-sync, precopy-protect or mprotect
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub engine: EngineChoice,
 

@@ -237,8 +237,8 @@ unsafe impl Backend for FailAt {
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { self.inner.close_tracker(tracker) };
     }
-    fn serve_tracker(&self, tracker: Tracker) {
-        self.inner.serve_tracker(tracker);
+    fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
+        self.inner.serve_tracker(tracker, write);
     }
     fn end_tracker(&self, tracker: Tracker) {
         self.inner.end_tracker(tracker);
@@ -262,6 +262,13 @@ unsafe impl Backend for FailAt {
             Call::MarkClean,
             || unsafe { self.inner.mark_clean(tracker, addr, len, split) },
             || unsafe { self.inner.mark_clean(tracker, addr, half(len), split) },
+        )
+    }
+    unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        self.run(
+            Call::LetWrite,
+            || unsafe { self.inner.let_write(tracker, addr, len) },
+            || unsafe { self.inner.let_write(tracker, addr, half(len)) },
         )
     }
     unsafe fn scan(

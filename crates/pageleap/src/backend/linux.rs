@@ -173,8 +173,8 @@ unsafe impl Backend for Linux {
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { tracker::close(tracker) }
     }
-    fn serve_tracker(&self, tracker: Tracker) {
-        tracker::serve(tracker);
+    fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
+        tracker::serve(tracker, write);
     }
     fn end_tracker(&self, tracker: Tracker) {
         tracker::end(tracker);
@@ -188,6 +188,9 @@ unsafe impl Backend for Linux {
     }
     unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
         unsafe { tracker::mark_clean(tracker, addr, len, split) }
+    }
+    unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        sys::uffd_let_write(tracker::faults(tracker), addr, len)
     }
     unsafe fn scan(
         &self,

@@ -40,6 +40,9 @@ pub enum Ability {
     NoteAndHold,
     /// It notes writes, and holds up nobody. Takes neither.
     Note,
+    /// It holds up whoever writes to a page that is marked clean, until [`Backend::let_write`] or [`Backend::wake`], and notes nothing. Takes the same as the
+    /// first, and is had from older kernels.
+    HoldWriters,
 }
 
 /// What follows writes to pages, for one worker. Closed by [`Backend::close_tracker`], exactly once, by the job that opened it.
@@ -47,7 +50,7 @@ pub enum Ability {
 pub struct Tracker {
     /// The userfaultfd.
     pub(crate) faults: i32,
-    /// The process' pagemap.
+    /// The process' pagemap; none (-1) if it notes nothing.
     pub(crate) pagemap: i32,
     /// An eventfd that ends [`Backend::serve_tracker`].
     pub(crate) end: i32,
@@ -121,6 +124,8 @@ pub enum Call {
     Untrack,
     /// Write-protection of a range whose writes are followed.
     MarkClean,
+    /// Its end, for a page that somebody wants to write to.
+    LetWrite,
     /// The question which pages were written.
     Scan,
     /// The end of waiting for a range.
@@ -131,7 +136,7 @@ pub enum Call {
 
 impl Call {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Call; 21] = [
+    pub const ALL: [Call; 22] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -150,6 +155,7 @@ impl Call {
         Call::Track,
         Call::Untrack,
         Call::MarkClean,
+        Call::LetWrite,
         Call::Scan,
         Call::Wake,
         Call::ReadFile,
@@ -176,6 +182,7 @@ impl Call {
             Call::Track => "UFFDIO_REGISTER",
             Call::Untrack => "UFFDIO_UNREGISTER",
             Call::MarkClean => "UFFDIO_WRITEPROTECT",
+            Call::LetWrite => "UFFDIO_WRITEPROTECT(0)",
             Call::Scan => "PAGEMAP_SCAN",
             Call::Wake => "UFFDIO_WAKE",
             Call::ReadFile => "pread",
@@ -271,8 +278,9 @@ pub unsafe trait Backend: Send + Sync {
     fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)>;
     /// Closes it, for the job that opened it, which uses it no more. What it still follows it follows no longer, and nobody waits for that.
     unsafe fn close_tracker(&self, tracker: Tracker);
-    /// Does what exchanges of pages that are followed wait for, until [`Backend::end_tracker`] is called. Allocates nothing.
-    fn serve_tracker(&self, tracker: Tracker);
+    /// Does what exchanges of pages that are followed wait for, and tells the address for which somebody waits who wants to write
+    /// ([`Ability::HoldWriters`]), until [`Backend::end_tracker`] is called. Allocates nothing.
+    fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize));
     /// Has [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
     /// Ability the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
@@ -284,6 +292,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Has all pages of a range count as clean until they are written to. When it returns, no CPU can write without that being seen. Huge pages are
     /// followed as such, or, with `split`, by base pages.
     unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno>;
+    /// Has pages of a range count as written, and everybody go on who waits to write to them ([`Ability::HoldWriters`]). Allocates nothing.
+    unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// Finds the pages of a range of which the kernel does not know by their page table entries that they are clean, in ascending order, neighbours of
     /// one kind together, until `found` is full, and what they are ([`page_is`]); returns how many entries that makes, and up to which address it has
     /// looked. A page that is `SWAPPED` and not `WRITTEN` has no entry, but is known to be clean. With `mark_clean`, those that it calls written

@@ -6,7 +6,7 @@
 //! a file) panics.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::{
@@ -67,9 +67,13 @@ struct State {
     waiting: BTreeMap<u64, usize>,
     /// How many have waited so far.
     waits: u64,
-    /// Trackers that are open.
-    trackers: BTreeSet<i32>,
+    /// Trackers that are open, and what each can do.
+    trackers: BTreeMap<i32, Ability>,
     next_tracker: i32,
+    /// For which tracker somebody waits to write, and to which address: not told yet.
+    messages: VecDeque<(i32, usize)>,
+    /// Trackers that are to be served no longer.
+    ended: BTreeSet<i32>,
 }
 
 std::thread_local! {
@@ -110,8 +114,12 @@ impl Model {
         let allows = if write { Prot::writable } else { Prot::readable };
         loop {
             let frame = state.translate(addr, allows).ok_or(ModelFault { addr, write })?;
-            let entry = state.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
-            if !(entry.absent && entry.held) {
+            let State { space, trackers, .. } = &mut *state;
+            let entry = space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");
+            // Without an entry too: a marker has taken its place.
+            let barrier = entry.tracked.filter(|_| write && entry.clean);
+            let barrier = barrier.filter(|tracker| trackers[tracker] == Ability::HoldWriters);
+            if !(entry.absent && entry.held) && barrier.is_none() {
                 entry.absent = false;
                 entry.clean &= !write;
                 return Ok((state, frame));
@@ -119,6 +127,10 @@ impl Model {
             state.waits += 1;
             let ticket = state.waits;
             state.waiting.insert(ticket, addr);
+            if let Some(tracker) = barrier {
+                state.messages.push_back((tracker, addr));
+                self.woken.notify_all();
+            }
             while state.waiting.contains_key(&ticket) {
                 state = self.woken.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
             }
@@ -137,10 +149,13 @@ impl Model {
         self.state().trackers.len()
     }
 
-    /// Whether somebody who finds a page of the range without an entry has to wait.
+    /// Whether somebody has to wait who finds a page of the range without an entry, or who writes to it.
     pub fn holds(&self, addr: usize, len: usize) -> bool {
         let state = self.state();
-        state.space.range(pages(addr, len)).any(|(_, e)| e.held)
+        let barrier = |e: &Entry| {
+            e.clean && e.tracked.is_some_and(|tracker| state.trackers[&tracker] == Ability::HoldWriters)
+        };
+        state.space.range(pages(addr, len)).any(|(_, e)| e.held || barrier(e))
     }
 
     /// How many accesses wait for pages that are held.
@@ -391,16 +406,16 @@ unsafe impl Backend for Model {
         }
         Ok(())
     }
-    fn open_tracker(&self, _: Ability) -> Result<Tracker, (Call, Errno)> {
+    fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
         let mut state = self.state();
         state.next_tracker += 1;
         let faults = state.next_tracker;
-        state.trackers.insert(faults);
+        state.trackers.insert(faults, ability);
         Ok(Tracker { faults, pagemap: -1, end: -1 })
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         let mut state = self.state();
-        assert!(state.trackers.remove(&tracker.faults), "a tracker was closed twice");
+        assert!(state.trackers.remove(&tracker.faults).is_some(), "a tracker was closed twice");
         let State { space, waiting, .. } = &mut *state;
         for (page, entry) in space.iter_mut().filter(|(_, e)| e.tracked == Some(tracker.faults)) {
             entry.untrack();
@@ -408,8 +423,25 @@ unsafe impl Backend for Model {
         }
         self.woken.notify_all();
     }
-    fn serve_tracker(&self, _tracker: Tracker) {}
-    fn end_tracker(&self, _tracker: Tracker) {}
+    fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
+        let mut state = self.state();
+        loop {
+            if let Some(next) = state.messages.iter().position(|(of, _)| *of == tracker.faults) {
+                let message = state.messages.remove(next);
+                drop(state);
+                message.into_iter().for_each(|(_, addr)| write(addr));
+                state = self.state();
+            } else if state.ended.contains(&tracker.faults) {
+                return;
+            } else {
+                state = self.woken.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+        }
+    }
+    fn end_tracker(&self, tracker: Tracker) {
+        self.state().ended.insert(tracker.faults);
+        self.woken.notify_all();
+    }
     unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
         let (mut state, tracker) = (self.state(), Some(tracker.faults));
         let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
@@ -432,6 +464,16 @@ unsafe impl Backend for Model {
             assert!(e.tracked.is_some(), "marked although nobody follows the writes");
             e.clean = true;
         })
+    }
+    unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        let followed = |page| state.space.get(&page).is_some_and(|e| e.tracked == Some(tracker.faults));
+        if !pages(addr, len).all(followed) {
+            return Err(Errno(libc::ENOENT));
+        }
+        state.each(addr, len, |e| e.clean = false)?;
+        drop(state);
+        self.wake(tracker, addr, len)
     }
     unsafe fn scan(
         &self,

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use pageleap_sys::{self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag};
 
 use super::{Ability, Call, Tracker};
-use crate::probe::EXCHANGE;
+use crate::probe::{BARRIER, EXCHANGE};
 
 const DEVICE: &str = "/dev/userfaultfd";
 
@@ -17,22 +17,29 @@ const DEVICE: &str = "/dev/userfaultfd";
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     let refused = |errno| (Call::OpenTracker, errno);
     let faults = match ability {
-        Ability::NoteAndHold => sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno)),
+        Ability::NoteAndHold | Ability::HoldWriters => {
+            sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))
+        }
         // Where nobody is held up it does not matter for whom that would hold.
         Ability::Note => sys::userfaultfd(true),
     };
     let faults = faults.map_err(refused)?;
-    let known = sys::uffd_handshake(faults.as_fd(), EXCHANGE).map_err(refused)?;
+    let features = if ability == Ability::HoldWriters { BARRIER } else { EXCHANGE };
+    let known = sys::uffd_handshake(faults.as_fd(), features).map_err(refused)?;
     // Some kernels ignore what they do not know.
-    if known & EXCHANGE != EXCHANGE {
+    if known & features != features {
         return Err(refused(Errno(libc::EINVAL)));
+    }
+    let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
+    if ability == Ability::HoldWriters {
+        let [faults, end] = [faults, end.into()].map(OwnedFd::into_raw_fd);
+        return Ok(Tracker { faults, pagemap: -1, end });
     }
     let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
     // An empty range: asks only whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
-    let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
     let [faults, pagemap, end] = [faults, pagemap.into(), end.into()].map(OwnedFd::into_raw_fd);
     Ok(Tracker { faults, pagemap, end })
 }
@@ -49,7 +56,7 @@ fn errno_of(error: &std::io::Error) -> Errno {
 /// # Safety
 /// Called once, and the tracker is not used any more.
 pub(super) unsafe fn close(tracker: Tracker) {
-    for fd in [tracker.faults, tracker.pagemap, tracker.end] {
+    for fd in [tracker.faults, tracker.pagemap, tracker.end].into_iter().filter(|fd| *fd >= 0) {
         // SAFETY: `open` made it, and nobody else closes it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
@@ -65,9 +72,9 @@ pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
     borrow(tracker.faults)
 }
 
-/// Reads messages until told to end. An exchange of registered memory waits until its message has been read; threads that wait for pages need
-/// nothing from here.
-pub(super) fn serve(tracker: Tracker) {
+/// Reads messages until told to end. An exchange of registered memory waits until its message has been read. Threads that wait for pages need
+/// nothing from here, but those that wait to write may be let in by `write`.
+pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     // Others may sleep until this thread has run.
     if sys::is_ordinary() {
         let _ = sys::run_first(true).or_else(|_| sys::run_shortly());
@@ -77,7 +84,7 @@ pub(super) fn serve(tracker: Tracker) {
     loop {
         // SAFETY: the array outlives the call. Interrupted or not, what is there is read.
         unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, -1) };
-        sys::uffd_drain(faults(tracker));
+        sys::uffd_drain(faults(tracker), write);
         if descriptors[1].revents != 0 {
             return;
         }
@@ -92,7 +99,7 @@ pub(super) fn end(tracker: Tracker) {
 /// # Safety
 /// The range is the caller's.
 pub(super) unsafe fn mark_clean(tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
-    if split {
+    if split || tracker.pagemap < 0 {
         // SAFETY: forwarded to the caller.
         return unsafe { sys::uffd_write_protect(faults(tracker), addr, len) };
     }

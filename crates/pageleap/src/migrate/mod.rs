@@ -21,6 +21,7 @@ pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, Waits}
 
 use crate::backend::{Ability, Backend};
 use crate::engine::mprotect::fault;
+use crate::engine::precopy::notes;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::pool::Destination;
@@ -31,7 +32,7 @@ use crate::units::{BASE_PAGE, NodeId, PageSize};
 use legs::Item;
 use pace::Pace;
 use plan::RetryPolicy;
-use run::{OpenTracker, Run, Settings};
+use run::{OpenTracker, Run, Settings, followed_page_bytes};
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,18 +40,36 @@ pub enum EngineChoice {
     /// The best that works here.
     #[default]
     Auto,
-    /// [`Engine::Mprotect`], or an error.
-    Mprotect,
     /// [`Engine::Precopy`], or an error; areas that it cannot move stay where they are, *failed*.
     Precopy,
-    /// [`Engine::PrecopyProtect`], or an error; areas that it cannot move stay where they are, *failed*.
+    /// [`Engine::WpSync`], in the same way.
+    WpSync,
+    /// [`Engine::PrecopyProtect`], in the same way.
     PrecopyProtect,
+    /// [`Engine::Mprotect`], or an error.
+    Mprotect,
 }
 
 impl EngineChoice {
     /// All of them, the best first.
-    pub const ALL: [EngineChoice; 4] =
-        [EngineChoice::Auto, EngineChoice::Precopy, EngineChoice::PrecopyProtect, EngineChoice::Mprotect];
+    pub const ALL: [EngineChoice; 5] = [
+        EngineChoice::Auto,
+        EngineChoice::Precopy,
+        EngineChoice::WpSync,
+        EngineChoice::PrecopyProtect,
+        EngineChoice::Mprotect,
+    ];
+
+    /// The engine that is asked for by name.
+    pub fn forced(self) -> Option<Engine> {
+        match self {
+            EngineChoice::Auto => None,
+            EngineChoice::Precopy => Some(Engine::Precopy),
+            EngineChoice::WpSync => Some(Engine::WpSync),
+            EngineChoice::PrecopyProtect => Some(Engine::PrecopyProtect),
+            EngineChoice::Mprotect => Some(Engine::Mprotect),
+        }
+    }
 }
 
 impl FromStr for EngineChoice {
@@ -68,11 +87,9 @@ impl FromStr for EngineChoice {
 
 impl fmt::Display for EngineChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EngineChoice::Auto => f.write_str("auto"),
-            EngineChoice::Mprotect => Engine::Mprotect.fmt(f),
-            EngineChoice::Precopy => Engine::Precopy.fmt(f),
-            EngineChoice::PrecopyProtect => Engine::PrecopyProtect.fmt(f),
+        match self.forced() {
+            None => f.write_str("auto"),
+            Some(engine) => engine.fmt(f),
         }
     }
 }
@@ -286,6 +303,12 @@ impl<'a> Migration<'a> {
                 warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
             }
         }
+        let area_bytes = match engine {
+            Engine::WpSync => {
+                area_bytes.min((notes::MOST_PAGES * followed_page_bytes(page)).max(page.bytes()))
+            }
+            _ => area_bytes,
+        };
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
         let at_most =
@@ -352,20 +375,16 @@ impl Migration<'_> {
         page: PageSize,
         threads: usize,
     ) -> Result<Chosen, Error> {
-        /// Those that follow writes, the best first, with what they ask of their trackers.
-        const FOLLOW: [(EngineChoice, Engine, Ability, &str); 2] = [
-            (
-                EngineChoice::Precopy,
-                Engine::Precopy,
-                Ability::NoteAndHold,
-                "holds up the kernel's accesses too",
-            ),
-            (EngineChoice::PrecopyProtect, Engine::PrecopyProtect, Ability::Note, "follows writes"),
+        /// Those that follow writes, the best first, with what they need of their trackers.
+        const FOLLOW: [(Engine, Ability, &str); 3] = [
+            (Engine::Precopy, Ability::NoteAndHold, "needs writes noted and the kernel's accesses held up"),
+            (Engine::WpSync, Ability::HoldWriters, "needs the kernel's writes held up"),
+            (Engine::PrecopyProtect, Ability::Note, "needs writes noted"),
         ];
+        let forced = self.engine.forced();
         let mut why_not = Vec::new();
-        for (choice, engine, ability, does) in FOLLOW {
-            let forced = self.engine == choice;
-            if !forced && self.engine != EngineChoice::Auto {
+        for (engine, ability, needs) in FOLLOW {
+            if forced.is_some_and(|forced| forced != engine) {
                 continue;
             }
             let (refused, remedy) = if engine == Engine::Precopy && page.is_hugetlb() {
@@ -377,20 +396,20 @@ impl Migration<'_> {
                 match opened {
                     Ok(trackers) => {
                         let reason = match (forced, why_not.is_empty()) {
-                            (true, _) => "asked for".into(),
-                            (false, true) => "follows writes without signals".into(),
-                            (false, false) => why_not.join("; "),
+                            (Some(_), _) => "asked for".into(),
+                            (None, true) => "follows writes without signals".into(),
+                            (None, false) => why_not.join("; "),
                         };
                         return Ok(Chosen { engine, reason, trackers });
                     }
                     Err((call, errno)) => {
                         let remedy =
                             "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-                        (format!("the engine {engine} {does}, and {call} failed with {errno}"), remedy)
+                        (format!("the engine {engine} {needs}, and {call} failed with {errno}"), remedy)
                     }
                 }
             };
-            if forced {
+            if forced.is_some() {
                 return Err(Error::Unsupported { what: refused, remedy });
             }
             why_not.push(refused);

@@ -75,7 +75,11 @@ pub enum Engine {
     /// Pages are copied while they are written to, and the written ones again; then the page tables are taken away until the new ones come. System calls
     /// never fail because of it.
     Precopy,
-    /// Pages are copied in the same way, but then made read-only, as [`Engine::Mprotect`] does it all the time: system calls that write into an area in that window
+    /// Pages are write-protected and copied while writers are let in one by one, page by page, and what they have written is copied again; at last everybody who writes
+    /// waits until the new frames have come. For kernels that cannot note writes by themselves, and for hugetlb pages, whose writers it holds back while
+    /// many write. System calls never fail because of it.
+    WpSync,
+    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`] does it all the time: system calls that write into an area in that window
     /// fail with EFAULT. Needs no privilege.
     PrecopyProtect,
 }
@@ -88,7 +92,7 @@ impl Engine {
 
     /// Whether writers that are to wait get a signal.
     pub(crate) fn signals(self) -> bool {
-        self != Engine::Precopy
+        matches!(self, Engine::PrecopyProtect | Engine::Mprotect)
     }
 }
 
@@ -97,6 +101,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Mprotect => "mprotect",
             Engine::Precopy => "precopy",
+            Engine::WpSync => "wp-sync",
             Engine::PrecopyProtect => "precopy-protect",
         })
     }

@@ -4,7 +4,7 @@ mod conclude;
 mod queue;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::attributes;
@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
-use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicU64, Barrier, Condvar, Instant, Mutex, Ordering, lock, thread};
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use conclude::Vacated;
 
@@ -130,10 +130,16 @@ struct Follow {
 /// Serves a tracker, once the worker knows that it is about to be served. A function of its own: from then on nothing may be read from the heap, where
 /// captured variables and the job lie, because the heap may be what is frozen.
 #[inline(never)]
-fn serve(backend: &dyn Backend, tracker: Tracker, ready: &Barrier) {
+fn serve(backend: &dyn Backend, tracker: Tracker, slot: &'static Slot, ready: &Barrier) {
     let bomb = AbortOnUnwind;
     ready.wait();
-    backend.serve_tracker(tracker);
+    backend.serve_tracker(tracker, &mut |addr| {
+        slot.notes.wanted(addr, |page, len| {
+            // If it is refused, whoever waits does so until the attempt is over.
+            // SAFETY: a page of the area that this tracker's worker has registered and is migrating.
+            let _ = unsafe { backend.let_write(tracker, page, len) };
+        });
+    });
     std::mem::forget(bomb);
 }
 
@@ -286,14 +292,15 @@ impl Run {
             lock(&self.state).tally.warnings.push(warning);
         }
         let tracker = self.settings.trackers.get(worker).map(|open| open.tracker);
-        let Some(tracker) = tracker.filter(|_| self.backend.is_host_memory()) else {
+        let served = self.backend.is_host_memory() || self.settings.engine == Engine::WpSync;
+        let Some(tracker) = tracker.filter(|_| served) else {
             self.take_areas(slot, tracker.map(|tracker| Follow { tracker, hurry: false }));
             return std::mem::forget(bomb);
         };
         let ready = Barrier::new(2);
         let (backend, ready) = (&*self.backend, &ready);
         thread::scope(|scope| {
-            match scope.start(c"pageleap-events", move || serve(backend, tracker, ready)) {
+            match scope.start(c"pageleap-events", move || serve(backend, tracker, slot, ready)) {
                 Ok(()) => {
                     ready.wait();
                 }
@@ -439,7 +446,7 @@ impl Run {
             follow.is_none() || takes_away && exchange_unsupported || area.refused >= TRIES_TO_FOLLOW;
         let falls_back = self.settings.engine.follows() && self.settings.may_fall_back && cannot_follow;
         // Where the whole of an area is written before it has been copied, and each freeze has to copy it again, nothing is gained by looking.
-        let holds = hold && region.page.is_hugetlb();
+        let holds = hold && region.page.is_hugetlb() && self.settings.engine == Engine::PrecopyProtect;
         let follow = follow.filter(|_| span.prot.writable() && !falls_back && !holds);
         let split = region.page == PageSize::Thp;
         let keeps_tables = leg.exchange && !(split && follow.is_some());
@@ -463,11 +470,15 @@ impl Run {
             match follow {
                 Some(Follow { tracker, hurry }) => {
                     let (file, offset) = (leg.from.0.file, leg.from.0.offset_of(vacated.first));
-                    let freeze = match takes_away {
-                        true => Freeze::Absence { park: alias, file, offset },
-                        false => Freeze::Protection { park: exchange.then_some(alias) },
+                    let freeze = match self.settings.engine {
+                        Engine::Precopy => Freeze::Absence { park: alias, file, offset },
+                        Engine::WpSync => {
+                            Freeze::Barrier { page_bytes: followed_page_bytes(region.page), hold }
+                        }
+                        _ => Freeze::Protection { park: exchange.then_some(alias) },
                     };
-                    let locked = leg.attributes.locked;
+                    // Its lock must not go along where page tables go to the alias.
+                    let locked = leg.attributes.locked && self.settings.engine != Engine::WpSync;
                     // The one page is written, or it is not.
                     let max_rounds = if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
                     let task = precopy::attempt::Task {
@@ -555,7 +566,7 @@ impl Run {
             Some(_) if step == Step::Migrated => {
                 let Effort { written, left, window_ns, .. } = effort;
                 state.pace.observe(Seen { written, left, window_ns });
-                if first_try && region.page.is_hugetlb() {
+                if first_try && !hold && region.page.is_hugetlb() {
                     state.pressure.observe(written > 0);
                 }
             }
@@ -643,6 +654,11 @@ impl Run {
 
 fn attribute_lost(error: Error) -> String {
     format!("an attribute of the range is lost: {error}")
+}
+
+/// Of what size the pages are by which writes to a region's pages are noted.
+pub(crate) fn followed_page_bytes(page: PageSize) -> usize {
+    if page.is_hugetlb() { page.bytes() } else { BASE_PAGE }
 }
 
 struct AbortOnUnwind;

@@ -45,3 +45,5 @@ pub(super) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
     | uffd_feature::WP_ASYNC;
 /// What an exchange of page tables under writes takes besides.
 pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
+/// What holding back writers takes.
+pub(crate) const BARRIER: u64 = uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM;

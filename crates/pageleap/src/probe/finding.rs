@@ -52,6 +52,8 @@ pub enum Topic {
     UserfaultfdUserMode,
     /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a scan.
     WriteTracking,
+    /// Holding back writers, the kernel's writes included: what is needed where it cannot note writes, or not finely enough.
+    WriteBarrier,
     /// Holding user code and kernel back from a range: what an exchange of page tables under writes needs.
     Freeze,
     /// Mappings that a process may have.
@@ -101,6 +103,7 @@ impl Topic {
             Topic::UserfaultfdDevice => "userfaultfd-device",
             Topic::UserfaultfdUserMode => "userfaultfd-user-mode",
             Topic::WriteTracking => "write-tracking",
+            Topic::WriteBarrier => "write-barrier",
             Topic::Freeze => "freeze",
             Topic::Mappings => "mappings",
             Topic::AddressSpace => "address-space",
@@ -128,7 +131,11 @@ impl Topic {
             | Topic::PlacementQuery
             | Topic::AutoNuma => "placement",
             Topic::ShmemThp | Topic::Hugetlb2M | Topic::Hugetlb1G => "page sizes",
-            Topic::PagemapScan | Topic::FrameNumbers | Topic::WriteTracking | Topic::Freeze => "tracking",
+            Topic::PagemapScan
+            | Topic::FrameNumbers
+            | Topic::WriteTracking
+            | Topic::WriteBarrier
+            | Topic::Freeze => "tracking",
             Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => "userfaultfd",
             Topic::Mappings
             | Topic::AddressSpace
@@ -186,7 +193,8 @@ impl Topic {
             | Topic::UserfaultfdDevice
             | Topic::UserfaultfdUserMode
             | Topic::WriteTracking
-            | Topic::Freeze => Need::Exchange,
+            | Topic::WriteBarrier
+            | Topic::Freeze => Need::Following,
             Topic::LockedMemory | Topic::Swap => Need::Residency,
             Topic::Kernel => Need::Nothing,
         }
@@ -215,8 +223,8 @@ pub enum Need {
     Residency,
     /// Proof that physical frames have changed.
     Verification,
-    /// The engine that tracks writes and exchanges page tables under them; this version moves memory with engine `mprotect`, which does without.
-    Exchange,
+    /// The engines that follow writes instead of forbidding them. [`Engine::Mprotect`](crate::Engine::Mprotect) does without.
+    Following,
     /// Nothing.
     Nothing,
 }
@@ -234,8 +242,8 @@ impl Need {
             Need::Huge1G => "--page-size 1g",
             Need::Residency => "keeping pools in memory (mlock)",
             Need::Verification => "the proof that frames have changed; leaps do without",
-            Need::Exchange => {
-                "the engine precopy, with which no system call fails because of a leap; the engine mprotect does without"
+            Need::Following => {
+                "the engines precopy and wp-sync, with which no system call fails because of a leap; others do without"
             }
             Need::Nothing => "nothing by itself",
         }

@@ -23,7 +23,7 @@ mod trial;
 mod userfaultfd;
 
 pub use demand::Demand;
-pub(crate) use features::EXCHANGE;
+pub(crate) use features::{BARRIER, EXCHANGE};
 pub use features::{FEATURES, Feature};
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
 pub use userfaultfd::{Way, WayFound};
@@ -131,7 +131,7 @@ impl Capabilities {
 }
 
 /// Topics that files say nothing about.
-const NOT_WITHOUT_CALLS: [Topic; 19] = [
+const NOT_WITHOUT_CALLS: [Topic; 20] = [
     Topic::BasePage,
     Topic::MemoryFiles,
     Topic::Seals,
@@ -147,6 +147,7 @@ const NOT_WITHOUT_CALLS: [Topic; 19] = [
     Topic::UserfaultfdDevice,
     Topic::UserfaultfdUserMode,
     Topic::WriteTracking,
+    Topic::WriteBarrier,
     Topic::Freeze,
     Topic::AddressSpace,
     Topic::FileSize,

@@ -51,7 +51,7 @@ impl Capabilities {
             );
         }
         match self.leap_around(demand) {
-            Ok(stops) => {
+            Ok((stops, chosen)) => {
                 let route = stops.iter().map(|node| node.0.to_string()).collect::<Vec<_>>().join(" to ");
                 let same = if stops.iter().all(|node| *node == stops[0]) {
                     " (one node: between two pools of it)"
@@ -66,6 +66,7 @@ impl Capabilities {
                         demand.page
                     ),
                 )
+                .saw(chosen)
             }
             Err(Failure::Error(Error::OutOfMemory { .. })) if demand.page.is_hugetlb() => Finding::missing(
                 topic,
@@ -80,8 +81,8 @@ impl Capabilities {
         }
     }
 
-    /// Returns the nodes in the order in which the region was on them.
-    fn leap_around(&self, demand: &Demand) -> Result<Vec<NodeId>, Failure> {
+    /// Returns the nodes in the order in which the region was on them, and which engine was chosen, and why.
+    fn leap_around(&self, demand: &Demand) -> Result<(Vec<NodeId>, String), Failure> {
         let nodes = self.allowed_nodes();
         let home = *nodes.first().unwrap_or(&NodeId(0));
         let bytes = demand.trial_bytes();
@@ -93,7 +94,7 @@ impl Capabilities {
         let marked = || (0..words.len()).step_by(BASE_PAGE / 8).chain([words.len() - 1]);
         let value = |word: usize| word as u64 * 0x9e37_79b9 + 1;
         marked().for_each(|word| words[word].store(value(word), Relaxed));
-        let mut stops = vec![home];
+        let (mut stops, mut chosen) = (vec![home], String::new());
         let mut leap = |to: &Pool, node: NodeId| -> Result<(), Failure> {
             let report = Migration::new().range(&region, 0..region.len(), to).threads(1).start()?.wait();
             if !report.ended.is_completed() || report.pages.migrated != report.pages.total() {
@@ -103,6 +104,7 @@ impl Capabilities {
                 return Err(Failure::Wrong(format!("word {word} changed on the way to {node}")));
             }
             stops.push(node);
+            chosen = format!("engine {}: {}", report.engine, report.engine_reason);
             Ok(())
         };
         let others: Vec<NodeId> = nodes.iter().copied().filter(|node| *node != home).collect();
@@ -110,7 +112,7 @@ impl Capabilities {
             leap(&pool(node)?, node)?;
             leap(&first, home)?;
         }
-        Ok(stops)
+        Ok((stops, chosen))
     }
 }
 

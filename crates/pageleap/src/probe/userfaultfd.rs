@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
 use super::around::{Around, Killed, drop_in, is_plain};
-use super::features::{EXCHANGE, FEATURES, Feature, TRACKING};
+use super::features::{BARRIER, EXCHANGE, FEATURES, Feature, TRACKING};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
@@ -152,7 +152,7 @@ pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     let scan = pagemap_scan();
     findings.push(judge_scan(around, scan));
     findings.push(judge_tracking(try_tracking(&ways)));
-    findings.push(judge_freeze(&ways, try_freeze(&ways)));
+    findings.extend(HOLDS.iter().map(|hold| judge_hold(hold, &ways, try_hold(&ways, hold))));
     (ways, findings)
 }
 
@@ -554,38 +554,69 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
     }
 }
 
-/// Registers a memory file the way a freeze does. `None` if no way has the features.
-fn try_freeze(ways: &[WayFound]) -> Option<(Way, Tried)> {
-    /// Bits of what can be asked on a registered range: `_UFFDIO_WAKE`, `_UFFDIO_CONTINUE`.
-    const NEEDED: u64 = 1 << 2 | 1 << 7;
-    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(EXCHANGE))?.way;
+/// What somebody is held back by, who the kernel included.
+struct Hold {
+    topic: Topic,
+    features: u64,
+    mode: u64,
+    /// Bits of what must be possible on a registered range.
+    requests: u64,
+    works: &'static str,
+    fails: &'static str,
+}
+
+/// `_UFFDIO_WAKE`.
+const WAKE: u64 = 1 << 2;
+/// `_UFFDIO_WRITEPROTECT`.
+const WRITE_PROTECT: u64 = 1 << 6;
+/// `_UFFDIO_CONTINUE`.
+const CONTINUE: u64 = 1 << 7;
+
+const HOLDS: [Hold; 2] = [
+    Hold {
+        topic: Topic::WriteBarrier,
+        features: BARRIER,
+        mode: uffd_mode::WP,
+        requests: WAKE | WRITE_PROTECT,
+        works: "writers can be held back, the kernel's writes included",
+        fails: "writers cannot be held back together with the kernel's writes",
+    },
+    Hold {
+        topic: Topic::Freeze,
+        features: EXCHANGE,
+        mode: uffd_mode::WP | uffd_mode::MINOR,
+        requests: WAKE | CONTINUE,
+        works: "a range can be held against user code and kernel",
+        fails: "a range cannot be held against user code and kernel at once",
+    },
+];
+
+/// Registers a memory file in such a way. `None` if no way has the features.
+fn try_hold(ways: &[WayFound], hold: &Hold) -> Option<(Way, Tried)> {
+    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
     let attempt = || -> Tried {
         let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), EXCHANGE).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        sys::uffd_handshake(uffd.as_fd(), hold.features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
         let scratch = Scratch::new(BASE_PAGE, BASE_PAGE, None)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
         // SAFETY: the range is ours, and nobody touches it while it is registered.
-        let possible =
-            unsafe { sys::uffd_register(uffd.as_fd(), start, len, uffd_mode::WP | uffd_mode::MINOR) }
-                .map_err(Failed::at("ioctl(UFFDIO_REGISTER, WP|MINOR) of a memory file"))?;
+        let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
+            .map_err(Failed::at("ioctl(UFFDIO_REGISTER) of a memory file"))?;
         let _ = sys::uffd_unregister(uffd.as_fd(), start, len);
-        Ok(possible & NEEDED == NEEDED)
+        Ok(possible & hold.requests == hold.requests)
     };
     Some((way, attempt()))
 }
 
-fn judge_freeze(ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
-    let topic = Topic::Freeze;
+fn judge_hold(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
     match tried {
-        Some((way, Ok(true))) => Finding::works(topic, "a range can be held against user code and kernel")
-            .saw(format!("{}: UFFDIO_REGISTER with WP|MINOR of a memory file works", way.text())),
-        Some((_, Ok(false))) => Finding::missing(
-            topic,
-            "a range cannot be held",
-            "UFFDIO_CONTINUE and UFFDIO_WAKE are not offered on memory files",
-        ),
+        Some((way, Ok(true))) => Finding::works(hold.topic, hold.works)
+            .saw(format!("{}: a memory file can be registered for it", way.text())),
+        Some((_, Ok(false))) => {
+            Finding::missing(hold.topic, hold.fails, "memory files lack requests that it takes")
+        }
         Some((_, Err(failed))) => {
-            Finding::missing(topic, "a range cannot be held", "a call that it takes fails").saw(failed.seen())
+            Finding::missing(hold.topic, hold.fails, "a call that it takes fails").saw(failed.seen())
         }
         None => {
             let any = ways.iter().any(|found| found.way != Way::UserMode && found.opens());
@@ -595,7 +626,7 @@ fn judge_freeze(ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
                 "faults of the kernel cannot be held: system calls that touch the range would fail \
                  with EFAULT. Remedies are under userfaultfd-device"
             };
-            Finding::missing(topic, "a range cannot be held against user code and kernel at once", reason)
+            Finding::missing(hold.topic, hold.fails, reason)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The primitives of the standard library and the kernel.
 
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::{Barrier, Condvar, Mutex, MutexGuard};
 pub(crate) use std::time::Instant;
 
 /// Threads that start with what memory there is (see [`pageleap_sys::Thread`]), and what is used of the standard library's.

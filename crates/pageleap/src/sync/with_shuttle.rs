@@ -5,7 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 pub(crate) use shuttle::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+pub(crate) use shuttle::sync::{Barrier, Condvar, Mutex, MutexGuard};
 
 /// Shuttle's threads, with the interface of ours. They always start.
 pub(crate) mod thread {

@@ -73,7 +73,8 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 /// The warnings of a job, except that an engine was chosen which lets some system calls fail: that depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&String> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
-    let told = |warning: &str| report.engine != Engine::Precopy && warning.starts_with(expected);
+    let fails = matches!(report.engine, Engine::Mprotect | Engine::PrecopyProtect);
+    let told = |warning: &str| fails && warning.starts_with(expected);
     report.warnings.iter().filter(|warning| !told(warning)).collect()
 }
 
@@ -83,6 +84,7 @@ pub fn works(engine: EngineChoice) -> bool {
     let has = |topic| FOUND.get_or_init(Capabilities::probe).has(topic);
     match engine {
         EngineChoice::Precopy => has(Topic::Freeze) && has(Topic::WriteTracking),
+        EngineChoice::WpSync => has(Topic::WriteBarrier),
         EngineChoice::PrecopyProtect => has(Topic::WriteTracking),
         EngineChoice::Auto | EngineChoice::Mprotect => true,
     }
@@ -94,8 +96,8 @@ pub fn can_follow() -> bool {
 }
 
 /// By what tests are repeated for each engine: the last resort, the best that works here, and what is between them.
-pub const ENGINES: [EngineChoice; 3] =
-    [EngineChoice::Mprotect, EngineChoice::Auto, EngineChoice::PrecopyProtect];
+pub const ENGINES: [EngineChoice; 4] =
+    [EngineChoice::Mprotect, EngineChoice::Auto, EngineChoice::WpSync, EngineChoice::PrecopyProtect];
 
 /// Those of [`ENGINES`] that work here.
 pub fn engines() -> Vec<EngineChoice> {

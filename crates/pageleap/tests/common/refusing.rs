@@ -124,8 +124,8 @@ unsafe impl Backend for Refusing {
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { self.inner.close_tracker(tracker) };
     }
-    fn serve_tracker(&self, tracker: Tracker) {
-        self.inner.serve_tracker(tracker);
+    fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
+        self.inner.serve_tracker(tracker, write);
     }
     fn end_tracker(&self, tracker: Tracker) {
         self.inner.end_tracker(tracker);
@@ -138,6 +138,9 @@ unsafe impl Backend for Refusing {
     }
     unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
         unsafe { self.at(Call::MarkClean, addr)?.mark_clean(tracker, addr, len, split) }
+    }
+    unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
+        unsafe { self.at(Call::LetWrite, addr)?.let_write(tracker, addr, len) }
     }
     unsafe fn scan(
         &self,

@@ -31,6 +31,7 @@ use crate::backend::{Backend, Errno, Prot};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord};
 
 use super::waits::WaitCounters;
+use crate::engine::precopy::notes::WriteNotes;
 
 /// Bits of the word that hold the phase; the generation is above.
 const PHASE_BITS: u32 = 3;
@@ -102,6 +103,8 @@ pub(crate) struct Slot {
     backend: UnsafeCell<Option<*const dyn Backend>>,
     /// How long faulting threads were held up.
     pub(crate) waits: WaitCounters,
+    /// Here, because it must not lie on the heap, which may be what is frozen.
+    pub(crate) notes: WriteNotes,
 }
 
 // SAFETY: `backend` is the only field without its own synchronisation. It is written while the word is Idle and read in Opening, by one
@@ -121,6 +124,7 @@ impl Slot {
             prot: AtomicU32::new(0),
             backend: UnsafeCell::new(None),
             waits: WaitCounters::new(),
+            notes: WriteNotes::new(),
         }
     }
 
@@ -133,6 +137,7 @@ impl Slot {
             prot: AtomicU32::new(0),
             backend: UnsafeCell::new(None),
             waits: WaitCounters::new(),
+            notes: WriteNotes::new(),
         }
     }
 
@@ -306,7 +311,10 @@ impl<const N: usize> SlotTable<N> {
     #[cfg(not(loom))]
     pub(crate) fn forget(&self) {
         self.high.store(0, Ordering::Relaxed);
-        self.slots.iter().for_each(|slot| slot.word.reset());
+        self.slots.iter().for_each(|slot| {
+            slot.word.reset();
+            slot.notes.reset();
+        });
         self.claimed.iter().for_each(|claimed| claimed.store(0, Ordering::Relaxed));
     }
 

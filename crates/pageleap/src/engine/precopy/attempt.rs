@@ -10,6 +10,7 @@ use crate::engine::commit::{
     Effort, Parked, Step, Target, arrive, change_places, erase, give_access_back, persist,
 };
 use crate::engine::mprotect::slot::{Slot, Span};
+use crate::engine::precopy::notes::WriteNotes;
 use crate::sync::{AtomicU64, monotonic_ns};
 use crate::units::BASE_PAGE;
 
@@ -28,6 +29,9 @@ pub(crate) enum Freeze {
     /// It is read-only: whoever writes to it waits in the signal handler, and the kernel's writes fail. The page tables go
     /// to this alias when those of the target come, if that is possible.
     Protection { park: Option<usize> },
+    /// Its pages are write-protected by the tracker, which notes nothing by itself: whoever writes to it waits in a page fault, the kernel included. With `hold`
+    /// so it is from the beginning.
+    Barrier { page_bytes: usize, hold: bool },
 }
 
 /// What to migrate in one attempt.
@@ -79,9 +83,13 @@ pub(crate) unsafe fn attempt(
         }
         return Step::Refused(Call::Track, errno);
     }
+    let held = matches!(task.freeze, Freeze::Barrier { hold: true, .. });
     // SAFETY: forwarded to the caller.
-    let ready = unsafe { copy(backend, task, effort).and_then(|()| prepare(backend, task, effort)) };
+    let copied = if held { Ok(()) } else { unsafe { copy(&slot.notes, backend, task, effort) } };
+    // SAFETY: forwarded to the caller.
+    let ready = copied.and_then(|()| unsafe { prepare(backend, task, effort) });
     if let Err((call, errno)) = ready {
+        slot.notes.end();
         // SAFETY: nothing has been closed; the span maps its old frames.
         unsafe { let_go(backend, task, effort) };
         return Step::Refused(call, errno);
@@ -100,8 +108,10 @@ pub(crate) unsafe fn attempt(
                 take_away_and_commit(backend, task, park, (file, offset), effort)
             }
             Freeze::Protection { park } => protect_and_commit(backend, task, park, effort),
+            Freeze::Barrier { hold, .. } => hold_and_commit(&slot.notes, backend, task, hold, effort),
         }
     };
+    slot.notes.end();
     let step = match frozen {
         Ok(()) => {
             wake(backend, task, effort);
@@ -121,6 +131,7 @@ pub(crate) unsafe fn attempt(
             Step::Refused(call, errno)
         }
     };
+    effort.held |= held;
     effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
     slot.retire();
     if task.hurry {
@@ -133,20 +144,35 @@ pub(crate) unsafe fn attempt(
 ///
 /// # Safety
 /// As [`attempt`]; writes to the span are followed.
-unsafe fn copy(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+unsafe fn copy(
+    notes: &WriteNotes,
+    backend: &dyn Backend,
+    task: &Task,
+    effort: &mut Effort,
+) -> Result<(), Refusal> {
     let Span { addr, len, .. } = task.span;
     let Task { tracker, target, .. } = *task;
+    if let Freeze::Barrier { page_bytes, .. } = task.freeze {
+        notes.begin(addr, len, page_bytes);
+    }
+    let look = |mark_clean, effort: &mut Effort, each: &mut Each<'_>| match task.freeze {
+        // SAFETY: as below.
+        Freeze::Barrier { .. } => unsafe { noted(notes, backend, task, mark_clean, effort, each) },
+        // SAFETY: as below.
+        _ => unsafe { unproven(backend, tracker, addr, len, mark_clean, effort, each) },
+    };
     // SAFETY: the span is ours to follow; source and target are the caller's promise.
     unsafe {
         // Before the copy: a store that the copy misses has to leave its mark.
-        let call = if task.split { Call::MarkClean } else { Call::Scan };
+        let scans = !task.split && !matches!(task.freeze, Freeze::Barrier { .. });
+        let call = if scans { Call::Scan } else { Call::MarkClean };
         effort.count(call);
         backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;
         backend.copy(target.alias, task.source, len);
         effort.copied += len as u64;
         for round in 0.. {
             let mut written = 0;
-            unproven(backend, tracker, addr, len, false, effort, &mut |pages| {
+            look(false, effort, &mut |pages| {
                 written += pages.len() as u64 / BASE_PAGE as u64;
                 Ok(written <= task.freeze_at)
             })?;
@@ -161,7 +187,7 @@ unsafe fn copy(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Resul
                 break;
             }
             let mut copied = 0;
-            unproven(backend, tracker, addr, len, true, effort, &mut |pages| {
+            look(true, effort, &mut |pages| {
                 backend.copy(target.alias + pages.start, task.source + pages.start, pages.len());
                 copied += pages.len() as u64;
                 Ok(true)
@@ -265,6 +291,73 @@ unsafe fn protect_and_commit(
     unsafe { change_places(backend, &task.span, &target, park, effort) }.map_err(|errno| (Call::Map, errno))
 }
 
+/// Has everybody wait who writes to the span, copies what has been written since it was copied, or all of it, and brings the new frames.
+///
+/// # Safety
+/// As [`attempt`], after [`prepare`], with the slot published.
+unsafe fn hold_and_commit(
+    notes: &WriteNotes,
+    backend: &dyn Backend,
+    task: &Task,
+    all: bool,
+    effort: &mut Effort,
+) -> Result<(), Refusal> {
+    let Span { addr, len, .. } = task.span;
+    let target = task.target;
+    // From now on nobody is let in.
+    notes.close();
+    let mut copied = 0;
+    let mut copy = |pages: Range<usize>| {
+        // SAFETY: the source is readable; the target's frames are ours.
+        unsafe { backend.copy(target.alias + pages.start, task.source + pages.start, pages.len()) };
+        copied += pages.len() as u64;
+        Ok(true)
+    };
+    if all {
+        effort.count(Call::MarkClean);
+        // SAFETY: the span is ours to follow.
+        unsafe { backend.mark_clean(task.tracker, addr, len, true) }
+            .map_err(|errno| (Call::MarkClean, errno))?;
+        copy(0..len)?;
+    } else {
+        // Nobody can write to the others, so this look is the last one.
+        // SAFETY: forwarded to the caller.
+        unsafe { noted(notes, backend, task, true, effort, &mut copy) }?;
+    }
+    effort.copied += copied;
+    effort.left = copied / BASE_PAGE as u64;
+    // SAFETY: the span is closed, and all its pages have been copied since the last store to them. The page tables cannot go to the alias: whoever found
+    // none in the span would make new ones, of the old frames, and write.
+    unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))
+}
+
+/// What is done with pages that have been written, as bytes from the start of the area. It says whether to go on.
+type Each<'a> = dyn FnMut(Range<usize>) -> Result<bool, Refusal> + 'a;
+
+/// Shows `each` the pages that somebody was let write to, until it says that this is enough. With `mark_clean` they are write-protected first, and noted
+/// no longer.
+///
+/// # Safety
+/// As [`attempt`].
+unsafe fn noted(
+    notes: &WriteNotes,
+    backend: &dyn Backend,
+    task: &Task,
+    mark_clean: bool,
+    effort: &mut Effort,
+    each: &mut Each<'_>,
+) -> Result<(), Refusal> {
+    notes.written(mark_clean, &mut |pages| {
+        if mark_clean {
+            effort.count(Call::MarkClean);
+            // SAFETY: forwarded to the caller.
+            unsafe { backend.mark_clean(task.tracker, task.span.addr + pages.start, pages.len(), true) }
+                .map_err(|errno| (Call::MarkClean, errno))?;
+        }
+        each(pages)
+    })
+}
+
 /// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they are clean, as bytes from `addr` on, until it says
 /// that this is enough. With `mark_clean` those that are written count as clean from the same moment.
 ///
@@ -277,7 +370,7 @@ unsafe fn unproven(
     len: usize,
     mark_clean: bool,
     effort: &mut Effort,
-    each: &mut dyn FnMut(Range<usize>) -> Result<bool, Refusal>,
+    each: &mut Each<'_>,
 ) -> Result<(), Refusal> {
     let mut found = [PageRegion::default(); ENTRIES];
     let mut seen = 0;

@@ -11,3 +11,4 @@
 pub(crate) mod attempt;
 #[cfg(test)]
 mod model_tests;
+pub(crate) mod notes;

@@ -11,7 +11,7 @@ use crate::engine::mprotect::fault::SLOTS;
 use crate::engine::mprotect::slot::{Slot, Span};
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
 use crate::migrate::legs::{Item, Leg};
-use crate::migrate::report::{Ended, Engine, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::migrate::report::{Ended, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, lock, monotonic_ns, thread};
 
@@ -43,7 +43,7 @@ impl Run {
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { mut items, vacated, tally, .. } = state;
         let Tally { mut warnings, mut calls, .. } = tally;
-        if settings.engine == Engine::Precopy && tally.not_followed > 0 {
+        if settings.engine.follows() && !settings.engine.signals() && tally.not_followed > 0 {
             let why = tally.not_followed_why.unwrap_or_default();
             warnings.push(format!(
                 "{} pages were moved by the engine mprotect, and {SYSTEM_CALLS_MAY_FAIL}: {why}",
@@ -55,6 +55,7 @@ impl Run {
         for slot in &slots {
             drain(slot.slot(), &mut waits);
             calls[Call::Protect as usize] += slot.slot().waits.take_openings();
+            calls[Call::LetWrite as usize] += slot.slot().notes.take_lettings();
         }
         drop(slots);
 
