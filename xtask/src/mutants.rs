@@ -376,7 +376,7 @@ pub const TABLE: &[Mutant] = &[
         find: "        lock(&self.0.state).announced -= run.frames;",
         replace: "        if result.is_ok() {\n            lock(&self.0.state).announced -= run.frames;\n        }",
         why: "whoever needs frames waits for ever for some that are out of circulation",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Unit,
     },
     Mutant {
         name: "never-hold",

@@ -153,7 +153,7 @@ impl<'a> Migration<'a> {
     }
 
     /// The initial size of an area, a multiple of the page size; if not said, [`DEFAULT_AREA_BYTES`], but at least one page, and for
-    /// [`Engine::Precopy`] up to 16 MB, as few or many pages are written.
+    /// engines that follow writes up to 16 MB, as few or many pages are written (hugetlb pages one by one).
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
@@ -314,6 +314,7 @@ impl<'a> Migration<'a> {
         let at_most =
             |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes));
         let pace = match self.area_bytes {
+            // The longer the copy of a hugetlb page's neighbours takes, the more of them are written meanwhile.
             None if engine.follows() && !page.is_hugetlb() => Pace::adaptive(
                 pages(area_bytes),
                 pages(area_bytes),

@@ -422,7 +422,9 @@ impl Run {
         let first_try = area.disturbed == 0 && area.refused == 0;
         let (region, exchange_unsupported, hold, freeze_at) = {
             let mut state = lock(&self.state);
-            let hold = self.settings.policy.holds(&area) || first_try && state.pressure.holds_next();
+            // As long as the copy of one page takes, not of several.
+            let short = self.settings.engine != Engine::WpSync || area.pages.end - area.pages.start == 1;
+            let hold = self.settings.policy.holds(&area) || first_try && short && state.pressure.holds_next();
             let item = &state.items[leg.item];
             (item.claim.region().clone(), state.tally.exchange_unsupported, hold, state.pace.freeze_at())
         };
@@ -565,6 +567,8 @@ impl Run {
         match follow {
             Some(_) if step == Step::Migrated => {
                 let Effort { written, left, window_ns, .. } = effort;
+                // Of pages that were held nobody knows who would have written to them.
+                let written = if hold { left } else { written };
                 state.pace.observe(Seen { written, left, window_ns });
                 if first_try && !hold && region.page.is_hugetlb() {
                     state.pressure.observe(written > 0);

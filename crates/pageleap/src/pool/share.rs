@@ -594,7 +594,8 @@ mod tests {
         failing.arm();
         share.give_back_announced(run).unwrap_err();
         assert_eq!(failing.struck(), Some(Call::Map));
-        // It would wait for ever if they were still announced.
+        // Who needs more than the pool can have would wait for ever if they were still announced.
+        assert_eq!(lock(&share.0.state).announced, 0);
         assert_eq!(share.take(FRAMES, 0).unwrap(), all);
         share.give_back(run).unwrap();
         assert_eq!(share.free_bytes(), bytes);
