@@ -1,5 +1,6 @@
 //! Developer entry points of pageleap, behind `cargo xtask …`.
 
+mod built;
 mod commands;
 mod hugepages;
 mod lab;

@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::build::{self, Programs};
+use super::build;
 use super::kernels::{self, Kernel};
 use super::machine::{Done, Job};
 use super::topology::Topology;
 use super::transcript::{DONE, Event};
 use super::{Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab};
+use crate::built::Programs;
 use crate::commands::Workspace;
 
 /// Who may run a command in a guest, as `xtask/guest/src/plan.rs` knows them.
