@@ -12,12 +12,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::built::{Programs, executables};
 use crate::commands::Workspace;
+use crate::soak;
 
 /// Stock kernels boot on this only.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
-pub const TEST_BINARIES: [&str; 18] = [
+pub const TEST_BINARIES: [&str; 19] = [
     "attributes",
     "bad_input",
     "contract",
@@ -34,6 +35,7 @@ pub const TEST_BINARIES: [&str; 18] = [
     "several",
     "signal_threads",
     "signals",
+    "soak",
     "stress",
     "system_calls",
 ];
@@ -80,6 +82,12 @@ pub fn tests(workspace: &Workspace) -> Result<Tests> {
     let mut binaries = build(workspace, &arguments)?;
     let command = binaries.remove("pageleap").context("cargo has built no pageleap")?;
     Ok(Tests { binaries, command })
+}
+
+/// Builds the soak.
+pub fn soak(workspace: &Workspace) -> Result<PathBuf> {
+    let mut programs = build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
+    programs.remove(soak::TEST).context("cargo has built no soak")
 }
 
 /// Builds the first process of guests.
