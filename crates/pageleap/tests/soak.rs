@@ -29,6 +29,7 @@ mod scene;
 mod watch;
 
 use std::sync::atomic::AtomicBool;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use actors::Part;
@@ -114,13 +115,15 @@ fn run(scene: Scene, length: Duration, alive: &Alive) {
 fn play(scene: &Scene, part: u64, length: Duration, alive: &Alive) {
     let round = &scene.round;
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let _stop = StopOnDrop(&stop);
         let mut actor = 0;
         let mut cast = |name: &str, number: usize, body: Box<dyn FnOnce(Part) + Send>| {
             actor += 1;
             let (random, name, stop) = (round.random(actor, part), format!("{name} {number}"), &stop);
-            scope.spawn(move || body(Part { scene, random, stop, alive: Alive::new(name) }));
+            let alive = name.clone();
+            let body = move || body(Part { scene, random, stop, alive: Alive::new(alive) });
+            thread::Builder::new().name(name).spawn_scoped(scope, body).unwrap();
         };
         for owner in 0..round.writers {
             cast("writer", owner, Box::new(move |part| actors::write(part, owner)));
@@ -152,7 +155,7 @@ fn play(scene: &Scene, part: u64, length: Duration, alive: &Alive) {
         }
         let end = Instant::now() + length;
         while Instant::now() < end && !interrupted() {
-            std::thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
             alive.beat();
         }
     });
