@@ -75,6 +75,8 @@ fn everything_at_once_loses_nothing() {
         let every_kind = first + kinds.len() as u64;
         while !interrupted() && (began.elapsed() < length || !again && number < every_kind) {
             let round = Round::draw(seed, number, &kinds);
+            // Whatever ends the process, the last one of these is what it was about.
+            eprintln!("  {round:?}");
             watch::now(format!(
                 "this round; to have it again: cargo xtask soak --seed {seed} --round {number} --again\n  {round:?}"
             ));
