@@ -44,6 +44,8 @@ pub(crate) unsafe fn attempt(
     // A span that the user may not write cannot be disturbed: nothing to track, nothing to protect.
     let trackable = prot.writable();
     let mut hold = task.hold;
+    // Whether a call of ours has taken access away.
+    let mut protected = false;
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &task.span, erase(backend)) };
     loop {
@@ -53,10 +55,11 @@ pub(crate) unsafe fn attempt(
             // SAFETY: the span is ours to migrate; whoever faults waits for the slot, which has been published.
             if let Err(errno) = unsafe { backend.protect(addr, len, prot.without_write()) } {
                 // SAFETY: as above. The call may have had its effect, in whole or in part.
-                unsafe { give_access_back(backend, &task.span, errno, effort) };
+                unsafe { give_access_back(backend, &task.span, (!protected).then_some(errno), effort) };
                 slot.retire();
                 return Step::Refused(Call::Protect, errno);
             }
+            protected = true;
             if !hold {
                 slot.track();
             }
@@ -86,7 +89,7 @@ pub(crate) unsafe fn attempt(
         if let Err(errno) = unsafe { commit(backend, task, effort) } {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
-                unsafe { give_access_back(backend, &task.span, errno, effort) };
+                unsafe { give_access_back(backend, &task.span, None, effort) };
             }
             slot.retire();
             return Step::Refused(Call::Map, errno);
@@ -137,17 +140,19 @@ unsafe fn commit(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Res
     unsafe { arrive(backend, &task.span, &task.target, effort) }
 }
 
-/// Gives the span the user's access again after a call was refused with `refused`.
+/// Gives the span the user's access again. `first` is how the call was refused that was to take it away, unless one has taken it.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
-unsafe fn give_access_back(backend: &dyn Backend, span: &Span, refused: Errno, effort: &mut Effort) {
+unsafe fn give_access_back(backend: &dyn Backend, span: &Span, first: Option<Errno>, effort: &mut Effort) {
     effort.count(Call::Protect);
     // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this succeeds where splitting failed.
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
         // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
-        Err(errno) if errno == refused && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 => {
+        Err(errno)
+            if first == Some(errno) && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 =>
+        {
             Some(())
         }
         Err(_) => None,
