@@ -57,6 +57,16 @@ enum Sanitizer {
     Thread,
 }
 
+impl Sanitizer {
+    /// As the compiler knows it.
+    fn name(self) -> &'static str {
+        match self {
+            Sanitizer::Address => "address",
+            Sanitizer::Thread => "thread",
+        }
+    }
+}
+
 fn minutes(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.01..=100_000.0).contains(number));
     number.ok_or_else(|| "give a number of minutes, at least 0.01".to_owned())
@@ -94,6 +104,14 @@ pub fn run(workspace: &Workspace, flags: &Flags) -> Result<bool> {
     let program = build(workspace, flags.sanitizer)?;
     let mut command = Command::new(program);
     command.args(ARGUMENTS).envs(flags.course.variables()).current_dir(&workspace.root);
+    if let Some(sanitizer) = flags.sanitizer {
+        command.env("PAGELEAP_SOAK_SANITIZER", sanitizer.name());
+    }
+    if flags.sanitizer == Some(Sanitizer::Thread) {
+        let list = workspace.root.join("crates/pageleap/tests/soak/thread-sanitizer.txt");
+        let given = std::env::var("TSAN_OPTIONS").unwrap_or_default();
+        command.env("TSAN_OPTIONS", format!("suppressions={} {given}", list.display()));
+    }
     process::ask_before_killing(END_LIMIT);
     let ending = process::run(command, flags.course.limit(), |line| println!("{line}"))?;
     if !ending.success() {
@@ -110,8 +128,7 @@ fn build(workspace: &Workspace, sanitizer: Option<Sanitizer>) -> Result<PathBuf>
         None => workspace.cargo(&arguments),
         Some(sanitizer) => {
             ensure!(cfg!(target_arch = "x86_64"), "sanitizers are set up for x86-64 here");
-            let name = sanitizer.to_possible_value().context("all values have names")?;
-            let name = name.get_name();
+            let name = sanitizer.name();
             let own = workspace.target.join(format!("soak-{name}"));
             let own = Workspace { target: own, ..workspace.clone() };
             arguments.insert(0, "+nightly");
