@@ -57,7 +57,12 @@ impl Ends {
                 break done.result();
             }
         };
-        if done < 0 { Err(Error::from_raw_os_error(-done)) } else { Ok(done as usize) }
+        match -done {
+            // What older kernels (6.1) make of a signal that arrives while they hand the request on.
+            libc::ECANCELED => Err(Error::from_raw_os_error(libc::EINTR)),
+            errno if errno > 0 => Err(Error::from_raw_os_error(errno)),
+            _ => Ok(done as usize),
+        }
     }
 
     /// Puts data into the file.
