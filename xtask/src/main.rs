@@ -1,5 +1,6 @@
 //! Developer entry points of pageleap, behind `cargo xtask …`.
 
+mod built;
 mod commands;
 mod hugepages;
 mod lab;
@@ -8,6 +9,7 @@ mod mutation;
 mod process;
 #[cfg(test)]
 mod scratch;
+mod soak;
 mod steps;
 mod table;
 mod tally;
@@ -47,6 +49,8 @@ enum Task {
         #[arg(long)]
         deny_skip: bool,
     },
+    /// Everything at once for as long as you like: engines, page sizes, faults, guards, children, signals, from a seed
+    Soak(soak::Flags),
     /// Breaks the protocol on purpose, row by row, and expects each defect to be caught
     Mutants(MutantFlags),
     /// Runs the tests in emulated machines with several memory nodes, on several kernels
@@ -109,6 +113,7 @@ fn run(task: Task) -> Result<u8> {
             let plan = Plan { steps, left_out: Vec::new(), deny_skip, stress_seconds: Some(seconds) };
             steps::run(&workspace, &plan)
         }
+        Task::Soak(flags) => soak::run(&workspace, &flags)?,
         Task::Mutants(flags) => run_mutants(&workspace, &flags)?,
         Task::Lab(flags) => return lab::command(&workspace, &flags),
     };
@@ -143,6 +148,7 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
 
 /// Runs on the thread of the ctrlc crate, not in signal context, for SIGINT, SIGTERM and SIGHUP.
 fn on_interrupt() {
+    process::ask_running();
     // Children first: huge pages that they use do not go back before they are gone.
     let _no_more_children = process::kill_running();
     hugepages::restore();

@@ -221,7 +221,7 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "refused-protect-not-undone",
         file: ATTEMPT,
-        find: "unsafe { give_access_back(backend, &task.span, errno, effort) };\n                slot.retire();",
+        find: "unsafe { give_access_back(backend, &task.span, (!protected).then_some(errno), effort) };\n                slot.retire();",
         replace: "slot.retire();",
         why: "a protection change that failed after its effect leaves the area read-only",
         caught_by: Checker::Unit,

@@ -128,6 +128,29 @@ pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&st
     }
 }
 
+/// How long children that are asked to end may take; without it they are not asked.
+static TIME_TO_END: Mutex<Option<Duration>> = Mutex::new(None);
+
+/// From now on an interrupt asks children to end, and kills them only if they take longer than this.
+pub fn ask_before_killing(patience: Duration) {
+    *lock(&TIME_TO_END) = Some(patience);
+}
+
+/// Asks the running children to end, if they are the kind that is asked, and waits for them. For the interrupt path.
+pub fn ask_running() {
+    let Some(patience) = *lock(&TIME_TO_END) else { return };
+    for &group in &*lock(&RUNNING) {
+        // SAFETY: kill takes no pointers; the group is that of a child which has not been reaped.
+        unsafe { libc::kill(-group, libc::SIGINT) };
+    }
+    let deadline = Instant::now() + patience;
+    while Instant::now() < deadline && !lock(&RUNNING).is_empty() {
+        thread::sleep(POLL);
+    }
+    // What they have said last is still being printed.
+    thread::sleep(POLL * 4);
+}
+
 /// Kills the running children and their descendants, for the interrupt path. Returns the lock that keeps [`run`]
 /// from starting another one; hold it until the process exits.
 pub fn kill_running() -> MutexGuard<'static, Vec<i32>> {

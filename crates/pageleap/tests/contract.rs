@@ -1,5 +1,7 @@
 //! The contract of a region, shown: what children, other programs, core dumps and the kernel itself see of it.
 
+#[path = "common/children.rs"]
+mod children;
 mod common;
 #[path = "common/moving.rs"]
 mod moving;
@@ -9,46 +11,18 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use children::{mapped_in_a_child, pool_ranges};
 use common::{
-    End, StopOnDrop, can_follow, case, check_stamp, for_page_sizes, leap, migration, pool_mappings, pools,
-    run_case, skip, soon, stamp, turn, vm_flags,
+    End, StopOnDrop, can_follow, case, check_stamp, for_page_sizes, leap, migration, pools, run_case, skip,
+    soon, stamp, turn, vm_flags,
 };
 use moving::{BYTES, address, while_migrating};
 use pageleap::{BASE_PAGE, PageSize, Pool, Region};
-
-/// Where pools and regions are mapped now.
-fn pool_ranges() -> Vec<std::ops::Range<usize>> {
-    let hex = |s: &str| usize::from_str_radix(s, 16).unwrap();
-    let range = |line: String| {
-        let (from, rest) = line.split_once('-').unwrap();
-        hex(from)..hex(rest.split(' ').next().unwrap())
-    };
-    pool_mappings().into_iter().map(range).collect()
-}
 
 fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
     let own = address(region)..address(region) + region.len();
     let others = pool_ranges().into_iter().filter(|range| !own.contains(&range.start));
     others.flat_map(|range| vm_flags(range.start, range.len())).collect()
-}
-
-/// Makes a child that exits with the number of `addresses` that are mapped there.
-fn mapped_in_a_child(addresses: &[usize]) -> i32 {
-    // SAFETY: the child makes system calls only.
-    unsafe {
-        let child = libc::fork();
-        assert!(child >= 0);
-        if child == 0 {
-            let mut resident = 0u8;
-            let is_mapped =
-                |addr: &&usize| libc::mincore(**addr as *mut libc::c_void, 4096, &mut resident) == 0;
-            libc::_exit(addresses.iter().filter(is_mapped).count() as i32);
-        }
-        let mut status = 0;
-        assert_eq!(libc::waitpid(child, &mut status, 0), child);
-        assert!(libc::WIFEXITED(status), "{status:#x}");
-        libc::WEXITSTATUS(status)
-    }
 }
 
 #[test]

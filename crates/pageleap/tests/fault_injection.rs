@@ -631,6 +631,30 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     check_all(&region, 1, "after the next job");
 }
 
+/// That the commit is forbidden says nothing about access: the call that took it away was allowed.
+#[test]
+fn an_area_that_was_protected_is_writable_again_although_that_is_forbidden_for_a_while() {
+    let _turn = turn();
+    let opened = AtomicU64::new(0);
+    let rule = move |r: &Request| match r.call {
+        Call::Exchange | Call::Map => true,
+        Call::Protect => r.prot == Some(Prot::READ_WRITE) && opened.fetch_add(1, Relaxed) < 5,
+        _ => false,
+    };
+    let (pools, region, refused) = refusing(rule, libc::EPERM);
+    let before = region_flags(&region);
+    refused.store(0, Relaxed);
+    let report = start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
+    refused.store(u64::MAX, Relaxed);
+    assert_eq!((report.pages.failed, report.pages.migrated), (PAGES as u64, 0), "{report}");
+    assert_eq!(region_flags(&region), before, "{report}");
+    check_all(&region, 1, "after the failure");
+    touch_all(&region, 2);
+    check_report(&start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(), PAGES, "next");
+    check_all(&region, 2, "after the next job");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
 #[test]
 fn without_exchanges_files_are_mapped() {
     let _turn = turn();

@@ -1,15 +1,18 @@
 //! Guards: pages that a device or the kernel has by their frames stay where they are, in both directions; and what happens without.
 
+#[path = "common/calls.rs"]
+mod calls;
 mod common;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use calls::{pipe, process_vm, splice};
 use common::{StopOnDrop, check_stamp, engines, pools, skip, soon, stamp, turn};
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::{
@@ -47,15 +50,6 @@ fn pattern(seed: usize, i: usize) -> u8 {
 
 fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
-}
-
-fn pipe() -> (File, File) {
-    let mut ends: [RawFd; 2] = [0; 2];
-    // SAFETY: the call writes two fresh descriptors.
-    unsafe {
-        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
-        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
-    }
 }
 
 #[test]
@@ -242,9 +236,8 @@ fn spliced(guarded: bool) -> bool {
     fill(page, 2);
     let (mut from, to) = pipe();
     let guard = guarded.then(|| region.pin(3 * BASE_PAGE..4 * BASE_PAGE).unwrap());
-    let piece = libc::iovec { iov_base: page.as_ptr() as *mut _, iov_len: BASE_PAGE };
-    // SAFETY: the piece lies in the region.
-    assert_eq!(unsafe { libc::vmsplice(to.as_raw_fd(), &piece, 1, 0) }, BASE_PAGE as isize);
+    // SAFETY: a page of the region.
+    assert_eq!(unsafe { splice(page[0].as_ptr(), BASE_PAGE, &to) }.unwrap(), BASE_PAGE);
     leap(&region, &pools[1], EngineChoice::Auto, SHORT);
     // Whoever gets the vacated frames writes to them.
     let free = pools[0].free_bytes() as usize;
@@ -276,21 +269,6 @@ fn direct_file() -> Option<File> {
     Some(file)
 }
 
-/// Has the kernel write to a page by its frame, as it does for another process, or read from it.
-fn process_vm(bytes: &[AtomicU8], data: &mut [u8], write: bool) -> isize {
-    let piece = |base: *mut u8| libc::iovec { iov_base: base.cast(), iov_len: BASE_PAGE };
-    let (local, remote) = (piece(data.as_mut_ptr()), piece(bytes[0].as_ptr()));
-    // SAFETY: both have a page; the remote one, in this process, consists of atomics.
-    unsafe {
-        let me = libc::getpid();
-        if write {
-            libc::process_vm_writev(me, &local, 1, &remote, 1, 0)
-        } else {
-            libc::process_vm_readv(me, &local, 1, &remote, 1, 0)
-        }
-    }
-}
-
 #[test]
 fn process_vm_writev_is_kept_with_guards() {
     const NAME: &str = "process_vm_writev_is_kept_with_guards";
@@ -298,8 +276,9 @@ fn process_vm_writev_is_kept_with_guards() {
     let _turn = turn();
     let mut data = vec![0; BASE_PAGE];
     let (_pools, region) = scene();
-    if process_vm(bytes_of(&region, 0), &mut data, true) != BASE_PAGE as isize {
-        return skip(NAME, &std::io::Error::last_os_error());
+    // SAFETY: here and below: a page of the region, of which all accesses are atomic.
+    if let Err(error) = unsafe { process_vm(bytes_of(&region, 0)[0].as_ptr(), &mut data, true) } {
+        return skip(NAME, &error);
     }
     while_leaping(|region| {
         for round in 0..ROUNDS {
@@ -307,14 +286,16 @@ fn process_vm_writev_is_kept_with_guards() {
             let bytes = bytes_of(region, page);
             data.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(round, i));
             let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
-            let written = process_vm(bytes, &mut data, true);
+            // SAFETY: as above.
+            let written = unsafe { process_vm(bytes[0].as_ptr(), &mut data, true) };
             drop(guard);
-            assert_eq!(written, BASE_PAGE as isize, "{}", std::io::Error::last_os_error());
+            assert_eq!(written.unwrap(), BASE_PAGE);
             assert!(holds(bytes, round), "LOST what was written");
             let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
-            let read = process_vm(bytes, &mut data, false);
+            // SAFETY: as above.
+            let read = unsafe { process_vm(bytes[0].as_ptr(), &mut data, false) };
             drop(guard);
-            assert_eq!(read, BASE_PAGE as isize, "{}", std::io::Error::last_os_error());
+            assert_eq!(read.unwrap(), BASE_PAGE);
             assert!(
                 data.iter().enumerate().all(|(i, byte)| *byte == pattern(round, i)),
                 "read something else"

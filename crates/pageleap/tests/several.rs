@@ -2,6 +2,8 @@
 //! at any point; a region whose pages lie checkered over two pools; leaps that begin before the last one has recycled its frames.
 
 mod common;
+#[path = "common/load.rs"]
+mod load;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -11,6 +13,7 @@ use common::{
     Random, StopOnDrop, check_stamp, engines, for_page_sizes, pool_mappings, pools, soon, stamp, surprises,
     turn,
 };
+use load::{each_frame_once, word_of};
 use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
 
 /// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last one of each.
@@ -20,7 +23,7 @@ fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Ve
     let mut last = vec![0; words.len()];
     let mut value = 0;
     while !stop.load(Relaxed) {
-        let at = random.below((words.len() / writers) as u64) as usize * writers + owner;
+        let at = word_of(&mut random, words.len(), writers, owner, 0);
         value += 1;
         words[at].store(value, Relaxed);
         last[at] = value;
@@ -124,10 +127,7 @@ fn parts_of_regions_change_places_under_writers() {
     });
     assert!(moved.load(Relaxed) > 0);
     for region in &regions {
-        if let Some(mut frames) = region.frame_numbers().unwrap() {
-            frames.sort_unstable();
-            assert!(frames.windows(2).all(|pair| pair[0] != pair[1]), "a frame is mapped twice");
-        }
+        region.frame_numbers().unwrap().iter().for_each(|frames| each_frame_once(frames));
     }
     audit(&pools.each_ref(), &regions.each_ref()).unwrap();
     // What is left to do is done by the next one.

@@ -7,6 +7,8 @@
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word LOST.
 
 mod common;
+#[path = "common/load.rs"]
+mod load;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 use common::{
     Random, StopOnDrop, engines, pool_mappings, pools, skip, skip_page_size, stress_seconds, surprises, works,
 };
+use load::{bystander, each_frame_once, word_of};
 use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
 
 /// User-mode writers; one more thread lets the kernel write.
@@ -40,19 +43,13 @@ struct KernelWrites {
     efaults: AtomicU64,
 }
 
-fn word_of(random: &mut Random, words: usize, owner: usize, skew: u64) -> usize {
-    let span = if random.below(100) < skew { words / 32 } else { words };
-    let group = random.below((span / OWNERS) as u64) as usize;
-    group * OWNERS + owner
-}
-
 fn user_writer(region: &Region, owner: usize, case: &Case, stop: &AtomicBool) -> Vec<u64> {
     let words = region.atomics_u64(0..case.bytes).unwrap();
     let mut shadow = vec![0u64; words.len()];
     let mut random = Random::new(owner as u64 + 1);
     let mut value = 0;
     while !stop.load(Ordering::Relaxed) {
-        let at = word_of(&mut random, words.len(), owner, case.skew);
+        let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
         words[at].store(value, Ordering::Relaxed);
         shadow[at] = value;
@@ -79,7 +76,7 @@ fn kernel_writer(
     assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
-        let at = word_of(&mut random, words.len(), owner, case.skew);
+        let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
         // SAFETY: eight bytes from `value` into the pipe, and from there into an aligned word of the region.
         unsafe {
@@ -122,20 +119,6 @@ fn reader(region: &Region, seed: u64, case: &Case, stop: &AtomicBool) {
     }
 }
 
-/// Maps, faults and unmaps memory that has nothing to do with the region.
-fn bystander(stop: &AtomicBool) -> u64 {
-    let mut rounds = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let mut pages = vec![0u8; 256 << 10];
-        pages.iter_mut().step_by(4096).for_each(|b| *b = rounds as u8);
-        assert!(pages.iter().step_by(4096).all(|b| *b == rounds as u8));
-        drop(pages);
-        rounds += 1;
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    rounds
-}
-
 fn check_kernels_view(
     region: &Region,
     before: Option<Vec<u64>>,
@@ -153,10 +136,7 @@ fn check_kernels_view(
         );
     }
     let frames = region.frame_numbers().unwrap()?;
-    let mut sorted = frames.clone();
-    sorted.sort_unstable();
-    sorted.dedup();
-    assert_eq!(sorted.len(), frames.len(), "a frame is mapped twice");
+    each_frame_once(&frames);
     if let Some(before) = before
         && moved_all
     {

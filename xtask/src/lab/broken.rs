@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::build::{Programs, TestId};
+use super::build::TestId;
 use super::kernels::Kernel;
 use super::machine::{Job, Lab};
 use super::topology::Topology;
 use super::transcript::{Judged, Outcome, Row};
+use crate::built::Programs;
 
 /// Name of the group in the results.
 pub const NAME: &str = "broken-guests";

@@ -6,18 +6,19 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
 
+use crate::built::{Programs, executables};
 use crate::commands::Workspace;
+use crate::soak;
 
 /// Stock kernels boot on this only.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only.
-pub const TEST_BINARIES: [&str; 18] = [
+pub const TEST_BINARIES: [&str; 19] = [
     "attributes",
     "bad_input",
     "contract",
@@ -34,6 +35,7 @@ pub const TEST_BINARIES: [&str; 18] = [
     "several",
     "signal_threads",
     "signals",
+    "soak",
     "stress",
     "system_calls",
 ];
@@ -54,22 +56,6 @@ impl std::fmt::Display for TestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}::{}", self.binary, self.name)
     }
-}
-
-/// Programs by name.
-pub type Programs = BTreeMap<String, PathBuf>;
-
-/// What cargo says about something that it has built.
-#[derive(Debug, Deserialize)]
-struct Message {
-    reason: String,
-    target: Option<Target>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Target {
-    name: String,
 }
 
 /// The test binaries, and where those of the command expect it.
@@ -98,6 +84,12 @@ pub fn tests(workspace: &Workspace) -> Result<Tests> {
     Ok(Tests { binaries, command })
 }
 
+/// Builds the soak.
+pub fn soak(workspace: &Workspace) -> Result<PathBuf> {
+    let mut programs = build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
+    programs.remove(soak::TEST).context("cargo has built no soak")
+}
+
 /// Builds the first process of guests.
 pub fn guest(workspace: &Workspace) -> Result<PathBuf> {
     let mut programs = build(workspace, &["build", "-p", "lab-guest"])?;
@@ -120,28 +112,8 @@ fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
     let mut command = own.cargo(arguments);
     let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
     flags.push(" -C target-feature=+crt-static -C strip=debuginfo");
-    command.args(["--target", TARGET, "--message-format=json-render-diagnostics"]).env("RUSTFLAGS", flags);
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command.output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("cargo {} failed: {}", arguments.join(" "), output.status);
-    }
-    parse(&String::from_utf8_lossy(&output.stdout))
-}
-
-/// The executables that cargo's messages name.
-fn parse(messages: &str) -> Result<Programs> {
-    let mut programs = Programs::new();
-    for line in messages.lines() {
-        let message: Message = serde_json::from_str(line)
-            .with_context(|| format!("cargo said something that is no message: {line}"))?;
-        if message.reason == "compiler-artifact"
-            && let (Some(target), Some(executable)) = (message.target, message.executable)
-        {
-            programs.insert(target.name, executable);
-        }
-    }
-    Ok(programs)
+    command.args(["--target", TARGET]).env("RUSTFLAGS", flags);
+    executables(command)
 }
 
 /// The tests of the binaries, as these list them.
@@ -189,19 +161,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn executables_are_found_among_the_messages() {
-        let text = concat!(
-            r#"{"reason":"compiler-artifact","target":{"name":"pageleap"},"executable":null}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","target":{"name":"leap"},"executable":"/t/leap-1","fresh":true}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-        );
-        let programs = parse(text).unwrap();
-        assert_eq!(programs.into_iter().collect::<Vec<_>>(), [("leap".to_owned(), "/t/leap-1".into())]);
-        assert!(parse("Compiling").is_err());
     }
 }

@@ -2,13 +2,15 @@
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::build::{self, Programs};
+use super::build;
 use super::kernels::{self, Kernel};
-use super::machine::{Done, Job};
+use super::machine::{Done, Job, Lab};
 use super::topology::Topology;
 use super::transcript::{DONE, Event};
 use super::{Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab};
+use crate::built::Programs;
 use crate::commands::Workspace;
+use crate::soak;
 
 /// Who may run a command in a guest, as `xtask/guest/src/plan.rs` knows them.
 pub const WHO: [&str; 3] = ["root", "nobody", "container"];
@@ -57,14 +59,19 @@ pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
 
 /// Runs a command, passes on its output, and returns its exit code.
 pub fn run(workspace: &Workspace, flags: &Flags, who: &str, command: &[String]) -> Result<u8> {
+    let done = in_guest(workspace, flags, who, command, |line| println!("{line}"))?;
+    Ok(told(&done))
+}
+
+/// Says what went wrong with the guest, and returns the exit code of its command.
+fn told(done: &Done) -> u8 {
     /// What a shell gives for a command that could not be run.
     const NOT_RUN: u8 = 126;
-    let done = in_guest(workspace, flags, who, command, |line| println!("{line}"))?;
     done.judged.problems.iter().for_each(|problem| eprintln!("lab: {problem}"));
     done.judged.console.iter().for_each(|line| eprintln!("lab:     {line}"));
     match done.exit {
-        Some(code) if done.judged.problems.is_empty() => Ok(u8::try_from(code).unwrap_or(NOT_RUN)),
-        _ => Ok(NOT_RUN),
+        Some(code) if done.judged.problems.is_empty() => u8::try_from(code).unwrap_or(NOT_RUN),
+        _ => NOT_RUN,
     }
 }
 
@@ -74,18 +81,52 @@ pub fn in_guest(
     flags: &Flags,
     who: &str,
     command: &[String],
-    mut on_line: impl FnMut(&str),
+    on_line: impl FnMut(&str),
 ) -> Result<Done> {
     let (topology, kernel) = single(workspace, flags)?;
     let lab = lab(workspace, flags)?;
     let mut job = with_pageleap(workspace, &topology, &kernel)?;
     job.name += "-command";
+    run_job(&lab, job, who, command, on_line)
+}
+
+/// Soaks on each of the kernels, one after the other, with sizes for emulated machines. Returns the exit code.
+pub fn soak(workspace: &Workspace, flags: &Flags, course: &soak::Course) -> Result<u8> {
+    let lab = lab(workspace, flags)?;
+    let program = build::soak(workspace)?;
+    let mut worst = 0;
+    for series in chosen_series(flags)? {
+        let (topology, kernel) =
+            single(workspace, &Flags { kernel: vec![series.to_owned()], ..flags.clone() })?;
+        let mut job = Job::new(&topology, &kernel);
+        job.name += "-soak";
+        job.programs = Programs::from([(soak::TEST.to_owned(), program.clone())]);
+        job.limit = course.limit() + job.limit;
+        job.plan.push("env PATH=/lab/bin:/bin".to_owned());
+        job.plan.push(format!("env PAGELEAP_LAB={}", topology.description()));
+        job.plan.extend(course.variables().iter().map(|(name, value)| format!("env {name}={value}")));
+        let words = [soak::TEST].into_iter().chain(soak::ARGUMENTS);
+        let command: Vec<String> = words.map(str::to_owned).collect();
+        let done = run_job(&lab, job, WHO[0], &command, |line| println!("{line}"))?;
+        worst = worst.max(told(&done));
+    }
+    Ok(worst)
+}
+
+/// Runs a command in the guest of a job.
+fn run_job(
+    lab: &Lab,
+    mut job: Job<'_>,
+    who: &str,
+    command: &[String],
+    mut on_line: impl FnMut(&str),
+) -> Result<Done> {
     job.plan.push("mode command".to_owned());
     job.plan.push(format!("as {who}"));
     job.plan.extend(command.iter().map(|argument| format!("arg {argument}")));
     eprintln!(
         "lab: {}, Linux {}; software emulation: times mean nothing here",
-        topology.about, kernel.release
+        job.topology.about, job.kernel.release
     );
     lab.run(&job, |_, _, event| {
         if let Event::Output(line) = event {

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::build::Programs;
 use super::initramfs::Archive;
 use super::kernels::Kernel;
 use super::topology::Topology;
 use super::transcript::{Event, Expected, Judged, Transcript};
+use crate::built::Programs;
 use crate::process::{self, Limits};
 
 /// QEMU for the only machine that the lab knows.

@@ -27,6 +27,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
 
 use crate::commands::{STRESS_SECONDS_VAR, Workspace};
+use crate::soak;
 use crate::table::Table;
 use build::{TestId, Tests};
 use kernels::{Kernel, SERIES};
@@ -121,6 +122,8 @@ enum Action {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
+    /// Everything at once for some time, on each of the kernels (see `cargo xtask soak`)
+    Soak(soak::Course),
     /// Asks `pageleap doctor` on all kernels, as several users, and writes the table of docs/kernel-policy.md
     Policy,
 }
@@ -136,6 +139,10 @@ pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
         Some(Action::Run { who, command }) => {
             ready(workspace)?;
             command::run(workspace, flags, who, command)
+        }
+        Some(Action::Soak(course)) => {
+            ready(workspace)?;
+            command::soak(workspace, flags, course)
         }
         Some(Action::Policy) => {
             ready(workspace)?;

@@ -76,14 +76,14 @@ impl Effort {
     }
 }
 
-/// Gives a span the user's access again after a call was refused with `refused`.
+/// Gives a span the user's access again. `first` is how the call was refused that was to take it away, unless one has taken it.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
 pub(super) unsafe fn give_access_back(
     backend: &dyn Backend,
     span: &Span,
-    refused: Errno,
+    first: Option<Errno>,
     effort: &mut Effort,
 ) {
     effort.count(Call::Protect);
@@ -91,7 +91,9 @@ pub(super) unsafe fn give_access_back(
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
         // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
-        Err(errno) if errno == refused && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 => {
+        Err(errno)
+            if first == Some(errno) && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 =>
+        {
             Some(())
         }
         Err(_) => None,

@@ -44,6 +44,8 @@ pub(crate) unsafe fn attempt(
     // A span that the user may not write cannot be disturbed: nothing to track, nothing to protect.
     let trackable = prot.writable();
     let mut hold = task.hold;
+    // Whether a call of ours has taken access away.
+    let mut protected = false;
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &task.span, erase(backend)) };
     loop {
@@ -53,10 +55,11 @@ pub(crate) unsafe fn attempt(
             // SAFETY: the span is ours to migrate; whoever faults waits for the slot, which has been published.
             if let Err(errno) = unsafe { backend.protect(addr, len, prot.without_write()) } {
                 // SAFETY: as above. The call may have had its effect, in whole or in part.
-                unsafe { give_access_back(backend, &task.span, errno, effort) };
+                unsafe { give_access_back(backend, &task.span, (!protected).then_some(errno), effort) };
                 slot.retire();
                 return Step::Refused(Call::Protect, errno);
             }
+            protected = true;
             if !hold {
                 slot.track();
             }
@@ -86,7 +89,7 @@ pub(crate) unsafe fn attempt(
         if let Err(errno) = unsafe { change_places(backend, &task.span, &task.target, task.park, effort) } {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
-                unsafe { give_access_back(backend, &task.span, errno, effort) };
+                unsafe { give_access_back(backend, &task.span, None, effort) };
             }
             slot.retire();
             return Step::Refused(Call::Map, errno);

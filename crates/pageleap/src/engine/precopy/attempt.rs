@@ -120,7 +120,9 @@ pub(crate) unsafe fn attempt(
         Err((call, errno)) => {
             if let Freeze::Protection { .. } = task.freeze {
                 // SAFETY: it maps its old frames, and writers wait. The call may have had its effect, in whole or in part.
-                unsafe { give_access_back(backend, &task.span, errno, effort) };
+                unsafe {
+                    give_access_back(backend, &task.span, (call == Call::Protect).then_some(errno), effort);
+                }
             }
             // What has moved to the alias is still registered, and whoever read it would wait.
             if effort.parked != Parked::No {

@@ -1,0 +1,225 @@
+//! What a round consists of: drawn from the seed and the round's number, and from nothing else but what the machine can do.
+
+use pageleap::backend::Errno;
+use pageleap::{EngineChoice, PageSize};
+
+use crate::common::{PAGE_SIZES, Random, works};
+
+/// Owners of words: user-mode writers, kernel-mode writers, the actor that writes by frames, and signal handlers.
+pub const OWNERS: usize = MOST_WRITERS + MOST_KERNEL_WRITERS + 2;
+pub const MOST_WRITERS: usize = 4;
+pub const MOST_KERNEL_WRITERS: usize = 2;
+pub const FRAME_WRITER: usize = MOST_WRITERS + MOST_KERNEL_WRITERS;
+pub const HANDLERS: usize = FRAME_WRITER + 1;
+
+/// A page size, and the engines that jobs choose among.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kind {
+    pub page: PageSize,
+    pub engines: Vec<EngineChoice>,
+}
+
+/// How much room pools have beside what regions need.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Room {
+    /// All regions fit into each pool once more than there are.
+    Plenty,
+    /// So many pages in each pool: jobs are refused, or wait for frames that are being recycled.
+    Pages(usize),
+}
+
+/// How the kernel's answers are falsified.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub errno: Errno,
+    /// Calls in a row that are refused, at most.
+    pub burst: u64,
+    /// Which call fails after it has had its effect, counted from when that is asked for: with ENOMEM.
+    pub late: u64,
+}
+
+/// One scene with its actors.
+#[derive(Clone, Debug)]
+pub struct Round {
+    pub seed: u64,
+    pub number: u64,
+    pub kind: Kind,
+    pub pools: usize,
+    pub room: Room,
+    pub regions: usize,
+    pub region_pages: usize,
+    /// Threads that start jobs.
+    pub movers: usize,
+    /// Whether each of them moves any part, or only those that are its own.
+    pub roaming: bool,
+    pub writers: usize,
+    /// Share of the writes that goes to 3.125 % of the words, in percent.
+    pub skew: u64,
+    /// Pause of a writer between two writes, in spins.
+    pub pause: u32,
+    pub readers: usize,
+    pub kernel_writers: usize,
+    pub kernel_reader: bool,
+    pub guards: bool,
+    pub children: bool,
+    /// Signals to all actors; `Some(true)`: system calls go on by themselves afterwards.
+    pub signals: Option<bool>,
+    pub bystander: bool,
+    /// A thread with regions of its own that it makes, grows, discards, backs and drops.
+    pub tenant: bool,
+    /// A thread that has the kernel forget page table entries, as swapping does.
+    pub forgets: bool,
+    /// Whether parts of the regions are locked, or not for core dumps.
+    pub attributes: bool,
+    pub faults: Option<Faults>,
+}
+
+/// Whether this machine is one of the lab, whose processors are emulated: there everything is smaller.
+pub fn is_slow_machine() -> bool {
+    std::env::var_os("PAGELEAP_LAB").is_some()
+}
+
+/// The sanitizer that watches, or nothing.
+pub fn sanitizer() -> String {
+    std::env::var("PAGELEAP_SOAK_SANITIZER").unwrap_or_default()
+}
+
+/// Whether an engine can be asked for by name. The probe that tells makes a thread in a way that the runtime of the thread sanitizer does not stand:
+/// with that, `auto` finds out.
+pub fn is_known_to_work(engine: EngineChoice) -> bool {
+    matches!(engine, EngineChoice::Auto | EngineChoice::Mprotect) || sanitizer() != "thread" && works(engine)
+}
+
+impl Kind {
+    /// All that this machine can run, as far as engines go.
+    pub fn all() -> Vec<Kind> {
+        let mut kinds = Vec::new();
+        for page in PAGE_SIZES {
+            let works = |engine: &EngineChoice| {
+                is_known_to_work(*engine) && !(*engine == EngineChoice::Precopy && page.is_hugetlb())
+            };
+            let engines: Vec<EngineChoice> = EngineChoice::ALL.into_iter().filter(works).collect();
+            // Each alone, and all in turns.
+            kinds.extend(engines.iter().map(|engine| Kind { page, engines: vec![*engine] }));
+            kinds.push(Kind { page, engines });
+        }
+        kinds
+    }
+
+    /// Whether a system call may fail because of a leap by one of the engines (docs/protocol.md, section 10).
+    pub fn lets_system_calls_fail(&self) -> bool {
+        let may = |engine: &EngineChoice| match engine {
+            EngineChoice::Mprotect | EngineChoice::PrecopyProtect => true,
+            EngineChoice::Precopy | EngineChoice::WpSync => false,
+            EngineChoice::Auto => !is_known_to_work(EngineChoice::WpSync),
+        };
+        self.engines.iter().any(may)
+    }
+}
+
+impl Round {
+    /// The round with a number. Each of `kinds` comes once before any comes again, in an order that the seed says.
+    pub fn draw(seed: u64, number: u64, kinds: &[Kind]) -> Round {
+        let (cycle, place) = (number / kinds.len() as u64, (number % kinds.len() as u64) as usize);
+        let mut order: Vec<&Kind> = kinds.iter().collect();
+        let mut shuffle = stream(seed, &[1, cycle]);
+        (1..order.len()).for_each(|last| order.swap(last, shuffle.below(last as u64 + 1) as usize));
+        let kind = order[place].clone();
+
+        let mut random = stream(seed, &[2, number]);
+        let mut between =
+            |least: usize, most: usize| least + random.below((most - least + 1) as u64) as usize;
+        let regions = between(1, 3);
+        // Of base pages 2 to 16 MB, of huge ones 8 to 24, in all.
+        let region_pages = match kind.page {
+            PageSize::Base => between(512, 4096) / if is_slow_machine() { 8 } else { 1 } / regions,
+            _ => (between(4, 12) / if is_slow_machine() { 2 } else { 1 } / regions).max(2),
+        };
+        let room = match between(0, 2) {
+            0 => Room::Pages(between(1, region_pages / 2)),
+            _ => Room::Plenty,
+        };
+        let chance = |percent: u64, random: &mut Random| random.below(100) < percent;
+        let faults = chance(25, &mut random).then(|| {
+            let errno = [libc::ENOMEM, libc::ENOMEM, libc::EINVAL, libc::EPERM][random.below(4) as usize];
+            // Who ends a registration believes the kernel when it has said EINVAL often enough that there is none.
+            let longest = if errno == libc::EINVAL { 4 } else { 40 };
+            Faults { errno: Errno(errno), burst: 1 + random.below(longest), late: 1 + random.below(100) }
+        });
+        let mut between =
+            |least: usize, most: usize| least + random.below((most - least + 1) as u64) as usize;
+        Round {
+            seed,
+            number,
+            pools: if kind.page.is_hugetlb() { 2 } else { between(2, 3) },
+            room,
+            regions,
+            region_pages,
+            movers: between(1, 3).min(region_pages),
+            writers: between(1, MOST_WRITERS),
+            skew: [0, 75, 95][between(0, 2)],
+            pause: [0, 0, 200, 5000][between(0, 3)],
+            readers: between(0, 2),
+            kernel_writers: between(0, MOST_KERNEL_WRITERS),
+            roaming: chance(25, &mut random),
+            kernel_reader: chance(50, &mut random),
+            guards: chance(40, &mut random),
+            children: chance(40, &mut random),
+            // The thread sanitizer runs handlers later, with SIGSEGV blocked, which a store to a moving area does not survive.
+            signals: chance(40, &mut random)
+                .then(|| chance(50, &mut random))
+                .filter(|_| sanitizer() != "thread"),
+            bystander: chance(40, &mut random),
+            // What it makes could fail half-way, and stay out of circulation as long as the process lives.
+            tenant: faults.is_none() && chance(50, &mut random),
+            forgets: !kind.page.is_hugetlb() && chance(20, &mut random),
+            attributes: chance(50, &mut random),
+            faults,
+            kind,
+        }
+    }
+
+    /// The random numbers of one actor in one part of the round.
+    pub fn random(&self, actor: u64, part: u64) -> Random {
+        stream(self.seed, &[3, self.number, actor, part])
+    }
+
+    pub fn region_bytes(&self) -> usize {
+        self.region_pages * self.kind.page.bytes()
+    }
+
+    /// What a tenant's region has at most.
+    pub fn tenant_bytes(&self) -> usize {
+        let pages = if self.kind.page == PageSize::Base { 128 } else { 3 };
+        if self.tenant { pages * self.kind.page.bytes() } else { 0 }
+    }
+
+    /// The size of a pool that has `at_first` bytes of regions.
+    pub fn pool_bytes(&self, at_first: usize) -> u64 {
+        let bytes = match self.room {
+            Room::Plenty => 2 * (self.regions * self.region_bytes() + self.tenant_bytes()),
+            Room::Pages(pages) => at_first + pages * self.kind.page.bytes(),
+        };
+        bytes as u64
+    }
+
+    /// Whether a call that writes to memory for the process may fail because of a leap.
+    pub fn lets_system_calls_fail(&self) -> bool {
+        // A tracker that is refused makes `auto` choose the other engine.
+        self.kind.lets_system_calls_fail() || self.faults.is_some()
+    }
+}
+
+/// A stream of random numbers for one purpose.
+fn stream(seed: u64, purpose: &[u64]) -> Random {
+    let mut random = Random::new(seed.wrapping_add(1));
+    for number in purpose {
+        random = Random::new(later(&mut random) ^ number.wrapping_mul(0xd6e8_feb8_6659_fd93));
+    }
+    Random::new(later(&mut random))
+}
+
+/// The first numbers of similar seeds are similar.
+fn later(random: &mut Random) -> u64 {
+    (0..8).fold(0, |_, _| random.next())
+}
