@@ -435,9 +435,9 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
     by_region.into_iter().map(read).collect()
 }
 
-/// Refuses to start threads that would not find room for their stacks: the standard library ends the process if a new thread has none for signals.
+/// Refuses to start threads for which there is no room: what they allocate would end the process.
 pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
-    /// A thread's stack, guard page, signal stack and allocator arena, generously.
+    /// A thread's stack, guard page and allocator arena, generously.
     const PER_THREAD: u64 = 4 << 20;
     if pageleap_sys::is_over_address_space_limit(BASE_PAGE, PER_THREAD * threads as u64) {
         return Err(Error::Unsupported {

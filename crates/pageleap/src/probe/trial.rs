@@ -11,8 +11,7 @@ use crate::pool::Pool;
 use crate::region::Region;
 use crate::units::{BASE_PAGE, NodeId};
 
-/// Address space that pools, a region and their threads take in a trial. Without it the standard library would end the process when a new
-/// thread finds no room for its signal stack.
+/// Address space that pools, a region and their threads take in a trial. Without it what these allocate would end the process.
 const ADDRESS_SPACE: u64 = 64 << 20;
 
 impl Capabilities {
