@@ -301,8 +301,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "no-last-look-behind-the-barrier",
         file: PRECOPY,
-        find: "unsafe { noted(notes, backend, task, true, effort, &mut copy) }?;",
-        replace: "let _ = &mut copy;",
+        find: "unsafe { noted(notes, backend, task, runs <= FEW, effort, &mut copy) }?;",
+        replace: "let _ = (&mut copy, runs <= FEW);",
         why: "stores of those who were let in last are not copied, and others may follow",
         caught_by: Checker::Loom,
     },

@@ -283,11 +283,11 @@ pub unsafe trait Backend: Send + Sync {
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize));
     /// Has [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
-    /// Ability the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
+    /// Follows the writes to a mapped range: each page counts as written until [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no
     /// page table entry waits until [`Backend::wake`], user code and kernel alike; an exchange leaves such pages behind. May be called again to
     /// change that.
     unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno>;
-    /// Ability them no longer. Whoever waits goes on waiting.
+    /// Follows them no longer. Whoever waits goes on waiting.
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// Has all pages of a range count as clean until they are written to. When it returns, no CPU can write without that being seen. Huge pages are
     /// followed as such, or, with `split`, by base pages.

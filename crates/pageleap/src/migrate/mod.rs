@@ -153,7 +153,7 @@ impl<'a> Migration<'a> {
     }
 
     /// The initial size of an area, a multiple of the page size; if not said, [`DEFAULT_AREA_BYTES`], but at least one page, and for
-    /// engines that follow writes up to 16 MB, as few or many pages are written (hugetlb pages one by one).
+    /// engines that follow writes up to 16 MB, as few or many pages are written (hugetlb pages one by one). [`Engine::WpSync`] makes it at most 4096 pages.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self

@@ -73,11 +73,11 @@ pub enum Engine {
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
     /// Pages are copied while they are written to, and the written ones again; then the page tables are taken away until the new ones come. System calls
-    /// never fail because of it.
+    /// do not fail because of it (FUTEX_WAKE_OP may).
     Precopy,
     /// Pages are write-protected and copied while writers are let in one by one, page by page, and what they have written is copied again; at last everybody who writes
-    /// waits until the new frames have come. For kernels that cannot note writes by themselves, and for hugetlb pages, whose writers it holds back while
-    /// many write. System calls never fail because of it.
+    /// waits until the new frames have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages, whose writers it holds back while
+    /// many write. System calls do not fail because of it (FUTEX_WAKE_OP may).
     WpSync,
     /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`] does it all the time: system calls that write into an area in that window
     /// fail with EFAULT. Needs no privilege.

@@ -489,7 +489,7 @@ impl Run {
                         freeze,
                         target,
                         tracker,
-                        split,
+                        split: region.page != PageSize::Base,
                         locked,
                         freeze_at,
                         max_rounds,
@@ -568,7 +568,8 @@ impl Run {
             Some(_) if step == Step::Migrated => {
                 let Effort { written, left, window_ns, .. } = effort;
                 // Of pages that were held nobody knows who would have written to them.
-                let written = if hold { left } else { written };
+                let held = hold && self.settings.engine == Engine::WpSync;
+                let written = if held { left } else { written };
                 state.pace.observe(Seen { written, left, window_ns });
                 if first_try && !hold && region.page.is_hugetlb() {
                     state.pressure.observe(written > 0);

@@ -43,7 +43,8 @@ pub(crate) struct Task {
     pub(crate) freeze: Freeze,
     pub(crate) target: Target,
     pub(crate) tracker: Tracker,
-    /// Whether the pages are huge and are to be followed by base pages.
+    /// Whether pages are marked by UFFDIO_WRITEPROTECT, by which transparent huge pages are followed by base pages, and not by the faster PAGEMAP_SCAN, which
+    /// knows no pages of 1 GB, and can wait for itself where hugetlb pages have no page tables (Linux 6.7 to 6.18.41).
     pub(crate) split: bool,
     /// Whether the span is locked: the lock must not go along.
     pub(crate) locked: bool,
@@ -75,11 +76,11 @@ pub(crate) unsafe fn attempt(
     effort.count(Call::Track);
     // SAFETY: the span is ours to follow.
     if let Err(errno) = unsafe { backend.track(task.tracker, addr, len, false) } {
-        // Part of it may be registered, which would bother nobody but the next worker who tries. What is somebody else's is not ours to undo.
+        // Part of it may be registered, and whoever moves that by another engine would wait for our thread. What is somebody else's is not ours to
+        // undo.
         if errno != Errno(libc::EBUSY) {
-            effort.count(Call::Untrack);
-            // SAFETY: as above.
-            let _ = unsafe { backend.untrack(task.tracker, addr, len) };
+            // SAFETY: the span maps its old frames.
+            unsafe { let_go(backend, task, effort) };
         }
         return Step::Refused(Call::Track, errno);
     }
@@ -322,9 +323,22 @@ unsafe fn hold_and_commit(
             .map_err(|errno| (Call::MarkClean, errno))?;
         copy(0..len)?;
     } else {
+        /// Runs of pages that are protected one by one. One call for the whole span costs more, but once.
+        const FEW: usize = 16;
+        let mut runs = 0;
+        notes.written::<Refusal>(false, &mut |_| {
+            runs += 1;
+            Ok(runs <= FEW)
+        })?;
+        if runs > FEW {
+            effort.count(Call::MarkClean);
+            // SAFETY: the span is ours to follow.
+            unsafe { backend.mark_clean(task.tracker, addr, len, true) }
+                .map_err(|errno| (Call::MarkClean, errno))?;
+        }
         // Nobody can write to the others, so this look is the last one.
         // SAFETY: forwarded to the caller.
-        unsafe { noted(notes, backend, task, true, effort, &mut copy) }?;
+        unsafe { noted(notes, backend, task, runs <= FEW, effort, &mut copy) }?;
     }
     effort.copied += copied;
     effort.left = copied / BASE_PAGE as u64;

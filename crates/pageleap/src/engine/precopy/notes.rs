@@ -161,6 +161,7 @@ impl WriteNotes {
         if !self.word.exchange(word, letting) {
             return; // The migrator has closed it: nobody else changes the word now.
         }
+        // The kernel lifts any protection there, also another worker's: so `leave` waits for us.
         // Noted afterwards: else the page could be taken for noted and protected again, and then be let go.
         let_in(start + page * page_bytes, page_bytes);
         self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);
