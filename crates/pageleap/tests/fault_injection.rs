@@ -10,8 +10,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    ENGINES, PAGE_SIZES, Random, StopOnDrop, engines, own_descriptors, pool_mappings, region_flags,
-    skip_page_size, surprises, turn, works,
+    ENGINES, PAGE_SIZES, Random, StopOnDrop, check_engine, engines, ladder, own_descriptors, pool_mappings,
+    region_flags, skip_page_size, surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{
@@ -24,10 +24,6 @@ const ENOMEM: Errno = Errno(libc::ENOMEM);
 const PAGES: usize = 8;
 /// More calls than any of the jobs here makes.
 const ENDLESS: u64 = 1000;
-
-fn start(region: &Region, to: &Pool) -> Result<Job, Error> {
-    start_by(EngineChoice::Auto, region, to)
-}
 
 /// A job that may be refused because its engine cannot work, and is asked for again.
 fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
@@ -92,24 +88,6 @@ impl Sabotage {
     fn of(self, backend: Arc<dyn Backend>) -> Arc<FailAt> {
         Arc::new(FailAt::new(backend, self.at, self.mode, self.errno))
     }
-}
-
-/// Checks which engine a job has used: with [`EngineChoice::Auto`] the first of `ladder` whose tracker was opened, or the last resort.
-fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, ladder: &[Engine]) {
-    let refused = usize::from(struck == Some(Call::OpenTracker));
-    let expected = match engine {
-        EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(Engine::Mprotect).to_string(),
-        forced => forced.to_string(),
-    };
-    assert_eq!(report.engine.to_string(), expected, "{report}");
-}
-
-/// The engines between which `auto` chooses here, but the last.
-fn ladder(page: PageSize) -> Vec<Engine> {
-    let fits =
-        |engine: &Engine| !(page.is_hugetlb() && *engine == Engine::Precopy || *engine == Engine::Mprotect);
-    let works = EngineChoice::ALL.into_iter().filter(|choice| works(*choice));
-    works.filter_map(EngineChoice::forced).filter(fits).collect()
 }
 
 /// What a single failure may do to a job: nothing, as far as pages are concerned.
@@ -223,11 +201,11 @@ fn on_the_model_pages_without_access_move_again_and_again() {
         // SAFETY: pages of a region that nothing else changes now.
         unsafe { scene.model.protect(scene.page(0), all, Prot::NONE) }.unwrap();
         scene.failing.arm();
-        let mut report = start(&scene.region, &scene.pools[1]).unwrap().wait();
+        let mut report = start_by(EngineChoice::Auto, &scene.region, &scene.pools[1]).unwrap().wait();
         scene.failing.disarm();
         for to in [&scene.pools[0], &scene.pools[1]] {
             check_report(&report, PAGES, &format!("{:?}", sabotage()));
-            report = start(&scene.region, to).unwrap().wait();
+            report = start_by(EngineChoice::Auto, &scene.region, to).unwrap().wait();
         }
         // SAFETY: as above.
         unsafe { scene.model.protect(scene.page(0), all, Prot::READ_WRITE) }.unwrap();
@@ -505,6 +483,7 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too";
     let _turn = turn();
     for page in [PageSize::Base, PageSize::Thp] {
+        let start = |region: &Region, to: &Pool| start_by(EngineChoice::Auto, region, to);
         let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
         let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };
         let harmless = match run(at(0, FailMode::Before), None) {
@@ -663,7 +642,7 @@ fn without_exchanges_files_are_mapped() {
         let before = region_flags(&region);
         refused.store(0, Relaxed);
         for to in [&pools[1], &pools[0]] {
-            let report = with_load(&region, || start(&region, to).unwrap().wait());
+            let report = with_load(&region, || start_by(EngineChoice::Auto, &region, to).unwrap().wait());
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
             // Without a freeze nobody can be held up but by a signal.
@@ -685,7 +664,7 @@ fn without_advice_for_the_alias_files_are_mapped() {
     let before = region_flags(&region);
     refused.store(0, Relaxed);
     for to in [&pools[1], &pools[0]] {
-        let report = with_load(&region, || start(&region, to).unwrap().wait());
+        let report = with_load(&region, || start_by(EngineChoice::Auto, &region, to).unwrap().wait());
         check_report(&report, PAGES, "no advice");
         assert!(report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(), "{report}");
     }

@@ -14,6 +14,7 @@ mod around;
 mod demand;
 mod features;
 mod finding;
+mod hold;
 mod limits;
 mod memory;
 mod placement;

@@ -9,8 +9,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
 use super::around::{Around, Killed, drop_in, is_plain};
-use super::features::{BARRIER, EXCHANGE, FEATURES, Feature, TRACKING};
+use super::features::{EXCHANGE, FEATURES, Feature, TRACKING};
 use super::finding::{Finding, Remedy, Topic, Who};
+use super::hold;
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
 use crate::units::BASE_PAGE;
@@ -58,7 +59,7 @@ impl Way {
         if self == Way::UserMode { TRACKING } else { EXCHANGE }
     }
 
-    fn open(self) -> Result<OwnedFd, Refused> {
+    pub(super) fn open(self) -> Result<OwnedFd, Refused> {
         match self {
             Way::Call | Way::UserMode => sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call),
             Way::Device => {
@@ -74,7 +75,7 @@ impl Way {
 
 /// Why there is no descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Refused {
+pub(super) enum Refused {
     /// The device could not be opened.
     Open(Errno),
     /// The call, or the device's request, failed.
@@ -84,7 +85,7 @@ enum Refused {
 }
 
 impl Refused {
-    fn errno(&self) -> Option<Errno> {
+    pub(super) fn errno(&self) -> Option<Errno> {
         match self {
             Refused::Open(errno) | Refused::Call(errno) => Some(*errno),
             Refused::Killed(_) => None,
@@ -110,7 +111,7 @@ impl WayFound {
         self.refused.is_none()
     }
 
-    fn has(&self, features: u64) -> bool {
+    pub(super) fn has(&self, features: u64) -> bool {
         self.features & features == features
     }
 }
@@ -152,7 +153,7 @@ pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     let scan = pagemap_scan();
     findings.push(judge_scan(around, scan));
     findings.push(judge_tracking(try_tracking(&ways)));
-    findings.extend(HOLDS.iter().map(|hold| judge_hold(hold, &ways, try_hold(&ways, hold))));
+    findings.extend(hold::findings(&ways));
     (ways, findings)
 }
 
@@ -550,83 +551,6 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
         Some((_, Err(failed))) => {
             Finding::missing(topic, "writes cannot be tracked", "a call that tracking takes fails")
                 .saw(failed.seen())
-        }
-    }
-}
-
-/// What somebody is held back by, who the kernel included.
-struct Hold {
-    topic: Topic,
-    features: u64,
-    mode: u64,
-    /// Bits of what must be possible on a registered range.
-    requests: u64,
-    works: &'static str,
-    fails: &'static str,
-}
-
-/// `_UFFDIO_WAKE`.
-const WAKE: u64 = 1 << 2;
-/// `_UFFDIO_WRITEPROTECT`.
-const WRITE_PROTECT: u64 = 1 << 6;
-/// `_UFFDIO_CONTINUE`.
-const CONTINUE: u64 = 1 << 7;
-
-const HOLDS: [Hold; 2] = [
-    Hold {
-        topic: Topic::WriteBarrier,
-        features: BARRIER,
-        mode: uffd_mode::WP,
-        requests: WAKE | WRITE_PROTECT,
-        works: "writers can be held back, the kernel's writes included",
-        fails: "writers cannot be held back together with the kernel's writes",
-    },
-    Hold {
-        topic: Topic::Freeze,
-        features: EXCHANGE,
-        mode: uffd_mode::WP | uffd_mode::MINOR,
-        requests: WAKE | CONTINUE,
-        works: "a range can be held against user code and kernel",
-        fails: "a range cannot be held against user code and kernel at once",
-    },
-];
-
-/// Registers a memory file in such a way. `None` if no way has the features.
-fn try_hold(ways: &[WayFound], hold: &Hold) -> Option<(Way, Tried)> {
-    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
-    let attempt = || -> Tried {
-        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), hold.features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
-        let scratch = Scratch::new(BASE_PAGE, BASE_PAGE, None)?;
-        let (start, len) = (scratch.span.start, scratch.span.len);
-        // SAFETY: the range is ours, and nobody touches it while it is registered.
-        let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
-            .map_err(Failed::at("ioctl(UFFDIO_REGISTER) of a memory file"))?;
-        let _ = sys::uffd_unregister(uffd.as_fd(), start, len);
-        Ok(possible & hold.requests == hold.requests)
-    };
-    Some((way, attempt()))
-}
-
-fn judge_hold(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Tried)>) -> Finding {
-    match tried {
-        Some((way, Ok(true))) => Finding::works(hold.topic, hold.works)
-            .saw(format!("{}: a memory file can be registered for it", way.text())),
-        Some((_, Ok(false))) => {
-            Finding::missing(hold.topic, hold.fails, "memory files lack requests that it takes")
-        }
-        Some((_, Err(failed))) => {
-            Finding::missing(hold.topic, hold.fails, "a call that it takes fails").saw(failed.seen())
-        }
-        None => {
-            let any = ways.iter().any(|found| found.way != Way::UserMode && found.opens());
-            let reason = if any {
-                "this kernel lacks features: see userfaultfd"
-            } else {
-                "faults of the kernel cannot be held: system calls that touch the range would fail \
-                 with EFAULT. Remedies are under userfaultfd-device"
-            };
-            Finding::missing(hold.topic, hold.fails, reason)
         }
     }
 }

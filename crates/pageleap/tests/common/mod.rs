@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use pageleap::backend::Call;
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
     Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, topology::Topology,
@@ -103,6 +104,24 @@ pub const ENGINES: [EngineChoice; 4] =
 pub fn engines() -> Vec<EngineChoice> {
     let most = if std::env::var_os("PAGELEAP_LAB").is_some() { 2 } else { ENGINES.len() };
     ENGINES[..most].iter().copied().filter(|engine| works(*engine)).collect()
+}
+
+/// The engines between which `auto` chooses here, but the last.
+pub fn ladder(page: PageSize) -> Vec<Engine> {
+    let fits =
+        |engine: &Engine| !(page.is_hugetlb() && *engine == Engine::Precopy || *engine == Engine::Mprotect);
+    let works = EngineChoice::ALL.into_iter().filter(|choice| works(*choice));
+    works.filter_map(EngineChoice::forced).filter(fits).collect()
+}
+
+/// Checks which engine a job has used: with [`EngineChoice::Auto`] the first of `ladder` whose tracker was opened, or the last resort.
+pub fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, ladder: &[Engine]) {
+    let refused = usize::from(struck == Some(Call::OpenTracker));
+    let expected = match engine {
+        EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(Engine::Mprotect).to_string(),
+        forced => forced.to_string(),
+    };
+    assert_eq!(report.engine.to_string(), expected, "{report}");
 }
 
 /// A job over one range, in areas of two pages.
