@@ -34,12 +34,8 @@ fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job,
 }
 
 fn start_by(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
-    Migration::new()
-        .engine(engine)
-        .range(region, 0..region.len(), to)
-        .area_bytes(2 * region.page_size().bytes())
-        .threads(1)
-        .start()
+    let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
+    job.area_bytes(2 * region.page_size().bytes()).threads(1).start()
 }
 
 fn build(backend: Arc<dyn Backend>, page: PageSize, pages: usize) -> Result<Pool, Error> {

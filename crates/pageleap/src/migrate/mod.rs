@@ -193,7 +193,7 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// The longest time for which a thread of the process should have to wait for the job; one millisecond if not said. [`Engine::Precopy`] sizes areas and the
+    /// The longest time for which a thread of the process should have to wait for the job; one millisecond if not said. Engines that follow writes size areas and the
     /// rest that is left to copy in a window accordingly, from what it sees. It is no promise: every page is moved, always, threads may have to wait for a
     /// CPU, and [`Report::windows_over_budget`] says how often it was exceeded.
     pub fn wait_budget(mut self, budget: Duration) -> Self {

@@ -164,7 +164,8 @@ pub struct Report {
     pub repairs: u64,
     /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside the kernel is not seen.
     pub waits: Waits,
-    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with [`Engine::Precopy`]. Nobody waited longer for one.
+    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with [`Engine::Precopy`]. Nobody waited longer for one; the time in which
+    /// writers wait to be let in ([`Engine::WpSync`]) is not in it.
     pub windows: Waits,
     /// How many of them were longer than the wait budget.
     pub windows_over_budget: u64,

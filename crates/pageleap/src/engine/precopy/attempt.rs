@@ -1,7 +1,7 @@
 //! One attempt to migrate one area: mark, copy, copy again, freeze, look once more, commit.
 //!
-//! Between the freeze and the end nothing allocates, logs, calls back or touches the area, not even to read: the allocator of the process may
-//! live there, and whoever touches the area sleeps until we are done.
+//! Between the freeze and the end nothing allocates, logs, calls back or touches the area, except that what is left is copied from it where readers do not
+//! wait: the allocator of the process may live there, and whoever comes in the way of a freeze sleeps until we are done.
 
 use std::ops::Range;
 
