@@ -203,6 +203,38 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Shuttle,
     },
     Mutant {
+        name: "helpers-not-waited-for",
+        file: CREW,
+        find: "            if word & INSIDE_MASK == 0 {",
+        replace: "            if word & OPEN == 0 {",
+        why: "a helper still copies while the new frames are brought into place",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "late-helper-comes-in",
+        file: CREW,
+        find: "            if self.word.exchange(word, word + INSIDE) {",
+        replace: "            if self.word.exchange(self.word.load(), self.word.load() + INSIDE) {",
+        why: "a helper that was not running for a while copies what belongs to nobody any more",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "values-of-helpers-repeat",
+        file: CREW,
+        find: "said.wrapping_add(HELPERS_MASK + 1) | helpers as u64",
+        replace: "said | helpers as u64",
+        why: "a helper that takes no part misses that all are to end, and the job does not",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
+        name: "parked-workers-not-told",
+        file: RUN,
+        find: "        lock(&self.state).over = true;",
+        replace: "",
+        why: "workers that were parked because more did not help sleep for ever, and the job does not end",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
         name: "last-area-not-announced",
         file: RUN,
         find: "            self.changed.notify_all();",
@@ -237,7 +269,7 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "marked-after-the-copy",
         file: PRECOPY,
-        find: "        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;\n        backend.copy(target.alias, task.source, len);",
+        find: "        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;\n        slot.crew.copy(backend, target.alias, task.source, len, false);",
         replace: "        backend.copy(target.alias, task.source, len);\n        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;",
         why: "a store that lands between the copy and the mark is not noticed",
         caught_by: Checker::Loom,
@@ -427,6 +459,7 @@ const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
 const NOTES: &str = "crates/pageleap/src/engine/precopy/notes.rs";
+const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const CONCLUDE: &str = "crates/pageleap/src/migrate/run/conclude.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";

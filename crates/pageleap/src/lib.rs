@@ -57,8 +57,8 @@ pub use {
     audit::audit,
     engine::mprotect::fault::{MAX_THREADS, install as install_fault_handler},
     migrate::{
-        DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, Job, Migration, PageCounts, PageOutcome, PageRun,
-        Phase, Progress, Report, Waits,
+        DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, EngineUse, Job, Migration, PageCounts, PageOutcome,
+        PageRun, Phase, Progress, Report, Waits,
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},

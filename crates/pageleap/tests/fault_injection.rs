@@ -25,17 +25,25 @@ const PAGES: usize = 8;
 /// More calls than any of the jobs here makes.
 const ENDLESS: u64 = 1000;
 
-/// A job that may be refused because its engine cannot work, and is asked for again.
+/// A job by one thread, of small areas.
 fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
-    start_by(engine, region, to).or_else(|error| match error {
-        Error::Unsupported { .. } if engine != EngineChoice::Auto => start_by(engine, region, to),
-        error => Err(error),
-    })
+    start_with(engine, region, to, 2 * region.page_size().bytes(), 1)
 }
 
-fn start_by(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
-    let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
-    job.area_bytes(2 * region.page_size().bytes()).threads(1).start()
+/// A job that may be refused because its engine cannot work, and is asked for again.
+fn start_with(
+    engine: EngineChoice,
+    region: &Region,
+    to: &Pool,
+    area: usize,
+    threads: usize,
+) -> Result<Job, Error> {
+    let job = || Migration::new().engine(engine).range(region, 0..region.len(), to);
+    let start = || job().area_bytes(area).threads(threads).start();
+    start().or_else(|error| match error {
+        Error::Unsupported { .. } if engine != EngineChoice::Auto => start(),
+        error => Err(error),
+    })
 }
 
 fn build(backend: Arc<dyn Backend>, page: PageSize, pages: usize) -> Result<Pool, Error> {
@@ -163,7 +171,7 @@ fn on_the_model_any_call_may_fail() {
                 assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
             }
             for to in [&scene.pools[0], &scene.pools[1]] {
-                check_report(&start_by(engine, &scene.region, to).unwrap().wait(), PAGES, &what);
+                check_report(&start_forced(engine, &scene.region, to).unwrap().wait(), PAGES, &what);
                 scene.check(&what);
             }
             let OnModel { model, pools, region, .. } = scene;
@@ -197,11 +205,11 @@ fn on_the_model_pages_without_access_move_again_and_again() {
         // SAFETY: pages of a region that nothing else changes now.
         unsafe { scene.model.protect(scene.page(0), all, Prot::NONE) }.unwrap();
         scene.failing.arm();
-        let mut report = start_by(EngineChoice::Auto, &scene.region, &scene.pools[1]).unwrap().wait();
+        let mut report = start_forced(EngineChoice::Auto, &scene.region, &scene.pools[1]).unwrap().wait();
         scene.failing.disarm();
         for to in [&scene.pools[0], &scene.pools[1]] {
             check_report(&report, PAGES, &format!("{:?}", sabotage()));
-            report = start_by(EngineChoice::Auto, &scene.region, to).unwrap().wait();
+            report = start_forced(EngineChoice::Auto, &scene.region, to).unwrap().wait();
         }
         // SAFETY: as above.
         unsafe { scene.model.protect(scene.page(0), all, Prot::READ_WRITE) }.unwrap();
@@ -479,7 +487,7 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too";
     let _turn = turn();
     for page in [PageSize::Base, PageSize::Thp] {
-        let start = |region: &Region, to: &Pool| start_by(EngineChoice::Auto, region, to);
+        let start = |region: &Region, to: &Pool| start_forced(EngineChoice::Auto, region, to);
         let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
         let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };
         let harmless = match run(at(0, FailMode::Before), None) {
@@ -507,10 +515,7 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     const PAGES: usize = 2048;
     let _turn = turn();
     for engine in engines() {
-        let start = |region: &Region, to: &Pool| {
-            let job = Migration::new().engine(engine).range(region, 0..region.len(), to);
-            job.area_bytes(64 << 10).threads(2).start()
-        };
+        let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
         let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
         let (_, reports) = run(Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM });
         let calls: u64 = reports[0].calls.values().sum();
@@ -590,7 +595,8 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let start_of = region.as_ptr().as_ptr() as usize;
     stubborn.store((start_of + 2 * 4096) as u64, Relaxed);
     refused.store(0, Relaxed);
-    let report = with_load(&region, || start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait());
+    let report =
+        with_load(&region, || start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait());
     let Ended::Failed(Error::Call { call, errno, range, remedy }) = &report.ended else { panic!("{report}") };
     assert_eq!((*call, *errno), (Call::Protect, ENOMEM));
     assert_eq!(range.0, start_of + 2 * 4096..start_of + 4 * 4096);
@@ -601,7 +607,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     check_all(&region, 1, "after the failure");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     refused.store(u64::MAX, Relaxed);
-    let report = start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
+    let report = start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
     assert_eq!((report.pages.migrated, report.pages.unchanged), (2, 6), "{report}");
     check_all(&region, 1, "after the next job");
 }
@@ -619,13 +625,13 @@ fn an_area_that_was_protected_is_writable_again_although_that_is_forbidden_for_a
     let (pools, region, refused) = refusing(rule, libc::EPERM);
     let before = region_flags(&region);
     refused.store(0, Relaxed);
-    let report = start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
+    let report = start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
     refused.store(u64::MAX, Relaxed);
     assert_eq!((report.pages.failed, report.pages.migrated), (PAGES as u64, 0), "{report}");
     assert_eq!(region_flags(&region), before, "{report}");
     check_all(&region, 1, "after the failure");
     touch_all(&region, 2);
-    check_report(&start_by(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(), PAGES, "next");
+    check_report(&start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(), PAGES, "next");
     check_all(&region, 2, "after the next job");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
@@ -638,7 +644,7 @@ fn without_exchanges_files_are_mapped() {
         let before = region_flags(&region);
         refused.store(0, Relaxed);
         for to in [&pools[1], &pools[0]] {
-            let report = with_load(&region, || start_by(EngineChoice::Auto, &region, to).unwrap().wait());
+            let report = with_load(&region, || start_forced(EngineChoice::Auto, &region, to).unwrap().wait());
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
             // Without a freeze nobody can be held up but by a signal.
@@ -660,7 +666,7 @@ fn without_advice_for_the_alias_files_are_mapped() {
     let before = region_flags(&region);
     refused.store(0, Relaxed);
     for to in [&pools[1], &pools[0]] {
-        let report = with_load(&region, || start_by(EngineChoice::Auto, &region, to).unwrap().wait());
+        let report = with_load(&region, || start_forced(EngineChoice::Auto, &region, to).unwrap().wait());
         check_report(&report, PAGES, "no advice");
         assert!(report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(), "{report}");
     }
@@ -689,7 +695,8 @@ fn writers_that_cannot_be_let_in_are_held() {
         let mut rounds = 0;
         // Until a writer did come in the way.
         while refused.load(Relaxed) == 0 || rounds < 20 {
-            let report = start_by(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
+            let report =
+                start_forced(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
             check_report(&report, PAGES, "held");
             rounds += 1;
         }

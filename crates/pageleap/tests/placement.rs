@@ -6,7 +6,7 @@ mod common;
 mod refusing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, surprises, turn};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
@@ -478,4 +478,30 @@ fn locked_pools_are_locked_once_and_for_good() {
     }
     let (end, text) = run_case(NAME, "limit");
     assert_eq!(end, End::Exited(0), "{text}");
+}
+
+/// The kernel drops an entry, or is just moving a page, at the moment when it is asked where the pages of a new pool lie.
+#[test]
+fn pages_that_are_out_for_a_moment_are_looked_for_again() {
+    let _turn = turn();
+    let (filled, dropped) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let drops = dropped.clone();
+    let drop_one = move |request: &Request| {
+        match request.call {
+            Call::Populate => filled.store(request.addr, Relaxed),
+            // Twice, so that one more look is not enough.
+            Call::QueryNodes if drops.fetch_add(1, Relaxed) < 2 => {
+                let page = filled.load(Relaxed) as *mut libc::c_void;
+                // SAFETY: a page of a shared mapping that nobody uses yet: it stays in its file.
+                assert_eq!(unsafe { libc::madvise(page, PAGE, libc::MADV_DONTNEED) }, 0);
+            }
+            _ => {}
+        }
+        None
+    };
+    let backend: Arc<dyn Backend> = Arc::new(Refusing::new(Arc::new(Linux), drop_one));
+    let node = pools(PageSize::Base, PAGE as u64).unwrap()[0].nodes()[0];
+    let pool = Pool::builder(node, (PAGES * PAGE) as u64).backend(backend).build().unwrap();
+    assert!(dropped.load(Relaxed) > 2);
+    assert_eq!(pool.free_bytes(), (PAGES * PAGE) as u64);
 }

@@ -100,8 +100,14 @@ pub(super) fn end(tracker: Tracker) {
 /// The range is the caller's.
 pub(super) unsafe fn mark_clean(tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
     if split || tracker.pagemap < 0 {
-        // SAFETY: forwarded to the caller.
-        return unsafe { sys::uffd_write_protect(faults(tracker), addr, len) };
+        loop {
+            // SAFETY: forwarded to the caller.
+            match unsafe { sys::uffd_write_protect(faults(tracker), addr, len) } {
+                // Another worker's exchange waits for its message to be read, as `serve` does all the time.
+                Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
+                other => return other,
+            }
+        }
     }
     let flags = scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC;
     // In less than half the time of the other request.

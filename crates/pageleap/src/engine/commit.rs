@@ -62,6 +62,8 @@ pub(crate) struct Effort {
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it, if it was closed.
     pub(crate) window_ns: u64,
+    /// Whether this thread was put before others meanwhile.
+    pub(crate) hurried: bool,
     /// Pages that were found written after the whole area had been copied for the first time.
     pub(crate) written: u64,
     /// Base pages that were copied while everybody waited.

@@ -101,6 +101,10 @@ impl JobShared {
         self.bytes_migrated.fetch_add(migrated, Ordering::Relaxed);
     }
 
+    pub(crate) fn bytes_migrated(&self) -> u64 {
+        self.bytes_migrated.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn bytes_copied(&self) -> u64 {
         self.bytes_copied.load(Ordering::Relaxed)
     }
@@ -161,7 +165,7 @@ impl Job {
         Progress {
             phase: self.shared.phase(),
             bytes_total: self.shared.bytes_total,
-            bytes_migrated: self.shared.bytes_migrated.load(Ordering::Relaxed),
+            bytes_migrated: self.shared.bytes_migrated(),
             bytes_copied: self.shared.bytes_copied(),
         }
     }

@@ -165,6 +165,11 @@ impl Item {
         self.to.shares.iter().map(Share::node)
     }
 
+    /// How many pages have to move.
+    pub(crate) fn moving_pages(&self) -> u64 {
+        self.legs.iter().map(|leg| leg.pages.end - leg.pages.start).sum()
+    }
+
     pub(crate) fn leg_count(&self) -> usize {
         self.legs.len()
     }

@@ -7,6 +7,7 @@ mod pace;
 mod plan;
 mod report;
 mod run;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,7 +18,8 @@ use std::time::Duration;
 
 pub(crate) use job::JobShared;
 pub use job::{Job, Phase, Progress};
-pub use report::{Ended, Engine, PageCounts, PageOutcome, PageRun, Report, Waits};
+pub use report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits};
+pub(crate) use run::mappings_apart;
 
 use crate::backend::{Ability, Backend};
 use crate::engine::mprotect::fault;
@@ -172,8 +174,9 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// How many threads copy; if not said, one for each four CPUs of the destination node, at least 1 and at most 8, so that
-    /// the application keeps its CPUs.
+    /// How many threads copy, at most; if not said, one for each four CPUs of the destination node, at least 1 and at most 8, so that
+    /// the application keeps its CPUs. hugetlb pages are copied by all of them together, one after the other: their writers wait less the more there are. Jobs that take long try
+    /// now and then whether fewer are as fast ([`Report::threads_settled`]).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -289,11 +292,11 @@ impl<'a> Migration<'a> {
         }
         let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {
-            most_pieces = check_mapping_headroom(&items, threads)?;
-            // Each worker may have one more thread beside it.
-            check_address_space(2 * threads)?;
+            most_pieces = check_mapping_headroom(&items, threads, page)?;
+            // One more may serve the tracker.
+            check_address_space(threads + 1)?;
         }
-        let Chosen { engine, reason, trackers } = self.choose_engine(&backend, page, threads)?;
+        let Chosen { engine, reason, tracker } = self.choose_engine(&backend, page)?;
         if engine.signals() {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;
@@ -336,6 +339,8 @@ impl<'a> Migration<'a> {
             max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),
             threads,
+            // A page of reserved huge memory keeps its writers waiting for as long as its copy takes.
+            together: threads > 1 && page.is_hugetlb(),
             cpus,
             nodes,
             // A time-out beyond what the clock can show is none.
@@ -343,7 +348,7 @@ impl<'a> Migration<'a> {
             engine,
             may_fall_back: self.engine == EngineChoice::Auto,
             engine_reason: reason,
-            trackers,
+            tracker,
         };
         let run = Run::new(backend, items, settings, warnings, began)?;
         let shared = run.shared().clone();
@@ -364,18 +369,13 @@ const SYSTEM_CALLS_MAY_FAIL: &str = "system calls that write into a moving area 
 struct Chosen {
     engine: Engine,
     reason: String,
-    /// One for each worker, if the engine needs them.
-    trackers: Vec<OpenTracker>,
+    /// If the engine needs one.
+    tracker: Option<OpenTracker>,
 }
 
 impl Migration<'_> {
     /// The best engine that works here, or the one that was asked for.
-    fn choose_engine(
-        &self,
-        backend: &Arc<dyn Backend>,
-        page: PageSize,
-        threads: usize,
-    ) -> Result<Chosen, Error> {
+    fn choose_engine(&self, backend: &Arc<dyn Backend>, page: PageSize) -> Result<Chosen, Error> {
         /// Those that follow writes, the best first, with what they need of their trackers.
         const FOLLOW: [(Engine, Ability, &str); 3] = [
             (Engine::Precopy, Ability::NoteAndHold, "needs writes noted and the kernel's accesses held up"),
@@ -392,16 +392,14 @@ impl Migration<'_> {
                 let remedy = "let the engine be chosen (auto)";
                 (format!("the engine {engine} moves pages of 4k and thp, not {page}"), remedy)
             } else {
-                let opened: Result<Vec<_>, _> =
-                    (0..threads).map(|_| OpenTracker::new(backend, ability)).collect();
-                match opened {
-                    Ok(trackers) => {
+                match OpenTracker::new(backend, ability) {
+                    Ok(tracker) => {
                         let reason = match (forced, why_not.is_empty()) {
                             (Some(_), _) => "asked for".into(),
                             (None, true) => "follows writes without signals".into(),
                             (None, false) => why_not.join("; "),
                         };
-                        return Ok(Chosen { engine, reason, trackers });
+                        return Ok(Chosen { engine, reason, tracker: Some(tracker) });
                     }
                     Err((call, errno)) => {
                         let remedy =
@@ -416,7 +414,7 @@ impl Migration<'_> {
             why_not.push(refused);
         }
         let reason = if why_not.is_empty() { "asked for".into() } else { why_not.join("; ") };
-        Ok(Chosen { engine: Engine::Mprotect, reason, trackers: Vec::new() })
+        Ok(Chosen { engine: Engine::Mprotect, reason, tracker: None })
     }
 }
 
@@ -452,11 +450,17 @@ pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.
-fn check_mapping_headroom(items: &[Item], threads: usize) -> Result<usize, Error> {
+fn check_mapping_headroom(items: &[Item], threads: usize, page: PageSize) -> Result<usize, Error> {
     let Some(limit) = observe::max_mapping_count() else { return Ok(usize::MAX) };
     let legs: usize = items.iter().map(Item::leg_count).sum();
-    // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
-    let needed = 2 * threads + 2 * legs + 16;
+    // Each area under way splits a mapping of the region (two more), and each leg one of the alias. Those of hugetlb pages stay apart for a while.
+    let mut needed = 2 * threads + 2 * legs + 16;
+    if page.is_hugetlb() {
+        let pages: Vec<u64> = items.iter().map(Item::moving_pages).collect();
+        // Regions that have leapt before have theirs already.
+        let (blocks, apart) = run::mappings_apart(&pages);
+        needed += (blocks as usize).saturating_sub(observe::pool_mapping_count()?) + apart as usize;
+    }
     let count = observe::mapping_count()?;
     if count + needed > limit {
         return Err(Error::Limit {

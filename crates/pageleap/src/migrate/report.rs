@@ -107,6 +107,21 @@ impl fmt::Display for Engine {
     }
 }
 
+/// How some pages of a range were moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineUse {
+    /// The region.
+    pub region: RegionId,
+    /// The range as it was given, in bytes from its start.
+    pub range: Range<usize>,
+    /// By which engine.
+    pub engine: Engine,
+    /// How many of its pages.
+    pub pages: u64,
+    /// Why by that one.
+    pub why: String,
+}
+
 /// Why a job ended.
 #[derive(Clone, Debug)]
 pub enum Ended {
@@ -140,10 +155,15 @@ pub struct Report {
     pub engine: Engine,
     /// Why that one.
     pub engine_reason: String,
+    /// What has moved, by range and engine: within a job [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one where the first is refused, where nobody may write, and
+    /// where writers are too fast to be followed.
+    pub engines: Vec<EngineUse>,
     /// The size of an area, in bytes, at most.
     pub area_bytes: usize,
-    /// Worker threads.
+    /// Threads that copied, at most.
     pub threads: usize,
+    /// How many of them copied at the end, because it was hardly faster with more.
+    pub threads_settled: usize,
     /// The outcome of each page, neighbours with the same one together, in the order in which the ranges were given.
     pub runs: Vec<PageRun>,
     /// The same, counted.
@@ -169,6 +189,9 @@ pub struct Report {
     pub windows: Waits,
     /// How many of them were longer than the wait budget.
     pub windows_over_budget: u64,
+    /// In how many of them the thread that kept the area closed went before others (SCHED_FIFO; takes CAP_SYS_NICE or RLIMIT_RTPRIO, and an engine that follows writes; not done for a
+    /// window that is one call for one page). The others may last until such a thread has got a CPU again.
+    pub windows_first: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
@@ -198,12 +221,21 @@ impl fmt::Display for Report {
         writeln!(f, " after {:.1} ms (+ {:.1} ms recycling)", ms(self.migrate_ns), ms(self.recycle_ns))?;
         writeln!(
             f,
-            "engine {} ({}), areas of up to {} KB, {} thread(s)",
+            "engine {} ({}), areas of up to {} KB, {} thread(s){}",
             self.engine,
             self.engine_reason,
             self.area_bytes >> 10,
-            self.threads
+            self.threads,
+            match self.threads_settled {
+                settled if settled < self.threads =>
+                    format!(", at last {settled}: it was hardly faster with more"),
+                _ => String::new(),
+            }
         )?;
+        for part in self.engines.iter().filter(|_| self.engines.len() > 1) {
+            let EngineUse { region, range, engine, pages, why } = part;
+            writeln!(f, "{region:?}, bytes {range:?}: {pages} pages by {engine} ({why})")?;
+        }
         writeln!(
             f,
             "pages: {} migrated, {} unchanged, {} busy, {} failed, {} not attempted",
@@ -221,10 +253,11 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "waits: {}; windows: {}, {} of them over budget",
+            "waits: {}; windows: {}, {} of them over budget, {} before other threads",
             times(&self.waits),
             times(&self.windows),
-            self.windows_over_budget
+            self.windows_over_budget,
+            self.windows_first
         )?;
         let calls: Vec<String> = self.calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
         write!(f, "calls: {}", calls.join(", "))?;

@@ -1,9 +1,11 @@
 //! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
 
 mod conclude;
+mod join;
 mod queue;
+mod workers;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use super::legs::{Item, Leg};
 use super::pace::{Pace, Rate, Seen};
 use super::plan::{Area, Pressure, RetryPolicy};
 use super::report::{Engine, PageOutcome, Waits};
-use crate::affinity;
+use super::threads::ThreadCount;
 use crate::backend::{Ability, Backend, Call, Errno, Prot, Tracker};
 use crate::engine::commit::{Effort, Parked, Step, Target};
 use crate::engine::mprotect::fault::{self, MAX_THREADS, SLOTS};
@@ -24,12 +26,11 @@ use crate::error::Error;
 use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
-use crate::sync::{AtomicU64, Barrier, Condvar, Instant, Mutex, Ordering, lock, thread};
+use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use conclude::Vacated;
-
-/// After so many areas of huge pages their mappings are joined: well before they could meet `vm.max_map_count` (65,530 by default).
-const JOIN_EVERY: u64 = 4096;
+use join::Unjoined;
+pub(crate) use join::mappings_apart;
 
 /// What one page of page table maps in base pages: 2 MB.
 const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
@@ -51,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) most_pieces: usize,
     pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
+    /// Whether they copy one area after the other together, and not each its own.
+    pub(crate) together: bool,
     pub(crate) cpus: Vec<usize>,
     /// The nodes of the destinations.
     pub(crate) nodes: BTreeSet<NodeId>,
@@ -59,8 +62,8 @@ pub(crate) struct Settings {
     /// Whether what cannot be followed may be moved by the engine `mprotect`.
     pub(crate) may_fall_back: bool,
     pub(crate) engine_reason: String,
-    /// One for each worker if the engine follows writes, else none.
-    pub(crate) trackers: Vec<OpenTracker>,
+    /// If the engine follows writes.
+    pub(crate) tracker: Option<OpenTracker>,
 }
 
 /// A tracker of this job, closed on drop.
@@ -108,14 +111,17 @@ struct State {
     last_look: bool,
     /// Areas that workers have taken and not yet dealt with.
     in_flight: usize,
-    /// Attempts so far.
-    dealt_with: u64,
+    /// Of hugetlb pages.
+    unjoined: Unjoined,
     items: Vec<Item>,
     /// Frames that pages have left, to be given back when all is done.
     vacated: Vec<Vacated>,
     pressure: Pressure,
     pace: Pace,
     rate: Option<Rate>,
+    threads: ThreadCount,
+    /// Nothing is left to do, or the job is to stop.
+    over: bool,
     tally: Tally,
 }
 
@@ -127,20 +133,17 @@ struct Follow {
     hurry: bool,
 }
 
-/// Serves a tracker, once the worker knows that it is about to be served. A function of its own: from then on nothing may be read from the heap, where
-/// captured variables and the job lie, because the heap may be what is frozen.
-#[inline(never)]
-fn serve(backend: &dyn Backend, tracker: Tracker, slot: &'static Slot, ready: &Barrier) {
-    let bomb = AbortOnUnwind;
-    ready.wait();
-    backend.serve_tracker(tracker, &mut |addr| {
-        slot.notes.wanted(addr, |page, len| {
-            // If it is refused, whoever waits does so until the attempt is over.
-            // SAFETY: a page of the area that this tracker's worker has registered and is migrating.
-            let _ = unsafe { backend.let_write(tracker, page, len) };
-        });
-    });
-    std::mem::forget(bomb);
+/// How pages were moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum How {
+    /// As the job's engine does it.
+    AsChosen,
+    /// Their writers were held back from the start.
+    Held,
+    /// Nobody may write to them.
+    ReadOnly,
+    /// By the engine `mprotect`, because the job's was refused.
+    NotFollowed,
 }
 
 /// Sums for the report.
@@ -152,9 +155,13 @@ struct Tally {
     repairs: u64,
     windows: Waits,
     windows_over_budget: u64,
-    /// Pages that the user may write and that were moved without following the writes to them, although the job does, and the first reason.
-    not_followed: u64,
+    windows_first: u64,
+    /// Pages that have moved, by range (its item's index) and by how.
+    moved: BTreeMap<(usize, How), u64>,
+    /// Why writes could not be followed, the first time.
     not_followed_why: Option<String>,
+    /// Whether a worker may be put before others in its windows.
+    hurries: bool,
     exchange_unsupported: bool,
     /// A worker could not say where its page tables are to come from.
     policy_refused: bool,
@@ -166,8 +173,9 @@ struct Tally {
 
 impl Tally {
     /// Takes a window into account, if there was one.
-    fn record_window(&mut self, ns: u64, pace: &Pace) {
+    fn record_window(&mut self, ns: u64, hurried: bool, pace: &Pace) {
         if ns > 0 {
+            self.windows_first += u64::from(hurried);
             self.windows.record(ns);
             self.windows_over_budget += u64::from(ns > pace.budget_ns());
         }
@@ -185,6 +193,8 @@ pub(crate) struct Run {
     state: Mutex<State>,
     /// Signalled when areas are queued again, and when the last one has been dealt with.
     changed: Condvar,
+    /// Signalled when more threads are to copy, and when the job is over.
+    more: Condvar,
     settings: Settings,
     slots: Vec<ClaimedSlot>,
     shared: Arc<JobShared>,
@@ -204,7 +214,7 @@ impl Run {
         began: Instant,
     ) -> Result<Run, Error> {
         let mut slots = Vec::new();
-        for _ in 0..settings.threads {
+        for _ in 0..if settings.together { 1 } else { settings.threads } {
             slots.push(SLOTS.claim().map(ClaimedSlot).ok_or(Error::Limit {
                 what: "migrating threads of this process",
                 limit: MAX_THREADS,
@@ -221,6 +231,9 @@ impl Run {
         let bytes_total =
             legs.iter().map(|leg| region_of(leg).bytes(leg.pages.end - leg.pages.start) as u64).sum();
         let queue = legs.iter().enumerate().map(|(i, leg)| Area::new(i, leg.pages.clone())).collect();
+        let hugetlb = items.iter().any(|item| item.claim.region().page.is_hugetlb());
+        let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
+        let unjoined = Unjoined::new(apart);
         let tally = Tally { warnings, ..Tally::default() };
         Ok(Run {
             backend,
@@ -231,15 +244,18 @@ impl Run {
                 guarded_since: None,
                 last_look: false,
                 in_flight: 0,
-                dealt_with: 0,
+                unjoined,
                 items,
                 vacated: Vec::new(),
                 pressure: Pressure::default(),
                 pace: settings.pace,
                 rate: settings.rate_limit.map(Rate::new),
+                threads: ThreadCount::new(settings.threads),
+                over: false,
                 tally,
             }),
             changed: Condvar::new(),
+            more: Condvar::new(),
             settings,
             slots,
             shared: Arc::new(JobShared::new(bytes_total)?),
@@ -253,116 +269,28 @@ impl Run {
         &self.shared
     }
 
-    /// Starts the job's thread.
-    pub(crate) fn spawn(self) -> Result<(), Error> {
-        let main = move || {
-            let bomb = AbortOnUnwind;
-            self.migrate();
-            self.conclude();
-            std::mem::forget(bomb);
-        };
-        thread::start(c"pageleap", main).map_err(|e| Error::SystemFile {
-            path: "a thread for the job".into(),
-            reason: e.to_string(),
-            remedy: "raise the limit of threads (ulimit -u, pids.max)",
-        })
-    }
-
-    fn migrate(&self) {
-        thread::scope(|scope| {
-            for worker in 1..self.slots.len() {
-                if let Err(e) = scope.start(c"pageleap", move || self.work(worker)) {
-                    lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
-                }
-            }
-            self.work(0);
-        });
-        self.join_mappings(self.slots[0].slot());
-    }
-
-    /// A worker's life, and that of the thread which serves its tracker.
-    fn work(&self, worker: usize) {
-        // A bug here could leave writers asleep on an area that nobody opens again. Ending the process says so; going on would look like
-        // a hang.
-        let bomb = AbortOnUnwind;
-        let slot = self.slots[worker].slot();
-        // Before the other thread is started, which inherits both.
-        if !self.settle() {
-            let warning = "a worker may not run on the destination node's CPUs".to_owned();
-            lock(&self.state).tally.warnings.push(warning);
-        }
-        let tracker = self.settings.trackers.get(worker).map(|open| open.tracker);
-        let served = self.backend.is_host_memory() || self.settings.engine == Engine::WpSync;
-        let Some(tracker) = tracker.filter(|_| served) else {
-            self.take_areas(slot, tracker.map(|tracker| Follow { tracker, hurry: false }));
-            return std::mem::forget(bomb);
-        };
-        let ready = Barrier::new(2);
-        let (backend, ready) = (&*self.backend, &ready);
-        thread::scope(|scope| {
-            match scope.start(c"pageleap-events", move || serve(backend, tracker, slot, ready)) {
-                Ok(()) => {
-                    ready.wait();
-                }
-                Err(e) => {
-                    return self.work_alone(slot, &e);
-                }
-            }
-            affinity::run_shortly();
-            let follow = Follow { tracker, hurry: affinity::may_run_first() };
-            self.take_areas(slot, Some(follow));
-            backend.end_tracker(tracker);
-        });
-        std::mem::forget(bomb);
-    }
-
-    /// A worker's life without the thread that serves its tracker.
-    fn work_alone(&self, slot: &Slot, why: &Errno) {
-        if self.settings.may_fall_back {
-            let why = format!("a thread could not be started: {why}");
-            lock(&self.state).tally.not_followed_why.get_or_insert(why);
-            return self.take_areas(slot, None);
-        }
-        let remedy = "raise the limit of threads (ulimit -u, pids.max)";
-        let path = "a thread for the tracker".into();
-        let error = Error::SystemFile { path, reason: why.to_string(), remedy };
-        lock(&self.state).tally.first_failure.get_or_insert(error);
-    }
-
-    /// Has the calling thread run where the destination is, undisturbed by signals. Returns whether it may run there.
-    fn settle(&self) -> bool {
-        affinity::block_application_signals();
-        !self.backend.is_host_memory() || affinity::run_on(&self.settings.cpus)
-    }
-
     /// Migrates areas until there are none.
-    fn take_areas(&self, slot: &Slot, follow: Option<Follow>) {
+    fn take_areas(&self, worker: usize, follow: Option<Follow>) {
+        let slot = self.slots[worker].slot();
         let mut preferred = None;
-        while let Some(area) = self.next().and_then(|area| self.keep_rate(area)) {
+        while let Some(area) = self.next(worker).and_then(|area| self.keep_rate(area)) {
             self.look_at_cpuset();
             self.prefer_tables(area.leg, &mut preferred);
             let region = lock(&self.state).items[self.legs[area.leg].item].claim.region().clone();
-            let tried = match region.pins.start_moving(&area.pages) {
-                Ok(_moving) => {
-                    self.handle(slot, area, preferred, follow);
-                    true
-                }
+            let completed = match region.pins.start_moving(&area.pages) {
+                Ok(_moving) => self.handle(slot, area, preferred, follow),
                 Err(kept) => {
                     self.put_aside(area, kept);
-                    false
+                    Vec::new()
                 }
             };
-            let mut state = lock(&self.state);
-            state.in_flight -= 1;
-            state.dealt_with += u64::from(tried);
-            let join = tried && state.dealt_with.is_multiple_of(JOIN_EVERY);
-            drop(state);
-            if join {
-                self.join_mappings(slot);
-            }
+            lock(&self.state).in_flight -= 1;
+            self.join_blocks(slot, &completed);
             // Also when the queue is empty: the last area may be what others wait for.
             self.changed.notify_all();
         }
+        lock(&self.state).over = true;
+        self.more.notify_all();
     }
 
     /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages: whoever changed it wants this process off that
@@ -416,8 +344,14 @@ impl Run {
         }
     }
 
-    /// One attempt on one area, and what follows from it.
-    fn handle(&self, slot: &Slot, area: Area, preferred: Option<NodeId>, follow: Option<Follow>) {
+    /// One attempt on one area, and what follows from it. Returns blocks that are to be joined now.
+    fn handle(
+        &self,
+        slot: &Slot,
+        area: Area,
+        preferred: Option<NodeId>,
+        follow: Option<Follow>,
+    ) -> Vec<(usize, u64)> {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
         let (region, exchange_unsupported, hold, freeze_at) = {
@@ -554,14 +488,7 @@ impl Run {
             _ => Ok(()),
         };
 
-        // Those of several trackers would stay mappings of their own until the end; those of one are joined.
-        let followed = step == Step::Migrated && effort.parked == Parked::Yes;
-        let mut tracker = follow.filter(|_| followed).map(|follow| follow.tracker);
-        let marked = tracker.is_some() && keeps_tables;
-        if let Some(own) = tracker.filter(|_| self.slots.len() > 1) {
-            // SAFETY: the alias of frames that nobody uses.
-            tracker = unsafe { self.backend.untrack(own, alias, len) }.err().map(|_| own);
-        }
+        let followed = follow.is_some() && step == Step::Migrated && effort.parked == Parked::Yes;
 
         let mut state = lock(&self.state);
         match follow {
@@ -582,8 +509,17 @@ impl Run {
         if let Some(rate) = &mut state.rate {
             rate.charge(effort.copied);
         }
+        let moved = self.shared.bytes_migrated();
+        // Where pauses keep to a rate, threads do not show what they add.
+        if state.rate.is_none() && state.threads.observe(self.began.elapsed(), moved) {
+            if self.settings.together {
+                slot.crew.set_helpers(state.threads.active() - 1);
+            } else {
+                self.more.notify_all();
+            }
+        }
         let tally = &mut state.tally;
-        tally.record_window(effort.window_ns, &self.settings.pace);
+        tally.record_window(effort.window_ns, effort.hurried, &self.settings.pace);
         tally.repairs += effort.repairs;
         tally.holds += u64::from(effort.held);
         tally.count(&effort);
@@ -591,19 +527,26 @@ impl Run {
         tally.warnings.extend(restored.err().map(attribute_lost));
         match step {
             Step::Migrated => {
-                if follow.is_none() && span.prot.writable() {
-                    tally.not_followed += frames.frames;
-                }
+                let how = match follow {
+                    _ if !span.prot.writable() => How::ReadOnly,
+                    None if falls_back => How::NotFollowed,
+                    None if hold => How::Held,
+                    Some(_) if hold && self.settings.engine == Engine::WpSync => How::Held,
+                    _ => How::AsChosen,
+                };
+                *tally.moved.entry((leg.item, how)).or_default() += frames.frames;
                 let extent =
                     Extent { pages: area.pages.clone(), share: to.clone(), first_frame: frames.first };
                 let replaced = lock(&region.extents).replace(extent);
                 debug_assert!(replaced.iter().all(|e| e.share == leg.from));
-                let vacated = Vacated { share: leg.from.clone(), run: vacated, tracker, marked };
+                let marked = followed && keeps_tables;
+                let vacated = Vacated { share: leg.from.clone(), run: vacated, marked };
                 state.vacated.push(vacated);
                 (state.guarded_since, state.last_look) = (None, false);
                 let item = &mut state.items[leg.item];
                 item.mark_used(to, frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);
+                return state.unjoined.dealt_with(leg.item, &area.pages, true);
             }
             Step::Dirty => {
                 let parts = self.settings.policy.after_disturbance(&area);
@@ -627,9 +570,11 @@ impl Run {
                     let error = Error::call(call, span.addr, len, errno);
                     tally.first_failure.get_or_insert(error);
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Failed);
+                    return state.unjoined.dealt_with(leg.item, &area.pages, false);
                 }
             },
         }
+        Vec::new()
     }
 
     /// Whether some thread would be killed by the signal that the engine `mprotect` needs. Found out when this job needs to know for the first time.
@@ -664,19 +609,4 @@ fn attribute_lost(error: Error) -> String {
 /// Of what size the pages are by which writes to a region's pages are noted.
 pub(crate) fn followed_page_bytes(page: PageSize) -> usize {
     if page.is_hugetlb() { page.bytes() } else { BASE_PAGE }
-}
-
-struct AbortOnUnwind;
-
-impl Drop for AbortOnUnwind {
-    fn drop(&mut self) {
-        // The checker ends the test instead, and says under which schedule.
-        if cfg!(shuttle) {
-            return;
-        }
-        eprintln!(
-            "pageleap: a migrating thread panicked; ending the process, because writers may wait for it for ever"
-        );
-        std::process::abort();
-    }
 }

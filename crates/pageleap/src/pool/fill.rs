@@ -19,6 +19,10 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::{SysFiles, Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
+/// So often pages are looked for again that the kernel shows as absent although they have been populated.
+const LOOKS: u32 = 8;
+/// If there are more of them, something else is going on.
+const MOMENTARY: u64 = 64;
 /// Bytes populated between two looks at the limits.
 const STEP: u64 = 32 << 20;
 /// What a step leaves to everybody else.
@@ -147,7 +151,16 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     if bound.is_err() && inner.tables.is_some_and(|tables| tables != node) {
         share.note_tables(Run { first: 0, frames: inner.frames }, None);
     }
-    let found = share.placement_of_all()?;
+    let mut found = share.placement_of_all()?;
+    for _ in 0..LOOKS {
+        if !(1..=MOMENTARY).contains(&found.absent()) {
+            break;
+        }
+        // The kernel is just moving a page, to have larger pieces of free memory say, or has dropped its entry: that waits, or brings it back.
+        // SAFETY: as above.
+        let _ = unsafe { backend.populate(start, bytes as usize, true) };
+        found = share.placement_of_all()?;
+    }
     let right = found.on(node);
     if right < inner.frames {
         return Err(Error::Misplaced {

@@ -1,13 +1,17 @@
 //! Whether somebody can be held back from a range until it has moved, the kernel's own accesses included.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
-use pageleap_sys::{self as sys, Errno, uffd_mode};
+use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 
 use super::features::{BARRIER, EXCHANGE};
 use super::finding::{Finding, Topic};
-use super::scratch::{Failed, Scratch};
+use super::scratch::{Failed, Scratch, Span};
 use super::userfaultfd::{Way, WayFound};
+use crate::affinity;
 use crate::units::BASE_PAGE;
 
 /// How somebody is held back.
@@ -52,28 +56,96 @@ pub(super) fn findings(ways: &[WayFound]) -> impl Iterator<Item = Finding> {
     HOLDS.iter().map(|hold| judge(hold, ways, attempt(ways, hold)))
 }
 
-/// Registers a memory file in such a way. `None` if no way has the features.
-fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<bool, Failed>)> {
-    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
-    let register = || -> Result<bool, Failed> {
-        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), hold.features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
-        let scratch = Scratch::new(BASE_PAGE, BASE_PAGE, None)?;
-        let (start, len) = (scratch.span.start, scratch.span.len);
-        // SAFETY: the range is ours, and nobody touches it while it is registered.
-        let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
-            .map_err(Failed::at("ioctl(UFFDIO_REGISTER) of a memory file"))?;
-        let _ = sys::uffd_unregister(uffd.as_fd(), start, len);
-        Ok(possible & hold.requests == hold.requests)
-    };
-    Some((way, register()))
+/// What came of trying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    /// A call that wrote there waited until it was let go.
+    Waited,
+    /// It did not wait.
+    WentOn,
+    /// Whether it would could not be tried, but everything that it takes is there.
+    Possible,
+    /// Something that it takes is missing.
+    Lacks,
 }
 
-fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<bool, Failed>)>) -> Finding {
+/// Holds a page of a memory file in such a way. `None` if no way has the features.
+fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)> {
+    let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
+    let try_it = || -> Result<Seen, Failed> {
+        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
+        sys::uffd_handshake(uffd.as_fd(), hold.features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
+        let (start, len) = (scratch.span.start, scratch.span.len);
+        // SAFETY: the range is ours, and nobody touches it before it is held.
+        let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
+            .map_err(Failed::at("ioctl(UFFDIO_REGISTER) of a memory file"))?;
+        if possible & hold.requests != hold.requests {
+            return Ok(Seen::Lacks);
+        }
+        if hold.mode & uffd_mode::MINOR == 0 {
+            // SAFETY: as above.
+            unsafe { sys::uffd_write_protect(uffd.as_fd(), start, len) }
+                .map_err(Failed::at("ioctl(UFFDIO_WRITEPROTECT)"))?;
+        } else {
+            scratch.span.forget().map_err(Failed::at("madvise(MADV_DONTNEED)"))?;
+        }
+        waits(uffd, &scratch.span)
+    };
+    Some((way, try_it()))
+}
+
+/// Whether the kernel waits when it writes to the span for a thread. Whatever comes of it, nobody waits afterwards.
+fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
+    /// What the thread's call did, beside 0: it is under way, or waits.
+    const WENT_ON: u8 = 1;
+    const REFUSED: u8 = 2;
+    let file = sys::memfd_create(c"pageleap:probe", None).map_err(Failed::at("memfd_create"))?;
+    sys::memfd_seal(file.as_fd(), BASE_PAGE).map_err(Failed::at("ftruncate and seals of a memory file"))?;
+    let did = Arc::new(AtomicU8::new(0));
+    let (start, tell) = (span.start, did.clone());
+    let thread = Thread::start(c"pageleap-probe", move || {
+        affinity::block_application_signals();
+        // SAFETY: the call writes one byte into the span, which lives until this thread has been joined, or fails.
+        let read = unsafe { libc::pread(file.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
+        // EFAULT is what a call gets that must not wait; other errors are somebody else's.
+        let went_on = read == 1 || Errno::last() == Errno(libc::EFAULT);
+        tell.store(if went_on { WENT_ON } else { REFUSED }, Ordering::Release);
+    });
+    let Ok(thread) = thread else { return Ok(Seen::Possible) };
+    let mut message = libc::pollfd { fd: uffd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // One of the two comes, unless the thread gets no CPU.
+    let patience = Instant::now() + Duration::from_secs(10);
+    while message.revents == 0 && did.load(Ordering::Acquire) == 0 && Instant::now() < patience {
+        const MS: libc::c_int = 1;
+        // SAFETY: one structure, which outlives the call.
+        if unsafe { libc::poll(&mut message, 1, MS) } < 0 && Errno::last() != Errno(libc::EINTR) {
+            break;
+        }
+    }
+    let seen = match (message.revents & libc::POLLIN != 0, did.load(Ordering::Acquire)) {
+        (true, _) => Seen::Waited,
+        (false, WENT_ON) => Seen::WentOn,
+        _ => Seen::Possible,
+    };
+    let _ = sys::uffd_unregister(uffd.as_fd(), span.start, span.len);
+    let _ = sys::uffd_wake(uffd.as_fd(), span.start, span.len);
+    // If these were refused, its end lets everybody go.
+    drop(uffd);
+    thread.join();
+    Ok(seen)
+}
+
+fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<Seen, Failed>)>) -> Finding {
+    let works =
+        |way: Way, saw: &str| Finding::works(hold.topic, hold.works).saw(format!("{}: {saw}", way.text()));
     match tried {
-        Some((way, Ok(true))) => Finding::works(hold.topic, hold.works)
-            .saw(format!("{}: a memory file can be registered for it", way.text())),
-        Some((_, Ok(false))) => {
+        Some((way, Ok(Seen::Waited))) => works(way, "a call that wrote to a page waited until it was let go"),
+        Some((way, Ok(Seen::Possible))) => works(way, "a memory file can be registered for it"),
+        Some((_, Ok(Seen::WentOn))) => {
+            Finding::missing(hold.topic, hold.fails, "a call that wrote to a page did not wait")
+        }
+        Some((_, Ok(Seen::Lacks))) => {
             Finding::missing(hold.topic, hold.fails, "memory files lack requests that it takes")
         }
         Some((_, Err(failed))) => {
@@ -89,5 +161,47 @@ fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<bool, Failed
             };
             Finding::missing(hold.topic, hold.fails, reason)
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::probe::around::Around;
+    use crate::probe::finding::State;
+    use crate::probe::userfaultfd;
+    use crate::topology::SysFiles;
+
+    #[test]
+    fn only_what_waits_works() {
+        let [barrier, freeze] = &HOLDS;
+        let state = |hold, seen| judge(hold, &[], Some((Way::ALL[0], Ok(seen)))).state;
+        for hold in [barrier, freeze] {
+            assert_eq!(state(hold, Seen::Waited), State::Works);
+            assert_eq!(state(hold, Seen::WentOn), State::Missing);
+            assert_eq!(state(hold, Seen::Lacks), State::Missing);
+        }
+    }
+
+    /// Where the kernel says that it can, it does: whatever is skipped because of this probe is skipped rightly.
+    #[test]
+    fn pages_are_held_where_the_kernel_offers_it() {
+        let (ways, _) = userfaultfd::findings(&Around::read(&SysFiles::host()));
+        for hold in &HOLDS {
+            match attempt(&ways, hold) {
+                Some((way, seen)) => assert_eq!(seen, Ok(Seen::Waited), "{way:?}, {:?}", hold.topic),
+                None => eprintln!("SKIP {:?}: no userfaultfd that may hold the kernel", hold.topic),
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_nobody_holds_is_written_at_once() {
+        // Stands in for a userfaultfd that holds nothing: it has no messages either.
+        let silent = OwnedFd::from(sys::EventFd::new().unwrap());
+        let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE).unwrap();
+        scratch.span.write(0, 7);
+        assert_eq!(waits(silent, &scratch.span), Ok(Seen::WentOn));
+        assert_eq!(scratch.span.read(0), 0, "the call has written");
     }
 }

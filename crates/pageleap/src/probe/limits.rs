@@ -7,7 +7,7 @@ use super::demand::Demand;
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::placement::Allowed;
 use crate::cgroup;
-use crate::migrate::DEFAULT_AREA_BYTES;
+use crate::migrate::{DEFAULT_AREA_BYTES, mappings_apart};
 use crate::observe;
 use crate::topology::{Node, escaped};
 use crate::units::human_bytes;
@@ -69,6 +69,12 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
         .saw(seen);
     };
     let in_use = if around.live { observe::mapping_count().unwrap_or(0) as u64 } else { 0 };
+    // What a job asks for before it begins.
+    let apart = match demand.page.is_hugetlb() {
+        true => mappings_apart(&[demand.pool_bytes() / demand.page.bytes() as u64]),
+        false => (0, 0),
+    };
+    let spare = SPARE_MAPPINGS.saturating_add(apart.0).saturating_add(apart.1);
     let worst = in_use.saturating_add(worst_mappings(demand));
     let most = human_bytes(
         (limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2).saturating_mul(DEFAULT_AREA_BYTES as u64),
@@ -77,11 +83,11 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
     let grants = "every process of the machine may have as many; each costs the kernel about 200 \
      bytes that cannot be swapped out";
     let line = format!("sysctl -w vm.max_map_count={raised}");
-    let finding = if limit < in_use + SPARE_MAPPINGS {
+    let finding = if limit < in_use.saturating_add(spare) {
         Finding::missing(
             topic,
             format!("{} mappings are left", limit.saturating_sub(in_use)),
-            format!("every leap takes up to {SPARE_MAPPINGS} for a while, besides those of its areas"),
+            format!("the leap takes up to {spare} for a while, besides those of areas that are held up"),
         )
         .remedy(Who::Root, line, grants)
     } else if limit < worst {
@@ -89,7 +95,7 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
             topic,
             format!("enough mappings for {}, unless it is disturbed throughout", demand),
             format!(
-                "mappings of finished neighbours are joined again, so a few are in use at a time; if every other area of 2 MB \
+                "mappings of finished neighbours are joined again, so few are in use at a time; if every other area of 2 MB \
                  were held up, it would take {worst}. An area that finds none stays where it is, and the report says so"
             ),
         )

@@ -32,6 +32,20 @@ impl Span {
         unsafe { sys::set_advice(self.start, self.len, advice) }
     }
 
+    /// Drops the page table entries; the pages stay in the file.
+    pub(super) fn forget(&self) -> Result<(), Errno> {
+        // As it is under `mlockall(MCL_FUTURE)`: locked memory keeps its entries.
+        // SAFETY: as above.
+        unsafe { libc::munlock(self.start as *const libc::c_void, self.len) };
+        // SAFETY: as above. A shared mapping loses no contents by it.
+        let done = unsafe { libc::madvise(self.start as *mut libc::c_void, self.len, libc::MADV_DONTNEED) };
+        if done == 0 {
+            Ok(())
+        } else {
+            Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)))
+        }
+    }
+
     /// Writes one byte into the page at `offset`. The page must be mapped writable and present, or a page must be there for it.
     pub(super) fn write(&self, offset: usize, value: u8) {
         assert!(offset < self.len);

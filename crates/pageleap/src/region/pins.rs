@@ -163,7 +163,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
         /// Against a counter for each page.
         #[test]
-        fn guards_are_counted_by_page(steps in prop::collection::vec((0u64..40, 1u64..12, any::<prop::sample::Index>()), 1..60)) {
+        fn guards_are_counted_by_page(steps in prop::collection::vec((0u64..40, 1u64..12, any::<prop::sample::Index>()), 1..if cfg!(miri) { 8 } else { 60 })) {
             let mut counts = Counts::default();
             let mut guards: Vec<Range<u64>> = Vec::new();
             let mut plain = [0usize; 64];

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pageleap::{PageSize, observe};
+use pageleap::{EngineChoice, PageSize, observe};
 
 use crate::calls::{Ends, READING, WRITING, pipe, process_vm, splice};
 use crate::children::mapped_in_a_child;
@@ -229,10 +229,11 @@ pub fn fork(mut part: Part) {
                 })
                 .collect();
             let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&scene.aliases)];
-            // What may be inherited for a moment: `docs/protocol.md`, section 10; and the alias of frames that a region has left, which is mapped anew before it
-            // is kept from children.
+            // What may be inherited for a moment: `docs/protocol.md`, section 10. The alias of frames that a region has left, or pages that `wp-sync` has moved, is
+            // mapped anew before it is kept from children.
+            let anew = scene.round.tenant || scene.round.kind.engines.contains(&EngineChoice::WpSync);
             let wrong = match page {
-                PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !scene.round.tenant,
+                PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !anew,
                 PageSize::Thp => inherited[0] != 0,
                 _ => inherited[1] != 0,
             };

@@ -9,7 +9,7 @@ use crate::sync::AtomicU64;
 
 use super::slot::{Close, Slot, Span};
 
-/// Bytes copied between two looks at whether a writer has interrupted. 64 KB take about 10 us.
+/// Bytes that each thread copies between two looks at whether a writer has interrupted. 64 KB take about 10 us.
 #[cfg(not(any(loom, shuttle)))]
 const COPY_STEP: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
@@ -65,7 +65,7 @@ pub(crate) unsafe fn attempt(
             }
         }
         // SAFETY: the source is readable and the target's frames are ours (see this function's contract).
-        let complete = unsafe { copy(slot, backend, task, effort) };
+        let complete = unsafe { copy(slot, backend, task, trackable && !hold, effort) };
         if trackable && !hold {
             closed_at = crate::sync::monotonic_ns();
             match slot.close() {
@@ -101,20 +101,27 @@ pub(crate) unsafe fn attempt(
     }
 }
 
-/// Copies the area in steps, until done or disturbed. Returns whether it was all copied.
+/// Copies the area, in steps if writers may interrupt, until done or disturbed. Returns whether it was all copied.
 ///
 /// # Safety
 /// As [`attempt`].
-unsafe fn copy(slot: &Slot, backend: &dyn Backend, task: &Task, effort: &mut Effort) -> bool {
+unsafe fn copy(
+    slot: &Slot,
+    backend: &dyn Backend,
+    task: &Task,
+    interruptible: bool,
+    effort: &mut Effort,
+) -> bool {
     let len = task.span.len;
+    let step = if interruptible { COPY_STEP * slot.crew.members() } else { len };
     let mut done = 0;
     while done < len {
         if !slot.is_undisturbed() {
             return false;
         }
-        let step = COPY_STEP.min(len - done);
+        let step = step.min(len - done);
         // SAFETY: both ranges lie inside the source and the target that the caller vouches for.
-        unsafe { backend.copy(task.target.alias + done, task.source + done, step) };
+        unsafe { slot.crew.copy(backend, task.target.alias + done, task.source + done, step, false) };
         effort.copied += step as u64;
         done += step;
     }

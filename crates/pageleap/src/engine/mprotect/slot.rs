@@ -31,6 +31,7 @@ use crate::backend::{Backend, Errno, Prot};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord};
 
 use super::waits::WaitCounters;
+use crate::engine::crew::Crew;
 use crate::engine::precopy::notes::WriteNotes;
 
 /// Bits of the word that hold the phase; the generation is above.
@@ -105,6 +106,8 @@ pub(crate) struct Slot {
     pub(crate) waits: WaitCounters,
     /// Here, because it must not lie on the heap, which may be what is frozen.
     pub(crate) notes: WriteNotes,
+    /// Who copies with its worker. Here for the same reason.
+    pub(crate) crew: Crew,
 }
 
 // SAFETY: `backend` is the only field without its own synchronisation. It is written while the word is Idle and read in Opening, by one
@@ -125,6 +128,7 @@ impl Slot {
             backend: UnsafeCell::new(None),
             waits: WaitCounters::new(),
             notes: WriteNotes::new(),
+            crew: Crew::new(),
         }
     }
 
@@ -138,6 +142,7 @@ impl Slot {
             backend: UnsafeCell::new(None),
             waits: WaitCounters::new(),
             notes: WriteNotes::new(),
+            crew: Crew::new(),
         }
     }
 
@@ -314,6 +319,7 @@ impl<const N: usize> SlotTable<N> {
         self.slots.iter().for_each(|slot| {
             slot.word.reset();
             slot.notes.reset();
+            slot.crew.reset();
         });
         self.claimed.iter().for_each(|claimed| claimed.store(0, Ordering::Relaxed));
     }

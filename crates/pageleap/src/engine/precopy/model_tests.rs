@@ -248,6 +248,9 @@ mod loom_tests {
                 let mut builder = loom::model::Builder::new();
                 builder.preemption_bound = Some(1);
                 builder.max_branches = 10_000;
+                // The standard library's: it counts over all executions.
+                let struck = Arc::new(std::sync::atomic::AtomicBool::new(false));
+                let seen = struck.clone();
                 builder.check(move || {
                     let f = Arc::new(Fixture::new(by));
                     let failing = Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM)));
@@ -256,11 +259,15 @@ mod loom_tests {
                         let f = f.clone();
                         thread::spawn(move || f.processor().store(f.page(1), 9))
                     };
-                    f.migrate(failing);
+                    f.migrate(failing.clone());
                     writer.join().unwrap();
                     assert_eq!(f.model.load(f.page(1)), Ok(9), "LOST a write");
                     assert!(f.is_migrated() && f.is_open());
+                    seen.fetch_or(failing.struck().is_some(), std::sync::atomic::Ordering::Relaxed);
                 });
+                // Each way makes at least these: track, mark, map or exchange, wake.
+                let struck = struck.load(std::sync::atomic::Ordering::Relaxed);
+                assert!(struck || at > 4, "{by:?}: call {at} was not made to fail");
             }
         }
     }

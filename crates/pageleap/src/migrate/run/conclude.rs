@@ -1,28 +1,27 @@
-//! The end of a job, or of many areas: mappings are joined; vacated frames are made ready for use again, everything is given back, and the report is made.
+//! The end of a job: vacated frames are made ready for use again, everything is given back, and the report is made.
 
-use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::{Run, State, Tally, attribute_lost};
-use crate::backend::{Call, Mapping, Tracker};
-use crate::engine::commit::{Effort, map_again};
-use crate::engine::mprotect::fault::SLOTS;
-use crate::engine::mprotect::slot::{Slot, Span};
+use super::{How, Run, State, Tally};
+use crate::backend::Call;
+use crate::engine::mprotect::slot::Slot;
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
-use crate::migrate::legs::{Item, Leg};
-use crate::migrate::report::{Ended, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::migrate::legs::Item;
+use crate::migrate::report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::pool::{self, Share};
-use crate::sync::{Instant, lock, monotonic_ns, thread};
+use crate::sync::{Instant, thread};
+
+/// Why writers are held back from the start.
+const HELD: &str =
+    "writers were held back: as asked for, or because copies beside them had to be made again too often";
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Vacated {
     pub(super) share: Share,
     pub(super) run: pool::Run,
-    /// Who still follows writes to their alias.
-    pub(super) tracker: Option<Tracker>,
-    /// Whether its page table entries have been marked, and do not allow writing.
+    /// Whether the tracker still follows writes to their alias, whose page table entries have been marked, and do not allow writing.
     pub(super) marked: bool,
 }
 
@@ -41,15 +40,34 @@ impl Run {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Run { backend, legs, state, settings, slots, shared, .. } = self;
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let State { mut items, vacated, tally, .. } = state;
+        let State { mut items, vacated, tally, threads, .. } = state;
         let Tally { mut warnings, mut calls, .. } = tally;
-        if settings.engine.follows() && !settings.engine.signals() && tally.not_followed > 0 {
-            let why = tally.not_followed_why.unwrap_or_default();
+        let not_followed: u64 =
+            tally.moved.iter().filter(|((_, how), _)| *how == How::NotFollowed).map(|(_, pages)| pages).sum();
+        let not_followed_why = tally.not_followed_why.unwrap_or_default();
+        if !settings.engine.signals() && not_followed > 0 {
             warnings.push(format!(
-                "{} pages were moved by the engine mprotect, and {SYSTEM_CALLS_MAY_FAIL}: {why}",
-                tally.not_followed
+                "{not_followed} pages were moved by the engine mprotect, and {SYSTEM_CALLS_MAY_FAIL}: {not_followed_why}"
             ));
         }
+        let engines = tally.moved.iter().map(|((item, how), pages)| {
+            let claim = &items[*item].claim;
+            let (engine, why) = match how {
+                How::AsChosen => (settings.engine, settings.engine_reason.as_str()),
+                How::Held if settings.engine == Engine::WpSync => (Engine::WpSync, HELD),
+                How::Held => (Engine::Mprotect, HELD),
+                How::ReadOnly => (Engine::Mprotect, "nobody may write there, so there is nothing to follow"),
+                How::NotFollowed => (Engine::Mprotect, not_followed_why.as_str()),
+            };
+            EngineUse {
+                region: claim.region().id,
+                range: claim.range(),
+                engine,
+                pages: *pages,
+                why: why.into(),
+            }
+        });
+        let engines: Vec<_> = engines.collect();
 
         let mut waits = Waits::default();
         for slot in &slots {
@@ -95,7 +113,8 @@ impl Run {
         shared.start_recycling();
         let recycling = Instant::now();
         let cpu_before = pageleap_sys::thread_cpu_time_ns();
-        for Vacated { share, run, tracker, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
+        let tracker = settings.tracker.as_ref().map(|open| open.tracker);
+        for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
             if marked {
                 share.take_marks(run, |addr, len| match tracker {
                     // SAFETY: the alias of frames that nobody uses.
@@ -107,7 +126,7 @@ impl Run {
                 warnings.push(format!("vacated frames are out of circulation for now: {error}"));
             }
         }
-        drop(settings.trackers);
+        drop(settings.tracker);
         warnings.dedup();
         let ended = match (shared.stop(), tally.first_failure) {
             (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,
@@ -119,8 +138,10 @@ impl Run {
             ended,
             engine: settings.engine,
             engine_reason: settings.engine_reason,
+            engines,
             area_bytes: settings.pace.most_pages() as usize * settings.page_bytes,
             threads: settings.threads,
+            threads_settled: threads.settled(),
             runs: page_runs,
             pages,
             bytes,
@@ -133,6 +154,7 @@ impl Run {
             waits,
             windows: tally.windows,
             windows_over_budget: tally.windows_over_budget,
+            windows_first: tally.windows_first,
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
             recycle_cpu_ns: cpu_before
@@ -147,81 +169,6 @@ impl Run {
             warnings,
         });
     }
-
-    /// Legs whose mappings the kernel could join, if it did that: the first of each, and their pages. Where pages came from several runs of frames they are
-    /// several legs.
-    fn joined_legs(&self) -> Vec<(&Leg, Range<u64>)> {
-        let mut joined: Vec<(&Leg, Range<u64>)> = Vec::new();
-        for leg in &self.legs {
-            match joined.last_mut() {
-                Some((first, pages))
-                    if (first.item, &first.to, first.attributes) == (leg.item, &leg.to, leg.attributes)
-                        && pages.end == leg.pages.start
-                        && first.to_frame + (leg.pages.start - first.pages.start) == leg.to_frame =>
-                {
-                    pages.end = leg.pages.end;
-                }
-                _ => joined.push((leg, leg.pages.clone())),
-            }
-        }
-        joined
-    }
-
-    /// Where finished runs consist of many mappings that the kernel does not join (hugetlb), one call over each makes one of them.
-    pub(super) fn join_mappings(&self, slot: &Slot) {
-        let mut finished = Vec::new();
-        {
-            let state = lock(&self.state);
-            for (leg, pages) in self.joined_legs() {
-                let item = &state.items[leg.item];
-                let region = item.claim.region();
-                if !region.page.is_hugetlb() {
-                    continue;
-                }
-                let extents = lock(&region.extents);
-                let moved = extents.within(pages).filter(|e| e.share == leg.to);
-                for extent in moved.filter(|e| e.pages.end - e.pages.start > 1) {
-                    let (addr, len) = (
-                        region.addr(extent.pages.start),
-                        region.bytes(extent.pages.end - extent.pages.start),
-                    );
-                    finished.push((
-                        leg,
-                        Mapping {
-                            addr,
-                            len,
-                            file: leg.to.0.file,
-                            offset: leg.to.0.offset_of(extent.first_frame),
-                            prot: leg.attributes.prot,
-                            populate: true,
-                        },
-                    ));
-                }
-            }
-        }
-        for (leg, mapping) in finished {
-            let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
-            let mut effort = Effort::default();
-            let closed_at = monotonic_ns();
-            // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
-            let restored = unsafe {
-                map_again(slot, &SLOTS.epoch, &*self.backend, &span, &mapping, &mut effort, || {
-                    self.restore_attributes(leg, &span, false)
-                })
-            };
-            let mut state = lock(&self.state);
-            // As every window: nobody waits longer than from before the first call to after the last.
-            state.tally.record_window(monotonic_ns() - closed_at, &self.settings.pace);
-            state.tally.count(&effort);
-            state.tally.repairs += effort.repairs;
-            let (joined, restored) = restored;
-            state
-                .tally
-                .warnings
-                .extend(joined.err().map(|errno| format!("mappings stay apart: mmap failed with {errno}")));
-            state.tally.warnings.extend(restored.err().map(attribute_lost));
-        }
-    }
 }
 
 /// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
@@ -232,7 +179,7 @@ fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
         match merged.last_mut() {
             Some(last)
                 if last.share == next.share
-                    && (last.tracker, last.marked) == (next.tracker, next.marked)
+                    && last.marked == next.marked
                     && last.run.end() == next.run.first =>
             {
                 last.run.frames += next.run.frames

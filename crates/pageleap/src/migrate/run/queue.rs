@@ -13,10 +13,14 @@ use crate::sync::{Instant, lock, thread};
 use crate::units::AddressRange;
 
 impl Run {
-    /// The next area, or `None` when there will be none or the job is to stop.
-    pub(super) fn next(&self) -> Option<Area> {
+    /// The next area for a worker, or `None` when there will be none or the job is to stop.
+    pub(super) fn next(&self, worker: usize) -> Option<Area> {
         let mut state = lock(&self.state);
         loop {
+            // The first one is always active.
+            while worker >= state.threads.active() && !state.over {
+                state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
             if self.is_late() && !(state.queue.is_empty() && state.guarded.is_empty()) {
                 self.shared.ask_to_stop(Stop::TimedOut);
             }

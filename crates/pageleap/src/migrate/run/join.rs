@@ -1,0 +1,249 @@
+//! Joining mappings that the kernel does not join by itself: those of hugetlb pages, of which each area leaves one behind.
+//!
+//! One call maps what is mapped already, as one mapping, a block at a time: while it lasts whoever touches the block waits, some 2 us for each of its pages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::{Run, attribute_lost};
+use crate::backend::Mapping;
+use crate::engine::commit::{Effort, map_again};
+use crate::engine::mprotect::fault::SLOTS;
+use crate::engine::mprotect::slot::{Slot, Span};
+use crate::migrate::legs::Leg;
+use crate::sync::{lock, monotonic_ns};
+
+/// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096 mappings of the 65,530 that a process has by default
+/// (`vm.max_map_count`), and a window some 250 us.
+const BLOCK: u64 = 128;
+
+/// As many pages at most wait for their neighbours, each in a mapping of its own; then what there is is joined.
+const MOST_APART: u64 = 1024;
+
+/// How many mappings hugetlb pages become that one job moves, for the pages of each of its ranges: those that stay, one for each block, and those that wait for their
+/// neighbours meanwhile.
+pub(crate) fn mappings_apart(pages: &[u64]) -> (u64, u64) {
+    let blocks = pages.iter().map(|pages| pages.div_ceil(BLOCK)).sum();
+    let all: u64 = pages.iter().sum();
+    (blocks, all.min(MOST_APART))
+}
+
+/// A block of an item's pages: by the item's index, and counted from the region's start.
+type Block = (usize, u64);
+
+/// What is to be joined. Pure bookkeeping.
+#[derive(Debug, Default)]
+pub(super) struct Unjoined {
+    blocks: BTreeMap<Block, Left>,
+    /// Sum over the blocks.
+    apart: u64,
+    /// Blocks for which a call was refused: tried once more at the end.
+    refused: BTreeSet<Block>,
+}
+
+#[derive(Debug)]
+struct Left {
+    /// Pages that have not been dealt with.
+    pages: u64,
+    /// Pages that have moved since it was joined.
+    apart: u64,
+    /// Indexes of legs that have pages of it.
+    legs: Range<usize>,
+}
+
+impl Unjoined {
+    /// All pages of some legs, none of which has been dealt with: for each leg its item and its pages.
+    pub(super) fn new(legs: impl Iterator<Item = (usize, Range<u64>)>) -> Self {
+        let mut blocks: BTreeMap<Block, Left> = BTreeMap::new();
+        for (index, (item, pages)) in legs.enumerate() {
+            for (block, pages) in parts(&pages) {
+                let left =
+                    blocks.entry((item, block)).or_insert(Left { pages: 0, apart: 0, legs: index..index });
+                left.pages += pages;
+                left.legs.end = index + 1;
+            }
+        }
+        Unjoined { blocks, ..Unjoined::default() }
+    }
+
+    /// Pages of an item have moved, or will not. Returns the blocks that are to be joined now.
+    pub(super) fn dealt_with(&mut self, item: usize, pages: &Range<u64>, moved: bool) -> Vec<Block> {
+        let mut complete = Vec::new();
+        for (block, pages) in parts(pages) {
+            let Some(left) = self.blocks.get_mut(&(item, block)) else { continue };
+            left.pages -= pages;
+            if moved {
+                left.apart += pages;
+                self.apart += pages;
+            }
+            if left.pages == 0 && left.apart > 0 {
+                self.apart -= std::mem::take(&mut left.apart);
+                complete.push((item, block));
+            }
+        }
+        if self.apart > MOST_APART { [complete, self.take_rest()].concat() } else { complete }
+    }
+
+    /// The blocks of which pages have moved since they were joined.
+    pub(super) fn take_rest(&mut self) -> Vec<Block> {
+        self.apart = 0;
+        let apart = self
+            .blocks
+            .iter_mut()
+            .filter_map(|(block, left)| (std::mem::take(&mut left.apart) > 0).then_some(*block));
+        apart.collect()
+    }
+}
+
+/// The blocks of a range of pages, with how many of them are in each.
+fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
+    let Range { start, end } = *pages;
+    (start / BLOCK..end.div_ceil(BLOCK))
+        .map(move |block| (block, end.min((block + 1) * BLOCK) - start.max(block * BLOCK)))
+}
+
+impl Run {
+    /// Joins what is left of blocks that have not been completed.
+    pub(super) fn join_the_rest(&self, slot: &Slot) {
+        let blocks = {
+            let unjoined = &mut lock(&self.state).unjoined;
+            let mut blocks = std::mem::take(&mut unjoined.refused);
+            blocks.extend(unjoined.take_rest());
+            blocks
+        };
+        blocks.into_iter().for_each(|block| {
+            self.join_block(slot, block);
+        });
+    }
+
+    /// Joins blocks of which nothing is being moved.
+    pub(super) fn join_blocks(&self, slot: &Slot, blocks: &[Block]) {
+        for block in blocks {
+            if !self.join_block(slot, *block) {
+                lock(&self.state).unjoined.refused.insert(*block);
+            }
+        }
+    }
+
+    /// Makes one mapping of those of a block that the kernel could join, if it did that. Where pages came from several runs of frames they are several legs.
+    /// Returns whether no call was refused.
+    fn join_block(&self, slot: &Slot, (item, block): Block) -> bool {
+        let (region, legs) = {
+            let state = lock(&self.state);
+            let legs = state.unjoined.blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone());
+            (state.items[item].claim.region().clone(), legs)
+        };
+        let block = block * BLOCK..(block + 1) * BLOCK;
+        let mut joined: Vec<(&Leg, Range<u64>)> = Vec::new();
+        for leg in self.legs[legs].iter().filter(|leg| leg.item == item) {
+            let pages = leg.pages.start.max(block.start)..leg.pages.end.min(block.end);
+            match joined.last_mut() {
+                _ if pages.is_empty() => {}
+                Some((first, before))
+                    if (&first.to, first.attributes) == (&leg.to, leg.attributes)
+                        && before.end == pages.start
+                        && first.to_frame + (leg.pages.start - first.pages.start) == leg.to_frame =>
+                {
+                    before.end = pages.end;
+                }
+                _ => joined.push((leg, pages)),
+            }
+        }
+        let mut whole = true;
+        for (leg, pages) in joined {
+            let moved: Vec<_> = {
+                let extents = lock(&region.extents);
+                extents
+                    .within(pages)
+                    .filter(|e| e.share == leg.to && e.pages.end - e.pages.start > 1)
+                    .collect()
+            };
+            for extent in moved {
+                let mapping = Mapping {
+                    addr: region.addr(extent.pages.start),
+                    len: region.bytes(extent.pages.end - extent.pages.start),
+                    file: leg.to.0.file,
+                    offset: leg.to.0.offset_of(extent.first_frame),
+                    prot: leg.attributes.prot,
+                    populate: true,
+                };
+                whole &= self.join_mapping(slot, leg, &mapping);
+            }
+        }
+        whole
+    }
+
+    fn join_mapping(&self, slot: &Slot, leg: &Leg, mapping: &Mapping) -> bool {
+        let hurried = lock(&self.state).tally.hurries && self.backend.hurry(true);
+        let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
+        let mut effort = Effort::default();
+        let closed_at = monotonic_ns();
+        // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
+        let (joined, restored) = unsafe {
+            map_again(slot, &SLOTS.epoch, &*self.backend, &span, mapping, &mut effort, || {
+                self.restore_attributes(leg, &span, false)
+            })
+        };
+        // As every window: nobody waits longer than from before the first call to after the last.
+        let window_ns = monotonic_ns() - closed_at;
+        if hurried {
+            self.backend.hurry(false);
+        }
+        let tally = &mut lock(&self.state).tally;
+        tally.record_window(window_ns, hurried, &self.settings.pace);
+        tally.count(&effort);
+        tally.repairs += effort.repairs;
+        if let Err(errno) = joined {
+            let warning = format!("mappings stay apart: mmap failed with {errno}");
+            if !tally.warnings.contains(&warning) {
+                tally.warnings.push(warning);
+            }
+        }
+        tally.warnings.extend(restored.err().map(attribute_lost));
+        joined.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_joined_when_the_job_is_done_with_them() {
+        // Every other eighth of two and a half blocks moves, the last leg is another item's.
+        let eighth = BLOCK / 8;
+        let legs: Vec<_> = (0..10).map(|i| (0, 2 * i * eighth..(2 * i + 1) * eighth)).collect();
+        let other = (1, 0..3);
+        let mut unjoined = Unjoined::new(legs.iter().cloned().chain([other]));
+        assert_eq!(unjoined.blocks[&(0, 1)].legs, 4..8);
+        let done: Vec<_> = legs.iter().map(|(item, pages)| unjoined.dealt_with(*item, pages, true)).collect();
+        let complete: Vec<_> = done.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()).collect();
+        assert_eq!(complete, [(3, &vec![(0, 0)]), (7, &vec![(0, 1)]), (9, &vec![(0, 2)])]);
+        // What fails is not waited for.
+        assert_eq!(unjoined.dealt_with(1, &(0..1), true), []);
+        assert_eq!(unjoined.dealt_with(1, &(1..3), false), [(1, 0)]);
+        assert_eq!((unjoined.take_rest(), unjoined.apart), (vec![], 0));
+    }
+
+    #[test]
+    fn ranges_share_what_waits_for_neighbours() {
+        assert_eq!(mappings_apart(&[1024; 64]), (64 * 8, MOST_APART));
+        assert_eq!(mappings_apart(&[3, 129]), (3, 132));
+    }
+
+    #[test]
+    fn what_waits_for_neighbours_is_bounded() {
+        // A page of each block stays behind.
+        let blocks = 2 * MOST_APART / BLOCK;
+        let mut unjoined = Unjoined::new([(0, 0..blocks * BLOCK)].into_iter());
+        let mut joined = Vec::new();
+        for page in (0..blocks * BLOCK).filter(|page| page % BLOCK != 7) {
+            joined.extend(unjoined.dealt_with(0, &(page..page + 1), true));
+            assert!(unjoined.apart <= MOST_APART);
+        }
+        joined.extend(unjoined.take_rest());
+        joined.sort_unstable();
+        joined.dedup();
+        assert_eq!(joined, (0..blocks).map(|block| (0, block)).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,101 @@
+//! Mappings that the kernel does not join by itself, threads that copy together, and what a job says of its engines.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{check_stamp, pool_mappings, skip, stamp, turn, works};
+use pageleap::backend::{Backend, Model, Prot};
+use pageleap::pool::HugePageReservation;
+use pageleap::{Engine, EngineChoice, Migration, NodeId, PageSize, Pool, Region, audit};
+
+const PAGE: PageSize = PageSize::Huge2M;
+/// A whole block of pages whose mappings are joined, and a part of a second one.
+const PAGES: usize = 128 + 2;
+const MAP: &str = "mmap(MAP_FIXED|MAP_SHARED)";
+
+#[test]
+fn mappings_of_huge_pages_are_joined_block_by_block() {
+    const NAME: &str = "mappings_of_huge_pages_are_joined_block_by_block";
+    let _turn = turn();
+    let bytes = PAGES * PAGE.bytes();
+    // More than small machines have free.
+    let _reserved = match HugePageReservation::reserve(NodeId(0), PAGE, 2 * PAGES as u64) {
+        Ok(reserved) => reserved,
+        Err(error) => return skip(NAME, &error),
+    };
+    let pools = [(); 2].map(|()| Pool::builder(NodeId(0), bytes as u64).page_size(PAGE).build().unwrap());
+    let region = Region::new(&pools[0], bytes).unwrap();
+    stamp(&region, 0..bytes, 1);
+    let ways = [
+        (EngineChoice::Mprotect, 1),
+        (EngineChoice::WpSync, 3),
+        (EngineChoice::PrecopyProtect, 3),
+        (EngineChoice::Mprotect, 2),
+    ];
+    let ways = ways.into_iter().filter(|(engine, _)| works(*engine));
+    for (leap, (engine, threads)) in ways.enumerate() {
+        let job = Migration::new().range(&region, 0..bytes, &pools[(leap + 1) % 2]).engine(engine);
+        let report = job.area_bytes(PAGE.bytes()).threads(threads).start().unwrap().wait();
+        assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+        assert_eq!((report.pages.migrated, report.threads), (PAGES as u64, threads), "{report}");
+        // Each page, the block when its last page has moved, and the rest at the end; each of them is a window.
+        assert_eq!(
+            (report.calls[MAP], report.windows.count),
+            (PAGES as u64 + 2, PAGES as u64 + 2),
+            "{report}"
+        );
+        assert_eq!(report.bytes_copied, bytes as u64);
+        // Of a page that nobody writes to the window is one call with `wp-sync`; `mprotect` keeps areas closed for long.
+        let first = match engine {
+            EngineChoice::WpSync => 2,
+            EngineChoice::PrecopyProtect => PAGES as u64 + 2,
+            _ => 0,
+        };
+        assert_eq!(report.windows_first, if may_go_first() { first } else { 0 }, "{report}");
+        check_stamp(&region, 0..bytes, 1);
+        let mappings = pool_mappings();
+        assert_eq!(mappings.len(), 4, "two of the region and two aliases: {mappings:#?}");
+        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    }
+}
+
+/// Whether a thread may have a real-time priority, and give it back.
+fn may_go_first() -> bool {
+    let set = |policy, sched_priority| {
+        // SAFETY: reads one structure, and concerns the calling thread.
+        unsafe { libc::sched_setscheduler(0, policy, &libc::sched_param { sched_priority }) == 0 }
+    };
+    set(libc::SCHED_FIFO, 1) && set(libc::SCHED_OTHER, 0)
+}
+
+/// What a job says of the engines that it used.
+#[test]
+fn the_report_says_which_engine_moved_what_and_why() {
+    const PAGES: usize = 64;
+    let _turn = turn();
+    let model = Arc::new(Model::new());
+    let pools = [(); 2].map(|()| {
+        Pool::builder(NodeId(0), (PAGES * 4096) as u64).threads(1).backend(model.clone()).build().unwrap()
+    });
+    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
+    let start = region.as_ptr().as_ptr() as usize;
+    // SAFETY: pages of a region that nobody uses now.
+    unsafe { Backend::protect(&*model, start, 8 * 4096, Prot::READ) }.unwrap();
+    let range = 4 * 4096..PAGES * 4096;
+    let report = Migration::new().range(&region, range.clone(), &pools[1]).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    let engines: Vec<_> = report.engines.iter().map(|part| (part.engine, part.pages)).collect();
+    assert_eq!(engines, [(Engine::Precopy, PAGES as u64 - 8), (Engine::Mprotect, 4)], "{report}");
+    for part in &report.engines {
+        assert_eq!((part.region, part.range.clone()), (region.id(), range.clone()));
+        assert!(report.to_string().contains(&part.why) && !part.why.is_empty(), "{report}");
+    }
+    assert_eq!(report.engines[0].why, report.engine_reason);
+
+    let held = Migration::new().range(&region, 8 * 4096..PAGES * 4096, &pools[0]);
+    let held = held.engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait();
+    let [all] = &held.engines[..] else { panic!("{held}") };
+    assert_eq!((all.engine, all.pages), (Engine::Mprotect, PAGES as u64 - 8));
+    assert!(all.why.contains("held back"), "{held}");
+}
