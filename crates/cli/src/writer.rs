@@ -78,6 +78,17 @@ impl fmt::Display for Rate {
     }
 }
 
+impl Rate {
+    /// What one of so many writers does, if all of them together do this.
+    pub fn part(self, writer: usize, writers: usize) -> Rate {
+        let until = |rate: u64, writer: usize| rate * writer as u64 / writers as u64;
+        match self {
+            Rate::PerSecond(rate) => Rate::PerSecond(until(rate, writer + 1) - until(rate, writer)),
+            Rate::Max => Rate::Max,
+        }
+    }
+}
+
 /// Which rows are written how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
@@ -134,7 +145,7 @@ impl WriteLog {
     }
 }
 
-/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes.
+/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes, together with other writers'.
 pub fn run(
     slots: &[AtomicU64],
     mut shadow: Vec<u64>,
@@ -185,7 +196,7 @@ pub fn run(
             shadow[row] = value;
         }
         now = Instant::now();
-        completed.store(writes, Ordering::Relaxed);
+        completed.fetch_add(batch, Ordering::Relaxed);
         let phase = stage.phase();
         gaps.add(Phase::of_interval(last_phase, phase), now - last_end);
         (last_end, last_phase) = (now, phase);

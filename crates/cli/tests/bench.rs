@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 32] = [
     "area_bytes",
     "copy_threads",
+    "copy_threads_settled",
     "efault_count",
     "engine",
     "extra_copied_ratio",
@@ -26,12 +27,15 @@ const KEYS: [&str; 28] = [
     "ratio_to_memcpy",
     "ratio_to_memcpy_max",
     "ratio_to_memcpy_min",
+    "readers",
     "recycle_cpu_ns",
     "requested_engine",
     "uid",
     "window_max_ns",
     "window_p50_ns",
     "window_p99_ns",
+    "windows_first_ratio",
+    "writers",
     "writes_beside_memcpy_per_s",
     "writes_kept_ratio",
     "writes_per_s",
@@ -142,6 +146,18 @@ fn a_writer_without_a_limit_loses_nothing() {
     for row in &rows {
         assert!(row["writes_per_s"].is_null(), "{row}");
         assert_eq!(row["copy_threads"], 2);
+    }
+}
+
+#[test]
+fn several_writers_and_readers_lose_nothing() {
+    let load = ["--load", "uniform,quiet", "--rates", "1m", "--writers", "3", "--readers", "2"];
+    let (rows, _) = rows(&[&["--page-size", "4k"], &load[..]].concat());
+    for row in &rows {
+        let writes = row["load"] == "uniform";
+        let (writers, readers) = if writes { (3, 2) } else { (0, 0) };
+        assert_eq!((&row["writers"], &row["readers"]), (&writers.into(), &readers.into()), "{row}");
+        assert_eq!(row["writes_beside_memcpy_per_s"].as_f64() > Some(0.0), writes, "{row}");
     }
 }
 

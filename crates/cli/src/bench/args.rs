@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pageleap::{EngineChoice, PageSize};
+use pageleap::{BASE_PAGE, EngineChoice, PageSize};
 
 use crate::bytes;
 use crate::writer::{Rate, Rows};
@@ -64,6 +64,14 @@ pub struct EnginesArgs {
     /// Runs, each with one leap of every row
     #[arg(long, value_name = "N", default_value = "5", allow_hyphen_values = true, value_parser = runs)]
     pub runs: usize,
+
+    /// Threads that write, where any do: each to its part of the region, and at its part of the rate
+    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
+    pub writers: usize,
+
+    /// Threads that read the region all the time beside those who write
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=64))]
+    pub readers: u8,
 
     /// Threads that copy during a leap; the memcpy it is compared with always has one
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
@@ -150,6 +158,21 @@ pub const ENGINES: [EngineRow; 6] = [
 ];
 
 impl EnginesArgs {
+    /// Threads that write to a region of so many bytes: each base page is one thread's.
+    pub fn writers_of(&self, bytes: u64) -> usize {
+        self.writers.min((bytes / BASE_PAGE as u64) as usize)
+    }
+
+    /// Threads of the largest load.
+    pub fn load_threads(&self) -> usize {
+        let threads = |load: &Load| match load.work {
+            Work::Rest => 0,
+            Work::Map => 1,
+            Work::Write(..) => self.writers + usize::from(self.readers),
+        };
+        self.loads().iter().map(threads).max().unwrap_or(0)
+    }
+
     /// All loads, each once.
     pub fn loads(&self) -> Vec<Load> {
         let mut loads = Vec::new();
@@ -239,6 +262,7 @@ mod tests {
     fn defaults() {
         let args = parse(&[]).unwrap();
         assert_eq!((args.size, args.runs, args.threads), (1 << 30, 5, 1));
+        assert_eq!((args.writers, args.readers), (1, 0));
         assert_eq!(args.page_sizes(), [PageSize::Base, PageSize::Thp]);
         let (slow, fast) = (Rate::PerSecond(100_000), Rate::PerSecond(10_000_000));
         let mut expected = vec![Load { kind: LoadKind::Quiet, work: Work::Rest }];
@@ -276,6 +300,8 @@ mod tests {
             ("--rates", &["0", "-1", "fast", "100k,0"]),
             ("--runs", &["0", "1001", "-1", "many"]),
             ("--threads", &["0", "65"]),
+            ("--writers", &["0", "65"]),
+            ("--readers", &["x", "65"]),
             ("--from", &["one", "1.5"]),
             ("--to", &["0,1"]),
             ("--seed", &["x"]),

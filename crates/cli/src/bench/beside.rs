@@ -92,6 +92,17 @@ fn read_words(file: &File, pieces: &[libc::iovec]) -> Result<bool, Stop> {
     }
 }
 
+/// Reads all words, again and again, until `stage` says stop.
+pub fn reader(words: &[AtomicU64], stage: &Stage) {
+    /// Words between two looks at the stage.
+    const LOOK_EVERY: usize = 4096;
+    while !stage.stopped() {
+        for part in words.chunks(LOOK_EVERY).take_while(|_| !stage.stopped()) {
+            std::hint::black_box(part.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed)));
+        }
+    }
+}
+
 /// Maps, faults and unmaps memory that has nothing to do with the region, all the time, until `stage` says stop. The log has no writes but rounds, and
 /// the time from the end of one to the end of the next.
 pub fn bystander(shadow: Vec<u64>, stage: &Stage, completed: &AtomicU64) -> WriteLog {

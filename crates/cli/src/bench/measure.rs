@@ -26,6 +26,9 @@ const LONGEST_WARM_UP: Duration = Duration::from_millis(200);
 /// The writer's rate beside a memcpy is taken over at least this time, however small the region.
 const BESIDE_TIME: Duration = Duration::from_millis(50);
 
+/// In the values that are written, a writer's number begins at this bit: below it a bench counts its writes, above it are marks.
+const WRITER_SHIFT: u32 = 54;
+
 /// What one leap showed.
 pub struct Leap {
     /// What the library reports.
@@ -120,19 +123,40 @@ fn under_load<T>(
         let stop = StopOnDrop(&stage);
         let (stage, completed) = (&stage, &completed);
         let thread = |name: &str| thread::Builder::new().name(name.to_owned());
-        let worker = match load.work {
+        let mut workers = Vec::new();
+        match load.work {
             Work::Write(rate, rows) => {
-                // Another seed for each writer, and all of them follow from the one given.
-                let seed = args.seed.wrapping_add(*written);
-                let leaves_each = Some(KERNEL_EVERY);
-                let load = writer::Load { rate, rows, seed, written: *written, leaves_each };
-                thread("writer").spawn_scoped(scope, move || writer::run(words, mine, load, stage, completed))
+                let writers = args.writers_of(region.len() as u64);
+                let (mut first, mut rest) = (0, mine);
+                for writer in 0..writers {
+                    let end = words.len() / KERNEL_EVERY * (writer + 1) / writers * KERNEL_EVERY;
+                    let next = rest.split_off(end - first);
+                    let (part, mine) = (&words[first..end], std::mem::replace(&mut rest, next));
+                    first = end;
+                    // Another seed for each writer, and all of them follow from the one given.
+                    let seed = args.seed.wrapping_add(*written).wrapping_add(writer as u64);
+                    let leaves_each = Some(KERNEL_EVERY);
+                    let rate = rate.part(writer, writers);
+                    // No two store the same value.
+                    let written = *written | (writer as u64) << WRITER_SHIFT;
+                    let load = writer::Load { rate, rows, seed, written, leaves_each };
+                    workers.push(
+                        thread("writer")
+                            .spawn_scoped(scope, move || writer::run(part, mine, load, stage, completed)),
+                    );
+                }
+                for _ in 0..args.readers {
+                    thread("reader")
+                        .spawn_scoped(scope, move || beside::reader(words, stage))
+                        .context("no thread for the load")?;
+                }
             }
-            Work::Map | Work::Rest => {
-                thread("bystander").spawn_scoped(scope, move || beside::bystander(mine, stage, completed))
-            }
-        };
-        let worker = worker.context("no thread for the load")?;
+            Work::Map | Work::Rest => workers.push(
+                thread("bystander").spawn_scoped(scope, move || beside::bystander(mine, stage, completed)),
+            ),
+        }
+        let workers: Vec<_> =
+            workers.into_iter().collect::<Result<_, _>>().context("no thread for the load")?;
         let before = *kernel_calls;
         let by_kernel = matches!(load.work, Work::Write(..)).then(|| {
             thread("kernel-writer").spawn_scoped(scope, move || beside::kernel_writer(words, before, stage))
@@ -146,7 +170,13 @@ fn under_load<T>(
         }
         let result = body(region, destination, stage, completed);
         drop(stop);
-        let log: WriteLog = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let mut log = WriteLog::none(Vec::new());
+        for worker in workers {
+            let part = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            log.shadow.extend(part.shadow);
+            log.writes += part.writes;
+            log.gaps.join(&part.gaps);
+        }
         let kernel =
             by_kernel.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         Ok::<_, Stop>((result, log, kernel.transpose()?))

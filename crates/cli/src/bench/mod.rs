@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow};
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, ENGINES, EnginesArgs, Work};
+use args::{BenchCommand, ENGINES, EnginesArgs};
 use place::Place;
 use report::{Bench, Row, Setting};
 
@@ -49,7 +49,7 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
             to,
             size: args.size,
             threads: args.threads,
-            load: args.loads().iter().any(|load| load.work != Work::Rest),
+            load_threads: args.load_threads(),
             runs: args.runs,
             seed: args.seed,
         },
@@ -105,9 +105,9 @@ fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Res
             steps.now(format!("{page}, {}", load.kind));
             let measured = measure::measure(args, &mut place, *load, &engines, &steps)?;
             let rows = engines.iter().zip(&measured);
-            bench
-                .rows
-                .extend(rows.filter_map(|(engine, leaps)| Row::of(engine, &page.to_string(), *load, leaps)));
+            bench.rows.extend(
+                rows.filter_map(|(engine, leaps)| Row::of(args, engine, &page.to_string(), *load, leaps)),
+            );
         }
     }
     Ok(())

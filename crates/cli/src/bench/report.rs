@@ -1,11 +1,12 @@
 //! The result as a JSON array or as a table.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use pageleap::Waits;
 use serde::Serialize;
 
-use super::args::{EngineRow, Load, Work};
+use super::args::{EngineRow, EnginesArgs, Load, Work};
 use super::measure::Leap;
 use super::statistics::{extremes, median, median_if_all_known};
 use crate::figures::{human_bytes, human_ns, optional_ns, percent};
@@ -26,8 +27,14 @@ pub struct Row {
     pub load: String,
     /// Writes per second asked for; 0 without a writer, null for as many as it can.
     pub writes_per_s: Option<u64>,
-    /// Threads that copied.
+    /// Threads that copied, at most.
     pub copy_threads: usize,
+    /// How many of them copied at the end of the leap, because it was hardly faster with more; the fewest of all runs.
+    pub copy_threads_settled: usize,
+    /// Threads that wrote beside it, and the next that read.
+    pub writers: usize,
+    /// The same.
+    pub readers: usize,
     /// Bytes that one migration step works on, as long as nobody disturbs it.
     pub area_bytes: u64,
     /// User that the process ran as.
@@ -56,6 +63,8 @@ pub struct Row {
     pub window_p99_ns: Option<u64>,
     /// Longest of all runs.
     pub window_max_ns: Option<u64>,
+    /// In which share of the windows of all runs the thread that kept the area closed went before others (SCHED_FIFO).
+    pub windows_first_ratio: Option<f64>,
     /// Calls (preadv into 64 pages all over the region, every 5 ms) that failed with EFAULT or stopped short, in all runs; null where nobody writes.
     pub efault_count: Option<u64>,
     /// Writing a word of each 4 KB after the leap, less doing so again: what the leap leaves for later. Below 0 where that
@@ -77,8 +86,15 @@ pub struct Row {
 
 impl Row {
     /// What the leaps of one row amount to; `None` of no leaps.
-    pub fn of(requested: &EngineRow, page: &str, load: Load, leaps: &[Leap]) -> Option<Row> {
+    pub fn of(
+        args: &EnginesArgs,
+        requested: &EngineRow,
+        page: &str,
+        load: Load,
+        leaps: &[Leap],
+    ) -> Option<Row> {
         let first = leaps.first()?;
+        let writes = matches!(load.work, Work::Write(..));
         let middle = |value: &dyn Fn(&Leap) -> f64| median(&leaps.iter().map(value).collect::<Vec<_>>());
         let known = |value: &dyn Fn(&Leap) -> Option<f64>| {
             median_if_all_known(&leaps.iter().map(value).collect::<Vec<_>>())
@@ -103,6 +119,9 @@ impl Row {
                 Work::Write(Rate::Max, _) | Work::Map => None,
             },
             copy_threads: first.report.threads,
+            copy_threads_settled: leaps.iter().map(|leap| leap.report.threads_settled).min()?,
+            writers: if writes { args.writers_of(first.report.bytes) } else { 0 },
+            readers: if writes { usize::from(args.readers) } else { 0 },
             area_bytes: first.report.area_bytes as u64,
             // SAFETY: the call takes nothing and cannot fail.
             uid: unsafe { libc::geteuid() },
@@ -121,6 +140,10 @@ impl Row {
             window_p50_ns: window(0.5),
             window_p99_ns: window(0.99),
             window_max_ns: window(1.0),
+            windows_first_ratio: (windows.count > 0).then(|| {
+                let first: u64 = leaps.iter().map(|leap| leap.report.windows_first).sum();
+                first as f64 / windows.count as f64
+            }),
             efault_count: leaps.iter().map(|leap| leap.efaults).sum(),
             first_touch_ns: middle(&|leap| leap.first_touch_ns as f64)?.round() as i64,
             recycle_cpu_ns: known(&|leap| leap.report.recycle_cpu_ns.map(|ns| ns as f64))
@@ -148,8 +171,8 @@ impl Row {
                 None => "max".to_owned(),
             },
             human_ns(self.migrate_ns),
-            format!("{:.2}", self.ratio_to_memcpy),
-            format!("{:.2}-{:.2}", self.ratio_to_memcpy_min, self.ratio_to_memcpy_max),
+            three_digits(self.ratio_to_memcpy),
+            format!("{}-{}", three_digits(self.ratio_to_memcpy_min), three_digits(self.ratio_to_memcpy_max)),
             percent(self.extra_copied_ratio),
             self.writes_beside_memcpy_per_s.map_or_else(|| "-".to_owned(), short),
             share(self.writes_kept_ratio),
@@ -219,8 +242,8 @@ pub struct Setting {
     pub size: u64,
     /// Threads that copy.
     pub threads: usize,
-    /// Whether there is a load in some row.
-    pub load: bool,
+    /// Threads of the largest load.
+    pub load_threads: usize,
     /// Runs.
     pub runs: usize,
     /// Seed of the writer.
@@ -265,7 +288,7 @@ impl Bench {
         } else {
             writeln!(out, "leap      node {} -> node {}", setting.from, setting.to)?;
         }
-        let busy = setting.threads + usize::from(setting.load);
+        let busy = setting.threads + setting.load_threads;
         if setting.cpus < busy {
             writeln!(
                 out,
@@ -277,6 +300,22 @@ impl Bench {
         self.write_table(out)?;
         writeln!(out)?;
         out.write_str(LEGEND)?;
+        let mut first: BTreeMap<&str, f64> = BTreeMap::new();
+        for row in &self.rows {
+            if let Some(ratio) = row.windows_first_ratio {
+                let lowest = first.entry(&row.engine).or_insert(ratio);
+                *lowest = lowest.min(ratio);
+            }
+        }
+        let first: Vec<_> =
+            first.into_iter().map(|(engine, ratio)| format!("{engine} {}", percent(ratio))).collect();
+        if !first.is_empty() {
+            writeln!(
+                out,
+                "first     windows whose thread went before others (SCHED_FIFO), at least: {}",
+                first.join(", ")
+            )?;
+        }
         for skipped in &self.skipped {
             writeln!(out, "skipped   {skipped}")?;
         }
@@ -320,12 +359,17 @@ fn short(number: f64) -> String {
         number if number >= 1e3 => (number / 1e3, "k"),
         number => (number, ""),
     };
+    if value.fract() == 0.0 { format!("{value}{unit}") } else { three_digits(value) + unit }
+}
+
+/// With as many decimals as three significant digits leave; ratios of leaps far shorter than their start are wide otherwise.
+fn three_digits(value: f64) -> String {
     let digits = match value {
-        value if value.fract() == 0.0 || value >= 100.0 => 0,
-        value if value >= 10.0 => 1,
+        value if value >= 99.95 => 0,
+        value if value >= 9.995 => 1,
         _ => 2,
     };
-    format!("{value:.digits$}{unit}")
+    format!("{value:.digits$}")
 }
 
 #[cfg(test)]
@@ -342,12 +386,15 @@ mod tests {
             load: "uniform".to_owned(),
             writes_per_s: Some(10_000_000),
             copy_threads: 1,
+            copy_threads_settled: 1,
+            writers: 1,
+            readers: 0,
             area_bytes: 512 << 10,
             uid: 1000,
             migrate_ns: 1_234_567_890,
             ratio_to_memcpy: 12.345,
-            ratio_to_memcpy_min: 10.0,
-            ratio_to_memcpy_max: 123.456,
+            ratio_to_memcpy_min: 10.04,
+            ratio_to_memcpy_max: 1234.56,
             extra_copied_ratio: 0.0123,
             writes_kept_ratio: Some(0.999),
             writes_beside_memcpy_per_s: Some(9_876_543.2),
@@ -356,6 +403,7 @@ mod tests {
             window_p50_ns: Some(12_345),
             window_p99_ns: Some(123_450),
             window_max_ns: Some(123_456),
+            windows_first_ratio: Some(0.25),
             efault_count: Some(12_345),
             first_touch_ns: -12_345_678,
             recycle_cpu_ns: Some(123_456_789),
@@ -379,6 +427,12 @@ mod tests {
             overhead_bytes: None,
             ..row()
         };
+        let engines = ["mprotect", "precopy", "wp-sync", "precopy-protect"].map(|engine| Row {
+            engine: engine.to_owned(),
+            requested_engine: engine.to_owned(),
+            windows_first_ratio: Some(0.999),
+            ..row()
+        });
         Bench {
             setting: Setting {
                 kernel: "6.12.117+deb12-cloud-amd64".to_owned(),
@@ -388,11 +442,11 @@ mod tests {
                 to,
                 size: 1 << 30,
                 threads: 1,
-                load: true,
+                load_threads: 1,
                 runs: 5,
                 seed: 1,
             },
-            rows: vec![quiet, row()],
+            rows: [quiet].into_iter().chain(engines).collect(),
             skipped: vec!["--page-size 2m: none free".to_owned()],
         }
     }
@@ -401,8 +455,8 @@ mod tests {
     fn json_has_the_documented_keys() {
         let value: Value = serde_json::from_str(&bench(0, 0).json().unwrap()).unwrap();
         let rows = value.as_array().unwrap();
-        assert_eq!(rows.len(), 2);
-        assert_eq!(rows[1].as_object().unwrap().len(), 28);
+        assert_eq!(rows.len(), 5);
+        assert_eq!(rows[1].as_object().unwrap().len(), 32);
         assert!(rows[0]["writes_kept_ratio"].is_null() && rows[0]["efault_count"].is_null());
     }
 
@@ -423,7 +477,7 @@ mod tests {
         let mut bench = bench(0, 0);
         bench.setting.threads = 2;
         assert!(bench.text().contains("3 threads share 2 CPUs"));
-        bench.setting.load = false;
+        bench.setting.load_threads = 0;
         assert!(!bench.text().contains("share 2 CPUs"));
     }
 
@@ -439,6 +493,9 @@ mod tests {
         for (number, text) in [
             (5.0, "5"),
             (999.4, "999"),
+            (99.97, "100"),
+            (9.999, "10.0"),
+            (1.5, "1.50"),
             (100_000.0, "100k"),
             (99_876.0, "99.9k"),
             (999_900.0, "1.00m"),
