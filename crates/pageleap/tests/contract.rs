@@ -5,19 +5,24 @@ mod children;
 mod common;
 #[path = "common/moving.rs"]
 mod moving;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use children::{mapped_in_a_child, pool_ranges};
 use common::{
-    End, StopOnDrop, can_follow, case, check_stamp, for_page_sizes, leap, migration, pools, run_case, skip,
-    soon, stamp, turn, vm_flags,
+    End, StopOnDrop, can_follow, case, check_stamp, engines, for_page_sizes, leap, migration, nodes, pools,
+    run_case, skip, soon, stamp, turn, vm_flags,
 };
 use moving::{BYTES, address, while_migrating};
-use pageleap::{BASE_PAGE, PageSize, Pool, Region};
+use pageleap::backend::{Call, Linux};
+use pageleap::{BASE_PAGE, PageSize, Pool, Region, audit};
+use refusing::Refusing;
 
 fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
     let own = address(region)..address(region) + region.len();
@@ -91,6 +96,32 @@ fn aliases_are_kept_from_core_dumps_and_children() {
         leap(&region, 0..8 * page, &near);
         check("after a round trip");
     });
+}
+
+/// A child could inherit a mapping before it is hidden from children.
+#[test]
+fn pages_leap_and_are_given_back_without_new_mappings() {
+    let _turn = turn();
+    for engine in engines() {
+        let made = Arc::new(AtomicU64::new(0));
+        let count = made.clone();
+        let watched = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+            count.fetch_add(u64::from(request.call == Call::Map), Relaxed);
+            None
+        }));
+        let build = |node| Pool::builder(node, BYTES as u64).backend(watched.clone()).build().unwrap();
+        let [near, far] = nodes().map(build);
+        let region = Region::new(&near, BYTES).unwrap();
+        let before = made.swap(0, Relaxed);
+        assert!(before >= 2, "each alias is mapped once");
+        let report = migration(&region, 0..BYTES, &far).engine(engine).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        drop(region);
+        assert_eq!(made.load(Relaxed), 0, "{engine}: {report}");
+        assert_eq!(near.free_bytes() + far.free_bytes(), 2 * BYTES as u64);
+        assert!(near.verify().unwrap().is_right() && far.verify().unwrap().is_right());
+        audit(&[&near, &far], &[]).unwrap();
+    }
 }
 
 /// The number that ends the seals of a memory file: nobody can make it executable (Linux 6.3).

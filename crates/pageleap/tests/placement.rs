@@ -238,7 +238,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
     go(&region, pool.on(NODES[1]));
     drop(region);
     allowed.store(false, Relaxed);
-    // Its alias has been mapped again by this thread, and nobody could say where its page tables go.
+    // Its alias has been filled again by this thread, and nobody could say where its page tables go.
     let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
     assert_ne!(tables(&region), [Some(NODES[1].0)].into());
     let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
@@ -266,7 +266,7 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
         // SAFETY: a range of the model.
         unsafe { model.advise(first, 4 * PAGE, Advice::DontDump) }.unwrap();
         let set: Vec<_> = (0..8).map(|page| model.attributes_at(address(&region, page))).collect();
-        // Of the last eight frames of node 3 this thread has mapped every second alias again; to the others a leap has given theirs back.
+        // Of the last eight frames of node 3 this thread has filled every second alias again; to the others a leap has given theirs back.
         let rest = Region::new(pool.on(NODES[1]), (PAGES - 8) * PAGE).unwrap();
         let last = Region::new(pool.on(NODES[1]), 8 * PAGE).unwrap();
         for page in (0..8).step_by(2) {

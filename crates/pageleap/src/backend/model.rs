@@ -338,6 +338,7 @@ unsafe impl Backend for Model {
         state.each(from, len, |e| {
             e.absent = true;
             e.clean = false;
+            e.tables = None; // whole pages of them move
         })
     }
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {

@@ -452,7 +452,7 @@ impl Run {
         match effort.parked {
             Parked::No => {}
             // It has got attributes that it could not be rid of, or page tables for base pages.
-            Parked::Yes if !keeps_tables => leg.from.mark_hollow(vacated),
+            Parked::Yes if !keeps_tables => leg.from.mark_spoilt(vacated),
             Parked::Yes => {
                 leg.from.mark_borrowed(vacated);
                 // Where whole page-table pages could not move, the kernel has made new ones, under this worker's policy.

@@ -54,8 +54,10 @@ struct State {
     allocator: FrameAllocator,
     /// Frames that have held data: to be zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// Frames whose alias is mapped, but has lost its page tables: to be mapped again before they are free.
+    /// Frames whose alias has lost its page tables, and may have the access and the attributes of a region.
     hollow: FrameSet,
+    /// Frames whose alias has something that no call takes back: to be mapped anew before they are free.
+    spoilt: FrameSet,
     /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care (`Backend::map_own`).
     torn: FrameSet,
     /// Frames whose alias is filled, but with the access and the attributes of a region.
@@ -73,8 +75,8 @@ struct State {
 enum Fill {
     /// Reserved address space; page tables are filled later.
     New,
-    /// The alias, without page tables.
-    Hollow,
+    /// The alias.
+    Anew,
     /// The alias or a hole.
     Torn,
 }
@@ -112,6 +114,7 @@ impl Share {
             allocator: FrameAllocator::new(frames),
             used: FrameSet::new(frames),
             hollow: FrameSet::new(frames),
+            spoilt: FrameSet::new(frames),
             torn: FrameSet::new(frames),
             borrowed: FrameSet::new(frames),
             strayed: FrameSet::new(frames),
@@ -313,16 +316,26 @@ impl Share {
         let borrowed = lock(&self.0.state).borrowed.runs_in(run);
         for part in borrowed {
             // If that fails, a new mapping does what is wanted too.
-            let hollow = self.0.reclaim_alias(part).is_err();
+            let spoilt = self.0.reclaim_alias(part).is_err();
             let mut state = lock(&self.0.state);
             state.borrowed.set(part, false);
-            if hollow {
-                state.hollow.set(part, true);
+            if spoilt {
+                state.spoilt.set(part, true);
             }
         }
         let hollow = lock(&self.0.state).hollow.runs_in(run);
         for part in hollow.into_iter().flat_map(|run| self.0.steps(run)) {
-            let mapped = self.0.map_alias(part, Fill::Hollow);
+            let filled = self.0.refill_alias(part);
+            let mut state = lock(&self.0.state);
+            state.hollow.set(part, false);
+            state.strayed.set(part, true);
+            if filled.is_err() {
+                state.spoilt.set(part, true);
+            }
+        }
+        let spoilt = lock(&self.0.state).spoilt.runs_in(run);
+        for part in spoilt.into_iter().flat_map(|run| self.0.steps(run)) {
+            let mapped = self.0.map_alias(part, Fill::Anew);
             lock(&self.0.state).mapped_anew(part, mapped.is_ok());
         }
         let torn = lock(&self.0.state).torn.runs_in(run);
@@ -345,7 +358,7 @@ impl Share {
                 self.0.backend.protect(addr, len, Prot::READ_WRITE)
             });
             if healed.is_err() {
-                self.mark_hollow(part);
+                self.mark_spoilt(part);
             }
         }
     }
@@ -363,7 +376,7 @@ impl Share {
         let parts = if wanted { lock(&self.0.state).strayed.runs_in(run) } else { vec![run] };
         for part in parts {
             let torn = !lock(&self.0.state).torn.runs_in(part).is_empty();
-            let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Hollow });
+            let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Anew });
             lock(&self.0.state).mapped_anew(part, mapped.is_ok());
             mapped?;
             finish(part).map_err(|errno| (Call::Advise, errno))?;
@@ -414,10 +427,18 @@ impl Share {
         lock(&self.0.state).mapped_anew(run, mapped.is_ok());
     }
 
-    /// Notes that the alias of `run` must be mapped again before the frames can be free.
+    /// Notes that the page tables of the alias of `run` have gone to a region.
     pub(crate) fn mark_hollow(&self, run: Run) {
         let mut state = lock(&self.0.state);
         state.hollow.set(run, true);
+        state.borrowed.set(run, false);
+    }
+
+    /// Notes that the alias of `run` must be mapped anew before the frames can be free.
+    pub(crate) fn mark_spoilt(&self, run: Run) {
+        let mut state = lock(&self.0.state);
+        state.spoilt.set(run, true);
+        state.hollow.set(run, false);
         state.borrowed.set(run, false);
     }
 }
@@ -426,6 +447,7 @@ impl State {
     /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a hole.
     fn mapped_anew(&mut self, run: Run, mapped: bool) {
         self.hollow.set(run, false);
+        self.spoilt.set(run, false);
         self.borrowed.set(run, false);
         self.torn.set(run, !mapped);
         self.strayed.set(run, true);
@@ -489,6 +511,20 @@ impl ShareInner {
             unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
         }
         self.advise_alias(run)
+    }
+
+    /// Fills the alias of `run` again, whose page tables have gone to a region, and takes it back from the access and the attributes that this has. No
+    /// mapping is made, which a child could inherit before it is hidden. Refused for huge pages: only a new mapping is sure to have no page tables for
+    /// base pages.
+    fn refill_alias(&self, run: Run) -> Result<(), Errno> {
+        if self.page != PageSize::Base {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.reclaim_alias(run)?;
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        // For reading: the kernel maps 16 pages per fault then, and those of a shared memory file are writable all the same.
+        // SAFETY: the alias is ours, and the frames have no user.
+        unsafe { self.backend.populate(addr, len, false) }
     }
 
     /// The parts of a run for which calls are made that visit every page: each keeps all other threads of the process from mapping and unmapping, some

@@ -20,10 +20,17 @@ use pageleap::{
 
 /// Two pools of the same size, on two nodes where the machine has them, else on one.
 pub fn pools(page: PageSize, bytes: u64) -> Result<[Pool; 2], Error> {
-    let topology = Topology::read()?;
-    let nodes: Vec<NodeId> = topology.nodes().iter().filter(|n| n.total_bytes > 0).map(|n| n.id).collect();
     let build = |node| Pool::builder(node, bytes).page_size(page).build();
-    Ok([build(nodes[0])?, build(*nodes.get(1).unwrap_or(&nodes[0]))?])
+    let [near, far] = nodes();
+    Ok([build(near)?, build(far)?])
+}
+
+/// The first two nodes with memory, or the only one twice.
+pub fn nodes() -> [NodeId; 2] {
+    let topology = Topology::read().unwrap();
+    let mut nodes = topology.nodes().iter().filter(|n| n.total_bytes > 0).map(|n| n.id);
+    let first = nodes.next().unwrap();
+    [first, nodes.next().unwrap_or(first)]
 }
 
 /// Says why a test does not run here, on stderr and in the file that `PAGELEAP_SKIP_LOG` names.

@@ -1,11 +1,12 @@
 //! Who uses regions while they leap: threads that write and read, the kernel for them, devices, children, signal handlers.
 
 use std::io::{ErrorKind, Read};
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pageleap::{EngineChoice, PageSize, observe};
+use pageleap::{PageSize, observe};
 
 use crate::calls::{Ends, READING, WRITING, pipe, process_vm, splice};
 use crate::children::mapped_in_a_child;
@@ -221,19 +222,16 @@ pub fn fork(mut part: Part) {
             count(Count::Programs, 1);
         } else {
             let page = scene.round.kind.page;
-            let views: Vec<usize> = (0..8)
-                .map(|_| {
-                    let field = part.field();
-                    let (start, pages) = (field.address(), field.region.len() / page.bytes());
-                    start + part.random.below(pages as u64) as usize * page.bytes()
-                })
-                .collect();
-            let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&scene.aliases)];
-            // What may be inherited for a moment: `docs/protocol.md`, section 10. The alias of frames that a region has left, or pages that `wp-sync` has moved, is
-            // mapped anew before it is kept from children.
-            let anew = scene.round.tenant || scene.round.kind.engines.contains(&EngineChoice::WpSync);
+            let mut pages_of = |range: &Range<usize>| -> Vec<usize> {
+                let pages = (range.len() / page.bytes()) as u64;
+                (0..4).map(|_| range.start + part.random.below(pages) as usize * page.bytes()).collect()
+            };
+            let views: Vec<usize> = scene.fields.iter().flat_map(|field| pages_of(&field.range())).collect();
+            let aliases: Vec<usize> = scene.aliases.iter().flat_map(&mut pages_of).collect();
+            let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
+            // What may be inherited for a moment: `docs/protocol.md`, section 10.
             let wrong = match page {
-                PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !anew,
+                PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !scene.tables_move,
                 PageSize::Thp => inherited[0] != 0,
                 _ => inherited[1] != 0,
             };

@@ -42,6 +42,10 @@ impl Field {
         self.region.as_ptr().as_ptr() as usize
     }
 
+    pub fn range(&self) -> Range<usize> {
+        self.address()..self.address() + self.region.len()
+    }
+
     /// Notes what was stored, afterwards: whoever sees the note finds that value in the word, or a later one.
     pub fn note(&self, word: usize, value: u64) {
         self.shadow[word].store(value, Release);
@@ -154,8 +158,10 @@ pub struct Scene {
     pub fields: Vec<Field>,
     pub injected: Option<Injected>,
     pub backend: Arc<dyn Backend>,
-    /// Where the aliases of pools begin.
-    pub aliases: Vec<usize>,
+    /// Where the aliases of pools are.
+    pub aliases: Vec<Range<usize>>,
+    /// Whether page tables have a node of their own, so that the alias of frames may be mapped anew to bring them there.
+    pub tables_move: bool,
     /// What each owner has written last.
     pub last: [AtomicU64; OWNERS],
     /// Whether a job has said that it could not keep an attribute.
@@ -191,7 +197,8 @@ impl Scene {
             pools.push(pool.backend(backend.clone()).build()?);
         }
         let mappings = pool_mappings().len();
-        let aliases = pool_ranges().iter().map(|range| range.start).collect();
+        let aliases = pool_ranges();
+        let tables_move = topology.nodes().len() > 1;
         let mut fields = Vec::new();
         let mut random = round.random(0, 0);
         for number in 0..round.regions {
@@ -211,6 +218,7 @@ impl Scene {
             injected,
             backend,
             aliases,
+            tables_move,
             last,
             attributes_lost: AtomicBool::new(false),
             before,
