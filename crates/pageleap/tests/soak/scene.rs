@@ -1,11 +1,12 @@
 //! Pools and regions of a round, what was stored in them, and what must be true of them when nobody moves or writes anything.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use pageleap::backend::{Backend, Call, Errno, FailAt, FailMode, Linux};
 use pageleap::observe::mapping_count;
@@ -141,6 +142,25 @@ impl Process {
         Process { threads: entries("/proc/self/task"), descriptors, of_pools }
     }
 
+    /// What it has when no round is on: the same before each of them.
+    fn between_rounds() -> Process {
+        static FOUND: OnceLock<Process> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            // What has come to an end before the first round is gone when it has not been seen for a while.
+            const WHILE: Duration = Duration::from_millis(100);
+            let mut last = Process::now();
+            loop {
+                std::thread::sleep(WHILE);
+                match Process::now() {
+                    same if same == last => return last,
+                    other => last = other,
+                }
+            }
+        });
+        found.expect_again("before a round");
+        found.clone()
+    }
+
     /// Threads are counted for a moment after they have been joined, and what the kernel runs for io_uring a bit longer.
     fn expect_again(&self, when: &str) {
         let mut now = Process::now();
@@ -177,7 +197,7 @@ const MAPPINGS_OF_OTHERS: usize = 100;
 
 impl Scene {
     pub fn build(round: Round) -> Result<Scene, Error> {
-        let before = Process::now();
+        let before = Process::between_rounds();
         let all_mappings = mapping_count()?;
         let (backend, injected): (Arc<dyn Backend>, _) = match round.faults {
             Some(faults) => {
