@@ -1,7 +1,9 @@
 //! Developer entry points of pageleap, behind `cargo xtask …`.
 
 mod built;
+mod capi;
 mod commands;
+mod header;
 mod hugepages;
 mod lab;
 mod mutants;
@@ -14,6 +16,7 @@ mod steps;
 mod table;
 mod tally;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,6 +58,18 @@ enum Task {
     Mutants(MutantFlags),
     /// Runs the tests in emulated machines with several memory nodes, on several kernels
     Lab(lab::Flags),
+    /// Builds the C library, and puts it with header and pkg-config file into a folder
+    Capi {
+        /// The folder; target/capi if not said
+        #[arg(long, value_name = "DIR")]
+        prefix: Option<PathBuf>,
+    },
+    /// Makes crates/capi/include/pageleap.h anew, from the comments and items of the crate
+    Header {
+        /// Only say whether it is as it should be
+        #[arg(long)]
+        check: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +131,13 @@ fn run(task: Task) -> Result<u8> {
         Task::Soak(flags) => soak::run(&workspace, &flags)?,
         Task::Mutants(flags) => run_mutants(&workspace, &flags)?,
         Task::Lab(flags) => return lab::command(&workspace, &flags),
+        Task::Capi { prefix } => {
+            let prefix = prefix.unwrap_or_else(|| workspace.target.join("capi"));
+            capi::install(&workspace, &prefix)?;
+            println!("PKG_CONFIG_PATH={}", prefix.join("lib/pkgconfig").display());
+            true
+        }
+        Task::Header { check } => header::run(&workspace, check)?,
     };
     Ok(u8::from(!good))
 }

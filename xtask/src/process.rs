@@ -49,6 +49,14 @@ impl Ending {
         matches!(self, Ending::Exited(status) if status.success())
     }
 
+    /// The exit code, if it ended by itself.
+    pub fn code(self) -> Option<i32> {
+        match self {
+            Ending::Exited(status) => status.code(),
+            _ => None,
+        }
+    }
+
     /// Why this ending is not a success, for the results table.
     pub fn reason(self, limit: Duration) -> String {
         match self {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
+use crate::capi;
 use crate::commands::{STRESS_SECONDS, STRESS_SECONDS_VAR, Workspace, or_default};
 use crate::hugepages;
 use crate::lab;
@@ -41,6 +42,8 @@ pub enum Step {
     Clippy,
     /// All tests of the workspace.
     Tests,
+    /// Programs in C against the library.
+    C,
     /// The stress oracle, optimised.
     Stress,
     /// The model checker.
@@ -61,10 +64,11 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 11] = [
+    pub const ALL: [Step; 12] = [
         Step::Fmt,
         Step::Clippy,
         Step::Tests,
+        Step::C,
         Step::Stress,
         Step::Loom,
         Step::Shuttle,
@@ -81,6 +85,7 @@ impl Step {
             Step::Fmt => "fmt",
             Step::Clippy => "clippy",
             Step::Tests => "tests",
+            Step::C => "c",
             Step::Stress => "stress",
             Step::Loom => "loom",
             Step::Shuttle => "shuttle",
@@ -98,6 +103,9 @@ impl Step {
             Step::Fmt => "cargo fmt --all --check",
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
             Step::Tests => "cargo test --workspace, with huge pages where they can be reserved",
+            Step::C => {
+                "programs in C against the library, by gcc and clang, shared, static and under sanitizers"
+            }
             Step::Stress => "the stress oracle in release mode: writers against migrations",
             Step::Loom => "loom tests of the library, all interleavings up to a bound",
             Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
@@ -247,6 +255,15 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
             command.env(STRESS_SECONDS_VAR, or_default(STRESS_SECONDS_VAR, STRESS_SECONDS_IN_TESTS));
             run_tests(workspace, step, command, STEP_LIMIT)
+        }
+        Step::C => {
+            let capi::Outcome { counts, failed, skips } = capi::test(workspace)?;
+            let verdict = match counts.failed {
+                0 => Verdict::Passed,
+                count => Verdict::Failed(format!("{count} programs")),
+            };
+            let failed_tests = failed.into_iter().collect();
+            Ok(Report { counts, failed_tests, skips, ..Report::new(step, verdict) })
         }
         Step::Stress => {
             let mut command = workspace.checker(Checker::Stress, false);

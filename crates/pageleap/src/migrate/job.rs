@@ -186,9 +186,19 @@ impl Job {
         self.shared.wait_until(|phase| phase != Phase::Migrating);
     }
 
+    /// Waits until it has ended.
+    pub fn wait_until_finished(&self) {
+        self.shared.wait_until_whole();
+    }
+
+    /// What it did; `None` while it runs.
+    pub fn report(&self) -> Option<Report> {
+        lock(&self.shared.report).clone()
+    }
+
     /// Waits until it has ended and returns what it did.
     pub fn wait(self) -> Report {
-        self.shared.wait_until_whole();
+        self.wait_until_finished();
         lock(&self.shared.report)
             .take()
             .expect("a finished job has a report, and `wait` consumes the only handle")

@@ -218,6 +218,18 @@ impl Region {
     /// # Errors
     /// If a guard is on the part ([`Region::pin`]); if the process has as many mappings as it may: then some of the part is still backed, as it was.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
+        // SAFETY: nobody else has a reference to the region, so none into it lives.
+        unsafe { self.discard_shared(range) }
+    }
+
+    /// The same for callers whose language knows no exclusive references.
+    ///
+    /// # Safety
+    /// Nobody accesses the part, or keeps a reference into it, from this call on until it is backed again.
+    ///
+    /// # Errors
+    /// As [`Region::discard`].
+    pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
         let _claim = self.0.claim(range.clone(), self.len())?;
         let pages = self.0.pages(&range);
         if self.0.pins.any(&pages) {

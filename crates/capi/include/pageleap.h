@@ -1,0 +1,963 @@
+/*
+ * pageleap.h - moves pages of this process between memory nodes while threads keep reading and
+ * writing them, and always finishes.
+ *
+ * A program makes a pool (memory of one or several nodes, faulted in), a region (a range of
+ * addresses that never changes, backed by frames of pools), puts its data there, and starts jobs
+ * that move ranges of regions to other frames: of another node, of another pool. Threads go on
+ * reading and writing meanwhile; nothing is lost.
+ *
+ *     pageleap_pool *near_pool, *far_pool;
+ *     pageleap_region *region;
+ *     pageleap_job *job;
+ *
+ *     if (pageleap_pool_new(PAGELEAP_ON(0), 1 << 30, NULL, &near_pool) != PAGELEAP_OK ||
+ *         pageleap_pool_new(PAGELEAP_ON(1), 1 << 30, NULL, &far_pool) != PAGELEAP_OK ||
+ *         pageleap_region_new(near_pool, NULL, 1 << 30, &region) != PAGELEAP_OK) {
+ *         fprintf(stderr, "%s\n", pageleap_last_error());
+ *         exit(1);
+ *     }
+ *     char *data = pageleap_region_start(region);   // zeroed; any thread may use it
+ *
+ *     pageleap_range all = PAGELEAP_INIT(pageleap_range);
+ *     all.region = region;
+ *     all.pool = far_pool;                           // the whole region
+ *     if (pageleap_job_start(&all, 1, NULL, &job) != PAGELEAP_OK) { ... }
+ *     ...                                            // threads go on
+ *     pageleap_job_wait(job, NULL);
+ *     pageleap_job_free(job);
+ *
+ * What holds for all functions:
+ *
+ * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
+ *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
+ *           function says otherwise, and what a function should have given out is NULL.
+ * Threads.  All functions may be called from any thread, several at a time, also on the same
+ *           handle; only functions that free a handle need it to themselves. None may be called
+ *           from a signal handler.
+ * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
+ *           Handles may be freed in any order.
+ * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
+ *           functions that return no status return 0, false or NULL then.
+ * Structs.  Structures begin with their size, because later versions may append fields. Make
+ *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
+ *           what is best for most. Those that a function fills need their size as well.
+ * fork.     A child does not have the regions of its parent. It must not use handles of its
+ *           parent but to free them.
+ * Signals.  The library blocks no signals of the program's threads; its own threads take none.
+ *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
+ *
+ * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
+ * stays loaded once it is loaded (dlclose does not unload it).
+ */
+
+#ifndef PAGELEAP_H
+#define PAGELEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+/* A structure with its size set, and all else 0. */
+#define PAGELEAP_INIT(type) ([] { type made = {}; made.size = sizeof(type); return made; }())
+#else
+/* A structure with its size set, and all else 0. */
+#define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
+/* The placement "all on this node", for the call in which it stands. */
+#define PAGELEAP_ON(node)                                                                          \
+    (&(const pageleap_placement){                                                                  \
+        .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+/* Which kind of error a function has met. The text, pageleap_last_error(), says the rest.
+ *
+ * Later versions may add kinds: treat one that you do not know as an error like any other. */
+typedef enum pageleap_status {
+    /* Done. */
+    PAGELEAP_OK = 0,
+    /* An argument makes no sense, or a pointer is NULL that must not be; nothing was
+     * attempted. */
+    PAGELEAP_BAD_ARGUMENT = 1,
+    /* A byte range is not inside the region, not aligned to its pages, empty, or partly
+     * without memory. */
+    PAGELEAP_BAD_RANGE = 2,
+    /* The machine has no such node, or it has no memory, or is offline. */
+    PAGELEAP_UNKNOWN_NODE = 3,
+    /* The cpuset of the process does not allow memory of the node. */
+    PAGELEAP_NODE_NOT_ALLOWED = 4,
+    /* The kernel did not make pages of the size asked for. */
+    PAGELEAP_NOT_HUGE = 5,
+    /* A job or another call works on part of the range. */
+    PAGELEAP_RANGE_BUSY = 6,
+    /* A guard keeps pages where they are. */
+    PAGELEAP_PINNED = 7,
+    /* The pool has fewer free frames than needed. */
+    PAGELEAP_POOL_EXHAUSTED = 8,
+    /* The machine, the node or the memory cgroup has too little free memory. */
+    PAGELEAP_OUT_OF_MEMORY = 9,
+    /* Pages are not on the node that they were asked for on. */
+    PAGELEAP_MISPLACED = 10,
+    /* The engine cannot work here. */
+    PAGELEAP_ENGINE_REFUSED = 11,
+    /* A system call failed: pageleap_last_error_detail() says which, on which addresses, with
+     * which errno. */
+    PAGELEAP_SYSTEM_CALL = 12,
+    /* A file of /proc or /sys could not be read or made no sense. */
+    PAGELEAP_SYSTEM_FILE = 13,
+    /* The machine, or a structure of a newer header, is not one that this library can work
+     * with. */
+    PAGELEAP_UNSUPPORTED = 14,
+    /* A fixed limit of this library was reached. */
+    PAGELEAP_LIMIT = 15,
+    /* A defect of this library, caught where it would have ended the process. Please report
+     * the text. */
+    PAGELEAP_DEFECT = 16,
+} pageleap_status;
+
+/* What is known of an error. */
+typedef struct pageleap_error {
+    /* sizeof(pageleap_error). */
+    size_t size;
+    /* Its kind; PAGELEAP_OK if no call of this thread has failed yet. */
+    enum pageleap_status status;
+    /* errno of the system call that failed, or 0. */
+    int error_number;
+    /* The name of that system call, or NULL. Constant. */
+    const char *call;
+    /* First byte of the addresses, or of the part of a region, that it is about; 0 if it is
+     * about none. */
+    size_t start;
+    /* How many bytes that is. */
+    size_t length;
+    /* The whole text, in English: what was tried, on which range, what went wrong and why, and
+     * after a semicolon what to do. Valid until the next call of this thread fails. */
+    const char *message;
+} pageleap_error;
+
+/* The text of the last error of this thread, in English: what was tried, on which range, what
+ * went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
+ * NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails. */
+const char *pageleap_last_error(void);
+
+/* The last error of this thread, in parts. */
+enum pageleap_status pageleap_last_error_detail(pageleap_error *error);
+
+/* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
+const char *pageleap_status_name(uint32_t status);
+
+/* The version of the library, such as "0.1.0". Constant. */
+const char *pageleap_version(void);
+
+/* ---- Page sizes ------------------------------------------------------------------------------ */
+
+/* The size of the pages of a pool and of the regions over it. */
+typedef enum pageleap_page_size {
+    /* 4 KB pages. */
+    PAGELEAP_PAGE_4K = 0,
+    /* Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. */
+    PAGELEAP_PAGE_THP = 1,
+    /* 2 MB pages of hugetlb, which somebody must have reserved (nr_hugepages). */
+    PAGELEAP_PAGE_2M = 2,
+    /* 1 GB pages of hugetlb, which somebody must have reserved. */
+    PAGELEAP_PAGE_1G = 3,
+} pageleap_page_size;
+
+/* Bytes of one page of that size; 0 for other numbers. */
+size_t pageleap_page_bytes(uint32_t page_size);
+
+/* ---- The machine ----------------------------------------------------------------------------- */
+
+/* The machine as it was when it was read: nodes, their CPUs, memory and huge pages, how far
+ * they are from each other, and which of them this process may use. It never changes; read
+ * another one to see what is free now. */
+typedef struct pageleap_topology pageleap_topology;
+
+/* One memory node. */
+typedef struct pageleap_node {
+    /* sizeof(pageleap_node). */
+    size_t size;
+    /* The kernel's number of it. Numbers are sparse: 0 and 4 may be all there is. */
+    uint32_t id;
+    /* Its memory tier: the smaller, the faster. -1 if the kernel does not say. */
+    int32_t tier;
+    /* Its memory in bytes; 0 for CPUs without any. */
+    uint64_t total_bytes;
+    /* What of it can be allocated without swapping, in bytes. */
+    uint64_t free_bytes;
+    /* How many CPUs it has online; 0 for memory without any. */
+    size_t cpu_count;
+    /* The node itself if it has CPUs, else the nearest that has. */
+    uint32_t nearest_with_cpus;
+    /* Whether the cpuset of this process allows memory of it. */
+    bool is_allowed;
+} pageleap_node;
+
+/* The huge pages of one size that a node has reserved. */
+typedef struct pageleap_huge_pages {
+    /* sizeof(pageleap_huge_pages). */
+    size_t size;
+    /* Bytes of one page. */
+    uint64_t page_bytes;
+    /* How many there are (nr_hugepages). */
+    uint64_t total;
+    /* How many of them are free (free_hugepages). */
+    uint64_t free;
+    /* How many of them go away when they are freed (surplus_hugepages). */
+    uint64_t surplus;
+} pageleap_huge_pages;
+
+/* How fast the memory of a node is for the nodes nearest to it, as the firmware says; not
+ * measured. 0 where it does not say. */
+typedef struct pageleap_access {
+    /* sizeof(pageleap_access). */
+    size_t size;
+    /* 0: from whatever can access memory, such as CPUs and network cards; 1: from CPUs. */
+    uint32_t access_class;
+    /* Megabytes per second. */
+    uint64_t read_bandwidth_mb_per_s;
+    /* Megabytes per second. */
+    uint64_t write_bandwidth_mb_per_s;
+    /* Nanoseconds. */
+    uint64_t read_latency_ns;
+    /* Nanoseconds. */
+    uint64_t write_latency_ns;
+} pageleap_access;
+
+/* Reads the machine. Free with pageleap_topology_free(). */
+pageleap_status pageleap_topology_read(pageleap_topology **topology);
+
+/* Frees a topology; NULL is allowed. Texts that it has given out are gone then. */
+void pageleap_topology_free(pageleap_topology *topology);
+
+/* How many nodes are online; 0 for NULL. */
+size_t pageleap_topology_node_count(const pageleap_topology *topology);
+
+/* The node at a place, 0 to pageleap_topology_node_count() - 1, in the order of their numbers. */
+pageleap_status pageleap_topology_node(const pageleap_topology *topology,
+                                       size_t index,
+                                       pageleap_node *node);
+
+/* The online CPUs of a node: writes the first `capacity` of them to `cpus`, and how many there
+ * are to `count`, which may be NULL. */
+pageleap_status pageleap_topology_cpus(const pageleap_topology *topology,
+                                       uint32_t node_id,
+                                       uint32_t *cpus,
+                                       size_t capacity,
+                                       size_t *count);
+
+/* The huge pages of `page_bytes` that a node has reserved; all counts are 0 if it has none of
+ * that size. */
+pageleap_status pageleap_topology_huge_pages(const pageleap_topology *topology,
+                                             uint32_t node_id,
+                                             uint64_t page_bytes,
+                                             pageleap_huge_pages *huge_pages);
+
+/* How fast the memory of a node is, by access class, as the firmware says; all figures are 0
+ * if it says nothing. */
+pageleap_status pageleap_topology_access(const pageleap_topology *topology,
+                                         uint32_t node_id,
+                                         uint32_t access_class,
+                                         pageleap_access *access);
+
+/* The nodes from which the memory of a node is as fast as pageleap_topology_access() says:
+ * writes the first `capacity` of them to `initiators`, and how many there are to `count`,
+ * which may be NULL. */
+pageleap_status pageleap_topology_initiators(const pageleap_topology *topology,
+                                             uint32_t node_id,
+                                             uint32_t access_class,
+                                             uint32_t *initiators,
+                                             size_t capacity,
+                                             size_t *count);
+
+/* The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
+ * node, 20 for twice that; never a latency. 0 if one of them is not online, the kernel does
+ * not say, or the topology is NULL. */
+uint32_t pageleap_topology_distance(const pageleap_topology *topology,
+                                    uint32_t from,
+                                    uint32_t to);
+
+/* The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
+ * writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
+ * `count`, which may be NULL. */
+pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
+                                              const char *text,
+                                              uint32_t *nodes,
+                                              size_t capacity,
+                                              size_t *count);
+
+/* Whether the cpuset of this process allows memory of the node. False for NULL. */
+bool pageleap_topology_is_allowed(const pageleap_topology *topology, uint32_t node_id);
+
+/* What was left out because a file of the kernel is damaged or cannot be read: sentence by
+ * sentence, from 0 on; NULL when there are no more. Valid until the topology is freed. */
+const char *pageleap_topology_warning(const pageleap_topology *topology, size_t index);
+
+/* ---- What machine, user and container allow -------------------------------------------------- */
+
+/* How something stands. */
+typedef enum pageleap_state {
+    /* It was tried, or read, and is in order. */
+    PAGELEAP_WORKS = 0,
+    /* It is in order with a restriction, which the reason names. */
+    PAGELEAP_LIMITED = 1,
+    /* It does not work here. */
+    PAGELEAP_MISSING = 2,
+    /* It could be neither tried nor read. */
+    PAGELEAP_UNKNOWN = 3,
+} pageleap_state;
+
+/* What was found out about this machine, user and container: calls were tried and files read.
+ * It never changes. */
+typedef struct pageleap_capabilities pageleap_capabilities;
+
+/* What is asked of the machine. */
+typedef struct pageleap_demand {
+    /* sizeof(pageleap_demand). */
+    size_t size;
+    /* Bytes of the region that is to move; 0 if only a few pages are meant. */
+    uint64_t bytes;
+    /* The size of its pages. */
+    uint32_t page_size;
+    /* Whether to move a few pages for a trial, too: the finding "leap". It installs the
+     * SIGSEGV handler as every job does. */
+    bool try_leap;
+} pageleap_demand;
+
+/* One finding. Texts are valid until the capabilities are freed, and never NULL. */
+typedef struct pageleap_finding {
+    /* sizeof(pageleap_finding). */
+    size_t size;
+    /* What was looked at, such as "userfaultfd" or "freeze": a name that stays the same from
+     * version to version. */
+    const char *topic;
+    /* How it stands. */
+    enum pageleap_state state;
+    /* Whether it makes the leap impossible that was asked about. */
+    bool blocks;
+    /* In one line. */
+    const char *summary;
+    /* Why it is not in order; empty if it is. */
+    const char *reason;
+    /* What was seen, line by line: calls with their results, files with their contents. */
+    const char *observed;
+    /* How many remedies there are: pageleap_capabilities_remedy(). */
+    size_t remedy_count;
+} pageleap_finding;
+
+/* One way to change a finding. Texts are valid until the capabilities are freed, and never
+ * NULL. */
+typedef struct pageleap_remedy {
+    /* sizeof(pageleap_remedy). */
+    size_t size;
+    /* Who can apply it. */
+    const char *who;
+    /* The exact line to type or to add. */
+    const char *line;
+    /* What it grants besides, or takes away: the price. */
+    const char *grants;
+} pageleap_remedy;
+
+/* Finds out what this machine, user and container allow: tries each call that matters on
+ * memory of its own, and leaves everything as it was. Takes some ten milliseconds. `demand`
+ * may be NULL: a few pages of 4 KB. Free with pageleap_capabilities_free(). */
+pageleap_status pageleap_probe(const pageleap_demand *demand,
+                               pageleap_capabilities **capabilities);
+
+/* Frees capabilities; NULL is allowed. */
+void pageleap_capabilities_free(pageleap_capabilities *capabilities);
+
+/* How many findings there are; 0 for NULL. */
+size_t pageleap_capabilities_count(const pageleap_capabilities *capabilities);
+
+/* Whether a topic works, with a restriction perhaps. False for topics that were not looked at. */
+bool pageleap_capabilities_has(const pageleap_capabilities *capabilities,
+                               const char *topic);
+
+/* The finding at a place, 0 to pageleap_capabilities_count() - 1. */
+pageleap_status pageleap_capabilities_finding(const pageleap_capabilities *capabilities,
+                                              size_t index,
+                                              pageleap_finding *finding);
+
+/* A remedy of the finding at a place, the least intrusive first: 0 to its remedy_count - 1. */
+pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabilities,
+                                             size_t finding_index,
+                                             size_t remedy_index,
+                                             pageleap_remedy *remedy);
+
+/* ---- Where pages should go, and where they lie ----------------------------------------------- */
+
+/* How pages are spread over nodes, and where the page tables go that map them.
+ *
+ * With one node everything lies there. With several, stripes of the range go to them in turn. */
+typedef struct pageleap_placement {
+    /* sizeof(pageleap_placement). */
+    size_t size;
+    /* The nodes' numbers. The array belongs to the caller and is not needed after the call. */
+    const uint32_t *nodes;
+    /* How many there are; at least 1. */
+    size_t node_count;
+    /* How many stripes of each round a node gets, 1 to 255, in the order of `nodes`; NULL: one
+     * each. */
+    const uint32_t *weights;
+    /* Bytes of a stripe, a multiple of the page size; 0: from one page to 2 MB, so that a
+     * region has at least 256 of them. */
+    size_t stripe_bytes;
+    /* Whether page tables go to the node that page_tables_node says. Else they go where the
+     * data goes; for a node without CPUs, to the nearest that has some. */
+    bool has_page_tables_node;
+    /* That node's number. */
+    uint32_t page_tables_node;
+} pageleap_placement;
+
+/* Where pages lie, against where they should. */
+typedef struct pageleap_verification {
+    /* sizeof(pageleap_verification). */
+    size_t size;
+    /* Pages looked at. */
+    uint64_t pages;
+    /* Pages that are present on another node than they should be. */
+    uint64_t misplaced;
+    /* Pages that are not present: swapped out, say. */
+    uint64_t absent;
+} pageleap_verification;
+
+/* How many pages lie on a node. */
+typedef struct pageleap_node_pages {
+    /* The node's number. */
+    uint32_t node;
+    /* How many pages. */
+    uint64_t pages;
+} pageleap_node_pages;
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
+/* Memory of one or several nodes, faulted in, verified, and free to be used by regions.
+ *
+ * The memory goes back to the system when the pool has been freed and no region has frames of
+ * it any more. */
+typedef struct pageleap_pool pageleap_pool;
+
+/* How a pool is made. All 0 but size, and that a placement must be given: 4 KB pages, as many
+ * threads as there are CPUs, at most 8. */
+typedef struct pageleap_pool_options {
+    /* sizeof(pageleap_pool_options). */
+    size_t size;
+    /* The size of its pages, one of pageleap_page_size. */
+    uint32_t page_size;
+    /* Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
+     * hugetlb pages never are anyway. */
+    bool is_locked;
+    /* How many threads fault the memory in; 0: one for each CPU of a node, at most 8. */
+    size_t threads;
+    /* Called with the bytes done and the bytes to do, about every 32 MB, from the filling
+     * threads, one call at a time or several at once; NULL: not called. It must not call
+     * functions of this library, nor throw, nor longjmp. */
+    void (*progress)(void *data, uint64_t done, uint64_t total);
+    /* What the callback gets. */
+    void *progress_data;
+} pageleap_pool_options;
+
+/* Takes `bytes` bytes (rounded up to whole pages) of the nodes of a placement, faults them in,
+ * and verifies with the kernel that they lie where they should, in pages of the size asked
+ * for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails, everything
+ * has been given back.
+ *
+ * The pool is freed with pageleap_pool_free(). */
+pageleap_status pageleap_pool_new(const pageleap_placement *place,
+                                  uint64_t bytes,
+                                  const pageleap_pool_options *options,
+                                  pageleap_pool **pool);
+
+/* Frees a pool; NULL is allowed. Regions that have frames of it, and jobs, go on: its memory
+ * goes back to the system after the last of them. */
+void pageleap_pool_free(pageleap_pool *pool);
+
+/* The size of its pages, one of pageleap_page_size; 0 for NULL. */
+uint32_t pageleap_pool_page_size(const pageleap_pool *pool);
+
+/* Its size in bytes; 0 for NULL. */
+uint64_t pageleap_pool_bytes(const pageleap_pool *pool);
+
+/* What is free of it, in bytes; 0 for NULL. Frames that a job is recycling are not, although
+ * whoever needs them gets them. */
+uint64_t pageleap_pool_free_bytes(const pageleap_pool *pool);
+
+/* What is free of it on one node, in bytes; 0 for a node that is none of its, and for NULL. */
+uint64_t pageleap_pool_free_bytes_on(const pageleap_pool *pool, uint32_t node);
+
+/* The nodes whose memory it is: writes the first `capacity` of them to `nodes`, and how many
+ * there are to `count`, which may be NULL. */
+pageleap_status pageleap_pool_nodes(const pageleap_pool *pool,
+                                    uint32_t *nodes,
+                                    size_t capacity,
+                                    size_t *count);
+
+/* Asks the kernel where all frames of the pool lie, whoever uses them. Takes some 60 ms per GB
+ * of 4 KB pages; jobs may go on meanwhile. */
+pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
+                                     pageleap_verification *verification);
+
+/* ---- Regions --------------------------------------------------------------------------------- */
+
+/* A range of addresses that stays where it is for as long as it lives, while its pages change
+ * their frames.
+ *
+ * Threads of this process may read and write it at any time, also while it moves, with
+ * ordinary loads, stores and atomic operations; nothing is lost. This much is asked of them in
+ * return:
+ *
+ * - System calls that write into a part that is moving (read, recv, io_uring) may fail with
+ *   EFAULT, with the engines mprotect and precopy-protect. Repeat them where nothing is
+ *   consumed before it is copied: files, pipes, stream sockets; not datagrams and eventfds.
+ * - No device, and no kernel for it, may have its pages without a guard (pageleap_region_pin):
+ *   O_DIRECT, RDMA, registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
+ * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
+ *   variables in it. Ordinary private ones are fine.
+ * - No stacks and no thread-local storage in it.
+ * - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
+ * - Children made by fork do not get it, and must not touch it.
+ * - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
+ *   SIGSEGV.
+ * - mlock, madvise and mprotect may be used on any part of it that is not just moving, and
+ *   survive moves. */
+typedef struct pageleap_region pageleap_region;
+
+/* What a region is. */
+typedef struct pageleap_region_info {
+    /* sizeof(pageleap_region_info). */
+    size_t size;
+    /* Its first byte, which never changes. */
+    void *start;
+    /* Its length in bytes. */
+    size_t length;
+    /* Its identity in reports. */
+    uint64_t id;
+    /* The size of its pages, one of pageleap_page_size. */
+    uint32_t page_size;
+} pageleap_region_info;
+
+/* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
+ * `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
+ * a job is just recycling, if it needs them. The region is freed with pageleap_region_free(),
+ * and does not need the pool's handle. */
+pageleap_status pageleap_region_new(const pageleap_pool *pool,
+                                    const pageleap_placement *place,
+                                    size_t length,
+                                    pageleap_region **region);
+
+/* Makes a region of no bytes yet, which can grow to `capacity` bytes at the same address. It
+ * takes address space only. */
+pageleap_status pageleap_region_reserve(size_t capacity,
+                                        uint32_t page,
+                                        pageleap_region **region);
+
+/* Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
+ * to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
+ * Guards keep the memory where it is until they are dropped. */
+void pageleap_region_free(pageleap_region *region);
+
+/* Its first byte, which never changes; NULL for NULL. */
+void *pageleap_region_start(const pageleap_region *region);
+
+/* Its length in bytes; 0 for NULL. */
+size_t pageleap_region_length(const pageleap_region *region);
+
+/* What a region is. */
+pageleap_status pageleap_region_describe(const pageleap_region *region,
+                                         pageleap_region_info *info);
+
+/* A part of a region, checked: gives its address if it is inside the region and has memory
+ * everywhere. */
+pageleap_status pageleap_region_view(const pageleap_region *region,
+                                     size_t offset,
+                                     size_t length,
+                                     void **address);
+
+/* Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
+ * addresses do not change. `place` may be NULL, as for pageleap_region_new(). */
+pageleap_status pageleap_region_grow(const pageleap_region *region,
+                                     size_t length,
+                                     const pageleap_pool *pool,
+                                     const pageleap_placement *place);
+
+/* Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
+ * touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
+ * the call. Refused while a job works on the part or a guard is on it; all of it or nothing,
+ * but if the process has as many mappings as it may. */
+pageleap_status pageleap_region_discard(const pageleap_region *region,
+                                        size_t offset,
+                                        size_t length);
+
+/* Gives a part, whole pages, that was discarded zeroed frames of a pool. `place` may be NULL,
+ * as for pageleap_region_new(). */
+pageleap_status pageleap_region_back(const pageleap_region *region,
+                                     size_t offset,
+                                     size_t length,
+                                     const pageleap_pool *pool,
+                                     const pageleap_placement *place);
+
+/* Asks the kernel whether each page of a region is present, on the node that it was placed on.
+ * Jobs may go on meanwhile. */
+pageleap_status pageleap_region_verify(const pageleap_region *region,
+                                       pageleap_verification *verification);
+
+/* On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
+ * nodes to `nodes`, and how many there are to `count`, which may be NULL. */
+pageleap_status pageleap_region_placement(const pageleap_region *region,
+                                          pageleap_node_pages *nodes,
+                                          size_t capacity,
+                                          size_t *count);
+
+/* ---- Guards ---------------------------------------------------------------------------------- */
+
+/* Keeps pages of a region in their frames. */
+typedef struct pageleap_guard pageleap_guard;
+
+/* Keeps the pages of a part in their frames until the guard is dropped: from before the
+ * submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
+ * of an io_uring buffer, in either direction, until after its completion or unregistration.
+ * Returns once no page of it is just being moved. Jobs move everything else meanwhile. Guards
+ * may overlap. */
+pageleap_status pageleap_region_pin(const pageleap_region *region,
+                                    size_t offset,
+                                    size_t length,
+                                    pageleap_guard **guard);
+
+/* Drops a guard, so that its pages may move; NULL is allowed. */
+void pageleap_guard_drop(pageleap_guard *guard);
+
+/* ---- What is to move, and how ---------------------------------------------------------------- */
+
+/* The method by which pages are moved, and what it means for those who use them meanwhile.
+ * Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
+ * in the end. */
+typedef enum pageleap_engine {
+    /* The best that works here, for each job, and for parts of it where that is refused. */
+    PAGELEAP_ENGINE_AUTO = 0,
+    /* Follows writes, copies what was written again, and takes the page tables away for a
+     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
+     * holds up the kernel; not for hugetlb pages. */
+    PAGELEAP_ENGINE_PRECOPY = 1,
+    /* The same, with pages write-protected while they are copied, and writers let in one by
+     * one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
+     * hugetlb pages, too. */
+    PAGELEAP_ENGINE_WP_SYNC = 2,
+    /* Follows writes, and makes pages read-only for a moment at the end: system calls that
+     * write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege. */
+    PAGELEAP_ENGINE_PRECOPY_PROTECT = 3,
+    /* Makes pages read-only while they are copied: system calls that write into them fail with
+     * EFAULT. Works on every kernel, without privilege. */
+    PAGELEAP_ENGINE_MPROTECT = 4,
+} pageleap_engine;
+
+/* What is to move where: bytes of a region, in whole pages. */
+typedef struct pageleap_range {
+    /* sizeof(pageleap_range), the same in all elements of an array. */
+    size_t size;
+    /* The region. */
+    const pageleap_region *region;
+    /* The first byte, from the start of the region. */
+    size_t offset;
+    /* How many bytes; 0: all from the offset to the end of the region. */
+    size_t length;
+    /* The pool whose frames the pages get. Those that have frames of it on the right node
+     * already, and those without memory, stay as they are. */
+    const pageleap_pool *pool;
+    /* On which nodes of the pool; NULL: as the pool is placed. */
+    const pageleap_placement *place;
+} pageleap_range;
+
+/* How a job works. All 0 but size: as is best for most. */
+typedef struct pageleap_job_options {
+    /* sizeof(pageleap_job_options). */
+    size_t size;
+    /* Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
+     * is an error. */
+    uint32_t engine;
+    /* How many threads copy, at most; 0: one for each four CPUs of the destination, at least 1
+     * and at most 8. */
+    uint32_t threads;
+    /* The initial size of an area, the unit in which pages move, in bytes, a multiple of the
+     * page size; 0: chosen, and changed on the way. */
+    size_t area_bytes;
+    /* Nanoseconds after which no new area is begun; 0: none. */
+    uint64_t timeout_ns;
+    /* How long a thread of the program should have to wait for the job at most, in
+     * nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
+     * any case. */
+    uint64_t wait_budget_ns;
+    /* How many bytes per second are copied at most, repeated copies included; 0: no limit. */
+    uint64_t rate_limit_bytes_per_s;
+    /* How long the job waits, in nanoseconds, for guards once everything else has moved and
+     * none of them goes; 0: one second, -1: not at all. */
+    int64_t pin_patience_ns;
+    /* After how many disturbed copies writers of an area are held back until it has moved; 0:
+     * 3, or 4 with engines that follow writes; -1: from the start. */
+    int32_t max_disturbed_copies;
+    /* Into how many parts a disturbed area is split (engine mprotect); 0: 2, 1: it is not. */
+    uint32_t reduction_factor;
+} pageleap_job_options;
+
+/* The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant. */
+const char *pageleap_engine_name(uint32_t engine);
+
+/* Installs the SIGSEGV handler of the engines mprotect and precopy-protect, in front of the
+ * one that is there, which gets all faults that are not ours. The first job does it; call it
+ * before another library installs a handler that chains to the one that it finds. Refused if
+ * somebody has replaced ours since. */
+pageleap_status pageleap_install_fault_handler(void);
+
+/* ---- Reports --------------------------------------------------------------------------------- */
+
+/* Why a job has ended. What moved has moved, the rest has not, and both are whole. */
+typedef enum pageleap_ended {
+    /* Every page was dealt with. */
+    PAGELEAP_COMPLETED = 0,
+    /* Somebody cancelled it or freed it. */
+    PAGELEAP_CANCELLED = 1,
+    /* The time was up. */
+    PAGELEAP_TIMED_OUT = 2,
+    /* A region was freed that it worked on. */
+    PAGELEAP_REGION_FREED = 3,
+    /* The cpuset of the process was changed and no longer allows a node that pages were to
+     * move to. */
+    PAGELEAP_CPUSET_CHANGED = 4,
+    /* Some pages could not be moved. */
+    PAGELEAP_FAILED = 5,
+} pageleap_ended;
+
+/* What became of a page. */
+typedef enum pageleap_outcome {
+    /* It lies in a frame of the destination now. */
+    PAGELEAP_MIGRATED = 0,
+    /* There was nothing to do: it lay there already, or it has no memory. */
+    PAGELEAP_UNCHANGED = 1,
+    /* It was tried, and the job was stopped before the next try; or a guard has kept it where
+     * it is. */
+    PAGELEAP_BUSY = 2,
+    /* A system call was refused each time it was tried. */
+    PAGELEAP_NOT_MOVABLE = 3,
+    /* The job was stopped before it was tried. */
+    PAGELEAP_NOT_ATTEMPTED = 4,
+} pageleap_outcome;
+
+/* What a job did. It never changes. */
+typedef struct pageleap_report pageleap_report;
+
+/* What a job did, in figures. Texts are valid until the report is freed, and never NULL. */
+typedef struct pageleap_report_figures {
+    /* sizeof(pageleap_report_figures). */
+    size_t size;
+    /* Why it has ended. */
+    enum pageleap_ended ended;
+    /* The engine that was used, where it could be. */
+    pageleap_engine engine;
+    /* In words, why it has ended: for PAGELEAP_FAILED the first error. */
+    const char *ended_text;
+    /* Why that engine. */
+    const char *engine_reason;
+    /* Pages that have moved. */
+    uint64_t pages_migrated;
+    /* Pages with which there was nothing to do. */
+    uint64_t pages_unchanged;
+    /* Pages that were tried and stay where they were. */
+    uint64_t pages_busy;
+    /* Pages that could not be moved. */
+    uint64_t pages_not_movable;
+    /* Pages that were not tried. */
+    uint64_t pages_not_attempted;
+    /* Bytes of all ranges. */
+    uint64_t bytes;
+    /* Bytes copied, those included that were copied in vain. */
+    uint64_t bytes_copied;
+    /* Bytes copied in vain, because they were written meanwhile. */
+    uint64_t bytes_recopied;
+    /* From the start of the job until the last page had moved, in nanoseconds. */
+    uint64_t migrate_ns;
+    /* What came after that: making vacated frames ready for use again, in nanoseconds. */
+    uint64_t recycle_ns;
+    /* For how long areas were closed to writers (with the engine precopy to readers, too), in
+     * nanoseconds: the longest time. */
+    uint64_t window_max_ns;
+    /* Of 100 such times, 99 were not longer. */
+    uint64_t window_p99_ns;
+    /* How many such times there were. */
+    uint64_t windows;
+    /* How many of them were longer than the wait budget. */
+    uint64_t windows_over_budget;
+    /* How long threads were held up in the SIGSEGV handler, in nanoseconds: the longest time. */
+    uint64_t wait_max_ns;
+    /* Areas whose writers were held back although much was left to copy. */
+    uint64_t holds;
+    /* Calls that were repeated because giving up would have left part of a region
+     * inaccessible. */
+    uint64_t repairs;
+    /* How large an area was, in bytes, at most. */
+    size_t area_bytes;
+    /* Threads that copied, at most. */
+    uint32_t threads;
+    /* How many of them copied at the end, because it was hardly faster with more. */
+    uint32_t threads_settled;
+    /* How many warnings there are: pageleap_report_warning(). */
+    size_t warning_count;
+    /* How many runs of pages there are: pageleap_report_run(). */
+    size_t run_count;
+    /* How many uses of engines there are: pageleap_report_engine_use(). */
+    size_t engine_use_count;
+} pageleap_report_figures;
+
+/* Consecutive pages of a region that had the same outcome. */
+typedef struct pageleap_page_run {
+    /* sizeof(pageleap_page_run). */
+    size_t size;
+    /* The region's identity: pageleap_region_describe(). */
+    uint64_t region_id;
+    /* The first byte, from the start of the region. */
+    size_t offset;
+    /* How many bytes. */
+    size_t length;
+    /* What became of them. */
+    enum pageleap_outcome outcome;
+} pageleap_page_run;
+
+/* By which engine some pages of a range have moved. */
+typedef struct pageleap_engine_use {
+    /* sizeof(pageleap_engine_use). */
+    size_t size;
+    /* The region's identity: pageleap_region_describe(). */
+    uint64_t region_id;
+    /* The first byte of the range, from the start of the region. */
+    size_t offset;
+    /* How many bytes the range has. */
+    size_t length;
+    /* How many of its pages. */
+    uint64_t pages;
+    /* By which engine. */
+    pageleap_engine engine;
+    /* Why by that one. Valid until the report is freed, and never NULL. */
+    const char *why;
+} pageleap_engine_use;
+
+/* Frees a report; NULL is allowed. Texts that it has given out are gone then. */
+void pageleap_report_free(pageleap_report *report);
+
+/* The figures of a report. */
+pageleap_status pageleap_report_get_figures(const pageleap_report *report,
+                                            pageleap_report_figures *figures);
+
+/* The run of pages at a place, 0 to run_count - 1, in the order in which the ranges were
+ * given. */
+pageleap_status pageleap_report_run(const pageleap_report *report,
+                                    size_t index,
+                                    pageleap_page_run *run);
+
+/* The use of an engine at a place, 0 to engine_use_count - 1. */
+pageleap_status pageleap_report_get_engine_use(const pageleap_report *report,
+                                               size_t index,
+                                               pageleap_engine_use *engine_use);
+
+/* What went less well than asked, in words: from 0 to warning_count - 1; NULL behind that.
+ * Valid until the report is freed. */
+const char *pageleap_report_warning(const pageleap_report *report, size_t index);
+
+/* The report as text for people, several lines; NULL for NULL. Valid until the report is
+ * freed. */
+const char *pageleap_report_text(const pageleap_report *report);
+
+/* The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
+ * Times are nanoseconds, sizes bytes. */
+const char *pageleap_report_json(const pageleap_report *report);
+
+/* ---- Jobs ------------------------------------------------------------------------------------ */
+
+/* What a job is doing. */
+typedef enum pageleap_phase {
+    /* Moving pages. */
+    PAGELEAP_MIGRATING = 0,
+    /* Pages have moved, and may be moved again or discarded; vacated frames are made ready for
+     * use again. */
+    PAGELEAP_RECYCLING = 1,
+    /* Done; the report is there. */
+    PAGELEAP_FINISHED = 2,
+} pageleap_phase;
+
+/* A job: a move that is under way, or has ended. */
+typedef struct pageleap_job pageleap_job;
+
+/* How far a job is. */
+typedef struct pageleap_progress {
+    /* sizeof(pageleap_progress). */
+    size_t size;
+    /* What it is doing. */
+    enum pageleap_phase phase;
+    /* Bytes that have to move. */
+    uint64_t bytes_total;
+    /* Bytes that have moved. */
+    uint64_t bytes_migrated;
+    /* Bytes copied so far, those included that were copied in vain because they were written
+     * meanwhile. */
+    uint64_t bytes_copied;
+} pageleap_progress;
+
+/* Starts a job that moves all these ranges while the program goes on, and returns at once,
+ * unless it needs frames that another job is just recycling. `options` may be NULL. If it
+ * fails, nothing has changed.
+ *
+ * The job does not need the handles of pools; freeing a region ends it. It is freed with
+ * pageleap_job_free(). */
+pageleap_status pageleap_job_start(const pageleap_range *ranges,
+                                   size_t range_count,
+                                   const pageleap_job_options *options,
+                                   pageleap_job **job);
+
+/* How far a job is. */
+pageleap_status pageleap_job_progress(const pageleap_job *job,
+                                      pageleap_progress *progress);
+
+/* Asks a job to stop after the areas that are under way, and returns at once. What has moved
+ * stays moved, the rest stays where it is; all of it is whole. */
+pageleap_status pageleap_job_cancel(const pageleap_job *job);
+
+/* Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL. */
+bool pageleap_job_is_finished(const pageleap_job *job);
+
+/* A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
+ * belongs to the job: do not read from it, and do not close it. -1 for NULL. */
+int pageleap_job_fd(const pageleap_job *job);
+
+/* Waits until a job moves no more pages; they may be moved again, discarded or freed from then
+ * on. */
+pageleap_status pageleap_job_wait_until_moved(const pageleap_job *job);
+
+/* Waits until a job has ended, and gives its report, which the caller frees with
+ * pageleap_report_free(). `report` may be NULL. A job that was stopped, or could not move some
+ * pages, is no error of this call: the report says it. Any number of threads may wait. */
+pageleap_status pageleap_job_wait(const pageleap_job *job, pageleap_report **report);
+
+/* Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
+ * at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
+ * anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
+ * but for freeing the job. */
+pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
+                                                uint32_t interval_ms,
+                                                int (*callback)(void *data,
+                                                                const pageleap_progress *progress),
+                                                void *data,
+                                                pageleap_report **report);
+
+/* Frees a job; NULL is allowed. If it has not ended, it is cancelled, and the call waits until
+ * its ranges are whole. Nobody may use the handle any more. */
+void pageleap_job_free(pageleap_job *job);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PAGELEAP_H */

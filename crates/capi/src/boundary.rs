@@ -1,0 +1,289 @@
+//! What every function does with what C passes: pointers are checked, structures may be of older or newer headers, panics end here.
+
+use std::ffi::{CStr, c_char};
+use std::mem::{MaybeUninit, size_of};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pageleap::Error;
+
+use crate::status::{note, note_defect, pageleap_status};
+
+/// Runs the body of a function, which gives `Result<(), Error>`.
+macro_rules! boundary {
+    ($body:block) => {
+        $crate::boundary::run(|| -> Result<(), ::pageleap::Error> { $body })
+    };
+}
+
+/// Runs the body of a function, and notes how it has failed.
+pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => pageleap_status::PAGELEAP_OK,
+        Ok(Err(error)) => note(&error),
+        Err(panic) => note_defect(&panic_text(&*panic)),
+    }
+}
+
+/// Runs the body of a function that gives a value, and gives `otherwise` if that fails.
+pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
+    let mut result = otherwise;
+    run(|| {
+        result = body()?;
+        Ok(())
+    });
+    result
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// An argument that makes no sense.
+pub(crate) fn bad(what: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::BadArgument { what, reason: reason.into(), remedy: remedy.into() }
+}
+
+fn null(what: &'static str) -> Error {
+    bad(what, "it is NULL", "pass a pointer")
+}
+
+/// What a handle points to.
+///
+/// # Safety
+/// A pointer that is not NULL is one that this library has given out as such, and not freed.
+pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T, Error> {
+    // SAFETY: forwarded to the caller.
+    unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
+}
+
+/// Gives out a value behind a handle. If `out` is NULL, makes nothing.
+///
+/// # Safety
+/// A pointer that is not NULL may be written to.
+pub(crate) unsafe fn give<T>(
+    out: *mut *mut T,
+    what: &'static str,
+    make: impl FnOnce() -> Result<T, Error>,
+) -> Result<(), Error> {
+    // SAFETY: forwarded to the caller.
+    let out = unsafe { out.as_mut() }.ok_or_else(|| null(what))?;
+    *out = std::ptr::null_mut();
+    *out = Box::into_raw(Box::new(make()?));
+    Ok(())
+}
+
+/// Drops what a handle points to; nothing if it is NULL.
+///
+/// # Safety
+/// As [`handle`], and nobody uses it any more.
+pub(crate) unsafe fn free<T>(pointer: *mut T) {
+    if !pointer.is_null() {
+        run(|| {
+            // SAFETY: `give` has made it of a box.
+            drop(unsafe { Box::from_raw(pointer) });
+            Ok(())
+        });
+    }
+}
+
+/// Writes a plain value.
+///
+/// # Safety
+/// A pointer that is not NULL may be written to.
+pub(crate) unsafe fn put<T>(out: *mut T, value: T, what: &'static str) -> Result<(), Error> {
+    match out.is_null() {
+        true => Err(null(what)),
+        false => {
+            // SAFETY: forwarded to the caller.
+            unsafe { out.write(value) };
+            Ok(())
+        }
+    }
+}
+
+/// Text that a program has passed.
+///
+/// # Safety
+/// A pointer that is not NULL points to a string.
+pub(crate) unsafe fn string<'a>(text: *const c_char, what: &'static str) -> Result<&'a str, Error> {
+    if text.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: forwarded to the caller.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| bad(what, "it is not UTF-8", "pass text in UTF-8"))
+}
+
+/// An array that a program has passed.
+///
+/// # Safety
+/// A pointer that is not NULL points to so many values.
+pub(crate) unsafe fn array<'a, T>(
+    first: *const T,
+    count: usize,
+    what: &'static str,
+) -> Result<&'a [T], Error> {
+    match (first.is_null(), count) {
+        (_, 0) => Ok(&[]),
+        (true, _) => Err(null(what)),
+        // SAFETY: forwarded to the caller.
+        (false, _) => Ok(unsafe { std::slice::from_raw_parts(first, count) }),
+    }
+}
+
+/// Writes the first `capacity` of some values into an array, and how many there are.
+///
+/// # Safety
+/// `out` points to room for so many values, or `capacity` is 0; `count` may be written to
+/// unless it is NULL.
+pub(crate) unsafe fn list<T: Copy>(
+    values: &[T],
+    out: *mut T,
+    capacity: usize,
+    count: *mut usize,
+    what: &'static str,
+) -> Result<(), Error> {
+    let shown = values.len().min(capacity);
+    if shown > 0 {
+        if out.is_null() {
+            return Err(null(what));
+        }
+        // SAFETY: forwarded to the caller.
+        unsafe { out.copy_from_nonoverlapping(values.as_ptr(), shown) };
+    }
+    if !count.is_null() {
+        // SAFETY: forwarded to the caller.
+        unsafe { count.write(values.len()) };
+    }
+    Ok(())
+}
+
+/// A structure whose first field is its size, so that later versions can append fields to it.
+///
+/// # Safety
+/// It is `repr(C)`, its first field is a `usize`, and all zero bytes are a value of it.
+pub(crate) unsafe trait Grows: Copy {}
+
+/// The size that a program says its structure has.
+///
+/// # Safety
+/// `pointer` points to at least a `usize`.
+unsafe fn size_of_theirs<T: Grows>(pointer: *const T) -> Result<usize, Error> {
+    // SAFETY: forwarded to the caller; the first field is the size.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    // A megabyte is no structure, but something that was not initialised.
+    if size < size_of::<usize>() || size > 1 << 20 {
+        let reason = format!("its first field, size, is {size}");
+        return Err(bad("structure", reason, "set it to the sizeof of the structure: PAGELEAP_INIT does"));
+    }
+    Ok(size)
+}
+
+/// Reads a structure of a program, whose header may be older or newer. Fields that it does not
+/// have are 0.
+///
+/// # Safety
+/// A pointer that is not NULL points to a structure of the size that it says.
+pub(crate) unsafe fn read<T: Grows>(pointer: *const T) -> Result<Option<T>, Error> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: forwarded to the caller.
+    let theirs = unsafe { size_of_theirs(pointer) }?;
+    let mut ours = MaybeUninit::<T>::zeroed();
+    let shared = theirs.min(size_of::<T>());
+    // SAFETY: both have so many bytes.
+    unsafe { ours.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(pointer.cast(), shared) };
+    // SAFETY: theirs has so many bytes.
+    let rest = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(shared), theirs - shared) };
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Error::Unsupported {
+            what: "a structure of a newer pageleap.h has fields set that this version does not know".into(),
+            remedy: "use a newer libpageleap, or leave these fields 0",
+        });
+    }
+    // SAFETY: all zero is a value, and what was copied is the program's; fields are plain numbers and pointers.
+    Ok(Some(unsafe { ours.assume_init() }))
+}
+
+/// Fills a structure of a program, whose header may be older or newer, and keeps its size.
+/// Fields that this version does not know become 0.
+///
+/// # Safety
+/// A pointer that is not NULL points to a structure of the size that it says.
+pub(crate) unsafe fn write<T: Grows>(pointer: *mut T, value: T) -> Result<(), Error> {
+    if pointer.is_null() {
+        return Err(null("structure"));
+    }
+    // SAFETY: forwarded to the caller.
+    let theirs = unsafe { size_of_theirs(pointer) }?;
+    let (first, shared) = (size_of::<usize>(), theirs.min(size_of::<T>()));
+    // SAFETY: both have so many bytes.
+    unsafe {
+        let (to, from) = (pointer.cast::<u8>(), (&raw const value).cast::<u8>());
+        to.add(first).copy_from_nonoverlapping(from.add(first), shared - first);
+        to.add(shared).write_bytes(0, theirs - shared);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Default)]
+    struct Old {
+        size: usize,
+        first: u64,
+    }
+    // SAFETY: numbers.
+    unsafe impl Grows for Old {}
+
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq, Default)]
+    struct New {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+    // SAFETY: numbers.
+    unsafe impl Grows for New {}
+
+    #[test]
+    fn structures_of_other_headers() {
+        let old = Old { size: size_of::<Old>(), first: 7 };
+        let mut new = New { size: size_of::<New>(), first: 7, second: 0 };
+        // SAFETY: structures of the size that they say.
+        unsafe {
+            let read_old = read((&raw const old).cast::<New>()).unwrap().unwrap();
+            assert_eq!((read_old.first, read_old.second), (7, 0));
+            let read_new = read((&raw const new).cast::<Old>()).unwrap().unwrap();
+            assert_eq!(read_new.first, 7);
+            new.second = 1;
+            assert!(matches!(read((&raw const new).cast::<Old>()), Err(Error::Unsupported { .. })));
+            write((&raw mut new).cast::<Old>(), Old { size: 0, first: 9 }).unwrap();
+            assert_eq!(new, New { size: size_of::<New>(), first: 9, second: 0 });
+            // What lies behind an old structure is not touched.
+            let mut pair = [Old { size: size_of::<Old>(), first: 1 }, Old { size: 3, first: 3 }];
+            write(pair.as_mut_ptr().cast::<New>(), New { size: 0, first: 5, second: 6 }).unwrap();
+            assert_eq!(pair, [Old { size: size_of::<Old>(), first: 5 }, Old { size: 3, first: 3 }]);
+            assert!(read(pair.as_ptr().add(1)).unwrap_err().to_string().contains("size, is 3"));
+            assert_eq!(read(std::ptr::null::<Old>()).unwrap(), None);
+            assert!(write(std::ptr::null_mut(), old).is_err());
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status() {
+        let quiet = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let status = run(|| panic!("of {}", "purpose"));
+        std::panic::set_hook(quiet);
+        assert_eq!(status, pageleap_status::PAGELEAP_DEFECT);
+        // SAFETY: our own text.
+        let text = unsafe { CStr::from_ptr(crate::status::pageleap_last_error()) };
+        assert!(text.to_str().unwrap().contains("of purpose"), "{text:?}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Running jobs.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+
+use pageleap::{Job, Migration, Phase};
+
+use crate::boundary::{Grows, bad, free, give, handle, read, value, write};
+use crate::migration::{pageleap_job_options, pageleap_range, with_options};
+use crate::placement::destination;
+use crate::region::bytes;
+use crate::report::pageleap_report;
+use crate::status::pageleap_status;
+
+/// A job: a move that is under way, or has ended.
+pub struct pageleap_job(pub(crate) Job);
+
+/// Starts a job that moves all these ranges while the program goes on, and returns at once,
+/// unless it needs frames that another job is just recycling. `options` may be NULL. If it
+/// fails, nothing has changed.
+///
+/// The job does not need the handles of pools; freeing a region ends it. It is freed with
+/// pageleap_job_free().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_start(
+    ranges: *const pageleap_range,
+    range_count: usize,
+    options: *const pageleap_job_options,
+    job: *mut *mut pageleap_job,
+) -> pageleap_status {
+    boundary!({
+        let mut migration = Migration::new();
+        let mut next = ranges;
+        for _ in 0..range_count {
+            // SAFETY: forwarded to the caller.
+            let range =
+                unsafe { read(next) }?.ok_or_else(|| bad("ranges", "it is NULL", "pass a pointer"))?;
+            // SAFETY: forwarded to the caller.
+            let (region, pool) =
+                unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
+            let length = match range.length {
+                0 => region.len().saturating_sub(range.offset),
+                length => length,
+            };
+            // SAFETY: forwarded to the caller.
+            let to = unsafe { destination(pool, range.place) }?;
+            migration = migration.range(region, bytes(range.offset, length)?, to);
+            // SAFETY: elements are as far apart as each of them says.
+            next = unsafe { next.byte_add(range.size) };
+        }
+        // SAFETY: forwarded to the caller.
+        if let Some(options) = unsafe { read(options) }? {
+            migration = with_options(migration, &options)?;
+        }
+        // SAFETY: forwarded to the caller.
+        unsafe { give(job, "job", || Ok(pageleap_job(migration.start()?))) }
+    })
+}
+
+/// What a job is doing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_phase {
+    /// Moving pages.
+    PAGELEAP_MIGRATING = 0,
+    /// Pages have moved, and may be moved again or discarded; vacated frames are made ready for
+    /// use again.
+    PAGELEAP_RECYCLING = 1,
+    /// Done; the report is there.
+    PAGELEAP_FINISHED = 2,
+}
+
+/// How far a job is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_progress {
+    /// sizeof(pageleap_progress).
+    pub size: usize,
+    /// What it is doing.
+    pub phase: pageleap_phase,
+    /// Bytes that have to move.
+    pub bytes_total: u64,
+    /// Bytes that have moved.
+    pub bytes_migrated: u64,
+    /// Bytes copied so far, those included that were copied in vain because they were written
+    /// meanwhile.
+    pub bytes_copied: u64,
+}
+// SAFETY: numbers; 0 is a phase.
+unsafe impl Grows for pageleap_progress {}
+
+fn progress_of(job: &Job) -> pageleap_progress {
+    let now = job.progress();
+    pageleap_progress {
+        size: size_of::<pageleap_progress>(),
+        phase: match now.phase {
+            Phase::Migrating => pageleap_phase::PAGELEAP_MIGRATING,
+            Phase::Recycling => pageleap_phase::PAGELEAP_RECYCLING,
+            Phase::Finished => pageleap_phase::PAGELEAP_FINISHED,
+        },
+        bytes_total: now.bytes_total,
+        bytes_migrated: now.bytes_migrated,
+        bytes_copied: now.bytes_copied,
+    }
+}
+
+/// How far a job is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_progress(
+    job: *const pageleap_job,
+    progress: *mut pageleap_progress,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        unsafe { write(progress, progress_of(&handle(job, "job")?.0)) }
+    })
+}
+
+/// Asks a job to stop after the areas that are under way, and returns at once. What has moved
+/// stays moved, the rest stays where it is; all of it is whole.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_cancel(job: *const pageleap_job) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        unsafe { handle(job, "job") }?.0.cancel();
+        Ok(())
+    })
+}
+
+/// Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_is_finished(job: *const pageleap_job) -> bool {
+    // SAFETY: forwarded to the caller.
+    value(false, || Ok(unsafe { handle(job, "job") }?.0.is_finished()))
+}
+
+/// A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
+/// belongs to the job: do not read from it, and do not close it. -1 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_fd(job: *const pageleap_job) -> c_int {
+    // SAFETY: forwarded to the caller.
+    value(-1, || Ok(unsafe { handle(job, "job") }?.0.as_fd().as_raw_fd()))
+}
+
+/// Waits until a job moves no more pages; they may be moved again, discarded or freed from then
+/// on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_wait_until_moved(job: *const pageleap_job) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        unsafe { handle(job, "job") }?.0.wait_until_moved();
+        Ok(())
+    })
+}
+
+/// Waits until a job has ended, and gives its report, which the caller frees with
+/// pageleap_report_free(). `report` may be NULL. A job that was stopped, or could not move some
+/// pages, is no error of this call: the report says it. Any number of threads may wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_wait(
+    job: *const pageleap_job,
+    report: *mut *mut pageleap_report,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let job = &unsafe { handle(job, "job") }?.0;
+        job.wait_until_finished();
+        if report.is_null() {
+            return Ok(());
+        }
+        let make = || Ok(pageleap_report::new(job.report().expect("a finished job has a report")));
+        // SAFETY: forwarded to the caller.
+        unsafe { give(report, "report", make) }
+    })
+}
+
+/// Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
+/// at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
+/// anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
+/// but for freeing the job.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_wait_with_progress(
+    job: *const pageleap_job,
+    interval_ms: u32,
+    callback: Option<unsafe extern "C" fn(data: *mut c_void, progress: *const pageleap_progress) -> c_int>,
+    data: *mut c_void,
+    report: *mut *mut pageleap_report,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let of = &unsafe { handle(job, "job") }?.0;
+        loop {
+            let finished = of.is_finished();
+            // SAFETY: the program's function, called as documented.
+            let asks_to_stop =
+                callback.is_some_and(|callback| unsafe { callback(data, &progress_of(of)) } != 0);
+            if asks_to_stop {
+                of.cancel();
+            }
+            if finished {
+                break;
+            }
+            let mut wanted = libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // A signal only makes the next call come early.
+            // SAFETY: one descriptor, which lives as long as the job.
+            unsafe { libc::poll(&mut wanted, 1, interval_ms.clamp(1, i32::MAX as u32) as c_int) };
+        }
+        Ok(())
+    })
+    .and_then(|| {
+        // SAFETY: forwarded to the caller.
+        unsafe { pageleap_job_wait(job, report) }
+    })
+}
+
+impl pageleap_status {
+    /// Goes on if all is well.
+    fn and_then(self, next: impl FnOnce() -> pageleap_status) -> pageleap_status {
+        if self == pageleap_status::PAGELEAP_OK { next() } else { self }
+    }
+}
+
+/// Frees a job; NULL is allowed. If it has not ended, it is cancelled, and the call waits until
+/// its ranges are whole. Nobody may use the handle any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_free(job: *mut pageleap_job) {
+    // SAFETY: forwarded to the caller.
+    unsafe { free(job) };
+}

@@ -1,0 +1,151 @@
+//! What is to move where, and how.
+
+use std::ffi::{CStr, c_char};
+use std::time::Duration;
+
+use pageleap::{EngineChoice, Error, Migration};
+
+use crate::boundary::{Grows, bad};
+use crate::placement::pageleap_placement;
+use crate::pool::pageleap_pool;
+use crate::region::pageleap_region;
+use crate::status::pageleap_status;
+
+/// The method by which pages are moved, and what it means for those who use them meanwhile.
+/// Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
+/// in the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_engine {
+    /// The best that works here, for each job, and for parts of it where that is refused.
+    PAGELEAP_ENGINE_AUTO = 0,
+    /// Follows writes, copies what was written again, and takes the page tables away for a
+    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
+    /// holds up the kernel; not for hugetlb pages.
+    PAGELEAP_ENGINE_PRECOPY = 1,
+    /// The same, with pages write-protected while they are copied, and writers let in one by
+    /// one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
+    /// hugetlb pages, too.
+    PAGELEAP_ENGINE_WP_SYNC = 2,
+    /// Follows writes, and makes pages read-only for a moment at the end: system calls that
+    /// write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege.
+    PAGELEAP_ENGINE_PRECOPY_PROTECT = 3,
+    /// Makes pages read-only while they are copied: system calls that write into them fail with
+    /// EFAULT. Works on every kernel, without privilege.
+    PAGELEAP_ENGINE_MPROTECT = 4,
+}
+
+/// The engine that a program has passed.
+fn engine(number: u32) -> Result<EngineChoice, Error> {
+    let found = EngineChoice::ALL.get(number as usize).copied();
+    found.ok_or_else(|| bad("engine", format!("{number} is none"), "use one of pageleap_engine"))
+}
+
+/// The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant.
+#[unsafe(no_mangle)]
+pub extern "C" fn pageleap_engine_name(engine: u32) -> *const c_char {
+    const NAMES: [&CStr; 5] = [c"auto", c"precopy", c"wp-sync", c"precopy-protect", c"mprotect"];
+    NAMES.get(engine as usize).copied().unwrap_or(c"unknown").as_ptr()
+}
+
+/// What is to move where: bytes of a region, in whole pages.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_range {
+    /// sizeof(pageleap_range), the same in all elements of an array.
+    pub size: usize,
+    /// The region.
+    pub region: *const pageleap_region,
+    /// The first byte, from the start of the region.
+    pub offset: usize,
+    /// How many bytes; 0: all from the offset to the end of the region.
+    pub length: usize,
+    /// The pool whose frames the pages get. Those that have frames of it on the right node
+    /// already, and those without memory, stay as they are.
+    pub pool: *const pageleap_pool,
+    /// On which nodes of the pool; NULL: as the pool is placed.
+    pub place: *const pageleap_placement,
+}
+// SAFETY: numbers, and pointers that may be null.
+unsafe impl Grows for pageleap_range {}
+
+/// How a job works. All 0 but size: as is best for most.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_job_options {
+    /// sizeof(pageleap_job_options).
+    pub size: usize,
+    /// Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
+    /// is an error.
+    pub engine: u32,
+    /// How many threads copy, at most; 0: one for each four CPUs of the destination, at least 1
+    /// and at most 8.
+    pub threads: u32,
+    /// The initial size of an area, the unit in which pages move, in bytes, a multiple of the
+    /// page size; 0: chosen, and changed on the way.
+    pub area_bytes: usize,
+    /// Nanoseconds after which no new area is begun; 0: none.
+    pub timeout_ns: u64,
+    /// How long a thread of the program should have to wait for the job at most, in
+    /// nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
+    /// any case.
+    pub wait_budget_ns: u64,
+    /// How many bytes per second are copied at most, repeated copies included; 0: no limit.
+    pub rate_limit_bytes_per_s: u64,
+    /// How long the job waits, in nanoseconds, for guards once everything else has moved and
+    /// none of them goes; 0: one second, -1: not at all.
+    pub pin_patience_ns: i64,
+    /// After how many disturbed copies writers of an area are held back until it has moved; 0:
+    /// 3, or 4 with engines that follow writes; -1: from the start.
+    pub max_disturbed_copies: i32,
+    /// Into how many parts a disturbed area is split (engine mprotect); 0: 2, 1: it is not.
+    pub reduction_factor: u32,
+}
+// SAFETY: numbers.
+unsafe impl Grows for pageleap_job_options {}
+
+/// 0 means what the library does by itself.
+fn unless_0(number: u64) -> Option<u64> {
+    (number > 0).then_some(number)
+}
+
+pub(crate) fn with_options<'a>(
+    mut migration: Migration<'a>,
+    options: &pageleap_job_options,
+) -> Result<Migration<'a>, Error> {
+    migration = migration.engine(engine(options.engine)?);
+    if options.threads > 0 {
+        migration = migration.threads(options.threads as usize);
+    }
+    if options.area_bytes > 0 {
+        migration = migration.area_bytes(options.area_bytes);
+    }
+    if let Some(ns) = unless_0(options.timeout_ns) {
+        migration = migration.timeout(Duration::from_nanos(ns));
+    }
+    if let Some(ns) = unless_0(options.wait_budget_ns) {
+        migration = migration.wait_budget(Duration::from_nanos(ns));
+    }
+    if let Some(rate) = unless_0(options.rate_limit_bytes_per_s) {
+        migration = migration.rate_limit(rate);
+    }
+    if options.pin_patience_ns != 0 {
+        migration = migration.pin_patience(Duration::from_nanos(options.pin_patience_ns.max(0) as u64));
+    }
+    if options.max_disturbed_copies != 0 {
+        migration = migration.max_disturbed_copies(options.max_disturbed_copies.max(0) as u32);
+    }
+    if options.reduction_factor > 0 {
+        migration = migration.reduction_factor(u64::from(options.reduction_factor));
+    }
+    Ok(migration)
+}
+
+/// Installs the SIGSEGV handler of the engines mprotect and precopy-protect, in front of the
+/// one that is there, which gets all faults that are not ours. The first job does it; call it
+/// before another library installs a handler that chains to the one that it finds. Refused if
+/// somebody has replaced ours since.
+#[unsafe(no_mangle)]
+pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
+    boundary!({ pageleap::install_fault_handler() })
+}

@@ -1,0 +1,75 @@
+/*
+ * pageleap.h - moves pages of this process between memory nodes while threads keep reading and
+ * writing them, and always finishes.
+ *
+ * A program makes a pool (memory of one or several nodes, faulted in), a region (a range of
+ * addresses that never changes, backed by frames of pools), puts its data there, and starts jobs
+ * that move ranges of regions to other frames: of another node, of another pool. Threads go on
+ * reading and writing meanwhile; nothing is lost.
+ *
+ *     pageleap_pool *near_pool, *far_pool;
+ *     pageleap_region *region;
+ *     pageleap_job *job;
+ *
+ *     if (pageleap_pool_new(PAGELEAP_ON(0), 1 << 30, NULL, &near_pool) != PAGELEAP_OK ||
+ *         pageleap_pool_new(PAGELEAP_ON(1), 1 << 30, NULL, &far_pool) != PAGELEAP_OK ||
+ *         pageleap_region_new(near_pool, NULL, 1 << 30, &region) != PAGELEAP_OK) {
+ *         fprintf(stderr, "%s\n", pageleap_last_error());
+ *         exit(1);
+ *     }
+ *     char *data = pageleap_region_start(region);   // zeroed; any thread may use it
+ *
+ *     pageleap_range all = PAGELEAP_INIT(pageleap_range);
+ *     all.region = region;
+ *     all.pool = far_pool;                           // the whole region
+ *     if (pageleap_job_start(&all, 1, NULL, &job) != PAGELEAP_OK) { ... }
+ *     ...                                            // threads go on
+ *     pageleap_job_wait(job, NULL);
+ *     pageleap_job_free(job);
+ *
+ * What holds for all functions:
+ *
+ * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
+ *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
+ *           function says otherwise, and what a function should have given out is NULL.
+ * Threads.  All functions may be called from any thread, several at a time, also on the same
+ *           handle; only functions that free a handle need it to themselves. None may be called
+ *           from a signal handler.
+ * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
+ *           Handles may be freed in any order.
+ * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
+ *           functions that return no status return 0, false or NULL then.
+ * Structs.  Structures begin with their size, because later versions may append fields. Make
+ *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
+ *           what is best for most. Those that a function fills need their size as well.
+ * fork.     A child does not have the regions of its parent. It must not use handles of its
+ *           parent but to free them.
+ * Signals.  The library blocks no signals of the program's threads; its own threads take none.
+ *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
+ *
+ * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
+ * stays loaded once it is loaded (dlclose does not unload it).
+ */
+
+#ifndef PAGELEAP_H
+#define PAGELEAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+/* A structure with its size set, and all else 0. */
+#define PAGELEAP_INIT(type) ([] { type made = {}; made.size = sizeof(type); return made; }())
+#else
+/* A structure with its size set, and all else 0. */
+#define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
+/* The placement "all on this node", for the call in which it stands. */
+#define PAGELEAP_ON(node)                                                                          \
+    (&(const pageleap_placement){                                                                  \
+        .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif

@@ -1,0 +1,123 @@
+//! Where pages should go, and where they lie.
+
+use pageleap::{Destination, Error, NodeCounts, NodeId, PageTables, Placement, Pool, Verification};
+
+use crate::boundary::{Grows, array, bad, list, read, write};
+
+/// How pages are spread over nodes, and where the page tables go that map them.
+///
+/// With one node everything lies there. With several, stripes of the range go to them in turn.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_placement {
+    /// sizeof(pageleap_placement).
+    pub size: usize,
+    /// The nodes' numbers. The array belongs to the caller and is not needed after the call.
+    pub nodes: *const u32,
+    /// How many there are; at least 1.
+    pub node_count: usize,
+    /// How many stripes of each round a node gets, 1 to 255, in the order of `nodes`; NULL: one
+    /// each.
+    pub weights: *const u32,
+    /// Bytes of a stripe, a multiple of the page size; 0: from one page to 2 MB, so that a
+    /// region has at least 256 of them.
+    pub stripe_bytes: usize,
+    /// Whether page tables go to the node that page_tables_node says. Else they go where the
+    /// data goes; for a node without CPUs, to the nearest that has some.
+    pub has_page_tables_node: bool,
+    /// That node's number.
+    pub page_tables_node: u32,
+}
+// SAFETY: numbers, a bool, which C keeps at 0 or 1, and pointers that may be null.
+unsafe impl Grows for pageleap_placement {}
+
+/// Reads a placement; `None` if the pointer is NULL.
+///
+/// # Safety
+/// The pointer is NULL or points to such a structure, with arrays of the length that it says.
+pub(crate) unsafe fn placement(pointer: *const pageleap_placement) -> Result<Option<Placement>, Error> {
+    // SAFETY: forwarded to the caller.
+    let Some(given) = (unsafe { read(pointer) })? else { return Ok(None) };
+    // SAFETY: forwarded to the caller.
+    let nodes = unsafe { array(given.nodes, given.node_count, "nodes") }?;
+    let ids = nodes.iter().map(|node| NodeId(*node));
+    let mut placement = match (nodes, given.weights.is_null()) {
+        ([], _) => return Err(bad("placement", "it names no node", "name at least one")),
+        ([node], true) => Placement::on(NodeId(*node)),
+        (_, true) => Placement::interleave(ids),
+        (_, false) => {
+            // SAFETY: forwarded to the caller.
+            let weights = unsafe { array(given.weights, given.node_count, "weights") }?;
+            Placement::weighted(ids.zip(weights.iter().copied()))
+        }
+    };
+    if given.stripe_bytes > 0 {
+        placement = placement.stripe_bytes(given.stripe_bytes);
+    }
+    if given.has_page_tables_node {
+        placement = placement.page_tables(PageTables::Node(NodeId(given.page_tables_node)));
+    }
+    Ok(Some(placement))
+}
+
+/// A pool as a destination: as it is placed itself, or as the placement says.
+///
+/// # Safety
+/// As [`placement`].
+pub(crate) unsafe fn destination(pool: &Pool, to: *const pageleap_placement) -> Result<Destination, Error> {
+    // SAFETY: forwarded to the caller.
+    let placement = unsafe { placement(to) }?;
+    Ok(placement.map_or_else(|| Destination::from(pool), |placement| pool.on(placement)))
+}
+
+/// Where pages lie, against where they should.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_verification {
+    /// sizeof(pageleap_verification).
+    pub size: usize,
+    /// Pages looked at.
+    pub pages: u64,
+    /// Pages that are present on another node than they should be.
+    pub misplaced: u64,
+    /// Pages that are not present: swapped out, say.
+    pub absent: u64,
+}
+// SAFETY: numbers.
+unsafe impl Grows for pageleap_verification {}
+
+/// # Safety
+/// A pointer that is not NULL points to such a structure.
+pub(crate) unsafe fn write_verification(
+    out: *mut pageleap_verification,
+    of: &Verification,
+) -> Result<(), Error> {
+    let shown =
+        pageleap_verification { size: 0, pages: of.pages, misplaced: of.misplaced, absent: of.absent };
+    // SAFETY: forwarded to the caller.
+    unsafe { write(out, shown) }
+}
+
+/// How many pages lie on a node.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_node_pages {
+    /// The node's number.
+    pub node: u32,
+    /// How many pages.
+    pub pages: u64,
+}
+
+/// # Safety
+/// As [`list`].
+pub(crate) unsafe fn list_counts(
+    counts: &NodeCounts,
+    out: *mut pageleap_node_pages,
+    capacity: usize,
+    count: *mut usize,
+) -> Result<(), Error> {
+    let all: Vec<_> =
+        counts.iter().map(|(node, pages)| pageleap_node_pages { node: node.0, pages }).collect();
+    // SAFETY: forwarded to the caller.
+    unsafe { list(&all, out, capacity, count, "nodes") }
+}

@@ -1,0 +1,244 @@
+//! Regions.
+
+use std::ffi::c_void;
+use std::ops::Range;
+
+use pageleap::{Error, Region};
+
+use crate::boundary::{Grows, bad, free, give, handle, put, value, write};
+use crate::page_size::{number, page_size};
+use crate::placement::{
+    destination, list_counts, pageleap_node_pages, pageleap_placement, pageleap_verification,
+    write_verification,
+};
+use crate::pool::pageleap_pool;
+use crate::status::pageleap_status;
+
+/// A range of addresses that stays where it is for as long as it lives, while its pages change
+/// their frames.
+///
+/// Threads of this process may read and write it at any time, also while it moves, with
+/// ordinary loads, stores and atomic operations; nothing is lost. This much is asked of them in
+/// return:
+///
+/// - System calls that write into a part that is moving (read, recv, io_uring) may fail with
+///   EFAULT, with the engines mprotect and precopy-protect. Repeat them where nothing is
+///   consumed before it is copied: files, pipes, stream sockets; not datagrams and eventfds.
+/// - No device, and no kernel for it, may have its pages without a guard (pageleap_region_pin):
+///   O_DIRECT, RDMA, registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
+/// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
+///   variables in it. Ordinary private ones are fine.
+/// - No stacks and no thread-local storage in it.
+/// - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
+/// - Children made by fork do not get it, and must not touch it.
+/// - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
+///   SIGSEGV.
+/// - mlock, madvise and mprotect may be used on any part of it that is not just moving, and
+///   survive moves.
+pub struct pageleap_region(pub(crate) Region);
+
+/// What a region is.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_region_info {
+    /// sizeof(pageleap_region_info).
+    pub size: usize,
+    /// Its first byte, which never changes.
+    pub start: *mut c_void,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Its identity in reports.
+    pub id: u64,
+    /// The size of its pages, one of pageleap_page_size.
+    pub page_size: u32,
+}
+// SAFETY: numbers, and a pointer that may be null.
+unsafe impl Grows for pageleap_region_info {}
+
+/// The bytes from `offset` on.
+pub(crate) fn bytes(offset: usize, length: usize) -> Result<Range<usize>, Error> {
+    let end = offset.checked_add(length);
+    let end =
+        end.ok_or_else(|| bad("range", "its end is beyond all addresses", "use offsets in the region"))?;
+    Ok(offset..end)
+}
+
+/// Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
+/// `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
+/// a job is just recycling, if it needs them. The region is freed with pageleap_region_free(),
+/// and does not need the pool's handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_new(
+    pool: *const pageleap_pool,
+    place: *const pageleap_placement,
+    length: usize,
+    region: *mut *mut pageleap_region,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let place = unsafe { destination(&handle(pool, "pool")?.0, place) }?;
+        // SAFETY: forwarded to the caller.
+        unsafe { give(region, "region", || Ok(pageleap_region(Region::new(place, length)?))) }
+    })
+}
+
+/// Makes a region of no bytes yet, which can grow to `capacity` bytes at the same address. It
+/// takes address space only.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_reserve(
+    capacity: usize,
+    page: u32,
+    region: *mut *mut pageleap_region,
+) -> pageleap_status {
+    boundary!({
+        let page = page_size(page)?;
+        // SAFETY: forwarded to the caller.
+        unsafe { give(region, "region", || Ok(pageleap_region(Region::reserve(capacity, page)?))) }
+    })
+}
+
+/// Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
+/// to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
+/// Guards keep the memory where it is until they are dropped.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_free(region: *mut pageleap_region) {
+    // SAFETY: forwarded to the caller.
+    unsafe { free(region) };
+}
+
+/// Its first byte, which never changes; NULL for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_start(region: *const pageleap_region) -> *mut c_void {
+    value(std::ptr::null_mut(), || {
+        // SAFETY: forwarded to the caller.
+        Ok(unsafe { handle(region, "region") }?.0.as_ptr().as_ptr().cast())
+    })
+}
+
+/// Its length in bytes; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_length(region: *const pageleap_region) -> usize {
+    // SAFETY: forwarded to the caller.
+    value(0, || Ok(unsafe { handle(region, "region") }?.0.len()))
+}
+
+/// What a region is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_describe(
+    region: *const pageleap_region,
+    info: *mut pageleap_region_info,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let region = &unsafe { handle(region, "region") }?.0;
+        let shown = pageleap_region_info {
+            size: 0,
+            start: region.as_ptr().as_ptr().cast(),
+            length: region.len(),
+            id: region.id().0,
+            page_size: number(region.page_size()),
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(info, shown) }
+    })
+}
+
+/// A part of a region, checked: gives its address if it is inside the region and has memory
+/// everywhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_view(
+    region: *const pageleap_region,
+    offset: usize,
+    length: usize,
+    address: *mut *mut c_void,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let region = &unsafe { handle(region, "region") }?.0;
+        // SAFETY: nothing is accessed through the slice.
+        let view = unsafe { region.atomics_u8(bytes(offset, length)?) }?;
+        // SAFETY: forwarded to the caller.
+        unsafe { put(address, view.as_ptr().cast::<c_void>().cast_mut(), "address") }
+    })
+}
+
+/// Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
+/// addresses do not change. `place` may be NULL, as for pageleap_region_new().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_grow(
+    region: *const pageleap_region,
+    length: usize,
+    pool: *const pageleap_pool,
+    place: *const pageleap_placement,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
+        // SAFETY: forwarded to the caller.
+        region.0.grow(length, unsafe { destination(&pool.0, place) }?)
+    })
+}
+
+/// Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
+/// touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
+/// the call. Refused while a job works on the part or a guard is on it; all of it or nothing,
+/// but if the process has as many mappings as it may.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_discard(
+    region: *const pageleap_region,
+    offset: usize,
+    length: usize,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let region = &unsafe { handle(region, "region") }?.0;
+        // SAFETY: nobody uses the part: that is what the program promises.
+        unsafe { region.discard_shared(bytes(offset, length)?) }
+    })
+}
+
+/// Gives a part, whole pages, that was discarded zeroed frames of a pool. `place` may be NULL,
+/// as for pageleap_region_new().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_back(
+    region: *const pageleap_region,
+    offset: usize,
+    length: usize,
+    pool: *const pageleap_pool,
+    place: *const pageleap_placement,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
+        // SAFETY: forwarded to the caller.
+        region.0.back(bytes(offset, length)?, unsafe { destination(&pool.0, place) }?)
+    })
+}
+
+/// Asks the kernel whether each page of a region is present, on the node that it was placed on.
+/// Jobs may go on meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_verify(
+    region: *const pageleap_region,
+    verification: *mut pageleap_verification,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        unsafe { write_verification(verification, &handle(region, "region")?.0.verify()?) }
+    })
+}
+
+/// On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
+/// nodes to `nodes`, and how many there are to `count`, which may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_placement(
+    region: *const pageleap_region,
+    nodes: *mut pageleap_node_pages,
+    capacity: usize,
+    count: *mut usize,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        unsafe { list_counts(&handle(region, "region")?.0.placement()?, nodes, capacity, count) }
+    })
+}

@@ -1,0 +1,485 @@
+//! Reports.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char};
+use std::sync::OnceLock;
+
+use pageleap::{Ended, Engine, PageOutcome, Report, Waits};
+use serde::Serialize;
+
+use crate::boundary::{Grows, bad, free, handle, value, write};
+use crate::migration::pageleap_engine;
+use crate::status::{pageleap_status, text};
+
+/// What a job did. It never changes.
+pub struct pageleap_report {
+    report: Report,
+    ended: CString,
+    engine_reason: CString,
+    engine_whys: Vec<CString>,
+    warnings: Vec<CString>,
+    text: OnceLock<CString>,
+    json: OnceLock<CString>,
+}
+
+/// Why a job has ended. What moved has moved, the rest has not, and both are whole.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_ended {
+    /// Every page was dealt with.
+    PAGELEAP_COMPLETED = 0,
+    /// Somebody cancelled it or freed it.
+    PAGELEAP_CANCELLED = 1,
+    /// The time was up.
+    PAGELEAP_TIMED_OUT = 2,
+    /// A region was freed that it worked on.
+    PAGELEAP_REGION_FREED = 3,
+    /// The cpuset of the process was changed and no longer allows a node that pages were to
+    /// move to.
+    PAGELEAP_CPUSET_CHANGED = 4,
+    /// Some pages could not be moved.
+    PAGELEAP_FAILED = 5,
+}
+
+/// What became of a page.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_outcome {
+    /// It lies in a frame of the destination now.
+    PAGELEAP_MIGRATED = 0,
+    /// There was nothing to do: it lay there already, or it has no memory.
+    PAGELEAP_UNCHANGED = 1,
+    /// It was tried, and the job was stopped before the next try; or a guard has kept it where
+    /// it is.
+    PAGELEAP_BUSY = 2,
+    /// A system call was refused each time it was tried.
+    PAGELEAP_NOT_MOVABLE = 3,
+    /// The job was stopped before it was tried.
+    PAGELEAP_NOT_ATTEMPTED = 4,
+}
+
+/// What a job did, in figures. Texts are valid until the report is freed, and never NULL.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_report_figures {
+    /// sizeof(pageleap_report_figures).
+    pub size: usize,
+    /// Why it has ended.
+    pub ended: pageleap_ended,
+    /// The engine that was used, where it could be.
+    pub engine: pageleap_engine,
+    /// In words, why it has ended: for PAGELEAP_FAILED the first error.
+    pub ended_text: *const c_char,
+    /// Why that engine.
+    pub engine_reason: *const c_char,
+    /// Pages that have moved.
+    pub pages_migrated: u64,
+    /// Pages with which there was nothing to do.
+    pub pages_unchanged: u64,
+    /// Pages that were tried and stay where they were.
+    pub pages_busy: u64,
+    /// Pages that could not be moved.
+    pub pages_not_movable: u64,
+    /// Pages that were not tried.
+    pub pages_not_attempted: u64,
+    /// Bytes of all ranges.
+    pub bytes: u64,
+    /// Bytes copied, those included that were copied in vain.
+    pub bytes_copied: u64,
+    /// Bytes copied in vain, because they were written meanwhile.
+    pub bytes_recopied: u64,
+    /// From the start of the job until the last page had moved, in nanoseconds.
+    pub migrate_ns: u64,
+    /// What came after that: making vacated frames ready for use again, in nanoseconds.
+    pub recycle_ns: u64,
+    /// For how long areas were closed to writers (with the engine precopy to readers, too), in
+    /// nanoseconds: the longest time.
+    pub window_max_ns: u64,
+    /// Of 100 such times, 99 were not longer.
+    pub window_p99_ns: u64,
+    /// How many such times there were.
+    pub windows: u64,
+    /// How many of them were longer than the wait budget.
+    pub windows_over_budget: u64,
+    /// How long threads were held up in the SIGSEGV handler, in nanoseconds: the longest time.
+    pub wait_max_ns: u64,
+    /// Areas whose writers were held back although much was left to copy.
+    pub holds: u64,
+    /// Calls that were repeated because giving up would have left part of a region
+    /// inaccessible.
+    pub repairs: u64,
+    /// How large an area was, in bytes, at most.
+    pub area_bytes: usize,
+    /// Threads that copied, at most.
+    pub threads: u32,
+    /// How many of them copied at the end, because it was hardly faster with more.
+    pub threads_settled: u32,
+    /// How many warnings there are: pageleap_report_warning().
+    pub warning_count: usize,
+    /// How many runs of pages there are: pageleap_report_run().
+    pub run_count: usize,
+    /// How many uses of engines there are: pageleap_report_engine_use().
+    pub engine_use_count: usize,
+}
+// SAFETY: numbers, enumerations of which 0 is a value, pointers that may be null.
+unsafe impl Grows for pageleap_report_figures {}
+
+/// Consecutive pages of a region that had the same outcome.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_page_run {
+    /// sizeof(pageleap_page_run).
+    pub size: usize,
+    /// The region's identity: pageleap_region_describe().
+    pub region_id: u64,
+    /// The first byte, from the start of the region.
+    pub offset: usize,
+    /// How many bytes.
+    pub length: usize,
+    /// What became of them.
+    pub outcome: pageleap_outcome,
+}
+// SAFETY: numbers; 0 is an outcome.
+unsafe impl Grows for pageleap_page_run {}
+
+/// By which engine some pages of a range have moved.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_engine_use {
+    /// sizeof(pageleap_engine_use).
+    pub size: usize,
+    /// The region's identity: pageleap_region_describe().
+    pub region_id: u64,
+    /// The first byte of the range, from the start of the region.
+    pub offset: usize,
+    /// How many bytes the range has.
+    pub length: usize,
+    /// How many of its pages.
+    pub pages: u64,
+    /// By which engine.
+    pub engine: pageleap_engine,
+    /// Why by that one. Valid until the report is freed, and never NULL.
+    pub why: *const c_char,
+}
+// SAFETY: numbers, an enumeration of which 0 is a value, a pointer that may be null.
+unsafe impl Grows for pageleap_engine_use {}
+
+fn engine(engine: Engine) -> pageleap_engine {
+    match engine {
+        Engine::Precopy => pageleap_engine::PAGELEAP_ENGINE_PRECOPY,
+        Engine::WpSync => pageleap_engine::PAGELEAP_ENGINE_WP_SYNC,
+        Engine::PrecopyProtect => pageleap_engine::PAGELEAP_ENGINE_PRECOPY_PROTECT,
+        Engine::Mprotect => pageleap_engine::PAGELEAP_ENGINE_MPROTECT,
+    }
+}
+
+/// Why it has ended: the number, its name in JSON, and words.
+fn ended(ended: &Ended) -> (pageleap_ended, &'static str, String) {
+    use pageleap_ended::*;
+    let (number, name, words) = match ended {
+        Ended::Completed => (PAGELEAP_COMPLETED, "completed", "every page was dealt with"),
+        Ended::Cancelled => (PAGELEAP_CANCELLED, "cancelled", "it was cancelled"),
+        Ended::TimedOut => (PAGELEAP_TIMED_OUT, "timed-out", "the time was up"),
+        Ended::RegionDropped => {
+            (PAGELEAP_REGION_FREED, "region-freed", "a region was freed that it worked on")
+        }
+        Ended::CpusetChanged => (
+            PAGELEAP_CPUSET_CHANGED,
+            "cpuset-changed",
+            "the cpuset no longer allows a node of the destination",
+        ),
+        Ended::Failed(error) => return (PAGELEAP_FAILED, "failed", error.to_string()),
+    };
+    (number, name, words.to_owned())
+}
+
+fn outcome(outcome: PageOutcome) -> (pageleap_outcome, &'static str) {
+    match outcome {
+        PageOutcome::Migrated => (pageleap_outcome::PAGELEAP_MIGRATED, "migrated"),
+        PageOutcome::Unchanged => (pageleap_outcome::PAGELEAP_UNCHANGED, "unchanged"),
+        PageOutcome::Busy => (pageleap_outcome::PAGELEAP_BUSY, "busy"),
+        PageOutcome::Failed => (pageleap_outcome::PAGELEAP_NOT_MOVABLE, "failed"),
+        PageOutcome::NotAttempted => (pageleap_outcome::PAGELEAP_NOT_ATTEMPTED, "not-attempted"),
+    }
+}
+
+impl pageleap_report {
+    pub(crate) fn new(report: Report) -> pageleap_report {
+        pageleap_report {
+            ended: text(ended(&report.ended).2),
+            engine_reason: text(report.engine_reason.as_str()),
+            engine_whys: report.engines.iter().map(|part| text(part.why.as_str())).collect(),
+            warnings: report.warnings.iter().map(|warning| text(warning.as_str())).collect(),
+            text: OnceLock::new(),
+            json: OnceLock::new(),
+            report,
+        }
+    }
+}
+
+/// Frees a report; NULL is allowed. Texts that it has given out are gone then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_free(report: *mut pageleap_report) {
+    // SAFETY: forwarded to the caller.
+    unsafe { free(report) };
+}
+
+/// The figures of a report.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_get_figures(
+    report: *const pageleap_report,
+    figures: *mut pageleap_report_figures,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let of = unsafe { handle(report, "report") }?;
+        let report = &of.report;
+        let shown = pageleap_report_figures {
+            size: 0,
+            ended: ended(&report.ended).0,
+            engine: engine(report.engine),
+            ended_text: of.ended.as_ptr(),
+            engine_reason: of.engine_reason.as_ptr(),
+            pages_migrated: report.pages.migrated,
+            pages_unchanged: report.pages.unchanged,
+            pages_busy: report.pages.busy,
+            pages_not_movable: report.pages.failed,
+            pages_not_attempted: report.pages.not_attempted,
+            bytes: report.bytes,
+            bytes_copied: report.bytes_copied,
+            bytes_recopied: report.bytes_recopied,
+            migrate_ns: report.migrate_ns,
+            recycle_ns: report.recycle_ns,
+            window_max_ns: report.windows.max_ns,
+            window_p99_ns: report.windows.quantile(0.99),
+            windows: report.windows.count,
+            windows_over_budget: report.windows_over_budget,
+            wait_max_ns: report.waits.max_ns,
+            holds: report.holds,
+            repairs: report.repairs,
+            area_bytes: report.area_bytes,
+            threads: report.threads as u32,
+            threads_settled: report.threads_settled as u32,
+            warning_count: of.warnings.len(),
+            run_count: report.runs.len(),
+            engine_use_count: report.engines.len(),
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(figures, shown) }
+    })
+}
+
+/// The run of pages at a place, 0 to run_count - 1, in the order in which the ranges were
+/// given.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_run(
+    report: *const pageleap_report,
+    index: usize,
+    run: *mut pageleap_page_run,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let runs = &unsafe { handle(report, "report") }?.report.runs;
+        let of = runs
+            .get(index)
+            .ok_or_else(|| bad("index", format!("{index} of {} runs", runs.len()), "use a smaller one"))?;
+        let shown = pageleap_page_run {
+            size: 0,
+            region_id: of.region.0,
+            offset: of.range.start,
+            length: of.range.len(),
+            outcome: outcome(of.outcome).0,
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(run, shown) }
+    })
+}
+
+/// The use of an engine at a place, 0 to engine_use_count - 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_get_engine_use(
+    report: *const pageleap_report,
+    index: usize,
+    engine_use: *mut pageleap_engine_use,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let report = unsafe { handle(report, "report") }?;
+        let uses = &report.report.engines;
+        let of = uses
+            .get(index)
+            .ok_or_else(|| bad("index", format!("{index} of {} uses", uses.len()), "use a smaller one"))?;
+        let shown = pageleap_engine_use {
+            size: 0,
+            region_id: of.region.0,
+            offset: of.range.start,
+            length: of.range.len(),
+            pages: of.pages,
+            engine: engine(of.engine),
+            why: report.engine_whys[index].as_ptr(),
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(engine_use, shown) }
+    })
+}
+
+/// What went less well than asked, in words: from 0 to warning_count - 1; NULL behind that.
+/// Valid until the report is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_warning(
+    report: *const pageleap_report,
+    index: usize,
+) -> *const c_char {
+    value(std::ptr::null(), || {
+        // SAFETY: forwarded to the caller.
+        let warnings = &unsafe { handle(report, "report") }?.warnings;
+        Ok(warnings.get(index).map_or(std::ptr::null(), |warning| warning.as_ptr()))
+    })
+}
+
+/// The report as text for people, several lines; NULL for NULL. Valid until the report is
+/// freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) -> *const c_char {
+    value(std::ptr::null(), || {
+        // SAFETY: forwarded to the caller.
+        let report = unsafe { handle(report, "report") }?;
+        Ok(report.text.get_or_init(|| text(report.report.to_string())).as_ptr())
+    })
+}
+
+/// The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
+/// Times are nanoseconds, sizes bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
+    value(std::ptr::null(), || {
+        // SAFETY: forwarded to the caller.
+        let report = unsafe { handle(report, "report") }?;
+        Ok(report.json.get_or_init(|| text(json(&report.report))).as_ptr())
+    })
+}
+
+fn json(report: &Report) -> String {
+    serde_json::to_string(&JsonReport::of(report)).unwrap_or_default()
+}
+
+/// The object of [`pageleap_report_json`].
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    ended: &'static str,
+    ended_text: String,
+    engine: String,
+    engine_reason: &'a str,
+    engines: Vec<JsonEngineUse<'a>>,
+    area_bytes: usize,
+    threads: usize,
+    threads_settled: usize,
+    runs: Vec<JsonRun>,
+    pages: BTreeMap<&'static str, u64>,
+    bytes: u64,
+    bytes_copied: u64,
+    bytes_recopied: u64,
+    disturbed_copies: u64,
+    splits: u64,
+    holds: u64,
+    repairs: u64,
+    waits: JsonTimes,
+    windows: JsonTimes,
+    windows_over_budget: u64,
+    windows_first: u64,
+    migrate_ns: u64,
+    recycle_ns: u64,
+    recycle_cpu_ns: Option<u64>,
+    calls: &'a BTreeMap<&'static str, u64>,
+    warnings: &'a [String],
+}
+
+#[derive(Serialize)]
+struct JsonEngineUse<'a> {
+    region_id: u64,
+    offset: usize,
+    length: usize,
+    engine: String,
+    pages: u64,
+    why: &'a str,
+}
+
+#[derive(Serialize)]
+struct JsonRun {
+    region_id: u64,
+    offset: usize,
+    length: usize,
+    outcome: &'static str,
+}
+
+#[derive(Serialize)]
+struct JsonTimes {
+    count: u64,
+    total_ns: u64,
+    p50_ns: u64,
+    p99_ns: u64,
+    max_ns: u64,
+}
+
+impl JsonTimes {
+    fn of(times: &Waits) -> JsonTimes {
+        let Waits { count, total_ns, max_ns, .. } = *times;
+        JsonTimes { count, total_ns, p50_ns: times.quantile(0.5), p99_ns: times.quantile(0.99), max_ns }
+    }
+}
+
+impl<'a> JsonReport<'a> {
+    fn of(report: &'a Report) -> JsonReport<'a> {
+        let (_, name, words) = ended(&report.ended);
+        let pages = &report.pages;
+        let counts = [
+            (PageOutcome::Migrated, pages.migrated),
+            (PageOutcome::Unchanged, pages.unchanged),
+            (PageOutcome::Busy, pages.busy),
+            (PageOutcome::Failed, pages.failed),
+            (PageOutcome::NotAttempted, pages.not_attempted),
+        ];
+        let runs = report.runs.iter().map(|run| JsonRun {
+            region_id: run.region.0,
+            offset: run.range.start,
+            length: run.range.len(),
+            outcome: outcome(run.outcome).1,
+        });
+        let engines = report.engines.iter().map(|part| JsonEngineUse {
+            region_id: part.region.0,
+            offset: part.range.start,
+            length: part.range.len(),
+            engine: part.engine.to_string(),
+            pages: part.pages,
+            why: &part.why,
+        });
+        JsonReport {
+            ended: name,
+            ended_text: words,
+            engine: report.engine.to_string(),
+            engine_reason: &report.engine_reason,
+            engines: engines.collect(),
+            area_bytes: report.area_bytes,
+            threads: report.threads,
+            threads_settled: report.threads_settled,
+            runs: runs.collect(),
+            pages: counts.map(|(what, count)| (outcome(what).1, count)).into(),
+            bytes: report.bytes,
+            bytes_copied: report.bytes_copied,
+            bytes_recopied: report.bytes_recopied,
+            disturbed_copies: report.disturbed_copies,
+            splits: report.splits,
+            holds: report.holds,
+            repairs: report.repairs,
+            waits: JsonTimes::of(&report.waits),
+            windows: JsonTimes::of(&report.windows),
+            windows_over_budget: report.windows_over_budget,
+            windows_first: report.windows_first,
+            migrate_ns: report.migrate_ns,
+            recycle_ns: report.recycle_ns,
+            recycle_cpu_ns: report.recycle_cpu_ns,
+            calls: &report.calls,
+            warnings: &report.warnings,
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Nodes of the machine.
+
+use std::ffi::{CString, c_char};
+
+use pageleap::topology::{Node, Topology};
+use pageleap::{Error, NodeId};
+
+use crate::boundary::{Grows, bad, free, give, handle, list, string, value, write};
+use crate::status::{pageleap_status, text};
+
+/// The machine as it was when it was read: nodes, their CPUs, memory and huge pages, how far
+/// they are from each other, and which of them this process may use. It never changes; read
+/// another one to see what is free now.
+pub struct pageleap_topology {
+    topology: Topology,
+    warnings: Vec<CString>,
+}
+
+/// One memory node.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_node {
+    /// sizeof(pageleap_node).
+    pub size: usize,
+    /// The kernel's number of it. Numbers are sparse: 0 and 4 may be all there is.
+    pub id: u32,
+    /// Its memory tier: the smaller, the faster. -1 if the kernel does not say.
+    pub tier: i32,
+    /// Its memory in bytes; 0 for CPUs without any.
+    pub total_bytes: u64,
+    /// What of it can be allocated without swapping, in bytes.
+    pub free_bytes: u64,
+    /// How many CPUs it has online; 0 for memory without any.
+    pub cpu_count: usize,
+    /// The node itself if it has CPUs, else the nearest that has.
+    pub nearest_with_cpus: u32,
+    /// Whether the cpuset of this process allows memory of it.
+    pub is_allowed: bool,
+}
+// SAFETY: numbers, and a bool of which 0 is a value.
+unsafe impl Grows for pageleap_node {}
+
+/// The huge pages of one size that a node has reserved.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_huge_pages {
+    /// sizeof(pageleap_huge_pages).
+    pub size: usize,
+    /// Bytes of one page.
+    pub page_bytes: u64,
+    /// How many there are (nr_hugepages).
+    pub total: u64,
+    /// How many of them are free (free_hugepages).
+    pub free: u64,
+    /// How many of them go away when they are freed (surplus_hugepages).
+    pub surplus: u64,
+}
+// SAFETY: numbers.
+unsafe impl Grows for pageleap_huge_pages {}
+
+/// How fast the memory of a node is for the nodes nearest to it, as the firmware says; not
+/// measured. 0 where it does not say.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_access {
+    /// sizeof(pageleap_access).
+    pub size: usize,
+    /// 0: from whatever can access memory, such as CPUs and network cards; 1: from CPUs.
+    pub access_class: u32,
+    /// Megabytes per second.
+    pub read_bandwidth_mb_per_s: u64,
+    /// Megabytes per second.
+    pub write_bandwidth_mb_per_s: u64,
+    /// Nanoseconds.
+    pub read_latency_ns: u64,
+    /// Nanoseconds.
+    pub write_latency_ns: u64,
+}
+// SAFETY: numbers.
+unsafe impl Grows for pageleap_access {}
+
+fn node_at(topology: &Topology, index: usize) -> Result<&Node, Error> {
+    let nodes = topology.nodes();
+    nodes
+        .get(index)
+        .ok_or_else(|| bad("index", format!("{index} of {} nodes", nodes.len()), "use a smaller one"))
+}
+
+fn online(topology: &Topology, id: u32) -> Result<&Node, Error> {
+    let known = || {
+        let ids: Vec<String> = topology.nodes().iter().map(|node| node.id.0.to_string()).collect();
+        ids.join(", ")
+    };
+    let found = topology.nodes().iter().find(|node| node.id.0 == id);
+    found.ok_or_else(|| Error::UnknownNode { node: NodeId(id), known: known() })
+}
+
+/// Reads the machine. Free with pageleap_topology_free().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_read(topology: *mut *mut pageleap_topology) -> pageleap_status {
+    let make = || {
+        let topology = Topology::read()?;
+        let warnings = topology.warnings().iter().map(|warning| text(warning.as_str())).collect();
+        Ok(pageleap_topology { topology, warnings })
+    };
+    // SAFETY: forwarded to the caller.
+    boundary!({ unsafe { give(topology, "topology", make) } })
+}
+
+/// Frees a topology; NULL is allowed. Texts that it has given out are gone then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_free(topology: *mut pageleap_topology) {
+    // SAFETY: forwarded to the caller.
+    unsafe { free(topology) };
+}
+
+/// How many nodes are online; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_node_count(topology: *const pageleap_topology) -> usize {
+    // SAFETY: forwarded to the caller.
+    value(0, || Ok(unsafe { handle(topology, "topology") }?.topology.nodes().len()))
+}
+
+/// The node at a place, 0 to pageleap_topology_node_count() - 1, in the order of their numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_node(
+    topology: *const pageleap_topology,
+    index: usize,
+    node: *mut pageleap_node,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let topology = &unsafe { handle(topology, "topology") }?.topology;
+        let found = node_at(topology, index)?;
+        let of = pageleap_node {
+            size: 0,
+            id: found.id.0,
+            tier: found.tier.map_or(-1, |tier| tier as i32),
+            total_bytes: found.total_bytes,
+            free_bytes: found.free_bytes,
+            cpu_count: found.cpus.len(),
+            nearest_with_cpus: topology.nearest_with_cpus(found.id).0,
+            is_allowed: topology.is_allowed(found.id),
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(node, of) }
+    })
+}
+
+/// The online CPUs of a node: writes the first `capacity` of them to `cpus`, and how many there
+/// are to `count`, which may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_cpus(
+    topology: *const pageleap_topology,
+    node_id: u32,
+    cpus: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let node = online(&unsafe { handle(topology, "topology") }?.topology, node_id)?;
+        let all: Vec<u32> = node.cpus.iter().map(|cpu| *cpu as u32).collect();
+        // SAFETY: forwarded to the caller.
+        unsafe { list(&all, cpus, capacity, count, "cpus") }
+    })
+}
+
+/// The huge pages of `page_bytes` that a node has reserved; all counts are 0 if it has none of
+/// that size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_huge_pages(
+    topology: *const pageleap_topology,
+    node_id: u32,
+    page_bytes: u64,
+    huge_pages: *mut pageleap_huge_pages,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let node = online(&unsafe { handle(topology, "topology") }?.topology, node_id)?;
+        let of = node.huge_pages.iter().find(|pages| pages.page_bytes == page_bytes);
+        let [total, free, surplus] = of.map_or([0; 3], |of| [of.total, of.free, of.surplus]);
+        // SAFETY: forwarded to the caller.
+        unsafe { write(huge_pages, pageleap_huge_pages { size: 0, page_bytes, total, free, surplus }) }
+    })
+}
+
+/// How fast the memory of a node is, by access class, as the firmware says; all figures are 0
+/// if it says nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_access(
+    topology: *const pageleap_topology,
+    node_id: u32,
+    access_class: u32,
+    access: *mut pageleap_access,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let node = online(&unsafe { handle(topology, "topology") }?.topology, node_id)?;
+        let of = node.access.iter().find(|access| access.class == access_class).cloned().unwrap_or_default();
+        let figures = pageleap_access {
+            size: 0,
+            access_class,
+            read_bandwidth_mb_per_s: of.read_bandwidth_mb_per_s.unwrap_or(0),
+            write_bandwidth_mb_per_s: of.write_bandwidth_mb_per_s.unwrap_or(0),
+            read_latency_ns: of.read_latency_ns.unwrap_or(0),
+            write_latency_ns: of.write_latency_ns.unwrap_or(0),
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(access, figures) }
+    })
+}
+
+/// The nodes from which the memory of a node is as fast as pageleap_topology_access() says:
+/// writes the first `capacity` of them to `initiators`, and how many there are to `count`,
+/// which may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_initiators(
+    topology: *const pageleap_topology,
+    node_id: u32,
+    access_class: u32,
+    initiators: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let node = online(&unsafe { handle(topology, "topology") }?.topology, node_id)?;
+        let of = node.access.iter().find(|access| access.class == access_class);
+        let all: Vec<u32> = of.iter().flat_map(|of| &of.initiators).map(|node| node.0).collect();
+        // SAFETY: forwarded to the caller.
+        unsafe { list(&all, initiators, capacity, count, "initiators") }
+    })
+}
+
+/// The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
+/// node, 20 for twice that; never a latency. 0 if one of them is not online, the kernel does
+/// not say, or the topology is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_distance(
+    topology: *const pageleap_topology,
+    from: u32,
+    to: u32,
+) -> u32 {
+    value(0, || {
+        // SAFETY: forwarded to the caller.
+        let topology = &unsafe { handle(topology, "topology") }?.topology;
+        Ok(topology.distance(NodeId(from), NodeId(to)).unwrap_or(0))
+    })
+}
+
+/// The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
+/// writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
+/// `count`, which may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_parse_nodes(
+    topology: *const pageleap_topology,
+    text: *const c_char,
+    nodes: *mut u32,
+    capacity: usize,
+    count: *mut usize,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let (topology, text) = unsafe { (handle(topology, "topology")?, string(text, "text")?) };
+        let found: Vec<u32> = topology.topology.parse_nodes(text, None)?.iter().map(|node| node.0).collect();
+        // SAFETY: forwarded to the caller.
+        unsafe { list(&found, nodes, capacity, count, "nodes") }
+    })
+}
+
+/// Whether the cpuset of this process allows memory of the node. False for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_is_allowed(
+    topology: *const pageleap_topology,
+    node_id: u32,
+) -> bool {
+    // SAFETY: forwarded to the caller.
+    value(false, || Ok(unsafe { handle(topology, "topology") }?.topology.is_allowed(NodeId(node_id))))
+}
+
+/// What was left out because a file of the kernel is damaged or cannot be read: sentence by
+/// sentence, from 0 on; NULL when there are no more. Valid until the topology is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_warning(
+    topology: *const pageleap_topology,
+    index: usize,
+) -> *const c_char {
+    value(std::ptr::null(), || {
+        // SAFETY: forwarded to the caller.
+        let warnings = &unsafe { handle(topology, "topology") }?.warnings;
+        Ok(warnings.get(index).map_or(std::ptr::null(), |warning| warning.as_ptr()))
+    })
+}

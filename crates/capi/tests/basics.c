@@ -1,0 +1,321 @@
+/* Every function of the header once, as it is meant, and what becomes of the memory. */
+#include "check.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PAGES = 2048, BYTES = PAGES * 4096 };
+
+static void see_the_machine(void) {
+    pageleap_topology *topology;
+    OK(pageleap_topology_read(&topology));
+    size_t nodes = pageleap_topology_node_count(topology), cpus = 0;
+    CHECK(nodes > 0);
+    for (size_t i = 0; i < nodes; i++) {
+        pageleap_node node = PAGELEAP_INIT(pageleap_node);
+        pageleap_huge_pages huge = PAGELEAP_INIT(pageleap_huge_pages);
+        pageleap_access access = PAGELEAP_INIT(pageleap_access);
+        uint32_t first_cpu = UINT32_MAX;
+        size_t count = 0, initiators = 99;
+        OK(pageleap_topology_node(topology, i, &node));
+        CHECK(node.size == sizeof node && node.free_bytes <= node.total_bytes);
+        CHECK(node.is_allowed == pageleap_topology_is_allowed(topology, node.id));
+        OK(pageleap_topology_cpus(topology, node.id, &first_cpu, 1, &count));
+        CHECK(count == node.cpu_count && (count == 0) == (first_cpu == UINT32_MAX));
+        cpus += count;
+        OK(pageleap_topology_huge_pages(topology, node.id, 2 << 20, &huge));
+        CHECK(huge.page_bytes == 2 << 20 && huge.free <= huge.total);
+        OK(pageleap_topology_access(topology, node.id, 0, &access));
+        OK(pageleap_topology_initiators(topology, node.id, 0, NULL, 0, &initiators));
+        CHECK(initiators <= nodes);
+        uint32_t near = pageleap_topology_distance(topology, node.id, node.id);
+        CHECK(near == 0 || near == 10 || nodes > 1);
+    }
+    CHECK(cpus > 0);
+    uint32_t all[64];
+    size_t found = 0;
+    OK(pageleap_topology_parse_nodes(topology, "all", all, 64, &found));
+    CHECK(found >= 1 && found <= nodes);
+    FAILS(PAGELEAP_BAD_ARGUMENT, "`x`", pageleap_topology_parse_nodes(topology, "x", all, 64, &found));
+    FAILS(PAGELEAP_UNKNOWN_NODE, "4000", pageleap_topology_cpus(topology, 4000, NULL, 0, &found));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "999 of", pageleap_topology_node(topology, 999, NULL));
+    for (size_t i = 0; pageleap_topology_warning(topology, i) != NULL; i++) {
+        printf("warning: %s\n", pageleap_topology_warning(topology, i));
+    }
+    pageleap_topology_free(topology);
+}
+
+static void see_what_is_allowed(void) {
+    pageleap_capabilities *found;
+    pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
+    demand.bytes = BYTES;
+    demand.try_leap = true;
+    OK(pageleap_probe(&demand, &found));
+    size_t count = pageleap_capabilities_count(found);
+    CHECK(count > 20);
+    for (size_t i = 0; i < count; i++) {
+        pageleap_finding finding = PAGELEAP_INIT(pageleap_finding);
+        OK(pageleap_capabilities_finding(found, i, &finding));
+        CHECK(strlen(finding.topic) > 0 && strlen(finding.summary) > 0);
+        CHECK(!finding.blocks);
+        bool good = finding.state == PAGELEAP_WORKS || finding.state == PAGELEAP_LIMITED;
+        CHECK(good == pageleap_capabilities_has(found, finding.topic));
+        for (size_t r = 0; r < finding.remedy_count; r++) {
+            pageleap_remedy remedy = PAGELEAP_INIT(pageleap_remedy);
+            OK(pageleap_capabilities_remedy(found, i, r, &remedy));
+            CHECK(strlen(remedy.who) > 0 && strlen(remedy.line) > 0);
+        }
+    }
+    CHECK(pageleap_capabilities_has(found, "leap") && !pageleap_capabilities_has(found, "no such topic"));
+    pageleap_capabilities_free(found);
+}
+
+struct told {
+    uint64_t done, total, calls;
+};
+
+static void pool_progress(void *data, uint64_t done, uint64_t total) {
+    struct told *told = data;
+    told->done = done;
+    told->total = total;
+    told->calls++;
+}
+
+static int job_progress(void *data, const pageleap_progress *progress) {
+    struct told *told = data;
+    CHECK(progress->bytes_migrated <= progress->bytes_total && progress->bytes_migrated >= told->done);
+    told->done = progress->bytes_migrated;
+    told->total = progress->bytes_total;
+    told->calls++;
+    return 0;
+}
+
+static int stop_at_once(void *data, const pageleap_progress *progress) {
+    (void)data;
+    (void)progress;
+    return 1;
+}
+
+static void fill(uint64_t *words, uint64_t seed) {
+    for (size_t i = 0; i < BYTES / 8; i++) {
+        words[i] = seed + i * 3;
+    }
+}
+
+static void check(const uint64_t *words, uint64_t seed) {
+    for (size_t i = 0; i < BYTES / 8; i++) {
+        CHECK(words[i] == seed + i * 3);
+    }
+}
+
+static void read_the_report(const pageleap_report *report, const pageleap_region *region) {
+    pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
+    pageleap_region_info info = PAGELEAP_INIT(pageleap_region_info);
+    OK(pageleap_region_describe(region, &info));
+    OK(pageleap_report_get_figures(report, &figures));
+    CHECK(figures.ended == PAGELEAP_COMPLETED && strcmp(figures.ended_text, "every page was dealt with") == 0);
+    CHECK(figures.pages_migrated == PAGES && figures.bytes == BYTES && figures.bytes_copied >= BYTES);
+    CHECK(figures.migrate_ns > 0 && figures.threads >= 1 && strlen(figures.engine_reason) > 0);
+    CHECK(figures.run_count == 1 && figures.engine_use_count >= 1);
+    pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
+    OK(pageleap_report_run(report, 0, &run));
+    CHECK(run.region_id == info.id && run.offset == 0 && run.length == BYTES && run.outcome == PAGELEAP_MIGRATED);
+    pageleap_engine_use use = PAGELEAP_INIT(pageleap_engine_use);
+    OK(pageleap_report_get_engine_use(report, 0, &use));
+    CHECK(use.region_id == info.id && use.pages <= PAGES && strlen(use.why) > 0);
+    FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 runs", pageleap_report_run(report, 1, &run));
+    CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
+    CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);
+    const char *json = pageleap_report_json(report);
+    CHECK(json[0] == '{' && strstr(json, "\"ended\":\"completed\"") != NULL && strchr(json, '\n') == NULL);
+    CHECK(strstr(json, pageleap_engine_name(figures.engine)) != NULL);
+}
+
+int main(void) {
+    printf("pageleap %s\n", pageleap_version());
+    CHECK(strcmp(pageleap_last_error(), "") == 0);
+    see_the_machine();
+    see_what_is_allowed();
+    uint32_t nodes[2];
+    two_nodes(nodes);
+
+    pageleap_pool *near, *far = pool_on(nodes[1], BYTES + BYTES / 2);
+    struct told told = {0};
+    pageleap_pool_options options = PAGELEAP_INIT(pageleap_pool_options);
+    options.progress = pool_progress;
+    options.progress_data = &told;
+    options.threads = 1;
+    OK(pageleap_pool_new(PAGELEAP_ON(nodes[0]), BYTES, &options, &near));
+    CHECK(told.calls > 0 && told.done == told.total);
+    CHECK(pageleap_pool_bytes(near) == BYTES && pageleap_pool_free_bytes(near) == BYTES);
+    CHECK(pageleap_pool_free_bytes_on(near, nodes[0]) == BYTES && pageleap_pool_free_bytes_on(near, 4000) == 0);
+    CHECK(pageleap_pool_page_size(near) == PAGELEAP_PAGE_4K && pageleap_page_bytes(PAGELEAP_PAGE_2M) == 2 << 20);
+    uint32_t its_node = 99;
+    size_t its_nodes = 0;
+    OK(pageleap_pool_nodes(near, &its_node, 1, &its_nodes));
+    CHECK(its_nodes == 1 && its_node == nodes[0]);
+    pageleap_verification right = PAGELEAP_INIT(pageleap_verification);
+    OK(pageleap_pool_verify(near, &right));
+    CHECK(right.pages == PAGES && right.misplaced == 0 && right.absent == 0);
+
+    pageleap_region *region;
+    OK(pageleap_region_new(near, NULL, BYTES, &region));
+    uint64_t *words = pageleap_region_start(region);
+    CHECK(pageleap_region_length(region) == BYTES && words[0] == 0 && words[BYTES / 8 - 1] == 0);
+    fill(words, 1);
+    void *part;
+    OK(pageleap_region_view(region, 4096, 100, &part));
+    CHECK(part == (char *)words + 4096);
+    pageleap_node_pages where[2];
+    OK(pageleap_region_placement(region, where, 2, &its_nodes));
+    CHECK(its_nodes == 1 && where[0].node == nodes[0] && where[0].pages == PAGES);
+
+    /* There, with progress and a report; and back, without either. */
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    all.region = region;
+    all.pool = far;
+    pageleap_job *job;
+    pageleap_report *report;
+    OK(pageleap_job_start(&all, 1, NULL, &job));
+    told = (struct told){0};
+    OK(pageleap_job_wait_with_progress(job, 1, job_progress, &told, &report));
+    CHECK(told.calls >= 1 && told.done == BYTES && told.total == BYTES);
+    read_the_report(report, region);
+    pageleap_report_free(report);
+    struct pollfd ready = { .fd = pageleap_job_fd(job), .events = POLLIN };
+    CHECK(poll(&ready, 1, 0) == 1 && pageleap_job_is_finished(job));
+    pageleap_progress progress = PAGELEAP_INIT(pageleap_progress);
+    OK(pageleap_job_progress(job, &progress));
+    CHECK(progress.phase == PAGELEAP_FINISHED && progress.bytes_copied >= BYTES);
+    OK(pageleap_job_wait(job, &report)); /* as often as one likes */
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    check(words, 1);
+    CHECK(pageleap_pool_free_bytes(near) == BYTES);
+    OK(pageleap_region_verify(region, &right));
+    CHECK(right.pages == PAGES && right.misplaced == 0);
+    for (uint32_t engine = PAGELEAP_ENGINE_AUTO; engine <= PAGELEAP_ENGINE_MPROTECT; engine++) {
+        pageleap_job_options chosen = PAGELEAP_INIT(pageleap_job_options);
+        chosen.engine = engine;
+        chosen.threads = 2;
+        chosen.timeout_ns = 60000000000;
+        chosen.wait_budget_ns = 500000;
+        chosen.area_bytes = 1 << 20;
+        all.pool = pageleap_pool_free_bytes(near) == BYTES ? near : far;
+        pageleap_status started = pageleap_job_start(&all, 1, &chosen, &job);
+        if (started == PAGELEAP_ENGINE_REFUSED && engine != PAGELEAP_ENGINE_AUTO) {
+            printf("%s: %s\n", pageleap_engine_name(engine), pageleap_last_error());
+            CHECK(job == NULL);
+            continue;
+        }
+        OK(started);
+        OK(pageleap_job_wait(job, &report));
+        read_the_report(report, region);
+        pageleap_report_free(report);
+        pageleap_job_free(job);
+        check(words, 1);
+    }
+
+    /* A guard keeps its page. */
+    leap(region, pageleap_pool_free_bytes(near) == BYTES ? near : far, PAGELEAP_ENGINE_AUTO);
+    all.pool = pageleap_pool_free_bytes(near) == BYTES ? near : far;
+    pageleap_guard *guard;
+    OK(pageleap_region_pin(region, 5 * 4096 + 7, 1, &guard));
+    pageleap_job_options impatient = PAGELEAP_INIT(pageleap_job_options);
+    impatient.pin_patience_ns = -1;
+    OK(pageleap_job_start(&all, 1, &impatient, &job));
+    OK(pageleap_job_wait(job, &report));
+    pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
+    OK(pageleap_report_get_figures(report, &figures));
+    CHECK(figures.pages_busy == 1 && figures.pages_migrated == PAGES - 1);
+    pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
+    OK(pageleap_report_run(report, 1, &run));
+    CHECK(run.offset == 5 * 4096 && run.length == 4096 && run.outcome == PAGELEAP_BUSY);
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    FAILS(PAGELEAP_PINNED, "guard", pageleap_region_discard(region, 4096, 8 * 4096));
+    pageleap_guard_drop(guard);
+
+    /* Cancelling, and a second job on the same range. */
+    pageleap_job_options slow = PAGELEAP_INIT(pageleap_job_options), brief = slow;
+    slow.rate_limit_bytes_per_s = 1 << 20;
+    all.pool = all.pool == near ? far : near;
+    OK(pageleap_job_start(&all, 1, &slow, &job));
+    pageleap_job *second = job;
+    FAILS(PAGELEAP_RANGE_BUSY, "in use by a running job", pageleap_job_start(&all, 1, NULL, &second));
+    CHECK(second == NULL);
+    OK(pageleap_job_cancel(job));
+    OK(pageleap_job_wait_until_moved(job));
+    OK(pageleap_job_wait(job, &report));
+    OK(pageleap_report_get_figures(report, &figures));
+    CHECK(figures.ended == PAGELEAP_CANCELLED && figures.pages_migrated < PAGES);
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    OK(pageleap_job_start(&all, 1, &slow, &job));
+    OK(pageleap_job_wait_with_progress(job, 1, stop_at_once, NULL, NULL));
+    pageleap_job_free(job);
+    brief.timeout_ns = 1;
+    OK(pageleap_job_start(&all, 1, &brief, &job));
+    OK(pageleap_job_wait(job, &report));
+    OK(pageleap_report_get_figures(report, &figures));
+    CHECK(figures.ended == PAGELEAP_TIMED_OUT);
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    OK(pageleap_job_start(&all, 1, &slow, &job));
+    pageleap_job_free(job); /* cancels */
+    check(words, 1);
+
+    /* Two ranges in one job, one of them without a length. */
+    OK(pageleap_job_start(&all, 1, NULL, &job));
+    OK(pageleap_job_wait(job, NULL));
+    pageleap_job_free(job);
+    pageleap_pool *home = (pageleap_pool *)(all.pool == near ? far : near);
+    pageleap_range two[2] = { all, all };
+    two[0].pool = two[1].pool = home;
+    two[0].length = 16 * 4096;
+    two[1].offset = 32 * 4096;
+    OK(pageleap_job_start(two, 2, NULL, &job));
+    OK(pageleap_job_wait(job, &report));
+    OK(pageleap_report_get_figures(report, &figures));
+    CHECK(figures.pages_migrated == PAGES - 16);
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    check(words, 1);
+
+    /* Giving memory back and getting it again. */
+    OK(pageleap_region_discard(region, 0, 4096));
+    FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(region, 0, 8, &part));
+    OK(pageleap_region_back(region, 0, 4096, home, NULL));
+    CHECK(words[0] == 0 && words[512] == 1 + 512 * 3);
+    pageleap_region *growing;
+    OK(pageleap_region_reserve(1 << 30, PAGELEAP_PAGE_4K, &growing));
+    CHECK(pageleap_region_length(growing) == 0);
+    OK(pageleap_region_grow(growing, 10000, far, NULL));
+    CHECK(pageleap_region_length(growing) == 3 * 4096);
+    memset(pageleap_region_start(growing), 7, 3 * 4096);
+    OK(pageleap_region_grow(growing, 5 * 4096, far, PAGELEAP_ON(nodes[1])));
+    CHECK(((char *)pageleap_region_start(growing))[10000] == 7);
+    pageleap_region_free(growing);
+
+    /* Faults that are not the library's end the process as they always have. A sanitizer has a handler of its own. */
+#ifndef __SANITIZE_ADDRESS__
+    OK(pageleap_install_fault_handler());
+    pid_t child = fork();
+    if (child == 0) {
+        volatile char *volatile nowhere = (volatile char *)64;
+        *nowhere = 1;
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+#endif
+
+    /* Handles in any order. */
+    pageleap_pool_free(near);
+    CHECK(words[512] == 1 + 512 * 3);
+    pageleap_region_free(region);
+    pageleap_pool_free(far);
+    return 0;
+}

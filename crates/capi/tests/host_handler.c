@@ -1,0 +1,82 @@
+/* A host with a SIGSEGV handler of its own, which expects its own faults, and gets them while pages move. */
+#include "check.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { BYTES = 8 << 20, FAULTS = 500 };
+
+static char *barrier; /* a page as garbage collectors have it: they see who touches it */
+static atomic_ulong caught, stop;
+static atomic_ullong *words;
+
+static void on_fault(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    if ((char *)info->si_addr < barrier || (char *)info->si_addr >= barrier + 4096) {
+        static const char text[] = "a fault that is not the host's has reached its handler\n";
+        (void)!write(2, text, sizeof text - 1);
+        _exit(1);
+    }
+    (void)signal;
+    atomic_fetch_add(&caught, 1);
+    mprotect(barrier, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *touch_the_barrier(void *nothing) {
+    (void)nothing;
+    for (int i = 0; i < FAULTS; i++) {
+        CHECK(mprotect(barrier, 4096, PROT_NONE) == 0);
+        *(volatile char *)barrier = 1;
+    }
+    return NULL;
+}
+
+static void *write_words(void *nothing) {
+    (void)nothing;
+    for (size_t i = 0; !atomic_load(&stop); i++) {
+        atomic_fetch_add(&words[i * 4099 % (BYTES / 8)], 1);
+    }
+    return NULL;
+}
+
+int main(void) {
+    uint32_t nodes[2];
+    two_nodes(nodes);
+    barrier = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    pageleap_pool *pools[2] = { pool_on(nodes[0], BYTES), pool_on(nodes[1], BYTES) };
+    pageleap_region *region;
+    OK(pageleap_region_new(pools[0], NULL, BYTES, &region));
+    words = pageleap_region_start(region);
+    OK(pageleap_install_fault_handler());
+
+    pthread_t hosts, writer;
+    CHECK(pthread_create(&hosts, NULL, touch_the_barrier, NULL) == 0);
+    CHECK(pthread_create(&writer, NULL, write_words, NULL) == 0);
+    for (int i = 1; i <= 20 || atomic_load(&caught) < FAULTS; i++) {
+        leap(region, pools[i % 2], PAGELEAP_ENGINE_MPROTECT);
+    }
+    CHECK(pthread_join(hosts, NULL) == 0);
+    atomic_store(&stop, 1);
+    CHECK(pthread_join(writer, NULL) == 0);
+    CHECK(atomic_load(&caught) == FAULTS);
+
+    /* Faults that are nobody's reach the host, which ends the process. */
+    pid_t child = fork();
+    if (child == 0) {
+        volatile char *volatile nowhere = (volatile char *)64;
+        *nowhere = 1;
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    pageleap_region_free(region);
+    pageleap_pool_free(pools[0]);
+    pageleap_pool_free(pools[1]);
+    return 0;
+}

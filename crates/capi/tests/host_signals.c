@@ -1,0 +1,81 @@
+/* A host that blocks all signals in its threads, as servers do that have one thread for signals. */
+#include "check.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+enum { BYTES = 8 << 20 };
+
+static atomic_ulong stop, started;
+static atomic_ullong *words;
+
+static void *write_words(void *written) {
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+    atomic_fetch_add(&started, 1);
+    size_t i = 0;
+    for (; !atomic_load(&stop); i++) {
+        atomic_fetch_add(&words[i * 4099 % (BYTES / 8)], 1);
+    }
+    *(size_t *)written = i;
+    return NULL;
+}
+
+static unsigned long long sum(void) {
+    unsigned long long sum = 0;
+    for (size_t i = 0; i < BYTES / 8; i++) {
+        sum += atomic_load(&words[i]);
+    }
+    return sum;
+}
+
+int main(void) {
+    uint32_t nodes[2];
+    two_nodes(nodes);
+    pageleap_pool *pools[2] = { pool_on(nodes[0], BYTES), pool_on(nodes[1], BYTES) };
+    pageleap_region *region;
+    OK(pageleap_region_new(pools[0], NULL, BYTES, &region));
+    words = pageleap_region_start(region);
+    size_t written[2];
+    pthread_t writers[2];
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_create(&writers[i], NULL, write_words, &written[i]) == 0);
+    }
+    while (atomic_load(&started) < 2) {
+    }
+
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+    pageleap_job *job;
+    all.region = region;
+    all.pool = pools[1];
+    /* A writer that cannot take the signal would be killed. */
+    options.engine = PAGELEAP_ENGINE_MPROTECT;
+    FAILS(PAGELEAP_ENGINE_REFUSED, "SIGSEGV", pageleap_job_start(&all, 1, &options, &job));
+    int here = 0;
+    for (int i = 0; i < 10; i++) {
+        options.engine = PAGELEAP_ENGINE_AUTO;
+        all.pool = pools[1 - here];
+        pageleap_status status = pageleap_job_start(&all, 1, &options, &job);
+        if (status != PAGELEAP_OK) {
+            FAILS(PAGELEAP_ENGINE_REFUSED, "SIGSEGV", status);
+            break;
+        }
+        OK(pageleap_job_wait(job, NULL));
+        pageleap_job_free(job);
+        here = 1 - here;
+    }
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) {
+        CHECK(pthread_join(writers[i], NULL) == 0);
+    }
+    CHECK(sum() == written[0] + written[1]);
+    leap(region, pools[1 - here], PAGELEAP_ENGINE_MPROTECT); /* now nobody blocks it */
+    CHECK(sum() == written[0] + written[1]);
+    pageleap_region_free(region);
+    pageleap_pool_free(pools[0]);
+    pageleap_pool_free(pools[1]);
+    return 0;
+}

@@ -1,0 +1,135 @@
+//! `pageleap.h`, made of the comments and items of `crates/capi`, module by module.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use cbindgen::{Config, DocumentationStyle, Language, ParseConfig, RenameRule, Style};
+
+use crate::commands::Workspace;
+
+/// The modules, in the order in which a reader needs them, and what their part of the header is about.
+const PARTS: [(&str, &str); 10] = [
+    ("status", "Errors"),
+    ("page_size", "Page sizes"),
+    ("topology", "The machine"),
+    ("probe", "What machine, user and container allow"),
+    ("placement", "Where pages should go, and where they lie"),
+    ("pool", "Pools"),
+    ("region", "Regions"),
+    ("guard", "Guards"),
+    ("migration", "What is to move, and how"),
+    ("report", "Reports"),
+];
+/// The last module: it uses all others.
+const LAST: (&str, &str) = ("job", "Jobs");
+
+/// Where the header is, from the root of the workspace.
+const HEADER: &str = "crates/capi/include/pageleap.h";
+
+/// Makes the header anew, or, with `check`, says whether it is as it should be.
+pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
+    let (path, wanted) = (workspace.root.join(HEADER), text(&workspace.root)?);
+    let current = fs::read_to_string(&path).is_ok_and(|found| found == wanted);
+    if check {
+        let state = if current { "is current" } else { "is out of date; type: cargo xtask header" };
+        println!("{HEADER} {state}");
+        return Ok(current);
+    }
+    if !current {
+        fs::write(&path, wanted).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(true)
+}
+
+/// The header as the sources have it.
+pub fn text(root: &Path) -> Result<String> {
+    let sources = root.join("crates/capi/src");
+    let opening = sources.join("opening.h");
+    let mut header =
+        fs::read_to_string(&opening).with_context(|| format!("cannot read {}", opening.display()))?;
+    for (module, title) in PARTS.into_iter().chain([LAST]) {
+        header += &format!("\n/* ---- {title} {} */\n\n", "-".repeat(88 - title.len()));
+        header += compact(&part(&sources.join(format!("{module}.rs")))?).trim();
+        header.push('\n');
+    }
+    header += "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* PAGELEAP_H */\n";
+    Ok(header)
+}
+
+/// What a module adds.
+fn part(source: &PathBuf) -> Result<String> {
+    let mut config = Config {
+        language: Language::C,
+        style: Style::Both,
+        no_includes: true,
+        documentation_style: DocumentationStyle::C,
+        line_length: 98,
+        tab_width: 4,
+        usize_is_size_t: true,
+        parse: ParseConfig::default(),
+        ..Config::default()
+    };
+    config.function.rename_args = RenameRule::None;
+    config.function.sort_by = None;
+    let cannot_read = || format!("cannot read {}", source.display());
+    // Also what no function of the same module takes.
+    config.export.include = types(&fs::read_to_string(source).with_context(cannot_read)?);
+    let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate();
+    let bindings = bindings.with_context(cannot_read)?;
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    let text = String::from_utf8(text)?;
+    ensure!(text.contains("pageleap_"), "{} adds nothing to the header", source.display());
+    Ok(text)
+}
+
+/// Has comments begin and end on lines that have text, and types go by their names.
+fn compact(text: &str) -> String {
+    let mut compacted = String::new();
+    // How far a comment is indented, and its lines.
+    let mut comment: Option<(usize, Vec<&str>)> = None;
+    for line in text.lines() {
+        match (line.trim(), comment.as_mut()) {
+            ("/*", None) => comment = Some((line.len() - 2, Vec::new())),
+            ("*/", Some((indent, lines))) => {
+                let indent = " ".repeat(*indent);
+                compacted += &format!("{indent}/* {} */\n", lines.join(&format!("\n{indent} * ")));
+                comment = None;
+            }
+            (_, Some((indent, lines))) => lines.push(line.get(*indent + 1..).unwrap_or_default()),
+            (_, None) if line.starts_with("typedef") => compacted += &format!("{line}\n"),
+            (_, None) => compacted += &format!("{}\n", line.replace("struct pageleap_", "pageleap_")),
+        }
+    }
+    compacted.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// The types that a module defines for C.
+fn types(source: &str) -> Vec<String> {
+    let names = source.lines().filter_map(|line| {
+        let name = line.strip_prefix("pub struct ").or_else(|| line.strip_prefix("pub enum "))?;
+        name.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+    });
+    names.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_begin_and_end_on_lines_with_text() {
+        let wide = "/*\n One.\n */\nint a(struct pageleap_x x);\n    /*\n     Two,\n\n       three.\n     */\n    int b;\n";
+        let compacted =
+            "/* One. */\nint a(pageleap_x x);\n    /* Two,\n     *\n     *   three. */\n    int b;\n";
+        assert_eq!(compact(wide), compacted);
+    }
+
+    #[test]
+    fn the_header_is_current() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let found = fs::read_to_string(root.join(HEADER)).unwrap();
+        assert!(found == text(root).unwrap(), "{HEADER} is out of date; type: cargo xtask header");
+    }
+}
