@@ -30,7 +30,9 @@ pub fn install(workspace: &Workspace, prefix: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let [lib, pkgconfig, include] = folders;
-    copy(&sources.join("include/pageleap.h"), &include.join("pageleap.h"))?;
+    for header in ["pageleap.h", "pageleap.hpp"] {
+        copy(&sources.join("include").join(header), &include.join(header))?;
+    }
     let archive = lib.join("libpageleap.a");
     copy(&workspace.target.join("release/libpageleap_c.a"), &archive)?;
     // Four fifths of it, and of no use without this workspace's sources.
@@ -71,24 +73,33 @@ fn soname(version: &str) -> String {
 
 /// A way to build a program.
 struct Build {
-    compiler: &'static str,
+    /// For C, and for C++.
+    compilers: [&'static str; 2],
     flags: &'static [&'static str],
     /// Against the archive.
     is_static: bool,
 }
 
 impl Build {
-    fn name(&self) -> String {
+    fn compiler(&self, source: &Path) -> &'static str {
+        self.compilers[usize::from(is_cpp(source))]
+    }
+
+    fn name(&self, source: &Path) -> String {
         let kind = if self.is_static { " static" } else { "" };
-        format!("{}{kind}", [&[self.compiler], self.flags].concat().join(" "))
+        let words = [&[self.compiler(source)], self.flags].concat().join(" ");
+        format!("{} ({words}{kind})", source.file_stem().unwrap_or_default().display())
     }
 }
 
+const GCC: [&str; 2] = ["gcc", "g++"];
+const CLANG: [&str; 2] = ["clang", "clang++"];
+
 const BUILDS: [Build; 4] = [
-    Build { compiler: "gcc", flags: &["-O2"], is_static: false },
-    Build { compiler: "gcc", flags: &["-O1"], is_static: true },
-    Build { compiler: "clang", flags: &["-O2"], is_static: false },
-    Build { compiler: "gcc", flags: &["-O1", "-fsanitize=address,undefined"], is_static: false },
+    Build { compilers: GCC, flags: &["-O2"], is_static: false },
+    Build { compilers: GCC, flags: &["-O1"], is_static: true },
+    Build { compilers: CLANG, flags: &["-O2"], is_static: false },
+    Build { compilers: GCC, flags: &["-O1", "-fsanitize=address,undefined"], is_static: false },
 ];
 
 /// How the programs went.
@@ -99,7 +110,7 @@ pub struct Outcome {
     pub skips: Vec<Skip>,
 }
 
-/// Builds each program of `crates/capi/tests` in each way, runs it, and says how it went.
+/// Builds each program of `crates/capi/tests`, in C and C++, in each way, runs it, and says how it went.
 pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let prefix = workspace.target.join("capi");
     install(workspace, &prefix)?;
@@ -107,8 +118,7 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
     outcome.add("header and symbols", check_symbols(workspace, &prefix).map(|()| None));
     for source in programs(&workspace.root.join("crates/capi/tests"))? {
         for build in &BUILDS {
-            let name = format!("{} ({})", source.file_stem().unwrap_or_default().display(), build.name());
-            outcome.add(&name, build_and_run(workspace, &prefix, &source, build));
+            outcome.add(&build.name(&source), build_and_run(workspace, &prefix, &source, build));
         }
     }
     Ok(outcome)
@@ -139,11 +149,16 @@ impl Outcome {
 fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    let mut programs: Vec<_> =
-        paths.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "c")).collect();
+    let is_program =
+        |path: &PathBuf| is_cpp(path) || path.extension().is_some_and(|extension| extension == "c");
+    let mut programs: Vec<_> = paths.into_iter().filter(is_program).collect();
     programs.sort();
     ensure!(!programs.is_empty(), "{} has no programs", folder.display());
     Ok(programs)
+}
+
+fn is_cpp(source: &Path) -> bool {
+    source.extension().is_some_and(|extension| extension == "cpp")
 }
 
 /// Gives the reason if the program cannot be built or run here.
@@ -153,15 +168,16 @@ fn build_and_run(
     source: &Path,
     build: &Build,
 ) -> Result<Option<String>> {
-    if Command::new(build.compiler).arg("--version").output().is_err() {
-        return Ok(Some(format!("there is no {}", build.compiler)));
+    let compiler = build.compiler(source);
+    if Command::new(compiler).arg("--version").output().is_err() {
+        return Ok(Some(format!("there is no {compiler}")));
     }
     let folder = workspace.target.join("capi-tests");
     fs::create_dir_all(&folder)?;
     let program = folder.join(source.file_stem().context("a program has a name")?);
-    let mut compile = Command::new(build.compiler);
+    let mut compile = Command::new(compiler);
     compile.args([
-        "-std=c11",
+        if is_cpp(source) { "-std=c++17" } else { "-std=c11" },
         "-D_GNU_SOURCE",
         "-Wall",
         "-Wextra",
