@@ -102,6 +102,10 @@ const BUILDS: [Build; 4] = [
     Build { compilers: GCC, flags: &["-O1", "-fsanitize=address,undefined"], is_static: false },
 ];
 
+/// Examples, with sizes that make them short.
+const EXAMPLES: [(&str, &[&str]); 2] =
+    [("buffer_pool.c", &["64", "16", "1.5"]), ("hash_join.cpp", &["100000", "1000000"])];
+
 /// How the programs went.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -110,15 +114,19 @@ pub struct Outcome {
     pub skips: Vec<Skip>,
 }
 
-/// Builds each program of `crates/capi/tests`, in C and C++, in each way, runs it, and says how it went.
+/// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it, and says how it went.
 pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let prefix = workspace.target.join("capi");
     install(workspace, &prefix)?;
     let mut outcome = Outcome::default();
     outcome.add("header and symbols", check_symbols(workspace, &prefix).map(|()| None));
-    for source in programs(&workspace.root.join("crates/capi/tests"))? {
+    let sources = workspace.root.join("crates/capi");
+    let tests = programs(&sources.join("tests"))?.into_iter().map(|source| (source, &[][..]));
+    let examples = EXAMPLES.iter().map(|(name, arguments)| (sources.join("examples").join(name), *arguments));
+    for (source, arguments) in tests.chain(examples) {
         for build in &BUILDS {
-            outcome.add(&build.name(&source), build_and_run(workspace, &prefix, &source, build));
+            let result = build_and_run(workspace, &prefix, &source, arguments, build);
+            outcome.add(&build.name(&source), result);
         }
     }
     Ok(outcome)
@@ -166,6 +174,7 @@ fn build_and_run(
     workspace: &Workspace,
     prefix: &Path,
     source: &Path,
+    arguments: &[&str],
     build: &Build,
 ) -> Result<Option<String>> {
     let compiler = build.compiler(source);
@@ -199,7 +208,7 @@ fn build_and_run(
     run(compile)?;
     let mut last = String::new();
     let mut command = Command::new(&program);
-    command.env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
+    command.args(arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
     let ending = process::run(command, LIMIT, |line| {
         println!("    {line}");
         last = line.to_owned();

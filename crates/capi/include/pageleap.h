@@ -581,7 +581,8 @@ pageleap_status pageleap_region_view(const pageleap_region *region,
                                      void **address);
 
 /* Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
- * addresses do not change. `place` may be NULL, as for pageleap_region_new(). */
+ * addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
+ * NULL: the new part has no memory then, and must not be touched before pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      size_t length,
                                      const pageleap_pool *pool,
@@ -595,7 +596,7 @@ pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
-/* Gives a part, whole pages, that was discarded zeroed frames of a pool. `place` may be NULL,
+/* Gives a part, whole pages, that has no memory zeroed frames of a pool. `place` may be NULL,
  * as for pageleap_region_new(). */
 pageleap_status pageleap_region_back(const pageleap_region *region,
                                      size_t offset,

@@ -186,6 +186,8 @@ public:
         const pageleap_placement where = place.c();
         check(pageleap_region_grow(c(), length, from.c(), &where));
     }
+    /* Without memory: the new part must not be touched before back(). */
+    void extend(std::size_t length) { check(pageleap_region_grow(c(), length, nullptr, nullptr)); }
     void discard(std::size_t offset, std::size_t length) { check(pageleap_region_discard(c(), offset, length)); }
     void back(std::size_t offset, std::size_t length, const pool &from) {
         check(pageleap_region_back(c(), offset, length, from.c(), nullptr));

@@ -163,7 +163,8 @@ pub unsafe extern "C" fn pageleap_region_view(
 }
 
 /// Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
-/// addresses do not change. `place` may be NULL, as for pageleap_region_new().
+/// addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
+/// NULL: the new part has no memory then, and must not be touched before pageleap_region_back().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_grow(
     region: *const pageleap_region,
@@ -173,9 +174,12 @@ pub unsafe extern "C" fn pageleap_region_grow(
 ) -> pageleap_status {
     boundary!({
         // SAFETY: forwarded to the caller.
-        let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
+        let region = &unsafe { handle(region, "region") }?.0;
+        if pool.is_null() && place.is_null() {
+            return region.extend(length);
+        }
         // SAFETY: forwarded to the caller.
-        region.0.grow(length, unsafe { destination(&pool.0, place) }?)
+        region.grow(length, unsafe { destination(&handle(pool, "pool")?.0, place) }?)
     })
 }
 
@@ -197,7 +201,7 @@ pub unsafe extern "C" fn pageleap_region_discard(
     })
 }
 
-/// Gives a part, whole pages, that was discarded zeroed frames of a pool. `place` may be NULL,
+/// Gives a part, whole pages, that has no memory zeroed frames of a pool. `place` may be NULL,
 /// as for pageleap_region_new().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_back(

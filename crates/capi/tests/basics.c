@@ -297,6 +297,11 @@ int main(void) {
     memset(pageleap_region_start(growing), 7, 3 * 4096);
     OK(pageleap_region_grow(growing, 5 * 4096, far, PAGELEAP_ON(nodes[1])));
     CHECK(((char *)pageleap_region_start(growing))[10000] == 7);
+    OK(pageleap_region_grow(growing, 9 * 4096, NULL, NULL));
+    FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(growing, 8 * 4096, 8, &part));
+    OK(pageleap_region_back(growing, 7 * 4096, 2 * 4096, far, NULL));
+    OK(pageleap_region_view(growing, 8 * 4096, 8, &part));
+    CHECK(*(uint64_t *)part == 0);
     pageleap_region_free(growing);
 
     /* Faults that are not the library's end the process as they always have. A sanitizer has a handler of its own. */

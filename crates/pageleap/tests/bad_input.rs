@@ -343,6 +343,7 @@ fn sizes_that_cannot_be() {
     let capacity = scene.region.grow(scene.region.len() + 1, &scene.pools[1]);
     scene.refused(capacity, true, &["beyond the region's capacity", "larger region"]);
     scene.refused(scene.region.grow(usize::MAX, &scene.pools[1]), true, &["beyond"]);
+    scene.refused(scene.region.extend(scene.region.len() + 1), true, &["beyond"]);
     // Larger than what a process can address: refused by the kernel, not by us.
     match Region::reserve(1 << 46, PageSize::Base) {
         Ok(region) => assert!(region.is_empty()),

@@ -137,6 +137,35 @@ fn leaping_back_and_forth_ends_where_it_should() {
     });
 }
 
+/// A buffer pool has addresses for more pages than it has memory for.
+#[test]
+fn a_region_may_have_memory_here_and_there() {
+    let _turn = turn();
+    for_page_sizes("a_region_may_have_memory_here_and_there", 4, |[near, far]| {
+        let page = near.page_size().bytes();
+        let mut region = Region::reserve(16 * page, near.page_size()).unwrap();
+        region.extend(12 * page).unwrap();
+        region.extend(3 * page).unwrap();
+        assert_eq!(region.len(), 12 * page);
+        assert!(region.atomics_u64(0..8).is_err(), "it has no memory yet");
+        let resident =
+            |region: &Region| (0..12).filter(|i| region.atomics_u64(i * page..i * page + 8).is_ok()).count();
+        for at in [11, 0, 5] {
+            region.back(at * page..(at + 1) * page, &near).unwrap();
+            stamp(&region, at * page..(at + 1) * page, 3);
+        }
+        let report = Migration::new().range(&region, 0..12 * page, &far).start().unwrap().wait();
+        assert_eq!((report.pages.migrated, report.pages.unchanged), (3, 9), "{report}");
+        check_stamp(&region, 5 * page..6 * page, 3);
+        assert_eq!((resident(&region), near.free_bytes()), (3, 4 * page as u64));
+        region.discard(5 * page..6 * page).unwrap();
+        region.grow(13 * page, &near).unwrap();
+        check_stamp(&region, 11 * page..12 * page, 3);
+        assert_eq!((resident(&region), region.len()), (2, 13 * page));
+        audit(&[&near, &far], &[&region]).unwrap();
+    });
+}
+
 #[test]
 fn scattered_ranges_of_one_job_have_their_own_outcomes() {
     let _turn = turn();

@@ -145,21 +145,34 @@ impl Region {
     /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by frames of a pool. Addresses do not
     /// change.
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
+        let Some(new) = self.new_part(len)? else { return Ok(()) };
+        self.back_up_to(self.0.capacity, new.clone(), &place.into())?;
+        self.0.len.fetch_max(new.end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Extends the region to `len` bytes (rounded up to whole pages) without memory: touching the new part raises SIGSEGV until it is backed
+    /// ([`Region::back`]). For buffer pools, which have an address for each page of a file, and memory for some of them.
+    pub fn extend(&self, len: usize) -> Result<(), Error> {
+        let Some(new) = self.new_part(len)? else { return Ok(()) };
+        // Nobody grows it meanwhile.
+        let _claim = self.0.claim(new.clone(), self.0.capacity)?;
+        self.0.len.fetch_max(new.end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// What a region of `len` bytes has that this one has not, in whole pages.
+    fn new_part(&self, len: usize) -> Result<Option<Range<usize>>, Error> {
         let inner = &*self.0;
         let len = len.checked_next_multiple_of(inner.page.bytes()).unwrap_or(usize::MAX);
         let old = self.len();
         if len > inner.capacity {
             return Err(inner.bad_range(old..len, "beyond the region's capacity", "reserve a larger region"));
         }
-        if len <= old {
-            return Ok(());
-        }
-        self.back_up_to(inner.capacity, old..len, &place.into())?;
-        inner.len.fetch_max(len, Ordering::AcqRel);
-        Ok(())
+        Ok((len > old).then_some(old..len))
     }
 
-    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] left.
+    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] or [`Region::extend`] left.
     pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
         self.back_up_to(self.len(), range, &place.into())
     }
