@@ -77,6 +77,16 @@ impl Placement {
         self
     }
 
+    /// The nodes that it names.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        let (one, several, weighted) = match &self.spread {
+            Spread::On(node) => (Some(*node), &[][..], &[][..]),
+            Spread::Interleave(nodes) => (None, nodes.as_slice(), &[][..]),
+            Spread::Weighted(weights) => (None, &[][..], weights.as_slice()),
+        };
+        one.into_iter().chain(several.iter().copied()).chain(weighted.iter().map(|(node, _)| *node))
+    }
+
     /// Each node's weight, checked.
     pub(crate) fn weights(&self) -> Result<Vec<(NodeId, u32)>, Error> {
         let bad = |reason: String, remedy: &str| Error::BadArgument {

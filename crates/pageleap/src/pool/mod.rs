@@ -241,6 +241,17 @@ pub(crate) struct Target {
 }
 
 impl Destination {
+    /// The size of the pool's pages.
+    pub fn page_size(&self) -> PageSize {
+        self.pool.page_size()
+    }
+
+    /// What the pool has free, in bytes, on the nodes of the placement.
+    pub fn free_bytes(&self) -> u64 {
+        let named = |share: &&Share| self.placement.nodes().any(|node| node == share.node());
+        self.pool.shares().iter().filter(named).map(Share::free_bytes).sum()
+    }
+
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }

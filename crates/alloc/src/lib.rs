@@ -1,0 +1,198 @@
+//! An allocator over a region of [`pageleap`], for containers that take one by `allocator-api2`: hashbrown's maps, that crate's own `Vec` and `Box`, and others. What
+//! they hold lies in the region, at addresses that never change, and leaps with it while threads use it.
+//!
+//! ```no_run
+//! use hashbrown::HashMap;
+//! use pageleap::{Migration, NodeId, Pool};
+//! use pageleap_alloc::RegionAllocator;
+//! # fn main() -> Result<(), pageleap::Error> {
+//! let near = Pool::builder(NodeId(0), 1 << 30).build()?;
+//! let far = Pool::builder(NodeId(1), 1 << 30).build()?;
+//!
+//! let memory = RegionAllocator::new(8 << 30, [&near])?; // addresses for 8 GB; frames as they are needed
+//! let mut map = HashMap::new_in(memory.clone());
+//! map.insert(1, "one");
+//!
+//! let region = memory.region();
+//! let report = Migration::new().range(region, 0..region.len(), &far).start()?.wait();
+//! # let _ = (report, map);
+//! # Ok(()) }
+//! ```
+//!
+//! The places of a region are dealt with by [talc](https://docs.rs/talc); its notes on free places lie between them and leap along.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use allocator_api2::alloc::{AllocError, Allocator};
+use pageleap::{Destination, Error, Region};
+use talc::base::Talc;
+use talc::base::binning::DefaultBinning;
+use talc::source::Manual;
+
+/// Bytes that the region grows by, unless more is asked for or less is left.
+const STEP: usize = 16 << 20;
+
+/// Hands out places of a region that grows over pools as it is needed, and does not shrink. Clones are the same allocator; the region goes when the last of them, and the
+/// last container with one, are gone.
+///
+/// It may be used by several threads. Places are given back to it when containers free them, and used again.
+#[derive(Clone)]
+pub struct RegionAllocator(Arc<Inner>);
+
+struct Inner {
+    // Before the region: it has notes in there.
+    state: Mutex<State>,
+    region: Region,
+    capacity: usize,
+}
+
+struct State {
+    places: Talc<Manual, DefaultBinning>,
+    /// Up to where the places reach; `None` as long as the region is empty.
+    end: Option<NonNull<u8>>,
+    pools: Vec<Destination>,
+}
+
+// SAFETY: the pointer is an address in the region, which all threads may use; everything that is done with it is done under the lock.
+unsafe impl Send for State {}
+
+impl RegionAllocator {
+    /// An allocator with addresses for `capacity` bytes, and frames of these pools as they are needed: of the first that has enough. All of them have pages of one size.
+    ///
+    /// # Errors
+    /// If no pool is named, or the address space is not there.
+    pub fn new<D: Into<Destination>>(
+        capacity: usize,
+        pools: impl IntoIterator<Item = D>,
+    ) -> Result<Self, Error> {
+        let pools: Vec<Destination> = pools.into_iter().map(Into::into).collect();
+        let first = pools.first().ok_or_else(|| Error::BadArgument {
+            what: "pools",
+            reason: "there is none".into(),
+            remedy: "name at least one".into(),
+        })?;
+        let region = Region::reserve(capacity, first.page_size())?;
+        let capacity = capacity.next_multiple_of(region.page_size().bytes());
+        let state = Mutex::new(State { places: Talc::new(Manual), end: None, pools });
+        Ok(RegionAllocator(Arc::new(Inner { state, region, capacity })))
+    }
+
+    /// The region, for jobs. What it grows by during a job is not part of that job.
+    pub fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// From which pools it grows from now on: after a leap, from those that the data is in.
+    pub fn grow_from<D: Into<Destination>>(&self, pools: impl IntoIterator<Item = D>) {
+        self.state().pools = pools.into_iter().map(Into::into).collect();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the region grow so that there is a place of this layout.
+    fn grow(&self, state: &mut State, layout: Layout) -> Result<(), AllocError> {
+        let region = &self.0.region;
+        let old = region.len();
+        // The first place holds talc's notes; each has a few words of its own.
+        let notes = if state.end.is_none() { talc::min_first_heap_size::<DefaultBinning>() } else { 64 };
+        let least = layout.size().checked_add(layout.align()).and_then(|bytes| bytes.checked_add(notes));
+        let left = self.0.capacity - old;
+        let page = region.page_size().bytes();
+        let least = least.and_then(|bytes| bytes.checked_next_multiple_of(page));
+        let least = least.filter(|bytes| *bytes <= left).ok_or(AllocError)?;
+        let most = least.max(STEP.next_multiple_of(page)).min(left);
+        let grown = state.pools.iter().any(|pool| {
+            let bytes = most.min(usize::try_from(pool.free_bytes()).unwrap_or(usize::MAX) / page * page);
+            // What is free may be gone by now, or lie where the placement does not want it.
+            let grows = |bytes: usize| bytes >= least && region.grow(old + bytes, pool.clone()).is_ok();
+            grows(bytes) || bytes > least && grows(least)
+        });
+        if !grown {
+            return Err(AllocError);
+        }
+        let start = region.as_ptr().as_ptr();
+        let (new, end) = (start.wrapping_add(old), start.wrapping_add(region.len()));
+        state.end = match state.end {
+            // SAFETY: the new part is backed, adjoins the places that there are, and is nobody else's.
+            Some(before) => Some(unsafe { state.places.extend(before, end) }),
+            // SAFETY: the new part is backed, and nobody else's.
+            None => unsafe { state.places.claim(new, region.len() - old) },
+        };
+        state.end.map(drop).ok_or(AllocError)
+    }
+}
+
+// SAFETY: a place is valid memory of the region until it is given back, because the region lives as long as the last clone; clones are one allocator, and moving one moves
+// no place.
+unsafe impl Allocator for RegionAllocator {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            let dangling = std::ptr::without_provenance_mut(layout.align());
+            return NonNull::new(std::ptr::slice_from_raw_parts_mut(dangling, 0)).ok_or(AllocError);
+        }
+        let state = &mut *self.state();
+        // SAFETY: the size is not 0.
+        let mut place = unsafe { state.places.allocate(layout) };
+        if place.is_none() {
+            self.grow(state, layout)?;
+            // SAFETY: as above.
+            place = unsafe { state.places.allocate(layout) };
+        }
+        Ok(NonNull::slice_from_raw_parts(place.ok_or(AllocError)?, layout.size()))
+    }
+
+    unsafe fn deallocate(&self, place: NonNull<u8>, layout: Layout) {
+        if layout.size() > 0 {
+            // SAFETY: the caller's promise: it was allocated here, with this layout.
+            unsafe { self.state().places.deallocate(place.as_ptr(), layout) };
+        }
+    }
+
+    unsafe fn shrink(
+        &self,
+        place: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
+        if new.size() > 0 && place.as_ptr().addr().is_multiple_of(new.align()) {
+            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new size is not larger.
+            unsafe { self.state().places.shrink(place.as_ptr(), old, new.size()) };
+            return Ok(NonNull::slice_from_raw_parts(place, new.size()));
+        }
+        let moved = self.allocate(new)?;
+        // SAFETY: both are at least as large as the new size, and are two places; the old one is given back once.
+        unsafe {
+            place.copy_to_nonoverlapping(moved.cast(), new.size());
+            self.deallocate(place, old);
+        }
+        Ok(moved)
+    }
+
+    unsafe fn grow(&self, place: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if old.size() > 0 && old.align() == new.align() {
+            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new size is not smaller.
+            let grown = unsafe { self.state().places.try_grow_in_place(place.as_ptr(), old, new.size()) };
+            if grown {
+                return Ok(NonNull::slice_from_raw_parts(place, new.size()));
+            }
+        }
+        let moved = self.allocate(new)?;
+        // SAFETY: both are at least as large as the old size, and are two places; the old one is given back once.
+        unsafe {
+            place.copy_to_nonoverlapping(moved.cast(), old.size());
+            self.deallocate(place, old);
+        }
+        Ok(moved)
+    }
+}
+
+impl fmt::Debug for RegionAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegionAllocator in {:?}, which may grow to {} bytes", self.0.region, self.0.capacity)
+    }
+}
