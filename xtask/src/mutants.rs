@@ -395,6 +395,14 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Shuttle,
     },
     Mutant {
+        name: "discard-hides-from-guards",
+        file: REGION,
+        find: "self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {",
+        replace: "self.0.pins.start_moving(&pages).map(drop).map_err(|_| Error::Pinned {",
+        why: "a guard is given on pages whose frames are given back",
+        caught_by: Checker::Shuttle,
+    },
+    Mutant {
         name: "claims-before-frames",
         file: CONCLUDE,
         find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        items.iter_mut().for_each(Item::give_back_unused);\n        drop(items);",
@@ -461,6 +469,7 @@ const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
 const NOTES: &str = "crates/pageleap/src/engine/precopy/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const CONCLUDE: &str = "crates/pageleap/src/migrate/run/conclude.rs";
+const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 

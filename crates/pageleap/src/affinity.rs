@@ -25,20 +25,6 @@ pub(crate) fn run_on(cpus: &[usize]) -> bool {
     }
 }
 
-/// Blocks every signal in the calling thread except those that a fault raises, so that the application's handlers never run on a thread
-/// that holds an area closed.
-pub(crate) fn block_application_signals() {
-    // SAFETY: changes the mask of the calling thread only.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
-            libc::sigdelset(&mut set, fault);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
-    }
-}
-
 /// Has the calling thread let in soon when others wait for it, as far as the kernel does that for everybody.
 pub(crate) fn run_shortly() {
     if pageleap_sys::is_ordinary() {

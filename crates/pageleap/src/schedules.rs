@@ -19,6 +19,7 @@ use shuttle::thread;
 use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::processor::Processor;
+use crate::sync::lock;
 use crate::{
     BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
     Region, Report, audit,
@@ -131,7 +132,7 @@ impl Scene {
             Error::RangeBusy { .. } => &self.seen.busy_ranges,
             Error::PoolExhausted { .. } => &self.seen.short_of_frames,
             Error::Limit { .. } => &self.seen.short_of_slots,
-            Error::Call { .. } | Error::Unsupported { .. } if self.failing.is_some() => {
+            Error::Call { .. } | Error::EngineRefused { .. } if self.failing.is_some() => {
                 &self.seen.refused_calls
             }
             error => panic!("refused without reason: {error}"),
@@ -579,6 +580,36 @@ fn shuttle_everybody_who_waits_for_frames_gets_some() {
         audit(&[&pool[0], &pool[1]], &regions.iter().chain(&fresh).collect::<Vec<_>>()).unwrap();
     });
     expect(&[("times when no frame was free yet", &waited)]);
+}
+
+/// Who gets a guard has pages that nobody discards, and who discards pages leaves none of them to a guard.
+#[test]
+fn shuttle_guards_and_discards_exclude_each_other() {
+    const PAGES: u64 = 4;
+    let [given, discarded] = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
+    let counts = [given.clone(), discarded.clone()];
+    explore(RandomScheduler::new(iterations()), move || {
+        let backend: Arc<dyn Backend> = Arc::new(Model::new());
+        let bytes = PAGES as usize * BASE_PAGE;
+        let pool =
+            Pool::builder(NodeId(0), bytes as u64).threads(1).backend(backend.clone()).build().unwrap();
+        let region = Arc::new(Region::reserve_with(backend, bytes, PageSize::Base).unwrap());
+        region.grow(bytes, &pool).unwrap();
+        let shared = region.clone();
+        let other = thread::spawn(move || {
+            // SAFETY: nobody accesses the memory of a model.
+            unsafe { shared.discard_shared(0..2 * BASE_PAGE) }.is_ok()
+        });
+        let guard = region.pin(BASE_PAGE..3 * BASE_PAGE);
+        let is_backed = || lock(&region.inner().extents).backs_all(1..3);
+        assert!(guard.is_err() || is_backed(), "a guard was given on pages that are gone");
+        let gone = other.join().unwrap();
+        assert!(gone != guard.is_ok(), "both, or neither");
+        assert!(guard.is_err() || is_backed(), "guarded pages were discarded");
+        counts[0].fetch_add(u64::from(guard.is_ok()), Relaxed);
+        counts[1].fetch_add(u64::from(gone), Relaxed);
+    });
+    expect(&[("guards", &given), ("discards", &discarded)]);
 }
 
 /// The same while one call, any, is refused: before its effect, after it, or half-way.

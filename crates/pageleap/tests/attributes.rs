@@ -4,11 +4,15 @@ mod common;
 
 use std::ops::Range;
 
-use common::{End, case};
+#[path = "common/children.rs"]
+mod children;
+
+use children::pool_ranges;
+use common::{End, case, engines, vm_flags};
 use common::{
-    check_stamp, for_page_sizes, leap, migration, region_flags, run_case, skip, stamp, surprises, turn,
+    check_stamp, for_page_sizes, leap, migration, pools, region_flags, run_case, skip, stamp, surprises, turn,
 };
-use pageleap::{Ended, Migration, Pool, Region, audit};
+use pageleap::{BASE_PAGE, Ended, Migration, PageSize, Pool, Region, audit};
 
 /// Pages of each region. Small, because a part of them is locked and RLIMIT_MEMLOCK may be 8 MB.
 const PAGES: usize = 8;
@@ -344,4 +348,38 @@ fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     check_stamp(&region, all, 1);
     assert_eq!(region.mapped_pages().unwrap().huge_mapped_ratio, 1.0);
     audit(&[&near, &far], &[&region]).unwrap();
+}
+
+/// `mlockall` locks what there is, aliases too: that neither comes along nor stays.
+#[test]
+fn locks_of_a_pool_do_not_come_along() {
+    let _turn = turn();
+    for engine in engines() {
+        let [near, far] = pools(PageSize::Base, (PAGES * BASE_PAGE) as u64).unwrap();
+        let is_locked = |range: &Range<usize>| {
+            vm_flags(range.start, range.len())
+                .iter()
+                .any(|(_, flags)| flags.split(' ').any(|flag| flag == "lo"))
+        };
+        let lock_aliases = |region: Option<&Range<usize>>| {
+            for range in pool_ranges().iter().filter(|range| Some(*range) != region) {
+                // SAFETY: aliases, which nobody accesses.
+                assert_eq!(unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) }, 0);
+            }
+        };
+        lock_aliases(None);
+        let region = Region::new(&near, PAGES * BASE_PAGE).unwrap();
+        let start = region.as_ptr().as_ptr() as usize;
+        let range = start..start + region.len();
+        assert!(!is_locked(&range), "{engine}: a new region");
+        for to in [&far, &near, &far] {
+            lock_aliases(Some(&range));
+            let job = Migration::new().range(&region, 0..region.len(), to).engine(engine).start().unwrap();
+            assert!(job.wait().ended.is_completed());
+            assert!(!is_locked(&range), "{engine}: after a leap");
+        }
+        drop(region);
+        let locked = pool_ranges().iter().filter(|range| is_locked(range)).count();
+        assert_eq!(locked, 0, "{engine}: what a job or a region has given back");
+    }
 }

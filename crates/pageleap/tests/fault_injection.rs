@@ -41,7 +41,7 @@ fn start_with(
     let job = || Migration::new().engine(engine).range(region, 0..region.len(), to);
     let start = || job().area_bytes(area).threads(threads).start();
     start().or_else(|error| match error {
-        Error::Unsupported { .. } if engine != EngineChoice::Auto => start(),
+        Error::EngineRefused { .. } if engine != EngineChoice::Auto => start(),
         error => Err(error),
     })
 }

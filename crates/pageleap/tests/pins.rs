@@ -3,21 +3,26 @@
 #[path = "common/calls.rs"]
 mod calls;
 mod common;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use calls::{pipe, process_vm, splice};
-use common::{StopOnDrop, check_stamp, engines, pools, skip, soon, stamp, turn};
+use common::{StopOnDrop, check_stamp, engines, nodes, pools, skip, soon, stamp, turn};
 use io_uring::{IoUring, opcode, types::Fd};
+use pageleap::backend::{Call, Linux};
 use pageleap::{
     BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Region, Report,
 };
+use refusing::Refusing;
 
 const PAGES: usize = 16;
 const BYTES: usize = PAGES * BASE_PAGE;
@@ -50,6 +55,39 @@ fn pattern(seed: usize, i: usize) -> u8 {
 
 fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
+}
+
+/// A guard that is asked for while its page is being discarded is not given: the frame is somebody else's next.
+#[test]
+fn no_guard_is_given_on_what_is_being_discarded() {
+    let _turn = turn();
+    let discarding = Arc::new(AtomicBool::new(false));
+    let seen = discarding.clone();
+    let slow = Refusing::new(Arc::new(Linux), move |request| {
+        if request.call == Call::Vacate {
+            seen.store(true, Relaxed);
+            // Long enough for the guard to be asked for, and to be given if nothing kept it.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        None
+    });
+    let pool = Pool::builder(nodes()[0], BYTES as u64).backend(Arc::new(slow)).build().unwrap();
+    let region = Region::new(&pool, BYTES).unwrap();
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            assert!(soon(|| discarding.load(Relaxed)));
+            region.pin(BASE_PAGE..2 * BASE_PAGE).map(drop)
+        });
+        // SAFETY: nobody accesses the region.
+        unsafe { region.discard_shared(0..4 * BASE_PAGE) }.unwrap();
+        let refused = asked.join().unwrap().unwrap_err();
+        assert!(refused.to_string().contains("unbacked"), "{refused}");
+    });
+    let guard = region.pin(8 * BASE_PAGE..9 * BASE_PAGE).unwrap();
+    // SAFETY: as above.
+    let refused = unsafe { region.discard_shared(0..BYTES) }.unwrap_err();
+    assert!(matches!(refused, Error::Pinned { .. }), "{refused}");
+    drop(guard);
 }
 
 #[test]

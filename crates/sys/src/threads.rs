@@ -21,8 +21,8 @@ unsafe impl Send for Thread {}
 
 impl Thread {
     /// Starts a thread of that name, which has at most 15 bytes (`pthread_create(3)`: EAGAIN without memory, mappings or permission
-    /// for another thread). It has no signal stack, so it ends the process by an ordinary SIGSEGV if its stack overflows. `body` must
-    /// not unwind: the process is aborted.
+    /// for another thread). It has no signal stack, so it ends the process by an ordinary SIGSEGV if its stack overflows. It blocks all signals but those that a fault raises, so that
+    /// handlers of the program never run on it, perhaps while it holds an area closed. `body` must not unwind: the process is aborted.
     pub fn start(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<Thread, Errno> {
         let body: Box<Body> = Box::new(Box::new(move || {
             // SAFETY: the call reads the name. A name is not worth an error.
@@ -65,13 +65,40 @@ fn create(argument: *mut c_void) -> Result<libc::pthread_t, Errno> {
         // SAFETY: they are initialised, and destroyed once; the caller has made the argument for `run`.
         check(unsafe {
             libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
-            let error = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, argument);
+            let error = without_signals(|| {
+                libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, argument)
+            });
             libc::pthread_attr_destroy(attributes.as_mut_ptr());
             error
         })?;
     }
     // SAFETY: a call that succeeds has written it.
     Ok(unsafe { thread.assume_init() })
+}
+
+/// All signals but those that a fault raises: those for which a program has handlers, or waits.
+fn application_signals() -> libc::sigset_t {
+    // SAFETY: fills a set of this function.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+            libc::sigdelset(&mut set, fault);
+        }
+        set
+    }
+}
+
+/// Makes a call with these blocked: a thread that begins in it inherits that.
+fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: changes the mask of the calling thread only, and back.
+    unsafe {
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &mut before);
+        let result = call();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {

@@ -57,7 +57,7 @@ impl Place {
         let to = |pool| Migration::new().range(&self.region, page.clone(), pool).engine(engine.choice);
         match to(&self.destination).start() {
             Ok(job) => drop(job.wait()),
-            Err(why @ pageleap::Error::Unsupported { .. }) => return Ok(Some(why.to_string())),
+            Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
             Err(error) => return Err(error.into()),
         }
         drop(to(&self.source).start()?.wait());

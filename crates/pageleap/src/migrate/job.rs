@@ -116,8 +116,9 @@ impl JobShared {
 
     /// Delivers the report. The last thing a job does: its claims and frames have been given back.
     pub(crate) fn finish(&self, report: Report) {
-        self.enter(Phase::Finished, Some(report));
+        // First, so that who has seen the end finds the descriptor readable.
         self.event.signal();
+        self.enter(Phase::Finished, Some(report));
     }
 
     fn enter(&self, phase: Phase, report: Option<Report>) {
@@ -216,7 +217,7 @@ impl Drop for Job {
 }
 
 impl AsFd for Job {
-    /// Readable once the job has ended: for `poll`, `epoll`, io_uring. Do not read from it.
+    /// Readable once the job has ended, or is just ending, so that [`Job::wait`] returns at once: for `poll`, `epoll`, io_uring. Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }

@@ -57,6 +57,9 @@ impl Leg {
         let (addr, len) = (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
         self.to.mark_borrowed(run);
         let wanted = Attributes { prot: Prot::READ_WRITE, ..self.attributes };
+        // `mlockall` may have locked it, and an exchange takes that along.
+        // SAFETY: the alias of frames that this job has taken.
+        let _ = unsafe { self.to.0.backend.unlock(addr, len) };
         // SAFETY: the alias of frames that this job has taken.
         unsafe { attributes::advise(&*self.to.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }
     }

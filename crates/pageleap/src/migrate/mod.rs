@@ -409,7 +409,11 @@ impl Migration<'_> {
                 }
             };
             if forced.is_some() {
-                return Err(Error::Unsupported { what: refused, remedy });
+                return Err(Error::EngineRefused {
+                    engine: engine.name(),
+                    reason: refused,
+                    remedy: remedy.into(),
+                });
             }
             why_not.push(refused);
         }

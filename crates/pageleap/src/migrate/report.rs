@@ -85,6 +85,16 @@ pub enum Engine {
 }
 
 impl Engine {
+    /// What it is called, in options and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Engine::Mprotect => "mprotect",
+            Engine::Precopy => "precopy",
+            Engine::WpSync => "wp-sync",
+            Engine::PrecopyProtect => "precopy-protect",
+        }
+    }
+
     /// Whether it follows writes.
     pub(crate) fn follows(self) -> bool {
         self != Engine::Mprotect
@@ -98,12 +108,7 @@ impl Engine {
 
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Engine::Mprotect => "mprotect",
-            Engine::Precopy => "precopy",
-            Engine::WpSync => "wp-sync",
-            Engine::PrecopyProtect => "precopy-protect",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -291,7 +291,7 @@ impl Share {
         Ok(runs)
     }
 
-    /// Frees frames, after mapping the alias again where a migration left it hollow. On an error the frames stay out of circulation until
+    /// Frees frames, after making their alias what that of free frames is. On an error the frames stay out of circulation until
     /// a later attempt succeeds; nothing is lost.
     pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
         let result = self.mend_alias(run).map_err(|(call, part, errno)| {
@@ -510,6 +510,10 @@ impl ShareInner {
             // SAFETY: the alias is ours, and the frames have no user.
             unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
         }
+        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
+        // `mlockall` may have locked it, or the region. Who may not unlock has not locked anything either.
+        // SAFETY: the alias is ours.
+        let _ = unsafe { self.backend.unlock(addr, len) };
         self.advise_alias(run)
     }
 

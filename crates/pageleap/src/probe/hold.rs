@@ -11,7 +11,6 @@ use super::features::{BARRIER, EXCHANGE};
 use super::finding::{Finding, Topic};
 use super::scratch::{Failed, Scratch, Span};
 use super::userfaultfd::{Way, WayFound};
-use crate::affinity;
 use crate::units::BASE_PAGE;
 
 /// How somebody is held back.
@@ -105,7 +104,6 @@ fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
     let did = Arc::new(AtomicU8::new(0));
     let (start, tell) = (span.start, did.clone());
     let thread = Thread::start(c"pageleap-probe", move || {
-        affinity::block_application_signals();
         // SAFETY: the call writes one byte into the span, which lives until this thread has been joined, or fails.
         let read = unsafe { libc::pread(file.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
         // EFAULT is what a call gets that must not wait; other errors are somebody else's.

@@ -245,10 +245,12 @@ impl Region {
     pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
         let _claim = self.0.claim(range.clone(), self.len())?;
         let pages = self.0.pages(&range);
-        if self.0.pins.any(&pages) {
-            return Err(Error::Pinned { range: AddressRange::new(self.0.addr(pages.start), range.len()) });
-        }
-        self.0.unback(pages)
+        // Whoever asks for a guard meanwhile waits, and finds the part unbacked.
+        let _moving =
+            self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {
+                range: AddressRange::new(self.0.addr(pages.start), range.len()),
+            })?;
+        self.0.unback(pages.clone())
     }
 
     /// Keeps the pages of a part in their frames until the guard is dropped, for as long as a device, or the kernel for it, may have these frames: from before
@@ -268,7 +270,7 @@ impl Region {
         let page = inner.page.bytes();
         let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
         let guard = PinGuard::new(inner, pages.clone());
-        // After that nobody discards them.
+        // After that nobody discards them: that excludes guards, as attempts do.
         if !lock(&inner.extents).backs_all(pages) {
             return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
         }
@@ -528,6 +530,8 @@ impl RegionInner {
         unsafe {
             if !self.page.is_hugetlb() {
                 // The alias' page tables are filled already: move them instead of filling others.
+                // `mlockall` may have locked it, and an exchange takes that along.
+                let _ = self.backend.unlock(alias, len);
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
                 let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
                 pool.mark_hollow(run);

@@ -141,9 +141,8 @@ impl Run {
         lock(&self.state).tally.first_failure.get_or_insert(error);
     }
 
-    /// Has the calling thread run where the destination is, undisturbed by signals. Returns whether it may run there.
+    /// Has the calling thread run where the destination is. Returns whether it may run there.
     fn settle(&self) -> bool {
-        affinity::block_application_signals();
         !self.backend.is_host_memory() || affinity::run_on(&self.settings.cpus)
     }
 }
