@@ -120,6 +120,7 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
     install(workspace, &prefix)?;
     let mut outcome = Outcome::default();
     outcome.add("header and symbols", check_symbols(workspace, &prefix).map(|()| None));
+    outcome.add("header in C and C++", check_languages(workspace).map(|()| None));
     let sources = workspace.root.join("crates/capi");
     let tests = programs(&sources.join("tests"))?.into_iter().map(|source| (source, &[][..]));
     let examples = EXAMPLES.iter().map(|(name, arguments)| (sources.join("examples").join(name), *arguments));
@@ -129,6 +130,10 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
             outcome.add(&build.name(&source), result);
         }
     }
+    let mut map =
+        workspace.cargo(&["run", "--release", "-q", "-p", "pageleap-alloc", "--example", "hash_map"]);
+    map.args(["--", "100000"]);
+    outcome.add("hash_map (cargo)", run(map).map(|()| None));
     Ok(outcome)
 }
 
@@ -242,6 +247,24 @@ fn check_symbols(workspace: &Workspace, prefix: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The header goes with each of these languages.
+fn check_languages(workspace: &Workspace) -> Result<()> {
+    let header = workspace.root.join("crates/capi/include/pageleap.h");
+    for (compiler, language, standards) in
+        [("gcc", "c", ["c99", "c11", "c2x"]), ("g++", "c++", ["c++11", "c++17", "c++20"])]
+    {
+        for standard in standards {
+            let mut compile = Command::new(compiler);
+            compile.args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-x", language]);
+            run({
+                compile.arg(format!("-std={standard}")).arg(&header);
+                compile
+            })?;
+        }
+    }
+    Ok(())
+}
+
 /// The functions that a header declares: names before a parenthesis outside comments, at the beginning of a declaration.
 fn declared(header: &str) -> Vec<String> {
     let mut code = String::new();
@@ -265,8 +288,9 @@ fn listed(map: &str) -> Vec<String> {
 }
 
 fn exported(symbols: &str) -> Vec<String> {
-    let of_functions = symbols.lines().filter(|line| line.contains(" T "));
-    sorted(of_functions.filter_map(|line| line.rsplit(' ').next()?.split('@').next()))
+    // All but the names of the versions, which are absolute.
+    let of_the_library = symbols.lines().filter(|line| !line.contains(" A "));
+    sorted(of_the_library.filter_map(|line| line.rsplit(' ').next()?.split('@').next()))
 }
 
 fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {

@@ -72,6 +72,7 @@ fn part(source: &PathBuf) -> Result<String> {
     };
     config.function.rename_args = RenameRule::None;
     config.function.sort_by = None;
+    config.export.rename.insert("flag".to_owned(), "bool".to_owned());
     let cannot_read = || format!("cannot read {}", source.display());
     // Also what no function of the same module takes.
     config.export.include = types(&fs::read_to_string(source).with_context(cannot_read)?);

@@ -104,7 +104,7 @@ impl Step {
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
             Step::Tests => "cargo test --workspace, with huge pages where they can be reserved",
             Step::C => {
-                "programs in C against the library, by gcc and clang, shared, static and under sanitizers"
+                "programs in C and C++ against the library, by gcc and clang, shared, static and under sanitizers; examples"
             }
             Step::Stress => "the stress oracle in release mode: writers against migrations",
             Step::Loom => "loom tests of the library, all interleavings up to a bound",

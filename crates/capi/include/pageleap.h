@@ -31,20 +31,22 @@
  *
  * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
- *           function says otherwise, and what a function should have given out is NULL.
+ *           function says otherwise, and a handle or address that it should have given out is
+ *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
  *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler.
+ *           from a signal handler. A thread that is cancelled in one ends after it.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
  *           Handles may be freed in any order.
  * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
- *           functions that return no status return 0, false or NULL then.
+ *           functions that return no status return 0, false, NULL or -1 then.
  * Structs.  Structures begin with their size, because later versions may append fields. Make
  *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
  *           what is best for most. Those that a function fills need their size as well.
- * fork.     A child does not have the regions of its parent. It must not use handles of its
- *           parent but to free them.
- * Signals.  The library blocks no signals of the program's threads; its own threads take none.
+ * fork.     A child does not have the regions of its parent, and must not touch their addresses.
+ *           It must not use handles of its parent but to free them.
+ * Signals.  The library's own threads take none of the program's signals. It blocks those of the
+ *           calling thread for moments, when it starts threads and in pageleap_probe().
  *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
  *
  * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
@@ -64,7 +66,7 @@
 #else
 /* A structure with its size set, and all else 0. */
 #define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
-/* The placement "all on this node", for the call in which it stands. */
+/* The placement "all on this node", for the call in which it stands; pageleap.hpp has it for C++. */
 #define PAGELEAP_ON(node)                                                                          \
     (&(const pageleap_placement){                                                                  \
         .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })
@@ -137,13 +139,14 @@ typedef struct pageleap_error {
     /* How many bytes that is. */
     size_t length;
     /* The whole text, in English: what was tried, on which range, what went wrong and why, and
-     * after a semicolon what to do. Valid until the next call of this thread fails. */
+     * after a semicolon what to do. Valid until the next call of this thread fails, or it ends. */
     const char *message;
 } pageleap_error;
 
 /* The text of the last error of this thread, in English: what was tried, on which range, what
  * went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
- * NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails. */
+ * NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails,
+ * or it ends. */
 const char *pageleap_last_error(void);
 
 /* The last error of this thread, in parts. */
@@ -197,6 +200,8 @@ typedef struct pageleap_node {
     uint32_t nearest_with_cpus;
     /* Whether the cpuset of this process allows memory of it. */
     bool is_allowed;
+    /* 0. */
+    uint8_t reserved[3];
 } pageleap_node;
 
 /* The huge pages of one size that a node has reserved. */
@@ -328,6 +333,8 @@ typedef struct pageleap_demand {
     /* Whether to move a few pages for a trial, too: the finding "leap". It installs the
      * SIGSEGV handler as every job does. */
     bool try_leap;
+    /* 0. */
+    uint8_t reserved[3];
 } pageleap_demand;
 
 /* One finding. Texts are valid until the capabilities are freed, and never NULL. */
@@ -428,10 +435,13 @@ typedef struct pageleap_verification {
     uint64_t absent;
 } pageleap_verification;
 
-/* How many pages lie on a node. */
+/* How many pages lie on a node. It has no size, because arrays are made of it: it stays as it
+ * is. */
 typedef struct pageleap_node_pages {
     /* The node's number. */
     uint32_t node;
+    /* 0. */
+    uint32_t reserved;
     /* How many pages. */
     uint64_t pages;
 } pageleap_node_pages;
@@ -541,6 +551,8 @@ typedef struct pageleap_region_info {
     uint64_t id;
     /* The size of its pages, one of pageleap_page_size. */
     uint32_t page_size;
+    /* 0. */
+    uint32_t reserved;
 } pageleap_region_info;
 
 /* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
@@ -580,7 +592,8 @@ pageleap_status pageleap_region_view(const pageleap_region *region,
                                      size_t length,
                                      void **address);
 
-/* Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
+/* Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
+ * stays as it is. The new part is zero;
  * addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
  * NULL: the new part has no memory then, and must not be touched before pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
@@ -666,7 +679,7 @@ typedef struct pageleap_range {
     const pageleap_region *region;
     /* The first byte, from the start of the region. */
     size_t offset;
-    /* How many bytes; 0: all from the offset to the end of the region. */
+    /* How many bytes; 0 with an offset of 0: the whole region. */
     size_t length;
     /* The pool whose frames the pages get. Those that have frames of it on the right node
      * already, and those without memory, stay as they are. */
@@ -826,6 +839,8 @@ typedef struct pageleap_page_run {
     size_t length;
     /* What became of them. */
     enum pageleap_outcome outcome;
+    /* 0. */
+    uint32_t reserved;
 } pageleap_page_run;
 
 /* By which engine some pages of a range have moved. */
@@ -929,7 +944,8 @@ pageleap_status pageleap_job_cancel(const pageleap_job *job);
 /* Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL. */
 bool pageleap_job_is_finished(const pageleap_job *job);
 
-/* A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
+/* A descriptor that becomes readable when the job ends, so that pageleap_job_wait() returns at
+ * once: for poll, epoll, io_uring. It
  * belongs to the job: do not read from it, and do not close it. -1 for NULL. */
 int pageleap_job_fd(const pageleap_job *job);
 

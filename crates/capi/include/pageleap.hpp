@@ -440,9 +440,12 @@ private:
             throw std::bad_alloc();
         }
         const auto hole = free_.emplace(old, 0).first; // first, because it may throw
-        for (const std::size_t wanted : {std::min(std::max(least, step_), capacity_ - old), least}) {
-            for (const pool *from : pools_) {
-                if (from->free_bytes() >= wanted &&
+        const std::size_t most = std::min(std::max(least, step_), capacity_ - old);
+        for (const pool *from : pools_) {
+            const std::size_t there = static_cast<std::size_t>(from->free_bytes()) / page_ * page_;
+            // What is free may be gone by now, or lie where the pool does not place it.
+            for (const std::size_t wanted : {std::min(most, there), least}) {
+                if (wanted >= least && wanted <= there &&
                     pageleap_region_grow(region_.c(), old + wanted, from->c(), nullptr) == PAGELEAP_OK) {
                     hole->second = wanted;
                     join(hole);

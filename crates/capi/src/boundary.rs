@@ -1,12 +1,16 @@
 //! What every function does with what C passes: pointers are checked, structures may be of older or newer headers, panics end here.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::mem::{MaybeUninit, size_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pageleap::Error;
 
 use crate::status::{note, note_defect, pageleap_status};
+
+/// A `bool` of a structure: `bool` in the header. A program in another language may store anything there.
+#[allow(non_camel_case_types)]
+pub(crate) type flag = u8;
 
 /// Runs the body of a function, which gives `Result<(), Error>`.
 macro_rules! boundary {
@@ -17,10 +21,38 @@ macro_rules! boundary {
 
 /// Runs the body of a function, and notes how it has failed.
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => pageleap_status::PAGELEAP_OK,
-        Ok(Err(error)) => note(&error),
-        Err(panic) => note_defect(&panic_text(&*panic)),
+    let _uncancelled = Uncancelled::new();
+    let ended = catch_unwind(AssertUnwindSafe(|| match body() {
+        Ok(()) => pageleap_status::PAGELEAP_OK,
+        Err(error) => note(&error),
+    }));
+    ended.unwrap_or_else(|panic| {
+        let defect = catch_unwind(AssertUnwindSafe(|| note_defect(&panic_text(&*panic))));
+        defect.unwrap_or(pageleap_status::PAGELEAP_DEFECT)
+    })
+}
+
+/// Keeps `pthread_cancel` from unwinding through Rust, which it must not: it takes effect afterwards.
+struct Uncancelled(c_int);
+
+unsafe extern "C" {
+    // pthread.h; 1 is PTHREAD_CANCEL_DISABLE.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+impl Uncancelled {
+    fn new() -> Uncancelled {
+        let mut before = 0;
+        // SAFETY: changes the state of the calling thread only.
+        unsafe { pthread_setcancelstate(1, &mut before) };
+        Uncancelled(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above. To enable it is no cancellation point.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }
 
@@ -57,6 +89,17 @@ pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Res
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
+/// Has a place for what a function gives out be NULL, before anything else can fail.
+///
+/// # Safety
+/// A pointer that is not NULL may be written to.
+pub(crate) unsafe fn nothing_yet<T>(out: *mut *mut T) {
+    if !out.is_null() {
+        // SAFETY: forwarded to the caller.
+        unsafe { out.write(std::ptr::null_mut()) };
+    }
+}
+
 /// Gives out a value behind a handle. If `out` is NULL, makes nothing.
 ///
 /// # Safety
@@ -66,10 +109,12 @@ pub(crate) unsafe fn give<T>(
     what: &'static str,
     make: impl FnOnce() -> Result<T, Error>,
 ) -> Result<(), Error> {
+    if out.is_null() {
+        return Err(null(what));
+    }
+    let made = Box::into_raw(Box::new(make()?));
     // SAFETY: forwarded to the caller.
-    let out = unsafe { out.as_mut() }.ok_or_else(|| null(what))?;
-    *out = std::ptr::null_mut();
-    *out = Box::into_raw(Box::new(make()?));
+    unsafe { out.write(made) };
     Ok(())
 }
 
@@ -162,8 +207,30 @@ pub(crate) unsafe fn list<T: Copy>(
 /// A structure whose first field is its size, so that later versions can append fields to it.
 ///
 /// # Safety
-/// It is `repr(C)`, its first field is a `usize`, and all zero bytes are a value of it.
-pub(crate) unsafe trait Grows: Copy {}
+/// It is `repr(C)`, its first field is a `usize`, all bytes are values of its numbers, and null is one of its pointers. It ends where its last field does: what a later
+/// version appends must not lie where an earlier one had nothing.
+pub(crate) unsafe trait Grows: Copy {
+    /// Its size in the first version that had it: nobody has a smaller one.
+    const FIRST_SIZE: usize;
+}
+
+/// Says of a structure that it [`Grows`]: its size at first, and its last field.
+macro_rules! grows {
+    ($name:ty, $size:literal, $last:ident) => {
+        // SAFETY: asserted, as far as it can be; the structures of this crate have numbers, enumerations of which 0 is a value, and pointers.
+        unsafe impl $crate::boundary::Grows for $name {
+            const FIRST_SIZE: usize = {
+                const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
+                    ::std::mem::size_of::<F>()
+                }
+                let last = size_of_field(|of: &$name| &of.$last);
+                assert!(::std::mem::offset_of!($name, $last) + last == ::std::mem::size_of::<$name>());
+                assert!(::std::mem::size_of::<$name>() >= $size);
+                $size
+            };
+        }
+    };
+}
 
 /// The size that a program says its structure has.
 ///
@@ -173,7 +240,7 @@ unsafe fn size_of_theirs<T: Grows>(pointer: *const T) -> Result<usize, Error> {
     // SAFETY: forwarded to the caller; the first field is the size.
     let size = unsafe { pointer.cast::<usize>().read() };
     // A megabyte is no structure, but something that was not initialised.
-    if size < size_of::<usize>() || size > 1 << 20 {
+    if size < T::FIRST_SIZE || size > 1 << 20 || !size.is_multiple_of(align_of::<T>()) {
         let reason = format!("its first field, size, is {size}");
         return Err(bad("structure", reason, "set it to the sizeof of the structure: PAGELEAP_INIT does"));
     }
@@ -238,8 +305,7 @@ mod tests {
         size: usize,
         first: u64,
     }
-    // SAFETY: numbers.
-    unsafe impl Grows for Old {}
+    grows!(Old, 16, first);
 
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -248,8 +314,8 @@ mod tests {
         first: u64,
         second: u64,
     }
-    // SAFETY: numbers.
-    unsafe impl Grows for New {}
+    // As if `second` had come later.
+    grows!(New, 16, second);
 
     #[test]
     fn structures_of_other_headers() {
@@ -272,6 +338,15 @@ mod tests {
             assert!(read(pair.as_ptr().add(1)).unwrap_err().to_string().contains("size, is 3"));
             assert_eq!(read(std::ptr::null::<Old>()).unwrap(), None);
             assert!(write(std::ptr::null_mut(), old).is_err());
+        }
+    }
+
+    #[test]
+    fn sizes_of_no_version_are_refused() {
+        for size in [0, 8, 12, 17, 2 << 20] {
+            let wrong = Old { size, first: 0 };
+            // SAFETY: refused by the size, before anything else is looked at.
+            assert!(unsafe { read(&raw const wrong) }.is_err(), "{size}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use pageleap::PinGuard;
 
-use crate::boundary::{free, give, handle};
+use crate::boundary::{free, give, handle, nothing_yet};
 use crate::region::{bytes, pageleap_region};
 use crate::status::pageleap_status;
 
@@ -21,6 +21,8 @@ pub unsafe extern "C" fn pageleap_region_pin(
     length: usize,
     guard: *mut *mut pageleap_guard,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(guard) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;

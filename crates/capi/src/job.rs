@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use pageleap::{Job, Migration, Phase};
 
-use crate::boundary::{Grows, bad, free, give, handle, read, value, write};
+use crate::boundary::{bad, free, give, handle, nothing_yet, read, value, write};
 use crate::migration::{pageleap_job_options, pageleap_range, with_options};
 use crate::placement::destination;
 use crate::region::bytes;
@@ -28,6 +28,8 @@ pub unsafe extern "C" fn pageleap_job_start(
     options: *const pageleap_job_options,
     job: *mut *mut pageleap_job,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(job) };
     boundary!({
         let mut migration = Migration::new();
         let mut next = ranges;
@@ -38,9 +40,9 @@ pub unsafe extern "C" fn pageleap_job_start(
             // SAFETY: forwarded to the caller.
             let (region, pool) =
                 unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
-            let length = match range.length {
-                0 => region.len().saturating_sub(range.offset),
-                length => length,
+            let length = match (range.offset, range.length) {
+                (0, 0) => region.len(),
+                (_, length) => length,
             };
             // SAFETY: forwarded to the caller.
             let to = unsafe { destination(pool, range.place) }?;
@@ -86,8 +88,7 @@ pub struct pageleap_progress {
     /// meanwhile.
     pub bytes_copied: u64,
 }
-// SAFETY: numbers; 0 is a phase.
-unsafe impl Grows for pageleap_progress {}
+grows!(pageleap_progress, 40, bytes_copied);
 
 fn progress_of(job: &Job) -> pageleap_progress {
     let now = job.progress();
@@ -134,7 +135,8 @@ pub unsafe extern "C" fn pageleap_job_is_finished(job: *const pageleap_job) -> b
     value(false, || Ok(unsafe { handle(job, "job") }?.0.is_finished()))
 }
 
-/// A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
+/// A descriptor that becomes readable when the job ends, so that pageleap_job_wait() returns at
+/// once: for poll, epoll, io_uring. It
 /// belongs to the job: do not read from it, and do not close it. -1 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_fd(job: *const pageleap_job) -> c_int {
@@ -161,6 +163,8 @@ pub unsafe extern "C" fn pageleap_job_wait(
     job: *const pageleap_job,
     report: *mut *mut pageleap_report,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(report) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let job = &unsafe { handle(job, "job") }?.0;
@@ -186,6 +190,8 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     data: *mut c_void,
     report: *mut *mut pageleap_report,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(report) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let of = &unsafe { handle(job, "job") }?.0;

@@ -21,3 +21,15 @@ pub mod region;
 pub mod report;
 pub mod status;
 pub mod topology;
+
+/// All functions may be called from any thread, several at a time, also on the same handle.
+const _: () = {
+    const fn any_thread<T: Send + Sync>() {}
+    any_thread::<topology::pageleap_topology>();
+    any_thread::<probe::pageleap_capabilities>();
+    any_thread::<pool::pageleap_pool>();
+    any_thread::<region::pageleap_region>();
+    any_thread::<guard::pageleap_guard>();
+    any_thread::<job::pageleap_job>();
+    any_thread::<report::pageleap_report>();
+};

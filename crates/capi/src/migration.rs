@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pageleap::{EngineChoice, Error, Migration};
 
-use crate::boundary::{Grows, bad};
+use crate::boundary::bad;
 use crate::placement::pageleap_placement;
 use crate::pool::pageleap_pool;
 use crate::region::pageleap_region;
@@ -58,7 +58,7 @@ pub struct pageleap_range {
     pub region: *const pageleap_region,
     /// The first byte, from the start of the region.
     pub offset: usize,
-    /// How many bytes; 0: all from the offset to the end of the region.
+    /// How many bytes; 0 with an offset of 0: the whole region.
     pub length: usize,
     /// The pool whose frames the pages get. Those that have frames of it on the right node
     /// already, and those without memory, stay as they are.
@@ -66,8 +66,7 @@ pub struct pageleap_range {
     /// On which nodes of the pool; NULL: as the pool is placed.
     pub place: *const pageleap_placement,
 }
-// SAFETY: numbers, and pointers that may be null.
-unsafe impl Grows for pageleap_range {}
+grows!(pageleap_range, 48, place);
 
 /// How a job works. All 0 but size: as is best for most.
 #[repr(C)]
@@ -101,8 +100,7 @@ pub struct pageleap_job_options {
     /// Into how many parts a disturbed area is split (engine mprotect); 0: 2, 1: it is not.
     pub reduction_factor: u32,
 }
-// SAFETY: numbers.
-unsafe impl Grows for pageleap_job_options {}
+grows!(pageleap_job_options, 64, reduction_factor);
 
 /// 0 means what the library does by itself.
 fn unless_0(number: u64) -> Option<u64> {
@@ -148,4 +146,51 @@ pub(crate) fn with_options<'a>(
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Options with all 0 but what `set` sets, as the library gets them.
+    fn with(set: impl FnOnce(&mut pageleap_job_options)) -> String {
+        // SAFETY: 0 is a value of its numbers.
+        let mut options: pageleap_job_options = unsafe { std::mem::zeroed() };
+        set(&mut options);
+        format!("{:?}", with_options(Migration::new(), &options).unwrap())
+    }
+
+    #[test]
+    fn every_option_gets_where_it_belongs() {
+        let new = Migration::new;
+        let ns = Duration::from_nanos;
+        for (given, wanted) in [
+            (with(|_| {}), new()),
+            (with(|o| o.engine = 1), new().engine(EngineChoice::Precopy)),
+            (with(|o| o.engine = 2), new().engine(EngineChoice::WpSync)),
+            (with(|o| o.engine = 3), new().engine(EngineChoice::PrecopyProtect)),
+            (with(|o| o.engine = 4), new().engine(EngineChoice::Mprotect)),
+            (with(|o| o.threads = 3), new().threads(3)),
+            (with(|o| o.area_bytes = 8192), new().area_bytes(8192)),
+            (with(|o| o.timeout_ns = 5), new().timeout(ns(5))),
+            (with(|o| o.wait_budget_ns = 6), new().wait_budget(ns(6))),
+            (with(|o| o.rate_limit_bytes_per_s = 7), new().rate_limit(7)),
+            (with(|o| o.pin_patience_ns = 8), new().pin_patience(ns(8))),
+            (with(|o| o.pin_patience_ns = -1), new().pin_patience(ns(0))),
+            (with(|o| o.max_disturbed_copies = 9), new().max_disturbed_copies(9)),
+            (with(|o| o.max_disturbed_copies = -1), new().max_disturbed_copies(0)),
+            (with(|o| o.reduction_factor = 4), new().reduction_factor(4)),
+        ] {
+            assert_eq!(given, format!("{wanted:?}"));
+        }
+    }
+
+    #[test]
+    fn engines_have_the_names_that_they_have_elsewhere() {
+        for (number, choice) in EngineChoice::ALL.into_iter().enumerate() {
+            // SAFETY: a constant text.
+            let name = unsafe { CStr::from_ptr(pageleap_engine_name(number as u32)) };
+            assert_eq!(name.to_str().unwrap(), choice.to_string());
+        }
+    }
 }

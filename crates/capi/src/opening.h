@@ -31,20 +31,22 @@
  *
  * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
- *           function says otherwise, and what a function should have given out is NULL.
+ *           function says otherwise, and a handle or address that it should have given out is
+ *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
  *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler.
+ *           from a signal handler. A thread that is cancelled in one ends after it.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
  *           Handles may be freed in any order.
  * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
- *           functions that return no status return 0, false or NULL then.
+ *           functions that return no status return 0, false, NULL or -1 then.
  * Structs.  Structures begin with their size, because later versions may append fields. Make
  *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
  *           what is best for most. Those that a function fills need their size as well.
- * fork.     A child does not have the regions of its parent. It must not use handles of its
- *           parent but to free them.
- * Signals.  The library blocks no signals of the program's threads; its own threads take none.
+ * fork.     A child does not have the regions of its parent, and must not touch their addresses.
+ *           It must not use handles of its parent but to free them.
+ * Signals.  The library's own threads take none of the program's signals. It blocks those of the
+ *           calling thread for moments, when it starts threads and in pageleap_probe().
  *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
  *
  * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
@@ -64,7 +66,7 @@
 #else
 /* A structure with its size set, and all else 0. */
 #define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
-/* The placement "all on this node", for the call in which it stands. */
+/* The placement "all on this node", for the call in which it stands; pageleap.hpp has it for C++. */
 #define PAGELEAP_ON(node)                                                                          \
     (&(const pageleap_placement){                                                                  \
         .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })

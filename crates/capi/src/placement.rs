@@ -2,7 +2,7 @@
 
 use pageleap::{Destination, Error, NodeCounts, NodeId, PageTables, Placement, Pool, Verification};
 
-use crate::boundary::{Grows, array, bad, list, read, write};
+use crate::boundary::{array, bad, flag, list, read, write};
 
 /// How pages are spread over nodes, and where the page tables go that map them.
 ///
@@ -24,12 +24,11 @@ pub struct pageleap_placement {
     pub stripe_bytes: usize,
     /// Whether page tables go to the node that page_tables_node says. Else they go where the
     /// data goes; for a node without CPUs, to the nearest that has some.
-    pub has_page_tables_node: bool,
+    pub has_page_tables_node: flag,
     /// That node's number.
     pub page_tables_node: u32,
 }
-// SAFETY: numbers, a bool, which C keeps at 0 or 1, and pointers that may be null.
-unsafe impl Grows for pageleap_placement {}
+grows!(pageleap_placement, 48, page_tables_node);
 
 /// Reads a placement; `None` if the pointer is NULL.
 ///
@@ -54,7 +53,7 @@ pub(crate) unsafe fn placement(pointer: *const pageleap_placement) -> Result<Opt
     if given.stripe_bytes > 0 {
         placement = placement.stripe_bytes(given.stripe_bytes);
     }
-    if given.has_page_tables_node {
+    if given.has_page_tables_node != 0 {
         placement = placement.page_tables(PageTables::Node(NodeId(given.page_tables_node)));
     }
     Ok(Some(placement))
@@ -83,8 +82,7 @@ pub struct pageleap_verification {
     /// Pages that are not present: swapped out, say.
     pub absent: u64,
 }
-// SAFETY: numbers.
-unsafe impl Grows for pageleap_verification {}
+grows!(pageleap_verification, 32, absent);
 
 /// # Safety
 /// A pointer that is not NULL points to such a structure.
@@ -98,12 +96,15 @@ pub(crate) unsafe fn write_verification(
     unsafe { write(out, shown) }
 }
 
-/// How many pages lie on a node.
+/// How many pages lie on a node. It has no size, because arrays are made of it: it stays as it
+/// is.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_node_pages {
     /// The node's number.
     pub node: u32,
+    /// 0.
+    pub reserved: u32,
     /// How many pages.
     pub pages: u64,
 }
@@ -117,7 +118,35 @@ pub(crate) unsafe fn list_counts(
     count: *mut usize,
 ) -> Result<(), Error> {
     let all: Vec<_> =
-        counts.iter().map(|(node, pages)| pageleap_node_pages { node: node.0, pages }).collect();
+        counts.iter().map(|(node, pages)| pageleap_node_pages { node: node.0, reserved: 0, pages }).collect();
     // SAFETY: forwarded to the caller.
     unsafe { list(&all, out, capacity, count, "nodes") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_gets_where_it_belongs() {
+        let (nodes, weights) = ([4u32, 0], [3u32, 1]);
+        let given = |weighted: bool, count, stripe_bytes, tables: Option<u32>| {
+            let given = pageleap_placement {
+                size: size_of::<pageleap_placement>(),
+                nodes: nodes.as_ptr(),
+                node_count: count,
+                weights: if weighted { weights.as_ptr() } else { std::ptr::null() },
+                stripe_bytes,
+                has_page_tables_node: tables.is_some().into(),
+                page_tables_node: tables.unwrap_or(9),
+            };
+            // SAFETY: a structure with arrays of that length.
+            unsafe { placement(&raw const given) }.unwrap().unwrap()
+        };
+        let [four, zero] = [NodeId(4), NodeId(0)];
+        assert_eq!(given(false, 1, 0, None), Placement::on(four));
+        assert_eq!(given(false, 2, 8192, None), Placement::interleave([four, zero]).stripe_bytes(8192));
+        let weighted = Placement::weighted([(four, 3), (zero, 1)]);
+        assert_eq!(given(true, 2, 0, Some(0)), weighted.page_tables(PageTables::Node(zero)));
+    }
 }

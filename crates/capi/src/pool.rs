@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use pageleap::{NodeId, Pool};
 
-use crate::boundary::{Grows, bad, free, give, handle, list, read, value};
+use crate::boundary::{bad, flag, free, give, handle, list, nothing_yet, read, value};
 use crate::page_size::{number, page_size};
 use crate::placement::{pageleap_placement, pageleap_verification, placement, write_verification};
 use crate::status::pageleap_status;
@@ -26,7 +26,7 @@ pub struct pageleap_pool_options {
     pub page_size: u32,
     /// Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
     /// hugetlb pages never are anyway.
-    pub is_locked: bool,
+    pub is_locked: flag,
     /// How many threads fault the memory in; 0: one for each CPU of a node, at most 8.
     pub threads: usize,
     /// Called with the bytes done and the bytes to do, about every 32 MB, from the filling
@@ -36,8 +36,7 @@ pub struct pageleap_pool_options {
     /// What the callback gets.
     pub progress_data: *mut c_void,
 }
-// SAFETY: numbers, a bool, which C keeps at 0 or 1, and pointers that may be null.
-unsafe impl Grows for pageleap_pool_options {}
+grows!(pageleap_pool_options, 40, progress_data);
 
 /// A callback with its data. The program promises that both may be used from other threads
 /// during the call.
@@ -67,6 +66,8 @@ pub unsafe extern "C" fn pageleap_pool_new(
     options: *const pageleap_pool_options,
     pool: *mut *mut pageleap_pool,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(pool) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let placement = unsafe { placement(place) }?;
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn pageleap_pool_new(
         let mut builder = Pool::builder(placement, bytes);
         // SAFETY: forwarded to the caller.
         if let Some(options) = unsafe { read(options) }? {
-            builder = builder.page_size(page_size(options.page_size)?).locked(options.is_locked);
+            builder = builder.page_size(page_size(options.page_size)?).locked(options.is_locked != 0);
             if options.threads > 0 {
                 builder = builder.threads(options.threads);
             }

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
 
-use crate::boundary::{Grows, bad, free, give, handle, read, string, value, write};
+use crate::boundary::{bad, flag, free, give, handle, nothing_yet, read, string, value, write};
 use crate::page_size::page_size;
 use crate::status::{pageleap_status, text};
 
@@ -37,10 +37,11 @@ pub struct pageleap_demand {
     pub page_size: u32,
     /// Whether to move a few pages for a trial, too: the finding "leap". It installs the
     /// SIGSEGV handler as every job does.
-    pub try_leap: bool,
+    pub try_leap: flag,
+    /// 0.
+    pub reserved: [u8; 3],
 }
-// SAFETY: numbers, and a bool, which C keeps at 0 or 1.
-unsafe impl Grows for pageleap_demand {}
+grows!(pageleap_demand, 24, reserved);
 
 /// How something stands.
 #[repr(C)]
@@ -68,7 +69,7 @@ pub struct pageleap_finding {
     /// How it stands.
     pub state: pageleap_state,
     /// Whether it makes the leap impossible that was asked about.
-    pub blocks: bool,
+    pub blocks: flag,
     /// In one line.
     pub summary: *const c_char,
     /// Why it is not in order; empty if it is.
@@ -78,8 +79,7 @@ pub struct pageleap_finding {
     /// How many remedies there are: pageleap_capabilities_remedy().
     pub remedy_count: usize,
 }
-// SAFETY: 0 is a state and a bool, and pointers may be null.
-unsafe impl Grows for pageleap_finding {}
+grows!(pageleap_finding, 56, remedy_count);
 
 /// One way to change a finding. Texts are valid until the capabilities are freed, and never
 /// NULL.
@@ -95,8 +95,7 @@ pub struct pageleap_remedy {
     /// What it grants besides, or takes away: the price.
     pub grants: *const c_char,
 }
-// SAFETY: pointers that may be null.
-unsafe impl Grows for pageleap_remedy {}
+grows!(pageleap_remedy, 32, grants);
 
 fn texts(finding: &Finding, demand: &Demand) -> Texts {
     use pageleap::probe::State;
@@ -128,6 +127,8 @@ pub unsafe extern "C" fn pageleap_probe(
     demand: *const pageleap_demand,
     capabilities: *mut *mut pageleap_capabilities,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(capabilities) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let asked = unsafe { read(demand) }?;
@@ -138,7 +139,7 @@ pub unsafe extern "C" fn pageleap_probe(
             let capabilities = Capabilities::probe_with(&SysFiles::host(), &demand);
             let mut findings: Vec<Texts> =
                 capabilities.findings().iter().map(|finding| texts(finding, &demand)).collect();
-            if asked.is_some_and(|demand| demand.try_leap) {
+            if asked.is_some_and(|demand| demand.try_leap != 0) {
                 findings.push(texts(&capabilities.try_leap(&demand), &demand));
             }
             Ok(pageleap_capabilities { findings })
@@ -198,7 +199,7 @@ pub unsafe extern "C" fn pageleap_capabilities_finding(
             size: 0,
             topic: found.topic.as_ptr(),
             state: found.state,
-            blocks: found.blocks,
+            blocks: found.blocks.into(),
             summary: found.summary.as_ptr(),
             reason: found.reason.as_ptr(),
             observed: found.observed.as_ptr(),

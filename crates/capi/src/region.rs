@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pageleap::{Error, Region};
 
-use crate::boundary::{Grows, bad, free, give, handle, put, value, write};
+use crate::boundary::{bad, free, give, handle, nothing_yet, put, value, write};
 use crate::page_size::{number, page_size};
 use crate::placement::{
     destination, list_counts, pageleap_node_pages, pageleap_placement, pageleap_verification,
@@ -51,9 +51,10 @@ pub struct pageleap_region_info {
     pub id: u64,
     /// The size of its pages, one of pageleap_page_size.
     pub page_size: u32,
+    /// 0.
+    pub reserved: u32,
 }
-// SAFETY: numbers, and a pointer that may be null.
-unsafe impl Grows for pageleap_region_info {}
+grows!(pageleap_region_info, 40, reserved);
 
 /// The bytes from `offset` on.
 pub(crate) fn bytes(offset: usize, length: usize) -> Result<Range<usize>, Error> {
@@ -74,6 +75,8 @@ pub unsafe extern "C" fn pageleap_region_new(
     length: usize,
     region: *mut *mut pageleap_region,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(region) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let place = unsafe { destination(&handle(pool, "pool")?.0, place) }?;
@@ -90,6 +93,8 @@ pub unsafe extern "C" fn pageleap_region_reserve(
     page: u32,
     region: *mut *mut pageleap_region,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(region) };
     boundary!({
         let page = page_size(page)?;
         // SAFETY: forwarded to the caller.
@@ -137,6 +142,7 @@ pub unsafe extern "C" fn pageleap_region_describe(
             length: region.len(),
             id: region.id().0,
             page_size: number(region.page_size()),
+            reserved: 0,
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(info, shown) }
@@ -152,6 +158,8 @@ pub unsafe extern "C" fn pageleap_region_view(
     length: usize,
     address: *mut *mut c_void,
 ) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(address) };
     boundary!({
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
@@ -162,7 +170,8 @@ pub unsafe extern "C" fn pageleap_region_view(
     })
 }
 
-/// Extends a region to `length` bytes (rounded up to whole pages). The new part is zero;
+/// Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
+/// stays as it is. The new part is zero;
 /// addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
 /// NULL: the new part has no memory then, and must not be touched before pageleap_region_back().
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use pageleap::{Ended, Engine, PageOutcome, Report, Waits};
 use serde::Serialize;
 
-use crate::boundary::{Grows, bad, free, handle, value, write};
+use crate::boundary::{bad, free, handle, value, write};
 use crate::migration::pageleap_engine;
 use crate::status::{pageleap_status, text};
 
@@ -121,8 +121,7 @@ pub struct pageleap_report_figures {
     /// How many uses of engines there are: pageleap_report_engine_use().
     pub engine_use_count: usize,
 }
-// SAFETY: numbers, enumerations of which 0 is a value, pointers that may be null.
-unsafe impl Grows for pageleap_report_figures {}
+grows!(pageleap_report_figures, 208, engine_use_count);
 
 /// Consecutive pages of a region that had the same outcome.
 #[repr(C)]
@@ -138,9 +137,10 @@ pub struct pageleap_page_run {
     pub length: usize,
     /// What became of them.
     pub outcome: pageleap_outcome,
+    /// 0.
+    pub reserved: u32,
 }
-// SAFETY: numbers; 0 is an outcome.
-unsafe impl Grows for pageleap_page_run {}
+grows!(pageleap_page_run, 40, reserved);
 
 /// By which engine some pages of a range have moved.
 #[repr(C)]
@@ -161,8 +161,7 @@ pub struct pageleap_engine_use {
     /// Why by that one. Valid until the report is freed, and never NULL.
     pub why: *const c_char,
 }
-// SAFETY: numbers, an enumeration of which 0 is a value, a pointer that may be null.
-unsafe impl Grows for pageleap_engine_use {}
+grows!(pageleap_engine_use, 56, why);
 
 fn engine(engine: Engine) -> pageleap_engine {
     match engine {
@@ -289,6 +288,7 @@ pub unsafe extern "C" fn pageleap_report_run(
             offset: of.range.start,
             length: of.range.len(),
             outcome: outcome(of.outcome).0,
+            reserved: 0,
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(run, shown) }

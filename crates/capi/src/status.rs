@@ -1,11 +1,13 @@
 //! Error numbers, and the text of the last error of each thread.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::{Mutex, PoisonError};
 
 use pageleap::Error;
 
-use crate::boundary::{Grows, write};
+use crate::boundary::write;
 
 /// Which kind of error a function has met. The text, pageleap_last_error(), says the rest.
 ///
@@ -74,17 +76,16 @@ pub struct pageleap_error {
     /// How many bytes that is.
     pub length: usize,
     /// The whole text, in English: what was tried, on which range, what went wrong and why, and
-    /// after a semicolon what to do. Valid until the next call of this thread fails.
+    /// after a semicolon what to do. Valid until the next call of this thread fails, or it ends.
     pub message: *const c_char,
 }
 
-// SAFETY: all zero is a value: a status of 0, and null pointers.
-unsafe impl Grows for pageleap_error {}
+grows!(pageleap_error, 48, message);
 
 /// The last error of a thread.
 struct Last {
     status: pageleap_status,
-    call: Option<CString>,
+    call: Option<&'static CStr>,
     error_number: c_int,
     start: usize,
     length: usize,
@@ -103,20 +104,32 @@ pub(crate) fn note(error: &Error) -> pageleap_status {
         _ => 0..0,
     };
     let (call, error_number) = match error {
-        Error::Call { call, errno, .. } => (Some(text(call.name())), errno.0),
+        Error::Call { call, errno, .. } => (Some(constant(call.name())), errno.0),
         _ => (None, 0),
     };
     let (status, message) = (kind(error), text(error.to_string()));
     let last = Last { status, call, error_number, start: range.start, length: range.len(), message };
-    LAST.with(|slot| *slot.borrow_mut() = Some(last));
+    keep(last);
     status
+}
+
+/// Where a thread is ending, and its place for errors is gone, they have no text.
+fn keep(last: Last) {
+    let _ = LAST.try_with(|slot| *slot.borrow_mut() = Some(last));
+}
+
+/// A name that stays where it is. There are few, and each is kept once.
+fn constant(name: &'static str) -> &'static CStr {
+    static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.entry(name).or_insert_with(|| Box::leak(text(name).into_boxed_c_str()))
 }
 
 /// Notes that a call has met a defect of this library.
 pub(crate) fn note_defect(what: &str) -> pageleap_status {
     let message = text(format!("a defect of pageleap: {what}; please report it, with what was called"));
     let last = Last { status: PAGELEAP_DEFECT, call: None, error_number: 0, start: 0, length: 0, message };
-    LAST.with(|slot| *slot.borrow_mut() = Some(last));
+    keep(last);
     PAGELEAP_DEFECT
 }
 
@@ -150,36 +163,37 @@ pub(crate) fn text(text: impl Into<String>) -> CString {
 
 /// The text of the last error of this thread, in English: what was tried, on which range, what
 /// went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
-/// NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails.
+/// NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails,
+/// or it ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_last_error() -> *const c_char {
-    LAST.with(|slot| slot.borrow().as_ref().map_or(c"".as_ptr(), |last| last.message.as_ptr()))
+    let message = |slot: &RefCell<Option<Last>>| slot.borrow().as_ref().map(|last| last.message.as_ptr());
+    LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
 }
 
 /// The last error of this thread, in parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
     boundary!({
-        let detail = LAST.with(|slot| match slot.borrow().as_ref() {
-            None => pageleap_error {
-                size: 0,
-                status: PAGELEAP_OK,
-                error_number: 0,
-                call: std::ptr::null(),
-                start: 0,
-                length: 0,
-                message: c"".as_ptr(),
-            },
-            Some(last) => pageleap_error {
-                size: 0,
-                status: last.status,
-                error_number: last.error_number,
-                call: last.call.as_ref().map_or(std::ptr::null(), |call| call.as_ptr()),
-                start: last.start,
-                length: last.length,
-                message: last.message.as_ptr(),
-            },
-        });
+        let nothing = pageleap_error {
+            size: 0,
+            status: PAGELEAP_OK,
+            error_number: 0,
+            call: std::ptr::null(),
+            start: 0,
+            length: 0,
+            message: c"".as_ptr(),
+        };
+        let of = |last: &Last| pageleap_error {
+            size: 0,
+            status: last.status,
+            error_number: last.error_number,
+            call: last.call.map_or(std::ptr::null(), CStr::as_ptr),
+            start: last.start,
+            length: last.length,
+            message: last.message.as_ptr(),
+        };
+        let detail = LAST.try_with(|slot| slot.borrow().as_ref().map(of)).ok().flatten().unwrap_or(nothing);
         // SAFETY: forwarded to the caller.
         unsafe { write(error, detail) }
     })

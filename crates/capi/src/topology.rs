@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use pageleap::topology::{Node, Topology};
 use pageleap::{Error, NodeId};
 
-use crate::boundary::{Grows, bad, free, give, handle, list, string, value, write};
+use crate::boundary::{bad, flag, free, give, handle, list, nothing_yet, string, value, write};
 use crate::status::{pageleap_status, text};
 
 /// The machine as it was when it was read: nodes, their CPUs, memory and huge pages, how far
@@ -35,10 +35,11 @@ pub struct pageleap_node {
     /// The node itself if it has CPUs, else the nearest that has.
     pub nearest_with_cpus: u32,
     /// Whether the cpuset of this process allows memory of it.
-    pub is_allowed: bool,
+    pub is_allowed: flag,
+    /// 0.
+    pub reserved: [u8; 3],
 }
-// SAFETY: numbers, and a bool of which 0 is a value.
-unsafe impl Grows for pageleap_node {}
+grows!(pageleap_node, 48, reserved);
 
 /// The huge pages of one size that a node has reserved.
 #[repr(C)]
@@ -55,8 +56,7 @@ pub struct pageleap_huge_pages {
     /// How many of them go away when they are freed (surplus_hugepages).
     pub surplus: u64,
 }
-// SAFETY: numbers.
-unsafe impl Grows for pageleap_huge_pages {}
+grows!(pageleap_huge_pages, 40, surplus);
 
 /// How fast the memory of a node is for the nodes nearest to it, as the firmware says; not
 /// measured. 0 where it does not say.
@@ -76,8 +76,7 @@ pub struct pageleap_access {
     /// Nanoseconds.
     pub write_latency_ns: u64,
 }
-// SAFETY: numbers.
-unsafe impl Grows for pageleap_access {}
+grows!(pageleap_access, 48, write_latency_ns);
 
 fn node_at(topology: &Topology, index: usize) -> Result<&Node, Error> {
     let nodes = topology.nodes();
@@ -103,6 +102,8 @@ pub unsafe extern "C" fn pageleap_topology_read(topology: *mut *mut pageleap_top
         let warnings = topology.warnings().iter().map(|warning| text(warning.as_str())).collect();
         Ok(pageleap_topology { topology, warnings })
     };
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(topology) };
     // SAFETY: forwarded to the caller.
     boundary!({ unsafe { give(topology, "topology", make) } })
 }
@@ -140,7 +141,8 @@ pub unsafe extern "C" fn pageleap_topology_node(
             free_bytes: found.free_bytes,
             cpu_count: found.cpus.len(),
             nearest_with_cpus: topology.nearest_with_cpus(found.id).0,
-            is_allowed: topology.is_allowed(found.id),
+            is_allowed: topology.is_allowed(found.id).into(),
+            reserved: [0; 3],
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(node, of) }

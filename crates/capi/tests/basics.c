@@ -110,7 +110,7 @@ static void check(const uint64_t *words, uint64_t seed) {
     }
 }
 
-static void read_the_report(const pageleap_report *report, const pageleap_region *region) {
+static void read_the_report(const pageleap_report *report, const pageleap_region *region, uint32_t engine) {
     pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
     pageleap_region_info info = PAGELEAP_INIT(pageleap_region_info);
     OK(pageleap_region_describe(region, &info));
@@ -119,12 +119,14 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(figures.pages_migrated == PAGES && figures.bytes == BYTES && figures.bytes_copied >= BYTES);
     CHECK(figures.migrate_ns > 0 && figures.threads >= 1 && strlen(figures.engine_reason) > 0);
     CHECK(figures.run_count == 1 && figures.engine_use_count >= 1);
+    CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)figures.engine == engine);
     pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
     OK(pageleap_report_run(report, 0, &run));
     CHECK(run.region_id == info.id && run.offset == 0 && run.length == BYTES && run.outcome == PAGELEAP_MIGRATED);
     pageleap_engine_use use = PAGELEAP_INIT(pageleap_engine_use);
     OK(pageleap_report_get_engine_use(report, 0, &use));
     CHECK(use.region_id == info.id && use.pages <= PAGES && strlen(use.why) > 0);
+    CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)use.engine == engine);
     FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 runs", pageleap_report_run(report, 1, &run));
     CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
     CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);
@@ -182,7 +184,7 @@ int main(void) {
     told = (struct told){0};
     OK(pageleap_job_wait_with_progress(job, 1, job_progress, &told, &report));
     CHECK(told.calls >= 1 && told.done == BYTES && told.total == BYTES);
-    read_the_report(report, region);
+    read_the_report(report, region, PAGELEAP_ENGINE_AUTO);
     pageleap_report_free(report);
     struct pollfd ready = { .fd = pageleap_job_fd(job), .events = POLLIN };
     CHECK(poll(&ready, 1, 0) == 1 && pageleap_job_is_finished(job));
@@ -212,7 +214,12 @@ int main(void) {
         }
         OK(started);
         OK(pageleap_job_wait(job, &report));
-        read_the_report(report, region);
+        struct pollfd ended = { .fd = pageleap_job_fd(job), .events = POLLIN };
+        CHECK(poll(&ended, 1, 0) == 1);
+        read_the_report(report, region, engine);
+        pageleap_report_figures asked = PAGELEAP_INIT(pageleap_report_figures);
+        OK(pageleap_report_get_figures(report, &asked));
+        CHECK(asked.threads == 2 && asked.area_bytes == 1 << 20);
         pageleap_report_free(report);
         pageleap_job_free(job);
         check(words, 1);
@@ -276,12 +283,15 @@ int main(void) {
     two[0].pool = two[1].pool = home;
     two[0].length = 16 * 4096;
     two[1].offset = 32 * 4096;
+    two[1].length = BYTES - two[1].offset;
     OK(pageleap_job_start(two, 2, NULL, &job));
     OK(pageleap_job_wait(job, &report));
     OK(pageleap_report_get_figures(report, &figures));
     CHECK(figures.pages_migrated == PAGES - 16);
     pageleap_report_free(report);
     pageleap_job_free(job);
+    two[1].length = 0; /* computed wrongly, perhaps */
+    FAILS(PAGELEAP_BAD_RANGE, "empty", pageleap_job_start(two, 2, NULL, &job));
     check(words, 1);
 
     /* Giving memory back and getting it again. */

@@ -23,6 +23,19 @@ static void *write_words(void *written) {
     return NULL;
 }
 
+static int note_the_start(void *nothing, const pageleap_progress *progress) {
+    (void)nothing;
+    (void)progress;
+    atomic_store(&started, 3);
+    return 0;
+}
+
+static void *wait_for_it(void *job) {
+    OK(pageleap_job_wait_with_progress(job, 20, note_the_start, NULL, NULL));
+    pthread_testcancel();
+    return NULL;
+}
+
 static unsigned long long sum(void) {
     unsigned long long sum = 0;
     for (size_t i = 0; i < BYTES / 8; i++) {
@@ -67,12 +80,28 @@ int main(void) {
         pageleap_job_free(job);
         here = 1 - here;
     }
+    /* A thread that is cancelled in a call ends after it. */
+    pthread_t waiter;
+    void *result;
+    options.rate_limit_bytes_per_s = BYTES;
+    all.pool = pools[1 - here];
+    pageleap_status slow = pageleap_job_start(&all, 1, &options, &job);
+    if (slow == PAGELEAP_OK) {
+        CHECK(pthread_create(&waiter, NULL, wait_for_it, job) == 0);
+        while (atomic_load(&started) < 3) {
+        }
+        CHECK(pthread_cancel(waiter) == 0);
+        OK(pageleap_job_cancel(job));
+        CHECK(pthread_join(waiter, &result) == 0 && result == PTHREAD_CANCELED);
+        pageleap_job_free(job);
+    }
     atomic_store(&stop, 1);
     for (int i = 0; i < 2; i++) {
         CHECK(pthread_join(writers[i], NULL) == 0);
     }
     CHECK(sum() == written[0] + written[1]);
     leap(region, pools[1 - here], PAGELEAP_ENGINE_MPROTECT); /* now nobody blocks it */
+    CHECK(pageleap_pool_free_bytes(pools[here]) == BYTES);
     CHECK(sum() == written[0] + written[1]);
     pageleap_region_free(region);
     pageleap_pool_free(pools[0]);
