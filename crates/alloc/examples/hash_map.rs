@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use pageleap::topology::Topology;
-use pageleap::{Migration, NodeId, Pool};
+use pageleap::{NodeId, Pool};
 use pageleap_alloc::RegionAllocator;
 
 /// The value of a key.
@@ -32,9 +32,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let memory = RegionAllocator::new(2 * bytes as usize, [&near])?;
     let mut map = HashMap::with_capacity_in(keys as usize, memory.clone());
     map.extend((0..keys).map(|key| (key, value(key))));
-    let region = memory.region();
     let same = if from == to { ": other frames of one node; this is no NUMA speed-up" } else { "" };
-    println!("map       {keys} keys, {:.1} MiB; {from} -> {to}{same}", region.len() as f64 / 1048576.0);
+    println!(
+        "map       {keys} keys, {:.1} MiB; {from} -> {to}{same}",
+        memory.place().len() as f64 / 1048576.0
+    );
 
     let (map, lookups, stop) = (&map, AtomicU64::new(0), AtomicBool::new(false));
     let check =
@@ -64,13 +66,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         pause();
         let before = rate(&mut pause);
         let mut report = Err(None);
-        let during = rate(&mut || {
-            report = Migration::new()
-                .range(region, 0..region.len(), &far)
-                .start()
-                .map(|job| job.wait())
-                .map_err(Some)
-        });
+        let during =
+            rate(&mut || report = memory.migration(&far).start().map(|job| job.wait()).map_err(Some));
         let after = rate(&mut pause);
         stop.store(true, Relaxed);
         for (name, rate) in [("before", before), ("leaping", during), ("after", after)] {

@@ -3,7 +3,7 @@
 //!
 //! ```no_run
 //! use hashbrown::HashMap;
-//! use pageleap::{Migration, NodeId, Pool};
+//! use pageleap::{NodeId, Pool};
 //! use pageleap_alloc::RegionAllocator;
 //! # fn main() -> Result<(), pageleap::Error> {
 //! let near = Pool::builder(NodeId(0), 1 << 30).build()?;
@@ -13,8 +13,7 @@
 //! let mut map = HashMap::new_in(memory.clone());
 //! map.insert(1, "one");
 //!
-//! let region = memory.region();
-//! let report = Migration::new().range(region, 0..region.len(), &far).start()?.wait();
+//! let report = memory.migration(&far).start()?.wait(); // threads may go on using the map
 //! # let _ = (report, map);
 //! # Ok(()) }
 //! ```
@@ -27,9 +26,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use allocator_api2::alloc::{AllocError, Allocator};
-use pageleap::{Destination, Error, Region};
+use pageleap::{Destination, Error, Migration, Region};
 use talc::base::Talc;
-use talc::base::binning::DefaultBinning;
+use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponential_binning};
+use talc::base::bitfield::BitField;
 use talc::source::Manual;
 
 /// Bytes that the region grows by, unless more is asked for or less is left.
@@ -38,7 +38,8 @@ const STEP: usize = 16 << 20;
 /// Hands out places of a region that grows over pools as it is needed, and does not shrink. Clones are the same allocator; the region goes when the last of them, and the
 /// last container with one, are gone.
 ///
-/// It may be used by several threads. Places are given back to it when containers free them, and used again.
+/// It may be used by several threads. Places are given back to it when containers free them, and used again. While the region grows others wait, some 50 ms per GB where its
+/// frames are just being recycled.
 #[derive(Clone)]
 pub struct RegionAllocator(Arc<Inner>);
 
@@ -49,8 +50,21 @@ struct Inner {
     capacity: usize,
 }
 
+/// Lists of free places by size: more of them than talc has by itself, which finds no place for what is just larger than the smallest size of its last but one list, and there
+/// that is 832 MB.
+struct Lists;
+
+impl Binning for Lists {
+    type AvailabilityBitField = [usize; 4];
+    const BIN_COUNT: u32 = <[usize; 4]>::BITS - 1;
+
+    fn size_to_bin(size: usize) -> u32 {
+        linear_extent_then_linearly_divided_exponential_binning::<8, 4>(size)
+    }
+}
+
 struct State {
-    places: Talc<Manual, DefaultBinning>,
+    places: Talc<Manual, Lists>,
     /// Up to where the places reach; `None` as long as the region is empty.
     end: Option<NonNull<u8>>,
     pools: Vec<Destination>,
@@ -80,8 +94,22 @@ impl RegionAllocator {
         Ok(RegionAllocator(Arc::new(Inner { state, region, capacity })))
     }
 
-    /// The region, for jobs. What it grows by during a job is not part of that job.
-    pub fn region(&self) -> &Region {
+    /// A migration of all that the region has by now, to be started. What it grows by during the job is not part of that.
+    pub fn migration(&self, to: impl Into<Destination>) -> Migration<'_> {
+        let region = &self.0.region;
+        Migration::new().range(region, 0..region.len(), to)
+    }
+
+    /// Where the region begins, and how many bytes it has by now.
+    pub fn place(&self) -> NonNull<[u8]> {
+        NonNull::slice_from_raw_parts(self.0.region.as_ptr(), self.0.region.len())
+    }
+
+    /// The region.
+    ///
+    /// # Safety
+    /// Nobody makes it longer, discards or backs parts of it, or accesses its bytes through views: those are the allocator's, and of whoever has places.
+    pub unsafe fn region(&self) -> &Region {
         &self.0.region
     }
 
@@ -99,8 +127,14 @@ impl RegionAllocator {
         let region = &self.0.region;
         let old = region.len();
         // The first place holds talc's notes; each has a few words of its own.
-        let notes = if state.end.is_none() { talc::min_first_heap_size::<DefaultBinning>() } else { 64 };
+        let notes = if state.end.is_none() { talc::min_first_heap_size::<Lists>() } else { 64 };
+        // What is free at its end becomes part of the new place.
+        // SAFETY: the end is talc's latest.
+        let free = state.end.map_or(0, |end| unsafe {
+            end.as_ptr().addr() - state.places.reserved(end).up_to.as_ptr().addr()
+        });
         let least = layout.size().checked_add(layout.align()).and_then(|bytes| bytes.checked_add(notes));
+        let least = least.map(|bytes| bytes.saturating_sub(free).max(1));
         let left = self.0.capacity - old;
         let page = region.page_size().bytes();
         let least = least.and_then(|bytes| bytes.checked_next_multiple_of(page));

@@ -7,7 +7,7 @@ use allocator_api2::boxed::Box;
 use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use pageleap::topology::Topology;
-use pageleap::{Migration, NodeId, PageSize, Pool, Region, audit};
+use pageleap::{NodeId, Pool, audit};
 use pageleap_alloc::RegionAllocator;
 
 const MB: usize = 1 << 20;
@@ -20,9 +20,10 @@ fn pool(bytes: usize) -> Pool {
     Pool::builder(node(), bytes as u64).build().unwrap()
 }
 
-fn is_inside<T: ?Sized>(region: &Region, place: *const T) -> bool {
-    let start = region.as_ptr().as_ptr() as usize;
-    (start..start + region.len()).contains(&place.cast::<u8>().addr())
+fn is_inside<T: ?Sized>(memory: &RegionAllocator, place: *const T) -> bool {
+    let all = memory.place();
+    let start = all.cast::<u8>().as_ptr().addr();
+    (start..start + all.len()).contains(&place.cast::<u8>().addr())
 }
 
 #[test]
@@ -57,10 +58,9 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
                     }
                 }
                 assert_eq!(map.values().map(|count| **count).sum::<usize>(), rounds);
-                let region = memory.region();
-                assert!(map.values().all(|count| is_inside(region, &raw const **count)));
+                assert!(map.values().all(|count| is_inside(&memory, &raw const **count)));
                 for list in &lists {
-                    assert!(is_inside(region, list.as_ptr()));
+                    assert!(is_inside(&memory, list.as_ptr()));
                     assert!(list.windows(2).all(|pair| (pair[0] ^ thread) < pair[1] ^ thread));
                 }
             });
@@ -71,13 +71,13 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
         for round in 0..20 {
             let (to, other) = if round % 2 == 0 { (&far, &near) } else { (&near, &far) };
             memory.grow_from([to, other]);
-            let region = memory.region();
-            let report = Migration::new().range(region, 0..region.len(), to).start().unwrap().wait();
+            let report = memory.migration(to).start().unwrap().wait();
             assert!(report.ended.is_completed(), "{report}");
         }
         stop.store(true, Relaxed);
     });
-    audit(&[&near, &far], &[memory.region()]).unwrap();
+    // SAFETY: nothing is changed.
+    audit(&[&near, &far], &[unsafe { memory.region() }]).unwrap();
     drop(memory);
     assert_eq!(near.free_bytes() + far.free_bytes(), 192 * MB as u64);
 }
@@ -100,7 +100,7 @@ fn places_are_used_again_and_what_is_not_there_is_an_error() {
             unsafe { memory.deallocate(place, layout(MB / 2)) };
         }
     }
-    assert_eq!(memory.region().len(), 12 * MB, "nothing is lost between the rounds");
+    assert_eq!(memory.place().len(), 12 * MB, "nothing is lost between the rounds");
     let whole = memory.allocate(layout(all_but_notes)).unwrap();
     // SAFETY: allocated above, with these layouts.
     unsafe {
@@ -119,12 +119,26 @@ fn places_are_used_again_and_what_is_not_there_is_an_error() {
     assert_eq!(memory.allocate(Layout::new::<()>()).unwrap().len(), 0);
 }
 
+/// Large places too are found again, and what is free at the end counts when the region grows.
+#[test]
+fn places_of_all_sizes_are_found() {
+    let layout = |bytes| Layout::from_size_align(bytes, 16).unwrap();
+    let pool = pool(1000 * MB);
+    let memory = RegionAllocator::new(1000 * MB, [&pool]).unwrap();
+    for bytes in [850 * MB, 860 * MB, 890 * MB, 990 * MB] {
+        let place = memory.allocate(layout(bytes)).unwrap();
+        // SAFETY: allocated above.
+        unsafe { memory.deallocate(place.cast(), layout(bytes)) };
+    }
+    assert!(memory.place().len() <= 1000 * MB);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let none: [&Pool; 0] = [];
     assert!(RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: there is none"));
     let memory = RegionAllocator::new(MB, [&pool(4096)]).unwrap();
-    assert_eq!((memory.region().len(), memory.region().page_size()), (0, PageSize::Base));
+    assert_eq!(memory.place().len(), 0);
     assert!(memory.allocate(Layout::from_size_align(2 * MB, 8).unwrap()).is_err());
     memory.grow_from(none);
     assert!(memory.allocate(Layout::from_size_align(8, 8).unwrap()).is_err());

@@ -86,9 +86,22 @@ static void load(size_t number) {
         evict();
     }
     for (;;) {
-        pageleap_status status = pageleap_region_back(region, number * PAGE, PAGE, pools[atomic_load(&home)], NULL);
-        if (status == PAGELEAP_OK) {
-            break;
+        size_t from = atomic_load(&home);
+        pageleap_status status = pageleap_region_back(region, number * PAGE, PAGE, pools[from], NULL);
+        if (status == PAGELEAP_OK && from == atomic_load(&home)) {
+            break; /* a leap that begins now moves it */
+        }
+        if (status == PAGELEAP_OK) { /* one has begun, and may have dealt with this part already */
+            status = pageleap_region_discard(region, number * PAGE, PAGE);
+            while (status == PAGELEAP_RANGE_BUSY) {
+                pause_a_moment();
+                status = pageleap_region_discard(region, number * PAGE, PAGE);
+            }
+            if (status != PAGELEAP_OK) {
+                errno = 0;
+                die("discard");
+            }
+            continue;
         }
         if (status == PAGELEAP_POOL_EXHAUSTED) { /* pages that have not moved yet have the frames */
             evict();

@@ -38,12 +38,13 @@ namespace pageleap {
 /* Why something could not be done. what() is the text of pageleap_last_error(). */
 class error : public std::runtime_error {
 public:
-    explicit error(const pageleap_error &detail)
-        : std::runtime_error(detail.message), detail_(detail), call_(detail.call ? detail.call : "") {}
+    explicit error(const pageleap_error &detail) : std::runtime_error(detail.message), detail_(detail) {
+        detail_.message = nullptr; // what() has its own
+    }
 
     pageleap_status status() const noexcept { return detail_.status; }
-    /* The system call that failed; empty if none did. */
-    const std::string &call() const noexcept { return call_; }
+    /* The system call that failed; NULL if none did. Constant. */
+    const char *call() const noexcept { return detail_.call; }
     /* Its errno, or 0. */
     int error_number() const noexcept { return detail_.error_number; }
     /* What it is about: first byte and number of bytes; 0 if about none. */
@@ -52,7 +53,6 @@ public:
 
 private:
     pageleap_error detail_;
-    std::string call_;
 };
 
 /* Throws what the last call of this thread has left, unless it has succeeded. */
@@ -60,7 +60,12 @@ inline void check(pageleap_status status) {
     if (status != PAGELEAP_OK) {
         pageleap_error detail{};
         detail.size = sizeof detail;
-        pageleap_last_error_detail(&detail);
+        if (pageleap_last_error_detail(&detail) != PAGELEAP_OK || detail.status != status) {
+            // The thread is ending, and its place for errors is gone.
+            detail = {};
+            detail.status = status;
+            detail.message = pageleap_status_name(status);
+        }
         throw error(detail);
     }
 }
@@ -221,7 +226,7 @@ private:
     detail::handle<pageleap_region, pageleap_region_free> handle_;
 };
 
-/* What is to move where, for a job: bytes of a region, in whole pages; a length of 0 means all from the offset on. */
+/* What is to move where, for a job: bytes of a region, in whole pages; without offset and length the whole region. */
 class range {
 public:
     range(const region &what, const pool &to, std::size_t offset = 0, std::size_t length = 0)
@@ -315,15 +320,15 @@ private:
     detail::handle<pageleap_job, pageleap_job_free> handle_;
 };
 
-/* Whole pages of a region for other memory resources, such as the pools of the standard library: first fit, neighbours joined when they are given back. The region grows
- * as it is needed, over frames of the first pool that has enough, and does not shrink. What is known of pages is kept outside of the region. May be used by several
- * threads. The pools must live as long as this grows. */
+/* Pieces of a region, in multiples of 4 KB, for other memory resources, such as the pools of the standard library: first fit, neighbours joined when they are given back.
+ * The region grows as it is needed, over frames of the first pool that has enough, and does not shrink; who asks meanwhile waits, some 50 ms per GB where its frames are
+ * just being recycled. What is known of pieces is kept outside of the region. May be used by several threads. The pools must live as long as this grows. */
 class region_pages : public std::pmr::memory_resource {
 public:
     /* `capacity` is what the region can grow to, in bytes: it takes addresses only. It grows by `step` bytes, or what is asked for, if that is more. */
     region_pages(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
-        : pools_(std::move(pools)), page_(page_bytes(pools_)), step_(rounded(std::max(step, page_))),
-          capacity_(rounded(capacity)), region_(region::reserve(capacity_, pools_.front()->page_size())) {}
+        : pools_(std::move(pools)), page_(page_bytes(pools_)), step_(rounded(std::max(step, page_), page_)),
+          capacity_(rounded(capacity, page_)), region_(region::reserve(capacity_, pools_.front()->page_size())) {}
 
     const region &memory() const noexcept { return region_; }
     /* From which pools it grows from now on; their pages have the size that they have had. */
@@ -349,11 +354,11 @@ protected:
         if (bytes > capacity_ || alignment > most_aligned) {
             throw std::bad_alloc();
         }
-        const std::size_t length = rounded(std::max<std::size_t>(bytes, 1));
+        const std::size_t length = rounded(std::max<std::size_t>(bytes, 1), granule);
         std::lock_guard lock(mutex_);
         auto place = find(length, alignment);
         if (!place) {
-            grow(length + (alignment > page_ ? alignment : 0));
+            grow(length + (alignment > granule ? alignment : 0));
             place = find(length, alignment);
         }
         if (!place) {
@@ -367,7 +372,7 @@ protected:
         const std::size_t offset = static_cast<std::size_t>(static_cast<char *>(piece) - static_cast<char *>(region_.data()));
         std::lock_guard lock(mutex_);
         try {
-            join(free_.emplace(offset, rounded(std::max<std::size_t>(bytes, 1))).first);
+            join(free_.emplace(offset, rounded(std::max<std::size_t>(bytes, 1), granule)).first);
         } catch (const std::bad_alloc &) {
             // Destructors call this: without memory for its note the piece stays out of use until the region is gone.
         }
@@ -376,6 +381,7 @@ protected:
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
 
 private:
+    static constexpr std::size_t granule = 4096;
     /* A region begins at a multiple of that. */
     static constexpr std::size_t most_aligned = 2 << 20;
     using holes = std::map<std::size_t, std::size_t>; // offset, length
@@ -391,11 +397,11 @@ private:
         }
         return pageleap_page_bytes(pools.front()->page_size());
     }
-    std::size_t rounded(std::size_t bytes) const {
-        if (bytes > SIZE_MAX - page_) {
+    static std::size_t rounded(std::size_t bytes, std::size_t unit) {
+        if (bytes > SIZE_MAX - unit) {
             throw std::bad_alloc();
         }
-        return (bytes + page_ - 1) / page_ * page_;
+        return (bytes + unit - 1) / unit * unit;
     }
     /* The first hole with room, and where in it. */
     std::optional<std::pair<holes::iterator, std::size_t>> find(std::size_t length, std::size_t alignment) {
@@ -432,10 +438,12 @@ private:
             }
         }
     }
-    /* Grows by at least so much, by more if there is enough of it. Throws std::bad_alloc if no pool has it. */
+    /* Grows so that the hole at its end has so much, by more if there is enough of it. Throws std::bad_alloc if no pool has it. */
     void grow(std::size_t length) {
         const std::size_t old = region_.size();
-        const std::size_t least = rounded(length);
+        const bool ends_free = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == old;
+        const std::size_t there_already = ends_free ? std::min(free_.rbegin()->second, length - 1) : 0;
+        const std::size_t least = rounded(length - there_already, page_);
         if (least > capacity_ - old) {
             throw std::bad_alloc();
         }
@@ -464,8 +472,8 @@ private:
     holes free_;
 };
 
-/* Memory for containers, in a region that can leap: the pools of the standard library over region_pages. May be used by several threads. Containers and whatever else has
- * memory of it must be gone before it. */
+/* Memory for containers, in a region that can leap: the pools of the standard library over region_pages, behind one lock (pools of each thread would allocate when a thread
+ * ends, where nobody can catch std::bad_alloc). May be used by several threads. Containers and whatever else has memory of it must be gone before it. */
 class region_memory : public std::pmr::memory_resource {
 public:
     region_memory(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
@@ -478,27 +486,36 @@ public:
     /* From which pools it grows from now on. */
     void grow_from(std::vector<const pool *> pools) { pages_.grow_from(std::move(pools)); }
     /* Gives back all that containers have had, also what they still have. */
-    void release() { blocks_.release(); }
+    void release() {
+        std::lock_guard lock(mutex_);
+        blocks_.release();
+    }
     /* Bytes of the region that are in use, in whole pages. */
     std::size_t used() const { return pages_.used(); }
 
 protected:
-    void *do_allocate(std::size_t bytes, std::size_t alignment) override { return blocks_.allocate(bytes, alignment); }
+    void *do_allocate(std::size_t bytes, std::size_t alignment) override {
+        std::lock_guard lock(mutex_);
+        return blocks_.allocate(bytes, alignment);
+    }
     void do_deallocate(void *piece, std::size_t bytes, std::size_t alignment) override {
+        std::lock_guard lock(mutex_);
         blocks_.deallocate(piece, bytes, alignment);
     }
     bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
 
 private:
-    /* Larger blocks get pages of their own. */
+    /* Larger blocks get pieces of their own, and no pool takes much more than it needs. */
     static std::pmr::pool_options options() noexcept {
         std::pmr::pool_options options{};
-        options.largest_required_pool_block = 64 << 10;
+        options.largest_required_pool_block = 8 << 10;
+        options.max_blocks_per_chunk = 128;
         return options;
     }
 
+    std::mutex mutex_;
     region_pages pages_;
-    std::pmr::synchronized_pool_resource blocks_;
+    std::pmr::unsynchronized_pool_resource blocks_;
 };
 
 } // namespace pageleap

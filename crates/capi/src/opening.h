@@ -35,7 +35,8 @@
  *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
  *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler. A thread that is cancelled in one ends after it.
+ *           from a signal handler. A thread that is cancelled in one ends after it
+ *           (deferred cancellation only).
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
  *           Handles may be freed in any order.
  * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;

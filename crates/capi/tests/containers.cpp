@@ -132,6 +132,32 @@ void pages_come_back(std::uint32_t node) {
     CHECK(pages.used() == 0);
 }
 
+/* Who has used up all memory may end, and most of it was of use; what is at the end of the region counts when it grows. */
+void memory_is_used_up(std::uint32_t node) {
+    for (std::size_t pages : {30, 40, 172, 414, 4096}) {
+        const pageleap::pool pool(pageleap::placement::on(node), pages * 4096);
+        pageleap::region_memory memory(64 * MB, {&pool}, 4096);
+        std::size_t bytes = 0;
+        std::thread filler([&] {
+            std::vector<void *> pieces;
+            try {
+                for (std::size_t i = 0;; i++) {
+                    pieces.push_back(memory.allocate(16 << i % 10));
+                    bytes += 16 << i % 10;
+                }
+            } catch (const std::bad_alloc &) {
+            }
+        });
+        filler.join();
+        CHECK(pages < 4096 || bytes * 4 > pages * 4096 * 3); // chunks have at most 1 MB
+    }
+    const pageleap::pool pool(pageleap::placement::on(node), 12 * MB);
+    pageleap::region_pages all(12 * MB, {&pool}, MB);
+    all.deallocate(all.allocate(10 * MB), 10 * MB);
+    all.deallocate(all.allocate(11 * MB), 11 * MB);
+    CHECK(all.used() == 0 && all.memory().size() <= 12 * MB);
+}
+
 void errors_are_thrown(std::uint32_t node) {
     try {
         const pageleap::pool nowhere(pageleap::placement::on(4000), MB);
@@ -169,6 +195,7 @@ int main() {
     const std::uint32_t node = a_node();
     containers_leap(node);
     pages_come_back(node);
+    memory_is_used_up(node);
     errors_are_thrown(node);
     return 0;
 }

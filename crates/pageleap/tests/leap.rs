@@ -167,6 +167,22 @@ fn a_region_may_have_memory_here_and_there() {
 }
 
 #[test]
+fn threads_that_make_a_region_longer_do_so_one_after_the_other() {
+    let [near, _] = pools(PageSize::Base, 64 * BASE_PAGE as u64).unwrap();
+    for _ in 0..50 {
+        let region = Region::reserve(64 * BASE_PAGE, PageSize::Base).unwrap();
+        std::thread::scope(|scope| {
+            for part in 1..=8 {
+                let (region, near) = (&region, &near);
+                scope.spawn(move || region.grow(part * 8 * BASE_PAGE, near).unwrap());
+            }
+        });
+        assert_eq!((region.len(), near.free_bytes()), (64 * BASE_PAGE, 0));
+        assert!(is_zero(&region, 0..region.len()));
+    }
+}
+
+#[test]
 fn scattered_ranges_of_one_job_have_their_own_outcomes() {
     let _turn = turn();
     for_page_sizes("scattered_ranges_of_one_job_have_their_own_outcomes", 12, |[near, far]| {

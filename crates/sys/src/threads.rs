@@ -82,19 +82,28 @@ fn application_signals() -> libc::sigset_t {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut set);
-        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+        // SIGSYS is what a seccomp filter raises whose handler emulates calls.
+        for fault in [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ] {
             libc::sigdelset(&mut set, fault);
         }
         set
     }
 }
 
-/// Makes a call with these blocked: a thread that begins in it inherits that.
+/// Makes a call with these blocked, and only these: a thread that begins in it inherits that, whatever its caller blocks.
 fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: changes the mask of the calling thread only, and back.
     unsafe {
         let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &mut before);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &application_signals(), &mut before);
         let result = call();
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         result

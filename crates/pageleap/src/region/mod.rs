@@ -65,6 +65,8 @@ pub(crate) struct RegionInner {
     capacity: usize,
     pub(crate) page: PageSize,
     len: AtomicUsize,
+    /// Held by who makes it longer.
+    growing: Mutex<()>,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
     pub(crate) pins: Pins,
@@ -133,6 +135,7 @@ impl Region {
             capacity,
             page,
             len: AtomicUsize::new(0),
+            growing: Mutex::new(()),
             extents: Mutex::new(ExtentMap::new()),
             busy: Mutex::new(BusyRanges::default()),
             pins: Pins::default(),
@@ -143,8 +146,9 @@ impl Region {
     }
 
     /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by frames of a pool. Addresses do not
-    /// change.
+    /// change. One that is as long already stays as it is. Several threads may ask: one grows it after the other.
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
+        let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
         self.back_up_to(self.0.capacity, new.clone(), &place.into())?;
         self.0.len.fetch_max(new.end, Ordering::AcqRel);
@@ -154,9 +158,8 @@ impl Region {
     /// Extends the region to `len` bytes (rounded up to whole pages) without memory: touching the new part raises SIGSEGV until it is backed
     /// ([`Region::back`]). For buffer pools, which have an address for each page of a file, and memory for some of them.
     pub fn extend(&self, len: usize) -> Result<(), Error> {
+        let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
-        // Nobody grows it meanwhile.
-        let _claim = self.0.claim(new.clone(), self.0.capacity)?;
         self.0.len.fetch_max(new.end, Ordering::AcqRel);
         Ok(())
     }
