@@ -10,13 +10,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    ENGINES, PAGE_SIZES, Random, StopOnDrop, check_engine, engines, ladder, own_descriptors, pool_mappings,
-    region_flags, skip_page_size, surprises, turn,
+    ENGINES, PAGE_SIZES, Random, StopOnDrop, check_engine, engines, ladder, nodes, own_descriptors,
+    pool_mappings, region_flags, skip_page_size, surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
-use pageleap::{
-    Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageSize, Pool, Region, Report, audit,
-};
+use pageleap::{Ended, Engine, EngineChoice, Error, Job, Migration, PageSize, Pool, Region, Report, audit};
 use refusing::{Refusing, Request};
 
 const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -48,12 +46,7 @@ fn start_with(
 
 fn build(backend: Arc<dyn Backend>, page: PageSize, pages: usize) -> Result<Pool, Error> {
     let bytes = (pages * page.bytes()) as u64;
-    Pool::builder(first_node(), bytes).page_size(page).threads(1).backend(backend).build()
-}
-
-fn first_node() -> NodeId {
-    let topology = pageleap::topology::Topology::read().unwrap();
-    topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id
+    Pool::builder(nodes()[0], bytes).page_size(page).threads(1).backend(backend).build()
 }
 
 /// Runs `case` with the Nth call failing for N = 1, 2, ... in each mode, until it makes fewer than N calls. Returns how many calls were
