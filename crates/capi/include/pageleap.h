@@ -945,8 +945,7 @@ pageleap_status pageleap_job_cancel(const pageleap_job *job);
 /* Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL. */
 bool pageleap_job_is_finished(const pageleap_job *job);
 
-/* A descriptor that becomes readable when the job ends, so that pageleap_job_wait() returns at
- * once: for poll, epoll, io_uring. It
+/* A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
  * belongs to the job: do not read from it, and do not close it. -1 for NULL. */
 int pageleap_job_fd(const pageleap_job *job);
 

@@ -135,8 +135,7 @@ pub unsafe extern "C" fn pageleap_job_is_finished(job: *const pageleap_job) -> b
     value(false, || Ok(unsafe { handle(job, "job") }?.0.is_finished()))
 }
 
-/// A descriptor that becomes readable when the job ends, so that pageleap_job_wait() returns at
-/// once: for poll, epoll, io_uring. It
+/// A descriptor that becomes readable when the job has ended: for poll, epoll, io_uring. It
 /// belongs to the job: do not read from it, and do not close it. -1 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_fd(job: *const pageleap_job) -> c_int {

@@ -116,8 +116,6 @@ impl JobShared {
 
     /// Delivers the report. The last thing a job does: its claims and frames have been given back.
     pub(crate) fn finish(&self, report: Report) {
-        // First, so that who has seen the end finds the descriptor readable.
-        self.event.signal();
         self.enter(Phase::Finished, Some(report));
     }
 
@@ -126,6 +124,10 @@ impl JobShared {
         *slot = report;
         // Under the lock: a waiter must not look at the phase before this and go to sleep after the call below.
         self.phase.store(phase as u8, Ordering::Release);
+        // Also under the lock: whoever has waited for the end finds the descriptor readable, and whoever finds it readable the job finished.
+        if phase == Phase::Finished {
+            self.event.signal();
+        }
         drop(slot);
         self.changed.notify_all();
     }
@@ -217,7 +219,7 @@ impl Drop for Job {
 }
 
 impl AsFd for Job {
-    /// Readable once the job has ended, or is just ending, so that [`Job::wait`] returns at once: for `poll`, `epoll`, io_uring. Do not read from it.
+    /// Readable once the job has ended: for `poll`, `epoll`, io_uring. Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }

@@ -594,11 +594,13 @@ impl Run {
         // An exchange brings all but the lock along.
         let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
         // SAFETY: the span is claimed by this job.
-        unsafe {
-            attributes::advise(&*self.backend, addr, len, &now, wanted)
-                .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
-                .and_then(|()| attributes::relock(&*self.backend, addr, len, wanted))
-        }
+        let advise = || unsafe { attributes::advise(&*self.backend, addr, len, &now, wanted) };
+        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it from being moved again.
+        let advised = advise().or_else(|_| advise());
+        // SAFETY: as above.
+        advised
+            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+            .and_then(|()| unsafe { attributes::relock(&*self.backend, addr, len, wanted) })
     }
 }
 
