@@ -197,8 +197,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "finished-without-the-lock",
         file: "crates/pageleap/src/migrate/job.rs",
-        find: "        self.phase.store(phase as u8, Ordering::Release);\n        drop(slot);",
-        replace: "        drop(slot);\n        self.phase.store(phase as u8, Ordering::Release);",
+        find: "        *slot = report;",
+        replace: "        *slot = report;\n        drop(slot);\n        let slot = ();",
         why: "whoever waits for a job can miss its end and sleep for ever",
         caught_by: Checker::Shuttle,
     },
