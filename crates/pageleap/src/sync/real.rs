@@ -122,7 +122,7 @@ pub(crate) fn monotonic_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
@@ -146,13 +146,14 @@ mod tests {
         let of_the_body = AssertUnwindSafe(|| {
             thread::scope(|scope| {
                 scope.start(c"slow", slowly).unwrap();
-                panic!("the body has panicked");
+                resume_unwind(Box::new("the body has panicked"));
             })
         });
         assert!(catch_unwind(of_the_body).is_err());
         assert_eq!(count.load(Ordering::Relaxed), 4, "it has not waited");
-        let of_a_thread =
-            AssertUnwindSafe(|| thread::scope(|scope| scope.start(c"one", || panic!("a thread")).unwrap()));
+        let of_a_thread = AssertUnwindSafe(|| {
+            thread::scope(|scope| scope.start(c"one", || resume_unwind(Box::new("a thread"))).unwrap())
+        });
         assert!(catch_unwind(of_a_thread).is_err());
     }
 }

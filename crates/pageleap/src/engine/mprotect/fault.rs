@@ -407,10 +407,11 @@ mod tests {
             let _ = wait.1.recv();
         });
         blocked.1.recv().unwrap();
-        let found = threads_that_block(tasks, libc::SIGUSR2).unwrap();
+        let [blocked, open] =
+            [libc::SIGUSR2, libc::SIGUSR1].map(|signal| threads_that_block(tasks, signal).unwrap());
         drop(wait.0);
         thread.unwrap().join().unwrap();
-        assert!(found.iter().any(|(_, name)| name == "deafone"), "{found:?}");
-        assert!(!threads_that_block(tasks, libc::SIGUSR2).unwrap().iter().any(|(_, name)| name == "deafone"));
+        let is_named = |found: &[(String, String)]| found.iter().any(|(_, name)| name == "deafone");
+        assert!(is_named(&blocked) && !is_named(&open), "{blocked:?}, {open:?}");
     }
 }
