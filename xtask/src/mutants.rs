@@ -443,6 +443,14 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "filled-again-and-not-noted",
+        file: SHARE,
+        find: "Ok(()) => state.strayed.set(part, true),",
+        replace: "Ok(()) => {}",
+        why: "page tables that some thread's call has allocated for an alias that lost its own count as being where the share wants them",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
         name: "cpuset-ignored",
         file: RUN,
         find: "self.shared.ask_to_stop(Stop::CpusetChanged);",

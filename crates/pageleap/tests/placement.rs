@@ -6,7 +6,7 @@ mod common;
 mod refusing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, surprises, turn};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
@@ -218,36 +218,48 @@ fn verification_during_leaps_finds_nothing_wrong() {
     }
 }
 
-/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again.
+/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again: page tables of an alias that has been filled
+/// again, or mapped anew where this was refused.
 #[test]
 fn page_tables_are_put_right_after_a_refused_policy() {
-    let model = Arc::new(Model::new());
-    let allowed = Arc::new(AtomicBool::new(true));
-    let asked = allowed.clone();
-    let refuses = move |request: &Request| {
-        (request.call == Call::PreferTables && !asked.load(Relaxed)).then_some(Errno(libc::EPERM))
-    };
-    let backend = Arc::new(Refusing::new(model.clone(), refuses));
-    let bytes = (NODES.len() * PAGES * PAGE) as u64;
-    let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(backend).build().unwrap();
-    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
-    let tables = |region: &Region| {
-        let all = (0..PAGES).map(|page| model.tables_at(address(region, page)));
-        all.collect::<std::collections::BTreeSet<_>>()
-    };
-    go(&region, pool.on(NODES[1]));
-    drop(region);
-    allowed.store(false, Relaxed);
-    // Its alias has been filled again by this thread, and nobody could say where its page tables go.
-    let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
-    assert_ne!(tables(&region), [Some(NODES[1].0)].into());
-    let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
-    let report = Migration::new().range(&region, 0..region.len(), stripes).threads(2).start().unwrap().wait();
-    assert!(report.ended.is_completed(), "{report}");
-    assert_eq!(report.warnings.iter().filter(|w| w.contains("set_mempolicy")).count(), 1, "{report}");
-    allowed.store(true, Relaxed);
-    go(&region, pool.on(NODES[1]));
-    assert_eq!(tables(&region), [Some(NODES[1].0)].into());
+    for refill in [true, false] {
+        let model = Arc::new(Model::new());
+        let refused = Arc::new(AtomicUsize::new(0));
+        let asked = refused.clone();
+        let (policy, filling) = (1, 2);
+        let refuses = move |request: &Request| {
+            let bit = match request.call {
+                Call::PreferTables => policy,
+                Call::Populate => filling,
+                _ => 0,
+            };
+            (asked.load(Relaxed) & bit != 0).then_some(Errno(libc::EPERM))
+        };
+        let backend = Arc::new(Refusing::new(model.clone(), refuses));
+        let bytes = (NODES.len() * PAGES * PAGE) as u64;
+        let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(backend).build().unwrap();
+        let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
+        let tables = |region: &Region| {
+            let all = (0..PAGES).map(|page| model.tables_at(address(region, page)));
+            all.collect::<std::collections::BTreeSet<_>>()
+        };
+        go(&region, pool.on(NODES[1]));
+        refused.store(if refill { 0 } else { filling }, Relaxed);
+        drop(region);
+        refused.store(policy, Relaxed);
+        // Its alias got its page tables from this thread.
+        let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
+        assert_ne!(tables(&region), [Some(NODES[1].0)].into());
+        let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
+        let report =
+            Migration::new().range(&region, 0..region.len(), stripes).threads(2).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        let warned = report.warnings.iter().filter(|w| w.contains("set_mempolicy")).count();
+        assert_eq!(warned, 1, "{report}");
+        refused.store(0, Relaxed);
+        go(&region, pool.on(NODES[1]));
+        assert_eq!(tables(&region), [Some(NODES[1].0)].into());
+    }
 }
 
 /// Whichever call fails while aliases get their page tables, what the user has set stays.

@@ -328,9 +328,9 @@ impl Share {
             let filled = self.0.refill_alias(part);
             let mut state = lock(&self.0.state);
             state.hollow.set(part, false);
-            state.strayed.set(part, true);
-            if filled.is_err() {
-                state.spoilt.set(part, true);
+            match filled {
+                Ok(()) => state.strayed.set(part, true),
+                Err(_) => state.spoilt.set(part, true),
             }
         }
         let spoilt = lock(&self.0.state).spoilt.runs_in(run);
