@@ -532,6 +532,7 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
  *   variables in it. Ordinary private ones are fine.
  * - No stacks and no thread-local storage in it.
+ * - Nothing that this library allocates: malloc() must not take its memory from a region.
  * - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
  * - Children made by fork do not get it, and must not touch it.
  * - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
@@ -594,9 +595,9 @@ pageleap_status pageleap_region_view(const pageleap_region *region,
                                      void **address);
 
 /* Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
- * stays as it is. The new part is zero;
- * addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
- * NULL: the new part has no memory then, and must not be touched before pageleap_region_back(). */
+ * stays as it is. The new part is zero; addresses do not change. `place` may be NULL, as for
+ * pageleap_region_new(). `pool` may be NULL: the new part has no memory then, and must not be
+ * touched before pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      size_t length,
                                      const pageleap_pool *pool,

@@ -29,6 +29,7 @@ use crate::status::pageleap_status;
 /// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
 ///   variables in it. Ordinary private ones are fine.
 /// - No stacks and no thread-local storage in it.
+/// - Nothing that this library allocates: malloc() must not take its memory from a region.
 /// - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
 /// - Children made by fork do not get it, and must not touch it.
 /// - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
@@ -171,9 +172,9 @@ pub unsafe extern "C" fn pageleap_region_view(
 }
 
 /// Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
-/// stays as it is. The new part is zero;
-/// addresses do not change. `place` may be NULL, as for pageleap_region_new(). `pool` may be
-/// NULL: the new part has no memory then, and must not be touched before pageleap_region_back().
+/// stays as it is. The new part is zero; addresses do not change. `place` may be NULL, as for
+/// pageleap_region_new(). `pool` may be NULL: the new part has no memory then, and must not be
+/// touched before pageleap_region_back().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_grow(
     region: *const pageleap_region,

@@ -48,6 +48,7 @@ pub struct RegionId(pub u64);
 ///   that is being migrated, except under [`Region::pin`]. The device would go on with the old frame.
 /// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
 /// * **No stacks and no thread-local storage** inside.
+/// * **Nothing that this library allocates** inside: the global allocator, or `malloc` under it, must not take its memory from a region.
 /// * **No userfaultfd of your own** on it, and no protection keys.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
