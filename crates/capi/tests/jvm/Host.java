@@ -1,0 +1,143 @@
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+
+/**
+ * A JVM whose threads write into a region while it leaps. The JVM uses SIGSEGV itself: for null checks of code that it has compiled, to stop threads
+ * at safepoints, and for stacks that overflow. All of that has to work before, during and after leaps, and no write may be lost.
+ */
+final class Host {
+    private static final int BYTES = 16 << 20;
+    private static final int WORDS = BYTES / 8;
+    private static final int WRITERS = 2;
+    /** pageleap_engine: auto, precopy-protect, mprotect. The last two need the library's own SIGSEGV handler. */
+    private static final int[] ENGINES = {0, 3, 4};
+    private static final int LEAPS = 30;
+
+    private static volatile boolean stop;
+    private static volatile Throwable failure;
+
+    private static native ByteBuffer start(long bytes);
+
+    private static native void leap(int engine);
+
+    private static native long faults();
+
+    private static native void end();
+
+    /** Something that may be null; what is read of it by compiled code is read without asking first. */
+    private static final class Link {
+        Link next;
+        long value;
+    }
+
+    private static long follow(Link link) {
+        return link.next.value;
+    }
+
+    /** Reads through null references, and returns how often the JVM noticed. */
+    private static long nullChecks(int times) {
+        Link last = new Link();
+        long noticed = 0;
+        for (int i = 0; i < times; i++) {
+            try {
+                noticed += follow(last) == 0 ? 0 : 1;
+            } catch (NullPointerException expected) {
+                noticed++;
+            }
+        }
+        return noticed;
+    }
+
+    private static int sink(int depth) {
+        return depth < 0 ? 0 : 1 + sink(depth + 1);
+    }
+
+    private static void overflow() {
+        try {
+            sink(0);
+            throw new AssertionError("a stack without end");
+        } catch (StackOverflowError expected) {
+            // What was asked for.
+        }
+    }
+
+    /** Counts up words of its own, and expects to find in each what it wrote last. */
+    private static void write(ByteBuffer buffer, int writer, long[] last) {
+        for (long round = 1; !stop; round++) {
+            for (int i = writer; i < WORDS; i += WRITERS * 61) {
+                int word = (int) ((i + round * WRITERS) % WORDS);
+                long found = buffer.getLong(word * 8);
+                if (found != last[word]) {
+                    throw new AssertionError("word " + word + ": found " + found + ", wrote " + last[word]);
+                }
+                buffer.putLong(word * 8, ++last[word]);
+            }
+        }
+    }
+
+    private static Thread thread(Runnable body) {
+        Thread thread = new Thread(() -> {
+            try {
+                body.run();
+            } catch (Throwable thrown) {
+                failure = thrown;
+            }
+        });
+        thread.start();
+        return thread;
+    }
+
+    private static void check(boolean holds, String what) {
+        if (!holds) {
+            throw new AssertionError(what);
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        System.loadLibrary("host_jvm");
+        check(nullChecks(20_000) == 20_000, "null checks before the library");
+        ByteBuffer buffer = start(BYTES).order(ByteOrder.nativeOrder());
+        long[] last = new long[WORDS];
+        Thread[] threads = {
+            thread(() -> write(buffer, 0, last)),
+            thread(() -> write(buffer, 1, last)),
+            thread(() -> {
+                while (!stop) {
+                    check(nullChecks(1_000) == 1_000, "a null check was not noticed");
+                }
+            }),
+            thread(() -> {
+                while (!stop) {
+                    overflow();
+                }
+            }),
+            thread(() -> {
+                while (!stop) {
+                    System.gc();
+                }
+            }),
+        };
+        for (int i = 0; i < LEAPS; i++) {
+            leap(ENGINES[i % ENGINES.length]);
+        }
+        stop = true;
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        if (failure != null) {
+            throw new AssertionError(failure);
+        }
+        long writes = 0;
+        for (int word = 0; word < WORDS; word++) {
+            check(buffer.getLong(word * 8) == last[word], "a write of word " + word + " is lost");
+            writes += last[word];
+        }
+        check(writes > 0, "nobody has written");
+        long during = faults();
+        check(during > 0, "the JVM has had no fault");
+        end();
+        check(nullChecks(1_000) == 1_000, "null checks after the leaps");
+        overflow();
+        System.out.println(LEAPS + " leaps, " + writes + " writes, " + during + " faults of the JVM's own");
+    }
+}
