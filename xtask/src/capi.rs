@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::commands::Workspace;
 use crate::process;
-use crate::tally::{Counts, Skip};
+use crate::tally::Outcome;
 
 /// How long a program may take, and the build of the library.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -20,12 +20,31 @@ const SKIPPED: i32 = 77;
 /// What the static library needs (`rustc --print native-static-libs`).
 const PRIVATE_LIBRARIES: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
-/// Builds the library and puts it, with header and pkg-config file, below `prefix`.
-pub fn install(workspace: &Workspace, prefix: &Path) -> Result<()> {
+/// Where the library goes.
+#[derive(Debug)]
+pub struct Layout<'a> {
+    /// The folder that gets `include` and `lib`.
+    pub root: &'a Path,
+    /// The folder for libraries below it.
+    pub lib: &'a str,
+    /// What it will be called when programs are built: for the pkg-config file.
+    pub prefix: &'a str,
+}
+
+impl<'a> Layout<'a> {
+    /// A folder that may be moved as a whole.
+    pub fn movable(root: &'a Path) -> Layout<'a> {
+        Layout { root, lib: "lib", prefix: "${pcfiledir}/../.." }
+    }
+}
+
+/// Builds the library and puts it, with headers and pkg-config file, where they belong.
+pub fn install(workspace: &Workspace, layout: &Layout) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     run(workspace.cargo(&["build", "--release", "-p", "pageleap-capi"]))?;
     let sources = workspace.root.join("crates/capi");
-    let folders = [prefix.join("lib"), prefix.join("lib/pkgconfig"), prefix.join("include")];
+    let lib = layout.root.join(layout.lib);
+    let folders = [lib.clone(), lib.join("pkgconfig"), layout.root.join("include")];
     for folder in &folders {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
@@ -54,16 +73,17 @@ pub fn install(workspace: &Workspace, prefix: &Path) -> Result<()> {
         symlink(&file, &link).with_context(|| format!("cannot make {}", link.display()))?;
     }
     let text = format!(
-        "prefix=${{pcfiledir}}/../..\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
+        "prefix={}\nlibdir=${{prefix}}/{}\nincludedir=${{prefix}}/include\n\n\
          Name: pageleap\nDescription: Moves pages between memory nodes while threads use them\nVersion: {version}\n\
-         Libs: -L${{libdir}} -lpageleap\nLibs.private: {PRIVATE_LIBRARIES}\nCflags: -I${{includedir}}\n"
+         Libs: -L${{libdir}} -lpageleap\nLibs.private: {PRIVATE_LIBRARIES}\nCflags: -I${{includedir}}\n",
+        layout.prefix, layout.lib
     );
     let file = pkgconfig.join("pageleap.pc");
     fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Programs of one major version run with each other's libraries; before the first, those of one minor version do.
-fn soname(version: &str) -> String {
+pub fn soname(version: &str) -> String {
     let mut parts = version.split('.');
     match (parts.next(), parts.next()) {
         (Some("0"), Some(minor)) => format!("libpageleap.so.0.{minor}"),
@@ -78,6 +98,16 @@ struct Build {
     flags: &'static [&'static str],
     /// Against the archive.
     is_static: bool,
+    /// Run under valgrind, which is for what the sanitizers cannot do.
+    valgrind: bool,
+}
+
+/// A program to build and run.
+struct Program {
+    source: PathBuf,
+    arguments: &'static [&'static str],
+    /// A library besides ours, by its name for pkg-config.
+    library: Option<&'static str>,
 }
 
 impl Build {
@@ -85,8 +115,18 @@ impl Build {
         self.compilers[usize::from(is_cpp(source))]
     }
 
+    /// Whether a program may be built and run so. Sanitizers replace malloc, and so does jemalloc.
+    fn suits(&self, program: &Program) -> bool {
+        let sanitizes = self.flags.iter().any(|flag| flag.starts_with("-fsanitize"));
+        if program.library == Some("jemalloc") { !sanitizes } else { !self.valgrind }
+    }
+
     fn name(&self, source: &Path) -> String {
-        let kind = if self.is_static { " static" } else { "" };
+        let kind = match (self.is_static, self.valgrind) {
+            (true, _) => " static",
+            (_, true) => " under valgrind",
+            _ => "",
+        };
         let words = [&[self.compiler(source)], self.flags].concat().join(" ");
         format!("{} ({words}{kind})", source.file_stem().unwrap_or_default().display())
     }
@@ -95,68 +135,68 @@ impl Build {
 const GCC: [&str; 2] = ["gcc", "g++"];
 const CLANG: [&str; 2] = ["clang", "clang++"];
 
-const BUILDS: [Build; 4] = [
-    Build { compilers: GCC, flags: &["-O2"], is_static: false },
-    Build { compilers: GCC, flags: &["-O1"], is_static: true },
-    Build { compilers: CLANG, flags: &["-O2"], is_static: false },
-    Build { compilers: GCC, flags: &["-O1", "-fsanitize=address,undefined"], is_static: false },
+const BUILDS: [Build; 5] = [
+    Build { compilers: GCC, flags: &["-O2"], is_static: false, valgrind: false },
+    Build { compilers: GCC, flags: &["-O1"], is_static: true, valgrind: false },
+    Build { compilers: CLANG, flags: &["-O2"], is_static: false, valgrind: false },
+    Build {
+        compilers: GCC,
+        flags: &["-O1", "-fsanitize=address,undefined"],
+        is_static: false,
+        valgrind: false,
+    },
+    Build { compilers: GCC, flags: &["-O1"], is_static: false, valgrind: true },
 ];
 
-/// Examples, with sizes that make them short.
-const EXAMPLES: [(&str, &[&str]); 2] =
-    [("buffer_pool.c", &["64", "16", "1.5"]), ("hash_join.cpp", &["100000", "1000000"])];
+/// Valgrind, as strict as the sanitizers. It runs one thread at a time, and gives each its turn only if it is told to.
+const VALGRIND: [&str; 6] = [
+    "valgrind",
+    "-q",
+    "--fair-sched=yes",
+    "--error-exitcode=9",
+    "--leak-check=full",
+    "--errors-for-leak-kinds=definite",
+];
 
-/// How the programs went.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    pub counts: Counts,
-    pub failed: Vec<String>,
-    pub skips: Vec<Skip>,
-}
+/// Examples, with sizes that make them short, and what they need besides.
+const EXAMPLES: [(&str, &[&str], Option<&str>); 3] = [
+    ("buffer_pool.c", &["64", "16", "1.5"], None),
+    ("hash_join.cpp", &["100000", "1000000"], None),
+    ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
+];
+
+/// How the JVM runs: its best compiler leaves out null checks that failed often, its first one never does.
+const JVMS: [Option<&str>; 2] = [None, Some("-XX:TieredStopAtLevel=1")];
 
 /// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it, and says how it went.
 pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let prefix = workspace.target.join("capi");
-    install(workspace, &prefix)?;
+    install(workspace, &Layout::movable(&prefix))?;
     let mut outcome = Outcome::default();
     outcome.add("header and symbols", check_symbols(workspace, &prefix).map(|()| None));
     outcome.add("header in C and C++", check_languages(workspace).map(|()| None));
     let sources = workspace.root.join("crates/capi");
-    let tests = programs(&sources.join("tests"))?.into_iter().map(|source| (source, &[][..]));
-    let examples = EXAMPLES.iter().map(|(name, arguments)| (sources.join("examples").join(name), *arguments));
-    for (source, arguments) in tests.chain(examples) {
-        for build in &BUILDS {
-            let result = build_and_run(workspace, &prefix, &source, arguments, build);
-            outcome.add(&build.name(&source), result);
+    let tests = programs(&sources.join("tests"))?;
+    let tests = tests.into_iter().map(|source| Program { source, arguments: &[], library: None });
+    let examples = EXAMPLES.map(|(name, arguments, library)| {
+        let source = sources.join("examples").join(name);
+        Program { source, arguments, library }
+    });
+    for program in tests.chain(examples) {
+        for build in BUILDS.iter().filter(|build| build.suits(&program)) {
+            let result = build_and_run(workspace, &prefix, &program, build);
+            outcome.add(&build.name(&program.source), result);
         }
+    }
+    for options in JVMS {
+        let name = format!("a JVM ({})", options.unwrap_or("default"));
+        outcome.add(&name, run_in_a_jvm(workspace, &prefix, options));
     }
     let mut map =
         workspace.cargo(&["run", "--release", "-q", "-p", "pageleap-alloc", "--example", "hash_map"]);
     map.args(["--", "100000"]);
     outcome.add("hash_map (cargo)", run(map).map(|()| None));
     Ok(outcome)
-}
-
-impl Outcome {
-    /// Counts a test that has passed, was skipped for a reason, or failed.
-    fn add(&mut self, name: &str, result: Result<Option<String>>) {
-        match result {
-            Ok(None) => {
-                println!("test {name} ... ok");
-                self.counts.passed += 1;
-            }
-            Ok(Some(reason)) => {
-                println!("SKIP {name}: {reason}");
-                self.counts.skipped += 1;
-                self.skips.push(Skip { name: name.to_owned(), reason });
-            }
-            Err(error) => {
-                println!("test {name} ... FAILED\n{error:#}");
-                self.counts.failed += 1;
-                self.failed.push(name.to_owned());
-            }
-        }
-    }
 }
 
 fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -178,17 +218,25 @@ fn is_cpp(source: &Path) -> bool {
 fn build_and_run(
     workspace: &Workspace,
     prefix: &Path,
-    source: &Path,
-    arguments: &[&str],
+    program: &Program,
     build: &Build,
 ) -> Result<Option<String>> {
+    let Program { source, arguments, library } = program;
     let compiler = build.compiler(source);
-    if Command::new(compiler).arg("--version").output().is_err() {
-        return Ok(Some(format!("there is no {compiler}")));
+    let tools = [Some(compiler), build.valgrind.then_some(VALGRIND[0])];
+    for tool in tools.into_iter().flatten() {
+        if Command::new(tool).arg("--version").output().is_err() {
+            return Ok(Some(format!("there is no {tool}; get it by: apt-get install {tool}")));
+        }
+    }
+    if let Some(library) = library
+        && pkg_config(prefix, library, &["--exists"]).is_err()
+    {
+        return Ok(Some(format!("there is no {library}; get it by: apt-get install lib{library}-dev")));
     }
     let folder = workspace.target.join("capi-tests");
     fs::create_dir_all(&folder)?;
-    let program = folder.join(source.file_stem().context("a program has a name")?);
+    let built = folder.join(source.file_stem().context("a program has a name")?);
     let mut compile = Command::new(compiler);
     compile.args([
         if is_cpp(source) { "-std=c++17" } else { "-std=c11" },
@@ -200,20 +248,28 @@ fn build_and_run(
         "-g",
         "-pthread",
     ]);
-    compile.args(build.flags).arg("-o").arg(&program).arg(source);
-    compile.args(pkg_config(prefix, &["--cflags"])?);
+    compile.args(build.flags).arg("-o").arg(&built).arg(source);
+    compile.args(pkg_config(prefix, "pageleap", &["--cflags"])?);
     match build.is_static {
         true => compile.arg(prefix.join("lib/libpageleap.a")).args(PRIVATE_LIBRARIES.split(' ')),
         false => {
             let lib = prefix.join("lib");
-            compile.args(pkg_config(prefix, &["--libs"])?).arg(format!("-Wl,-rpath,{}", lib.display()))
+            compile
+                .args(pkg_config(prefix, "pageleap", &["--libs"])?)
+                .arg(format!("-Wl,-rpath,{}", lib.display()))
         }
     };
+    if let Some(library) = library {
+        compile.args(pkg_config(prefix, library, &["--cflags", "--libs"])?);
+    }
     compile.arg("-ldl");
     run(compile)?;
     let mut last = String::new();
-    let mut command = Command::new(&program);
-    command.args(arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
+    let mut command = Command::new(if build.valgrind { Path::new(VALGRIND[0]) } else { &built });
+    if build.valgrind {
+        command.args(&VALGRIND[1..]).arg(&built);
+    }
+    command.args(*arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
     let ending = process::run(command, LIMIT, |line| {
         println!("    {line}");
         last = line.to_owned();
@@ -225,9 +281,47 @@ fn build_and_run(
     Ok(None)
 }
 
-fn pkg_config(prefix: &Path, flags: &[&str]) -> Result<Vec<String>> {
+/// A JVM that loads the library through its native interface. Gives the reason if there is none here.
+fn run_in_a_jvm(workspace: &Workspace, prefix: &Path, options: Option<&str>) -> Result<Option<String>> {
+    let Some(home) = java_home() else {
+        return Ok(Some(
+            "there is no Java with jni.h; get it by: apt-get install default-jdk-headless".to_owned(),
+        ));
+    };
+    let sources = workspace.root.join("crates/capi/tests/jvm");
+    let folder = workspace.target.join("capi-tests");
+    fs::create_dir_all(&folder)?;
+    let include = home.join("include");
+    let mut compile = Command::new("gcc");
+    compile.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-shared", "-fPIC"]);
+    compile.arg("-I").arg(&include).arg("-I").arg(include.join("linux"));
+    compile.arg("-o").arg(folder.join("libhost_jvm.so")).arg(sources.join("host_jvm.c"));
+    compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
+    compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    run(compile)?;
+    let mut java = Command::new(home.join("bin/java"));
+    java.args(options)
+        .arg(format!("-Djava.library.path={}", folder.display()))
+        .arg(sources.join("Host.java"));
+    // It would leave a report where it was started from.
+    java.current_dir(&folder);
+    let ending = process::run(java, LIMIT, |line| println!("    {line}"))?;
+    ensure!(ending.success(), "{}", ending.reason(LIMIT));
+    Ok(None)
+}
+
+/// Where Java is, if it can compile and has what C needs.
+fn java_home() -> Option<PathBuf> {
+    let output = Command::new("java").args(["-XshowSettings:properties", "-version"]).output().ok()?;
+    let settings = String::from_utf8_lossy(&output.stderr).into_owned();
+    let home = settings.lines().find_map(|line| line.trim().strip_prefix("java.home = "))?;
+    let home = PathBuf::from(home.trim());
+    (home.join("include/jni.h").is_file() && home.join("bin/javac").is_file()).then_some(home)
+}
+
+fn pkg_config(prefix: &Path, library: &str, flags: &[&str]) -> Result<Vec<String>> {
     let mut command = Command::new("pkg-config");
-    command.args(flags).arg("pageleap").env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    command.args(flags).arg(library).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
     let output = command.output().context("cannot start pkg-config; install it")?;
     ensure!(output.status.success(), "pkg-config: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
@@ -266,7 +360,7 @@ fn check_languages(workspace: &Workspace) -> Result<()> {
 }
 
 /// The functions that a header declares: names before a parenthesis outside comments, at the beginning of a declaration.
-fn declared(header: &str) -> Vec<String> {
+pub fn declared(header: &str) -> Vec<String> {
     let mut code = String::new();
     let mut rest = header;
     while let Some((before, comment)) = rest.split_once("/*") {
@@ -299,13 +393,13 @@ fn sorted<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     names
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let copied = fs::copy(from, to);
     copied.with_context(|| format!("cannot copy {} to {}", from.display(), to.display())).map(drop)
 }
 
 /// Runs a command that must succeed.
-fn run(mut command: Command) -> Result<()> {
+pub fn run(mut command: Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())

@@ -3,11 +3,14 @@
 mod built;
 mod capi;
 mod commands;
+mod dist;
 mod header;
 mod hugepages;
 mod lab;
+mod manual;
 mod mutants;
 mod mutation;
+mod notices;
 mod process;
 #[cfg(test)]
 mod scratch;
@@ -64,6 +67,8 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         prefix: Option<PathBuf>,
     },
+    /// Makes the packages: a .deb for this Debian, and a tarball, in target/dist
+    Dist,
     /// Makes crates/capi/include/pageleap.h anew, from the comments and items of the crate
     Header {
         /// Only say whether it is as it should be
@@ -74,7 +79,7 @@ enum Task {
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Leave out the slow steps (miri, mutants, lab)
+    /// Leave out the slow steps (packages, miri, mutants, lab)
     #[arg(long)]
     skip_slow: bool,
     /// Run only these steps
@@ -133,8 +138,13 @@ fn run(task: Task) -> Result<u8> {
         Task::Lab(flags) => return lab::command(&workspace, &flags),
         Task::Capi { prefix } => {
             let prefix = prefix.unwrap_or_else(|| workspace.target.join("capi"));
-            capi::install(&workspace, &prefix)?;
+            capi::install(&workspace, &capi::Layout::movable(&prefix))?;
             println!("PKG_CONFIG_PATH={}", prefix.join("lib/pkgconfig").display());
+            true
+        }
+        Task::Dist => {
+            let dist::Packages { deb, tarball } = dist::make(&workspace)?;
+            println!("{}\n{}", deb.display(), tarball.display());
             true
         }
         Task::Header { check } => header::run(&workspace, check)?,
@@ -164,8 +174,8 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
     }
     ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants.rs");
     let _huge_pages = Guard::reserve();
-    let counts = mutation::run(workspace, TABLE, &flags.filter, Duration::from_secs(flags.limit))?;
-    Ok(counts.failed == 0)
+    let outcome = mutation::run(workspace, TABLE, &flags.filter, Duration::from_secs(flags.limit))?;
+    Ok(outcome.counts.failed == 0)
 }
 
 /// Runs on the thread of the ctrlc crate, not in signal context, for SIGINT, SIGTERM and SIGHUP.

@@ -22,7 +22,7 @@ use crate::commands::Workspace;
 use crate::mutants::{Checker, Mutant, mutate, problems};
 use crate::process::{self, Ending};
 use crate::table::{Table, seconds};
-use crate::tally::{Counts, Tally};
+use crate::tally::{Outcome, Tally};
 
 /// How long a checker may run on a mutant, unless `--limit` says otherwise.
 pub const RUN_LIMIT: Duration = Duration::from_secs(40);
@@ -54,7 +54,7 @@ pub fn check_list(root: &Path, table: &[Mutant]) -> Vec<String> {
 }
 
 /// Runs the rows whose name contains `filter`. Caught ones count as passed, all others as failed.
-pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duration) -> Result<Counts> {
+pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duration) -> Result<Outcome> {
     let problems = check_list(&workspace.root, table);
     ensure!(problems.is_empty(), "the mutation list is not true:\n  {}", problems.join("\n  "));
     let rows: Vec<&Mutant> = table.iter().filter(|mutant| mutant.name.contains(filter)).collect();
@@ -65,7 +65,7 @@ pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duratio
     let copied = sync(&workspace.root, &tree)?;
     println!("mutants: {} rows on a copy in {} ({copied} files updated)", rows.len(), tree.display());
 
-    let mut counts = Counts::default();
+    let mut outcome = Outcome::default();
     let mut results = Table::new(&["mutant", "checker", "result", "seconds"]);
     for checker in Checker::ALL {
         let rows: Vec<&Mutant> = rows.iter().copied().filter(|row| row.caught_by == checker).collect();
@@ -87,8 +87,11 @@ pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duratio
             };
             println!("mutants: {}: {text}", mutant.name);
             match verdict {
-                Verdict::Caught | Verdict::CaughtByHang => counts.passed += 1,
-                Verdict::Survived | Verdict::Invalid(_) => counts.failed += 1,
+                Verdict::Caught | Verdict::CaughtByHang => outcome.counts.passed += 1,
+                Verdict::Survived | Verdict::Invalid(_) => {
+                    outcome.counts.failed += 1;
+                    outcome.failed.push(format!("{}: {text}", mutant.name));
+                }
             }
             results.row(&[mutant.name, checker.name(), &text, &seconds(start.elapsed())]);
         }
@@ -96,11 +99,11 @@ pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duratio
     print!("\n{results}");
     println!(
         "mutants: {} caught, {} not; logs in {}",
-        counts.passed,
-        counts.failed,
+        outcome.counts.passed,
+        outcome.counts.failed,
         home.join("log").display()
     );
-    Ok(counts)
+    Ok(outcome)
 }
 
 /// One checker on the copied tree.

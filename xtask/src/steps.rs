@@ -15,13 +15,14 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::capi;
 use crate::commands::{STRESS_SECONDS, STRESS_SECONDS_VAR, Workspace, or_default};
+use crate::dist::clean_root;
 use crate::hugepages;
 use crate::lab;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
 use crate::table::{Table, seconds};
-use crate::tally::{Counts, SKIP_LOG_VAR, Skip, Tally};
+use crate::tally::{Counts, Outcome, SKIP_LOG_VAR, Skip, Tally};
 
 /// How long a step may take; generous, it only has to end a deadlock before the patience of a CI service
 /// does.
@@ -44,6 +45,8 @@ pub enum Step {
     Tests,
     /// Programs in C against the library.
     C,
+    /// The packages in a Debian of their own.
+    Packages,
     /// The stress oracle, optimised.
     Stress,
     /// The model checker.
@@ -64,11 +67,12 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 12] = [
+    pub const ALL: [Step; 13] = [
         Step::Fmt,
         Step::Clippy,
         Step::Tests,
         Step::C,
+        Step::Packages,
         Step::Stress,
         Step::Loom,
         Step::Shuttle,
@@ -86,6 +90,7 @@ impl Step {
             Step::Clippy => "clippy",
             Step::Tests => "tests",
             Step::C => "c",
+            Step::Packages => "packages",
             Step::Stress => "stress",
             Step::Loom => "loom",
             Step::Shuttle => "shuttle",
@@ -106,6 +111,9 @@ impl Step {
             Step::C => {
                 "programs in C and C++ against the library, by gcc and clang, shared, static and under sanitizers; examples"
             }
+            Step::Packages => {
+                "the .deb and the tarball, installed and used in a Debian that was just made (needs root)"
+            }
             Step::Stress => "the stress oracle in release mode: writers against migrations",
             Step::Loom => "loom tests of the library, all interleavings up to a bound",
             Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
@@ -119,7 +127,7 @@ impl Step {
 
     /// Left out by `--skip-slow`.
     pub fn is_slow(self) -> bool {
-        matches!(self, Step::Miri | Step::Mutants | Step::Lab)
+        matches!(self, Step::Packages | Step::Miri | Step::Mutants | Step::Lab)
     }
 
     fn wants_huge_pages(self) -> bool {
@@ -256,15 +264,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             command.env(STRESS_SECONDS_VAR, or_default(STRESS_SECONDS_VAR, STRESS_SECONDS_IN_TESTS));
             run_tests(workspace, step, command, STEP_LIMIT)
         }
-        Step::C => {
-            let capi::Outcome { counts, failed, skips } = capi::test(workspace)?;
-            let verdict = match counts.failed {
-                0 => Verdict::Passed,
-                count => Verdict::Failed(format!("{count} programs")),
-            };
-            let failed_tests = failed.into_iter().collect();
-            Ok(Report { counts, failed_tests, skips, ..Report::new(step, verdict) })
-        }
+        Step::C => Ok(of_checks(step, capi::test(workspace)?)),
+        Step::Packages => Ok(of_checks(step, clean_root::test(workspace)?)),
         Step::Stress => {
             let mut command = workspace.checker(Checker::Stress, false);
             if let Some(seconds) = stress_seconds {
@@ -301,14 +302,7 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
         Step::Mutants if TABLE.is_empty() => {
             Ok(Report::skipped(step, "the mutation list is empty".to_owned()))
         }
-        Step::Mutants => {
-            let counts = mutation::run(workspace, TABLE, "", mutation::RUN_LIMIT)?;
-            let verdict = match counts.failed {
-                0 => Verdict::Passed,
-                count => Verdict::Failed(format!("{count} mutants not caught")),
-            };
-            Ok(Report { counts, ..Report::new(step, verdict) })
-        }
+        Step::Mutants => Ok(of_checks(step, mutation::run(workspace, TABLE, "", mutation::RUN_LIMIT)?)),
         Step::Lab => match lab::missing(&lab::kernel_folder(workspace)) {
             Some(lab::Missing { what, remedy }) => {
                 println!(
@@ -336,6 +330,16 @@ fn run_check(step: Step, command: Command) -> Result<Report> {
     let ending = stream(command, STEP_LIMIT, |_| {})?;
     let verdict = if ending.success() { Verdict::Passed } else { Verdict::Failed(ending.reason(STEP_LIMIT)) };
     Ok(Report::new(step, verdict))
+}
+
+/// What checks of our own have found.
+fn of_checks(step: Step, outcome: Outcome) -> Report {
+    let Outcome { counts, failed, skips } = outcome;
+    let verdict = match counts.failed {
+        0 => Verdict::Passed,
+        count => Verdict::Failed(format!("{count} checks")),
+    };
+    Report { counts, failed_tests: failed.into_iter().collect(), skips, ..Report::new(step, verdict) }
 }
 
 /// Runs a checker that needs compiler flags of its own, and so a target directory of its own.

@@ -169,6 +169,36 @@ fn strip_escapes(line: &str) -> String {
     plain
 }
 
+/// Checks of our own, as they went.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub counts: Counts,
+    pub failed: Vec<String>,
+    pub skips: Vec<Skip>,
+}
+
+impl Outcome {
+    /// Counts a test that has passed, was skipped for a reason, or failed.
+    pub fn add(&mut self, name: &str, result: anyhow::Result<Option<String>>) {
+        match result {
+            Ok(None) => {
+                println!("test {name} ... ok");
+                self.counts.passed += 1;
+            }
+            Ok(Some(reason)) => {
+                println!("SKIP {name}: {reason}");
+                self.counts.skipped += 1;
+                self.skips.push(Skip { name: name.to_owned(), reason });
+            }
+            Err(error) => {
+                println!("test {name} ... FAILED\n{error:#}");
+                self.counts.failed += 1;
+                self.failed.push(name.to_owned());
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

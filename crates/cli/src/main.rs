@@ -5,6 +5,7 @@ mod bytes;
 mod demo;
 mod doctor;
 mod figures;
+mod generate;
 mod interrupt;
 mod leaping;
 mod machine;
@@ -16,7 +17,7 @@ mod writer;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use stop::Stop;
 
@@ -33,6 +34,8 @@ enum Command {
     Bench(bench::BenchArgs),
     Demo(Box<demo::DemoArgs>),
     Doctor(doctor::DoctorArgs),
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
     Topology(topology::TopologyArgs),
 }
 
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
+        Command::Generate(args) => generate::run(&args, Cli::command()),
         Command::Topology(args) => topology::run(&args),
     };
     match result {

@@ -1,0 +1,30 @@
+//! `pageleap generate`: the command's manual pages and shell completions, for whoever makes a package of it.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+use crate::stop::Stop;
+
+/// Write the manual pages of this command and its completions for bash, zsh and fish into a folder.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateArgs {
+    /// The folder; made if it is missing
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Writes them.
+pub fn run(args: &GenerateArgs, command: Command) -> Result<(), Stop> {
+    let folder = &args.folder;
+    let cannot = || format!("cannot write to {}", folder.display());
+    fs::create_dir_all(folder).with_context(cannot)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut command.clone(), "pageleap", folder).with_context(cannot)?;
+    }
+    clap_mangen::generate_to(command, folder).with_context(cannot)?;
+    Ok(())
+}

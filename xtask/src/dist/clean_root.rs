@@ -1,0 +1,150 @@
+//! The packages, tried where nothing else is: in a Debian that debootstrap has just made, with compilers, pkg-config and man.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Packages, make, output};
+use crate::capi::{copy, run};
+use crate::commands::Workspace;
+use crate::process;
+use crate::tally::Outcome;
+
+/// How long making the root may take, and each check in it.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What it has besides the smallest Debian there is.
+const PACKAGES: &str = "--include=g++,pkg-config,man-db";
+
+/// What is tried there, in order: each in a shell, as root, which stops at the first command that fails.
+const CHECKS: [(&str, &str); 8] = [
+    (
+        "the .deb installs",
+        "find / -xdev | LC_ALL=C sort >/before; dpkg -i /packages/*.deb; test -z \"$(dpkg --audit)\"; dpkg --verify pageleap",
+    ),
+    (
+        "the command runs",
+        "test \"$(pageleap --version)\" = \"pageleap $(dpkg-query -W -f '${Version}' pageleap)\"; pageleap topology; pageleap doctor",
+    ),
+    (
+        "the C example is built with pkg-config",
+        "cd /tmp; cc -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wpedantic -Werror -pthread -o buffer_pool \
+         /usr/share/doc/pageleap/examples/buffer_pool.c $(pkg-config --cflags --libs pageleap); ./buffer_pool 64 16 1",
+    ),
+    (
+        "the C++ example is built with pkg-config",
+        "cd /tmp; c++ -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -pthread -o hash_join \
+         /usr/share/doc/pageleap/examples/hash_join.cpp $(pkg-config --cflags --libs pageleap); ./hash_join 100000 1000000",
+    ),
+    (
+        "manual pages are found and well formed",
+        "export MANWIDTH=100 LC_ALL=C.UTF-8; man 3 pageleap_job_start | grep -q pageleap_job_options; man 1 pageleap-demo | grep -q -- --page-size; \
+         for page in $(dpkg -L pageleap | grep 'man/man.*gz$'); do \
+         lexgrog $page >/dev/null; said=$(man --warnings=w -l $page 2>&1 >/dev/null); test -z \"$said\" || { echo \"$page: $said\"; exit 1; }; done",
+    ),
+    (
+        "shells complete",
+        "bash --norc -euc '. /usr/share/bash-completion/completions/pageleap; COMP_WORDS=(pageleap do); COMP_CWORD=1; \
+         _pageleap pageleap do pageleap; test \"${COMPREPLY[*]}\" = doctor'",
+    ),
+    (
+        "nothing is left after removal",
+        "rm -rf /tmp/*; dpkg --purge pageleap; find / -xdev | LC_ALL=C sort >/after; \
+         LC_ALL=C comm -13 /before /after | grep -vE '^/(after|before|var/|etc/ld.so.cache)' >/left || true; cat /left; test ! -s /left",
+    ),
+    (
+        "the tarball works where it is unpacked",
+        "mkdir -p /opt/elsewhere; tar -C /opt/elsewhere -xf /packages/*.tar.gz; cd /opt/elsewhere/pageleap-*; bin/pageleap --version; \
+         export PKG_CONFIG_PATH=$PWD/lib/pkgconfig; MANPATH=$PWD/share/man man 3 pageleap >/dev/null; \
+         cc -D_GNU_SOURCE -O2 -pthread -o /tmp/buffer_pool share/doc/pageleap/examples/buffer_pool.c $(pkg-config --cflags --libs pageleap) \
+         -Wl,-rpath,$PWD/lib; /tmp/buffer_pool 64 16 1",
+    ),
+];
+
+/// Makes the packages and a root, and tries them there.
+pub fn test(workspace: &Workspace) -> Result<Outcome> {
+    let packages = make(workspace)?;
+    let mut outcome = Outcome::default();
+    if let Some(reason) = missing() {
+        outcome.add("packages in a clean root", Ok(Some(reason)));
+        return Ok(outcome);
+    }
+    let root = workspace.target.canonicalize()?.join("clean-root");
+    remove(&root)?;
+    debootstrap(&root)?;
+    let folder = root.join("packages");
+    fs::create_dir_all(&folder)?;
+    let Packages { deb, tarball } = packages;
+    for package in [deb, tarball] {
+        copy(&package, &folder.join(package.file_name().context("a package has a name")?))?;
+    }
+    for (name, script) in CHECKS {
+        outcome.add(name, check(&root, script).map(|()| None));
+    }
+    remove(&root)?;
+    Ok(outcome)
+}
+
+/// Why there can be no clean root here.
+fn missing() -> Option<String> {
+    // SAFETY: the call takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return Some("only root can make a root".to_owned());
+    }
+    let debootstrap = Command::new("debootstrap").arg("--version").output();
+    if !debootstrap.is_ok_and(|output| output.status.success()) {
+        return Some("there is no debootstrap; get it by: apt-get install debootstrap".to_owned());
+    }
+    let unshare = Command::new("unshare").args(["--mount", "true"]).output();
+    (!unshare.is_ok_and(|output| output.status.success())).then(|| "no mounts are allowed here".to_owned())
+}
+
+/// A Debian as this one, from where this one has its packages.
+fn debootstrap(root: &Path) -> Result<()> {
+    let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    let suite = release
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+        .context("/etc/os-release names no VERSION_CODENAME")?;
+    let mut targets = Command::new("apt-get");
+    targets.args([
+        "indextargets",
+        "--format",
+        "$(SITE)",
+        &format!("Codename: {suite}"),
+        "Created-By: Packages",
+    ]);
+    let sites = output(targets)?;
+    let mirror = sites.lines().next().unwrap_or("http://deb.debian.org/debian");
+    let mut command = Command::new("debootstrap");
+    command.args(["--variant=minbase", PACKAGES, suite]).arg(root).arg(mirror);
+    println!("    making {} from {mirror}", root.display());
+    let mut last = String::new();
+    let ending = process::run(command, LIMIT, |line| last = line.to_owned())?;
+    ensure!(ending.success(), "debootstrap: {}: {last}", ending.reason(LIMIT));
+    Ok(())
+}
+
+/// Runs a script in a root that has the kernel's file systems for as long as it runs.
+fn check(root: &Path, script: &str) -> Result<()> {
+    const ENTER: &str = r#"for folder in proc sys dev; do mount --rbind "/$folder" "$0/$folder"; done
+        exec chroot "$0" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root sh -euc "$1""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-euc", ENTER]).arg(root).arg(script);
+    let ending = process::run(command, LIMIT, |line| println!("    {line}"))?;
+    ensure!(ending.success(), "{}", ending.reason(LIMIT));
+    Ok(())
+}
+
+/// Removes an older root. Its mounts were those of processes that have ended.
+fn remove(root: &Path) -> Result<()> {
+    if root.exists() {
+        let mut rm = Command::new("rm");
+        rm.args(["-rf", "--one-file-system"]).arg(root);
+        run(rm)?;
+    }
+    Ok(())
+}
