@@ -259,6 +259,11 @@ static uint64_t leap(void) {
         pageleap_report_free(report);
         pageleap_job_free(job);
     }
+    /* What was taken meanwhile was taken there, and what has moved has left nothing behind. */
+    uint64_t left = pageleap_pool_bytes(pools[1 - home]) - pageleap_pool_free_bytes(pools[1 - home]);
+    if (left > 0 && !atomic_exchange(&wrong, true)) {
+        fprintf(stderr, "jemalloc_arena: %llu bytes have not moved\n", (unsigned long long)left);
+    }
     return moved;
 }
 
@@ -344,18 +349,15 @@ int main(int argc, char **argv) {
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
     }
-    leap();
     printf("calls    %llu extents given back, %llu taken again, %llu waits for a part that was moving; %llu objects had no room\n",
            atomic_load(&given_back), atomic_load(&taken_back), atomic_load(&waits), atomic_load(&refused));
 
-    /* Nothing is left behind, and nothing is somewhere else. */
     pageleap_verification here = PAGELEAP_INIT(pageleap_verification);
     if (pageleap_region_verify(region, &here) != PAGELEAP_OK) {
         die("verify", 0);
     }
-    bool is_right = !atomic_load(&wrong) && here.misplaced == 0 &&
-                    pageleap_pool_free_bytes(pools[1 - home]) == pageleap_pool_bytes(pools[1 - home]);
-    printf("%s\n", is_right ? "verified every object was right, and all of the arena has moved" : "FAILED");
+    bool is_right = !atomic_load(&wrong) && here.misplaced == 0;
+    printf("%s\n", is_right ? "verified every object was right, and each leap has moved all of the arena" : "FAILED");
     arena_control("destroy", NULL, 0);
     pageleap_region_free(region);
     pageleap_pool_free(pools[0]);

@@ -20,12 +20,24 @@
  *     char *data = pageleap_region_start(region);   // zeroed; any thread may use it
  *
  *     pageleap_range all = PAGELEAP_INIT(pageleap_range);
- *     all.region = region;
- *     all.pool = far_pool;                           // the whole region
+ *     all.region = region;                           // offset and length are 0: the whole region
+ *     all.pool = far_pool;
  *     if (pageleap_job_start(&all, 1, NULL, &job) != PAGELEAP_OK) { ... }
  *     ...                                            // threads go on
  *     pageleap_job_wait(job, NULL);
  *     pageleap_job_free(job);
+ *
+ * Words:
+ *
+ * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
+ *           region. A page of a region has an address, and a frame unless it was discarded.
+ * Area.     The pages that a job copies in one go, and that get their new frames at once. The job
+ *           chooses how many these are.
+ * Window.   The time for which an area is closed to writers, so that it can change its frames.
+ *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
+ * Engine.   The method by which a job follows writes, copies, and closes areas.
+ * Recycle.  After the move a job makes the frames that pages have left ready for others.
+ * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
  *
@@ -35,20 +47,24 @@
  *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
  *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler. A thread that is cancelled in one ends after it
- *           (deferred cancellation only).
+ *           from a signal handler. None is a cancellation point: a thread that is cancelled
+ *           meanwhile ends later. It must not have enabled asynchronous cancellation.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
- *           Handles may be freed in any order.
- * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
- *           functions that return no status return 0, false, NULL or -1 then.
+ *           Handles may be freed in any order. `const` means that the handle stays valid, not
+ *           that what it stands for stays the same.
+ * NULL.     May be passed where the function says so, and for an array of no elements. Elsewhere
+ *           it gives PAGELEAP_BAD_ARGUMENT; functions that return no status return 0, false, NULL
+ *           or -1 then.
  * Structs.  Structures begin with their size, because later versions may append fields. Make
- *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
- *           what is best for most. Those that a function fills need their size as well.
+ *           them with PAGELEAP_INIT (inside a function), which sets the size and leaves all else
+ *           0, the default of each field that has one. Those that a function fills need their
+ *           size as well. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields of a
+ *           newer header must be 0 (else PAGELEAP_UNSUPPORTED), and are filled with 0.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses.
  *           It must not use handles of its parent but to free them.
  * Signals.  The library's own threads take none of the program's signals. It blocks those of the
  *           calling thread for moments, when it starts threads and in pageleap_probe().
- *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
+ *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
  *
  * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
  * stays loaded once it is loaded (dlclose does not unload it).
@@ -88,8 +104,8 @@ typedef enum pageleap_status {
     /* An argument makes no sense, or a pointer is NULL that must not be; nothing was
      * attempted. */
     PAGELEAP_BAD_ARGUMENT = 1,
-    /* A byte range is not inside the region, not aligned to its pages, empty, or partly
-     * without memory. */
+    /* A byte range is not inside the region; or not aligned to its pages, empty, or partly
+     * without memory where that is asked for. */
     PAGELEAP_BAD_RANGE = 2,
     /* The machine has no such node, or it has no memory, or is offline. */
     PAGELEAP_UNKNOWN_NODE = 3,
@@ -134,8 +150,8 @@ typedef struct pageleap_error {
     int error_number;
     /* The name of that system call, or NULL. Constant. */
     const char *call;
-    /* First byte of the addresses, or of the part of a region, that it is about; 0 if it is
-     * about none. */
+    /* The first byte that it is about: an address; with PAGELEAP_BAD_RANGE and
+     * PAGELEAP_RANGE_BUSY, an offset in the region. 0 if it is about none. */
     size_t start;
     /* How many bytes that is. */
     size_t length;
@@ -150,7 +166,8 @@ typedef struct pageleap_error {
  * or it ends. */
 const char *pageleap_last_error(void);
 
-/* The last error of this thread, in parts. */
+/* The last error of this thread, in parts. Returns whether they could be written:
+ * PAGELEAP_OK, whatever the error was. */
 enum pageleap_status pageleap_last_error_detail(pageleap_error *error);
 
 /* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
@@ -201,7 +218,7 @@ typedef struct pageleap_node {
     uint32_t nearest_with_cpus;
     /* Whether the cpuset of this process allows memory of it. */
     bool is_allowed;
-    /* 0. */
+    /* Set to 0. */
     uint8_t reserved[3];
 } pageleap_node;
 
@@ -291,7 +308,8 @@ uint32_t pageleap_topology_distance(const pageleap_topology *topology,
 
 /* The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
  * writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
- * `count`, which may be NULL. */
+ * `count`, which may be NULL. A text that means none, or one that there is not, gives
+ * PAGELEAP_BAD_ARGUMENT. */
 pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
                                               const char *text,
                                               uint32_t *nodes,
@@ -331,10 +349,10 @@ typedef struct pageleap_demand {
     uint64_t bytes;
     /* The size of its pages. */
     uint32_t page_size;
-    /* Whether to move a few pages for a trial, too: the finding "leap". It installs the
-     * SIGSEGV handler as every job does. */
+    /* Whether to move a few pages for a trial, too: the finding "leap". That installs the
+     * SIGSEGV handler, as a job does. */
     bool try_leap;
-    /* 0. */
+    /* Must be 0. */
     uint8_t reserved[3];
 } pageleap_demand;
 
@@ -342,14 +360,16 @@ typedef struct pageleap_demand {
 typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
-    /* What was looked at, such as "userfaultfd" or "freeze": a name that stays the same from
-     * version to version. */
+    /* What was looked at: a name that stays the same from version to version, such as "cpuset",
+     * "hugetlb-2m" or "free-memory". Three are about engines: "freeze" says whether precopy can
+     * work, "write-barrier" whether wp-sync can, "write-tracking" whether precopy-protect can.
+     * mprotect can wherever a job can. */
     const char *topic;
     /* How it stands. */
     enum pageleap_state state;
     /* Whether it makes the leap impossible that was asked about. */
     bool blocks;
-    /* In one line. */
+    /* The finding in one line. */
     const char *summary;
     /* Why it is not in order; empty if it is. */
     const char *reason;
@@ -384,7 +404,8 @@ void pageleap_capabilities_free(pageleap_capabilities *capabilities);
 /* How many findings there are; 0 for NULL. */
 size_t pageleap_capabilities_count(const pageleap_capabilities *capabilities);
 
-/* Whether a topic works, with a restriction perhaps. False for topics that were not looked at. */
+/* Whether a topic works, with a restriction perhaps: its state is PAGELEAP_WORKS or
+ * PAGELEAP_LIMITED. False for topics that were not looked at, and for names that are none. */
 bool pageleap_capabilities_has(const pageleap_capabilities *capabilities,
                                const char *topic);
 
@@ -403,7 +424,9 @@ pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabi
 
 /* How pages are spread over nodes, and where the page tables go that map them.
  *
- * With one node everything lies there. With several, stripes of the range go to them in turn. */
+ * With one node everything lies there. With several, stripes of the range go to them in turn.
+ * To name a node twice, or one that the pool does not have, gives PAGELEAP_BAD_ARGUMENT; for a
+ * pool that is being made, a node that the machine does not have gives PAGELEAP_UNKNOWN_NODE. */
 typedef struct pageleap_placement {
     /* sizeof(pageleap_placement). */
     size_t size;
@@ -441,7 +464,7 @@ typedef struct pageleap_verification {
 typedef struct pageleap_node_pages {
     /* The node's number. */
     uint32_t node;
-    /* 0. */
+    /* Set to 0. */
     uint32_t reserved;
     /* How many pages. */
     uint64_t pages;
@@ -455,8 +478,7 @@ typedef struct pageleap_node_pages {
  * it any more. */
 typedef struct pageleap_pool pageleap_pool;
 
-/* How a pool is made. All 0 but size, and that a placement must be given: 4 KB pages, as many
- * threads as there are CPUs, at most 8. */
+/* How a pool is made. With all fields 0 but size: of 4 KB pages, not locked. */
 typedef struct pageleap_pool_options {
     /* sizeof(pageleap_pool_options). */
     size_t size;
@@ -465,17 +487,18 @@ typedef struct pageleap_pool_options {
     /* Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
      * hugetlb pages never are anyway. */
     bool is_locked;
-    /* How many threads fault the memory in; 0: one for each CPU of a node, at most 8. */
+    /* How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of a
+     * node, at most 8. */
     size_t threads;
-    /* Called with the bytes done and the bytes to do, about every 32 MB, from the filling
-     * threads, one call at a time or several at once; NULL: not called. It must not call
+    /* Called with the bytes done and the bytes to do, about every 32 MB, from the threads that
+     * fault the memory in, perhaps from several at once; NULL: not called. It must not call
      * functions of this library, nor throw, nor longjmp. */
     void (*progress)(void *data, uint64_t done, uint64_t total);
     /* What the callback gets. */
     void *progress_data;
 } pageleap_pool_options;
 
-/* Takes `bytes` bytes (rounded up to whole pages) of the nodes of a placement, faults them in,
+/* Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement, faults them in,
  * and verifies with the kernel that they lie where they should, in pages of the size asked
  * for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails, everything
  * has been given back.
@@ -490,7 +513,8 @@ pageleap_status pageleap_pool_new(const pageleap_placement *place,
  * goes back to the system after the last of them. */
 void pageleap_pool_free(pageleap_pool *pool);
 
-/* The size of its pages, one of pageleap_page_size; 0 for NULL. */
+/* The size of its pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
+ * NULL. */
 uint32_t pageleap_pool_page_size(const pageleap_pool *pool);
 
 /* Its size in bytes; 0 for NULL. */
@@ -537,8 +561,8 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - Children made by fork do not get it, and must not touch it.
  * - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
  *   SIGSEGV.
- * - mlock, madvise and mprotect may be used on any part of it that is not just moving, and
- *   survive moves. */
+ * - mlock, mprotect and madvise may be used on any part of it that is not just moving, and
+ *   survive moves; but not MADV_REMOVE, which takes the memory away. */
 typedef struct pageleap_region pageleap_region;
 
 /* What a region is. */
@@ -553,28 +577,30 @@ typedef struct pageleap_region_info {
     uint64_t id;
     /* The size of its pages, one of pageleap_page_size. */
     uint32_t page_size;
-    /* 0. */
+    /* Set to 0. */
     uint32_t reserved;
 } pageleap_region_info;
 
 /* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
  * `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
- * a job is just recycling, if it needs them. The region is freed with pageleap_region_free(),
- * and does not need the pool's handle. */
+ * a job is just recycling, if it needs them. It cannot grow. The region is freed with
+ * pageleap_region_free(), and does not need the pool's handle. */
 pageleap_status pageleap_region_new(const pageleap_pool *pool,
                                     const pageleap_placement *place,
                                     size_t length,
                                     pageleap_region **region);
 
-/* Makes a region of no bytes yet, which can grow to `capacity` bytes at the same address. It
- * takes address space only. */
+/* Makes a region of no bytes yet, which can grow to `capacity` bytes (rounded up to whole pages)
+ * at the same address: pageleap_region_grow(). `page` is the size of its pages, one of
+ * pageleap_page_size. It takes address space only, and is freed with pageleap_region_free(). */
 pageleap_status pageleap_region_reserve(size_t capacity,
                                         uint32_t page,
                                         pageleap_region **region);
 
 /* Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
  * to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
- * Guards keep the memory where it is until they are dropped. */
+ * While a guard is left, the whole region stays mapped and keeps its frames, so that devices can
+ * finish: the last guard gives them back. */
 void pageleap_region_free(pageleap_region *region);
 
 /* Its first byte, which never changes; NULL for NULL. */
@@ -587,17 +613,18 @@ size_t pageleap_region_length(const pageleap_region *region);
 pageleap_status pageleap_region_describe(const pageleap_region *region,
                                          pageleap_region_info *info);
 
-/* A part of a region, checked: gives its address if it is inside the region and has memory
- * everywhere. */
+/* Gives the address of a part of a region, after checking that the part is inside the region and
+ * has memory everywhere. Any bytes will do. */
 pageleap_status pageleap_region_view(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
                                      void **address);
 
-/* Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
- * stays as it is. The new part is zero; addresses do not change. `place` may be NULL, as for
- * pageleap_region_new(). `pool` may be NULL: the new part has no memory then, and must not be
- * touched before pageleap_region_back(). */
+/* Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
+ * long already. The new part is zero; addresses do not change. More than the capacity gives
+ * PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool` may be NULL, and
+ * `place` with it: the new part has no memory then, and must not be touched before
+ * pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      size_t length,
                                      const pageleap_pool *pool,
@@ -605,14 +632,15 @@ pageleap_status pageleap_region_grow(const pageleap_region *region,
 
 /* Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
  * touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
- * the call. Refused while a job works on the part or a guard is on it; all of it or nothing,
- * but if the process has as many mappings as it may. */
+ * the call. Pages without memory stay as they are. Refused while a job moves the part or a guard
+ * is on it. If it fails, nothing has changed, unless the limit of mappings (vm.max_map_count)
+ * was reached on the way. */
 pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
-/* Gives a part, whole pages, that has no memory zeroed frames of a pool. `place` may be NULL,
- * as for pageleap_region_new(). */
+/* Gives zeroed frames of a pool to a part, whole pages, that has no memory; if some of it has,
+ * that is PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). */
 pageleap_status pageleap_region_back(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
@@ -639,8 +667,8 @@ typedef struct pageleap_guard pageleap_guard;
 /* Keeps the pages of a part in their frames until the guard is dropped: from before the
  * submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
  * of an io_uring buffer, in either direction, until after its completion or unregistration.
- * Returns once no page of it is just being moved. Jobs move everything else meanwhile. Guards
- * may overlap. */
+ * Any bytes that have memory will do; the guard is on the pages that they touch. Returns once
+ * none of these is just being moved. Jobs move everything else meanwhile. Guards may overlap. */
 pageleap_status pageleap_region_pin(const pageleap_region *region,
                                     size_t offset,
                                     size_t length,
@@ -655,11 +683,12 @@ void pageleap_guard_drop(pageleap_guard *guard);
  * Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
  * in the end. */
 typedef enum pageleap_engine {
-    /* The best that works here, for each job, and for parts of it where that is refused. */
+    /* The best that works here, chosen for each job, and again for parts where it is refused. */
     PAGELEAP_ENGINE_AUTO = 0,
     /* Follows writes, copies what was written again, and takes the page tables away for a
-     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
-     * holds up the kernel; not for hugetlb pages. */
+     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd at which
+     * the kernel's own accesses wait too (root, vm.unprivileged_userfaultfd=1 or access to
+     * /dev/userfaultfd); not for hugetlb pages. */
     PAGELEAP_ENGINE_PRECOPY = 1,
     /* The same, with pages write-protected while they are copied, and writers let in one by
      * one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
@@ -677,7 +706,7 @@ typedef enum pageleap_engine {
 typedef struct pageleap_range {
     /* sizeof(pageleap_range), the same in all elements of an array. */
     size_t size;
-    /* The region. */
+    /* The region whose pages are to move. */
     const pageleap_region *region;
     /* The first byte, from the start of the region. */
     size_t offset;
@@ -690,15 +719,15 @@ typedef struct pageleap_range {
     const pageleap_placement *place;
 } pageleap_range;
 
-/* How a job works. All 0 but size: as is best for most. */
+/* How a job works. With all fields 0 but size, as the library chooses. */
 typedef struct pageleap_job_options {
     /* sizeof(pageleap_job_options). */
     size_t size;
     /* Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
      * is an error. */
     uint32_t engine;
-    /* How many threads copy, at most; 0: one for each four CPUs of the destination, at least 1
-     * and at most 8. */
+    /* How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
+     * least 1 and at most 8. */
     uint32_t threads;
     /* The initial size of an area, the unit in which pages move, in bytes, a multiple of the
      * page size; 0: chosen, and changed on the way. */
@@ -709,25 +738,32 @@ typedef struct pageleap_job_options {
      * nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
      * any case. */
     uint64_t wait_budget_ns;
-    /* How many bytes per second are copied at most, repeated copies included; 0: no limit. */
+    /* How many bytes per second are copied at most, by all threads together and with repeated
+     * copies; 0: no limit. Each thread may be ahead of it by one area: area_bytes if that is set,
+     * else 2 MB, one page, or what the rate copies in 10 ms, whichever is most. */
     uint64_t rate_limit_bytes_per_s;
     /* How long the job waits, in nanoseconds, for guards once everything else has moved and
      * none of them goes; 0: one second, -1: not at all. */
     int64_t pin_patience_ns;
-    /* After how many disturbed copies writers of an area are held back until it has moved; 0:
-     * 3, or 4 with engines that follow writes; -1: from the start. */
+    /* After how many copies of an area that were spoilt by writes its writers have to wait until
+     * it has moved; 0: 3, or 4 with engines that follow writes; -1: from the start. */
     int32_t max_disturbed_copies;
-    /* Into how many parts a disturbed area is split (engine mprotect); 0: 2, 1: it is not. */
+    /* Into how many parts an area is split whose copy was spoilt (engine mprotect); 0: 2, 1: it
+     * is not. */
     uint32_t reduction_factor;
 } pageleap_job_options;
 
 /* The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant. */
 const char *pageleap_engine_name(uint32_t engine);
 
-/* Installs the SIGSEGV handler of the engines mprotect and precopy-protect, in front of the
- * one that is there, which gets all faults that are not ours. The first job does it; call it
- * before another library installs a handler that chains to the one that it finds. Refused if
- * somebody has replaced ours since. */
+/* Installs the library's SIGSEGV handler in front of the present one, which goes on getting
+ * every fault that is not about a moving page. The first job does it otherwise: engines mprotect
+ * and precopy-protect need it, and all others where their own way is refused.
+ *
+ * Jobs are refused if another handler has been installed over the library's since, because that
+ * one would get the faults of writers. If it passes on what is not its own to the handler that it
+ * has found, call this function before it is installed: to call it is to promise that, and jobs
+ * go on. */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Reports --------------------------------------------------------------------------------- */
@@ -745,7 +781,7 @@ typedef enum pageleap_ended {
     /* The cpuset of the process was changed and no longer allows a node that pages were to
      * move to. */
     PAGELEAP_CPUSET_CHANGED = 4,
-    /* Some pages could not be moved. */
+    /* Some pages could not be moved, or a guard has kept them where they are. */
     PAGELEAP_FAILED = 5,
 } pageleap_ended;
 
@@ -755,8 +791,8 @@ typedef enum pageleap_outcome {
     PAGELEAP_MIGRATED = 0,
     /* There was nothing to do: it lay there already, or it has no memory. */
     PAGELEAP_UNCHANGED = 1,
-    /* It was tried, and the job was stopped before the next try; or a guard has kept it where
-     * it is. */
+    /* It was tried, and the job was stopped before the next try; or a guard has kept it in its
+     * frame. */
     PAGELEAP_BUSY = 2,
     /* A system call was refused each time it was tried. */
     PAGELEAP_NOT_MOVABLE = 3,
@@ -777,7 +813,7 @@ typedef struct pageleap_report_figures {
     pageleap_engine engine;
     /* In words, why it has ended: for PAGELEAP_FAILED the first error. */
     const char *ended_text;
-    /* Why that engine. */
+    /* Why that engine was taken. */
     const char *engine_reason;
     /* Pages that have moved. */
     uint64_t pages_migrated;
@@ -799,23 +835,23 @@ typedef struct pageleap_report_figures {
     uint64_t migrate_ns;
     /* What came after that: making vacated frames ready for use again, in nanoseconds. */
     uint64_t recycle_ns;
-    /* For how long areas were closed to writers (with the engine precopy to readers, too), in
-     * nanoseconds: the longest time. */
+    /* The longest window, in nanoseconds: how long an area was closed to writers (with the
+     * engine precopy to readers, too). */
     uint64_t window_max_ns;
-    /* Of 100 such times, 99 were not longer. */
+    /* 99 of 100 windows were not longer, in nanoseconds. */
     uint64_t window_p99_ns;
-    /* How many such times there were. */
+    /* How many windows there were. */
     uint64_t windows;
     /* How many of them were longer than the wait budget. */
     uint64_t windows_over_budget;
-    /* How long threads were held up in the SIGSEGV handler, in nanoseconds: the longest time. */
+    /* The longest time for which a thread had to wait in the SIGSEGV handler, in nanoseconds. */
     uint64_t wait_max_ns;
     /* Areas whose writers were held back although much was left to copy. */
     uint64_t holds;
-    /* Calls that were repeated because giving up would have left part of a region
-     * inaccessible. */
+    /* Calls that were refused, and repeated until they succeeded, because part of a region would
+     * have stayed inaccessible. */
     uint64_t repairs;
-    /* How large an area was, in bytes, at most. */
+    /* How large an area could be, in bytes. */
     size_t area_bytes;
     /* Threads that copied, at most. */
     uint32_t threads;
@@ -825,7 +861,7 @@ typedef struct pageleap_report_figures {
     size_t warning_count;
     /* How many runs of pages there are: pageleap_report_run(). */
     size_t run_count;
-    /* How many uses of engines there are: pageleap_report_engine_use(). */
+    /* How many uses of engines there are: pageleap_report_get_engine_use(). */
     size_t engine_use_count;
 } pageleap_report_figures;
 
@@ -841,7 +877,7 @@ typedef struct pageleap_page_run {
     size_t length;
     /* What became of them. */
     enum pageleap_outcome outcome;
-    /* 0. */
+    /* Set to 0. */
     uint32_t reserved;
 } pageleap_page_run;
 
@@ -855,11 +891,11 @@ typedef struct pageleap_engine_use {
     size_t offset;
     /* How many bytes the range has. */
     size_t length;
-    /* How many of its pages. */
+    /* How many pages of the range this engine has moved. */
     uint64_t pages;
-    /* By which engine. */
+    /* Which engine that is. */
     pageleap_engine engine;
-    /* Why by that one. Valid until the report is freed, and never NULL. */
+    /* Why that one. Valid until the report is freed, and never NULL. */
     const char *why;
 } pageleap_engine_use;
 
@@ -885,12 +921,17 @@ pageleap_status pageleap_report_get_engine_use(const pageleap_report *report,
  * Valid until the report is freed. */
 const char *pageleap_report_warning(const pageleap_report *report, size_t index);
 
-/* The report as text for people, several lines; NULL for NULL. Valid until the report is
- * freed. */
+/* The report as text for people: several lines, the last without a newline. NULL for NULL. Valid
+ * until the report is freed. */
 const char *pageleap_report_text(const pageleap_report *report);
 
 /* The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
- * Times are nanoseconds, sizes bytes. */
+ *
+ * Its keys are those of pageleap_report_figures, but that pages are counted in "pages"
+ * ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), that "waits" and "windows"
+ * are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and that "runs", "engines" and
+ * "warnings" are arrays with what the functions above give one by one; besides, "calls" counts
+ * system calls by name. Later versions may add keys. */
 const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
@@ -899,8 +940,8 @@ const char *pageleap_report_json(const pageleap_report *report);
 typedef enum pageleap_phase {
     /* Moving pages. */
     PAGELEAP_MIGRATING = 0,
-    /* Pages have moved, and may be moved again or discarded; vacated frames are made ready for
-     * use again. */
+    /* Pages have moved, and may be moved again or discarded; the frames that they have left are
+     * made ready for use again. */
     PAGELEAP_RECYCLING = 1,
     /* Done; the report is there. */
     PAGELEAP_FINISHED = 2,
@@ -927,6 +968,10 @@ typedef struct pageleap_progress {
 /* Starts a job that moves all these ranges while the program goes on, and returns at once,
  * unless it needs frames that another job is just recycling. `options` may be NULL. If it
  * fails, nothing has changed.
+ *
+ * There must be at least one range. Regions and pools must have pages of one size, or it is
+ * PAGELEAP_BAD_ARGUMENT; ranges must not overlap each other or those of another job that still
+ * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
  *
  * The job does not need the handles of pools; freeing a region ends it. It is freed with
  * pageleap_job_free(). */
@@ -962,7 +1007,7 @@ pageleap_status pageleap_job_wait(const pageleap_job *job, pageleap_report **rep
 /* Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
  * at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
  * anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
- * but for freeing the job. */
+ * but for freeing the job. It may be NULL. */
 pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 uint32_t interval_ms,
                                                 int (*callback)(void *data,

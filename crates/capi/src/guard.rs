@@ -12,8 +12,8 @@ pub struct pageleap_guard(#[allow(dead_code, reason = "dropping it is its use")]
 /// Keeps the pages of a part in their frames until the guard is dropped: from before the
 /// submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
 /// of an io_uring buffer, in either direction, until after its completion or unregistration.
-/// Returns once no page of it is just being moved. Jobs move everything else meanwhile. Guards
-/// may overlap.
+/// Any bytes that have memory will do; the guard is on the pages that they touch. Returns once
+/// none of these is just being moved. Jobs move everything else meanwhile. Guards may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_pin(
     region: *const pageleap_region,
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn pageleap_region_pin(
     boundary!({
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
-        let part = bytes(offset, length)?;
+        let part = bytes(region, offset, length)?;
         // SAFETY: forwarded to the caller.
         unsafe { give(guard, "guard", || Ok(pageleap_guard(region.pin(part)?))) }
     })

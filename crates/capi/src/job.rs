@@ -19,6 +19,10 @@ pub struct pageleap_job(pub(crate) Job);
 /// unless it needs frames that another job is just recycling. `options` may be NULL. If it
 /// fails, nothing has changed.
 ///
+/// There must be at least one range. Regions and pools must have pages of one size, or it is
+/// PAGELEAP_BAD_ARGUMENT; ranges must not overlap each other or those of another job that still
+/// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
+///
 /// The job does not need the handles of pools; freeing a region ends it. It is freed with
 /// pageleap_job_free().
 #[unsafe(no_mangle)]
@@ -33,10 +37,16 @@ pub unsafe extern "C" fn pageleap_job_start(
     boundary!({
         let mut migration = Migration::new();
         let mut next = ranges;
+        let mut first_size = None;
         for _ in 0..range_count {
             // SAFETY: forwarded to the caller.
-            let range =
-                unsafe { read(next) }?.ok_or_else(|| bad("ranges", "it is NULL", "pass a pointer"))?;
+            let size = unsafe { handle(next, "ranges")? }.size;
+            if *first_size.get_or_insert(size) != size {
+                let reason = format!("one has the size {size}, the first another");
+                return Err(bad("ranges", reason, "set the size of each to sizeof(pageleap_range)"));
+            }
+            // SAFETY: forwarded to the caller.
+            let range = unsafe { read(next) }?.expect("it is not NULL");
             // SAFETY: forwarded to the caller.
             let (region, pool) =
                 unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
@@ -46,7 +56,7 @@ pub unsafe extern "C" fn pageleap_job_start(
             };
             // SAFETY: forwarded to the caller.
             let to = unsafe { destination(pool, range.place) }?;
-            migration = migration.range(region, bytes(range.offset, length)?, to);
+            migration = migration.range(region, bytes(region, range.offset, length)?, to);
             // SAFETY: elements are as far apart as each of them says.
             next = unsafe { next.byte_add(range.size) };
         }
@@ -65,8 +75,8 @@ pub unsafe extern "C" fn pageleap_job_start(
 pub enum pageleap_phase {
     /// Moving pages.
     PAGELEAP_MIGRATING = 0,
-    /// Pages have moved, and may be moved again or discarded; vacated frames are made ready for
-    /// use again.
+    /// Pages have moved, and may be moved again or discarded; the frames that they have left are
+    /// made ready for use again.
     PAGELEAP_RECYCLING = 1,
     /// Done; the report is there.
     PAGELEAP_FINISHED = 2,
@@ -180,7 +190,7 @@ pub unsafe extern "C" fn pageleap_job_wait(
 /// Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
 /// at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
 /// anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
-/// but for freeing the job.
+/// but for freeing the job. It may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     job: *const pageleap_job,

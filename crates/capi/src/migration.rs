@@ -17,11 +17,12 @@ use crate::status::pageleap_status;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_engine {
-    /// The best that works here, for each job, and for parts of it where that is refused.
+    /// The best that works here, chosen for each job, and again for parts where it is refused.
     PAGELEAP_ENGINE_AUTO = 0,
     /// Follows writes, copies what was written again, and takes the page tables away for a
-    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
-    /// holds up the kernel; not for hugetlb pages.
+    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd at which
+    /// the kernel's own accesses wait too (root, vm.unprivileged_userfaultfd=1 or access to
+    /// /dev/userfaultfd); not for hugetlb pages.
     PAGELEAP_ENGINE_PRECOPY = 1,
     /// The same, with pages write-protected while they are copied, and writers let in one by
     /// one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
@@ -54,7 +55,7 @@ pub extern "C" fn pageleap_engine_name(engine: u32) -> *const c_char {
 pub struct pageleap_range {
     /// sizeof(pageleap_range), the same in all elements of an array.
     pub size: usize,
-    /// The region.
+    /// The region whose pages are to move.
     pub region: *const pageleap_region,
     /// The first byte, from the start of the region.
     pub offset: usize,
@@ -68,7 +69,7 @@ pub struct pageleap_range {
 }
 grows!(pageleap_range, 48, place);
 
-/// How a job works. All 0 but size: as is best for most.
+/// How a job works. With all fields 0 but size, as the library chooses.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_job_options {
@@ -77,8 +78,8 @@ pub struct pageleap_job_options {
     /// Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
     /// is an error.
     pub engine: u32,
-    /// How many threads copy, at most; 0: one for each four CPUs of the destination, at least 1
-    /// and at most 8.
+    /// How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
+    /// least 1 and at most 8.
     pub threads: u32,
     /// The initial size of an area, the unit in which pages move, in bytes, a multiple of the
     /// page size; 0: chosen, and changed on the way.
@@ -89,15 +90,18 @@ pub struct pageleap_job_options {
     /// nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
     /// any case.
     pub wait_budget_ns: u64,
-    /// How many bytes per second are copied at most, repeated copies included; 0: no limit.
+    /// How many bytes per second are copied at most, by all threads together and with repeated
+    /// copies; 0: no limit. Each thread may be ahead of it by one area: area_bytes if that is set,
+    /// else 2 MB, one page, or what the rate copies in 10 ms, whichever is most.
     pub rate_limit_bytes_per_s: u64,
     /// How long the job waits, in nanoseconds, for guards once everything else has moved and
     /// none of them goes; 0: one second, -1: not at all.
     pub pin_patience_ns: i64,
-    /// After how many disturbed copies writers of an area are held back until it has moved; 0:
-    /// 3, or 4 with engines that follow writes; -1: from the start.
+    /// After how many copies of an area that were spoilt by writes its writers have to wait until
+    /// it has moved; 0: 3, or 4 with engines that follow writes; -1: from the start.
     pub max_disturbed_copies: i32,
-    /// Into how many parts a disturbed area is split (engine mprotect); 0: 2, 1: it is not.
+    /// Into how many parts an area is split whose copy was spoilt (engine mprotect); 0: 2, 1: it
+    /// is not.
     pub reduction_factor: u32,
 }
 grows!(pageleap_job_options, 64, reduction_factor);
@@ -105,6 +109,17 @@ grows!(pageleap_job_options, 64, reduction_factor);
 /// 0 means what the library does by itself.
 fn unless_0(number: u64) -> Option<u64> {
     (number > 0).then_some(number)
+}
+
+/// The same where 0 itself makes sense, and is called -1.
+fn unless_0_or_none(number: i64, what: &'static str) -> Result<Option<u64>, Error> {
+    match number {
+        0 => Ok(None),
+        -1 => Ok(Some(0)),
+        more => u64::try_from(more)
+            .map(Some)
+            .map_err(|_| bad(what, format!("{more}"), "use -1 for none, 0 for the default, or more")),
+    }
 }
 
 pub(crate) fn with_options<'a>(
@@ -127,11 +142,11 @@ pub(crate) fn with_options<'a>(
     if let Some(rate) = unless_0(options.rate_limit_bytes_per_s) {
         migration = migration.rate_limit(rate);
     }
-    if options.pin_patience_ns != 0 {
-        migration = migration.pin_patience(Duration::from_nanos(options.pin_patience_ns.max(0) as u64));
+    if let Some(ns) = unless_0_or_none(options.pin_patience_ns, "pin_patience_ns")? {
+        migration = migration.pin_patience(Duration::from_nanos(ns));
     }
-    if options.max_disturbed_copies != 0 {
-        migration = migration.max_disturbed_copies(options.max_disturbed_copies.max(0) as u32);
+    if let Some(copies) = unless_0_or_none(options.max_disturbed_copies.into(), "max_disturbed_copies")? {
+        migration = migration.max_disturbed_copies(copies as u32);
     }
     if options.reduction_factor > 0 {
         migration = migration.reduction_factor(u64::from(options.reduction_factor));
@@ -139,10 +154,14 @@ pub(crate) fn with_options<'a>(
     Ok(migration)
 }
 
-/// Installs the SIGSEGV handler of the engines mprotect and precopy-protect, in front of the
-/// one that is there, which gets all faults that are not ours. The first job does it; call it
-/// before another library installs a handler that chains to the one that it finds. Refused if
-/// somebody has replaced ours since.
+/// Installs the library's SIGSEGV handler in front of the present one, which goes on getting
+/// every fault that is not about a moving page. The first job does it otherwise: engines mprotect
+/// and precopy-protect need it, and all others where their own way is refused.
+///
+/// Jobs are refused if another handler has been installed over the library's since, because that
+/// one would get the faults of writers. If it passes on what is not its own to the handler that it
+/// has found, call this function before it is installed: to call it is to promise that, and jobs
+/// go on.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })

@@ -20,12 +20,24 @@
  *     char *data = pageleap_region_start(region);   // zeroed; any thread may use it
  *
  *     pageleap_range all = PAGELEAP_INIT(pageleap_range);
- *     all.region = region;
- *     all.pool = far_pool;                           // the whole region
+ *     all.region = region;                           // offset and length are 0: the whole region
+ *     all.pool = far_pool;
  *     if (pageleap_job_start(&all, 1, NULL, &job) != PAGELEAP_OK) { ... }
  *     ...                                            // threads go on
  *     pageleap_job_wait(job, NULL);
  *     pageleap_job_free(job);
+ *
+ * Words:
+ *
+ * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
+ *           region. A page of a region has an address, and a frame unless it was discarded.
+ * Area.     The pages that a job copies in one go, and that get their new frames at once. The job
+ *           chooses how many these are.
+ * Window.   The time for which an area is closed to writers, so that it can change its frames.
+ *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
+ * Engine.   The method by which a job follows writes, copies, and closes areas.
+ * Recycle.  After the move a job makes the frames that pages have left ready for others.
+ * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
  *
@@ -35,20 +47,24 @@
  *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
  *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler. A thread that is cancelled in one ends after it
- *           (deferred cancellation only).
+ *           from a signal handler. None is a cancellation point: a thread that is cancelled
+ *           meanwhile ends later. It must not have enabled asynchronous cancellation.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
- *           Handles may be freed in any order.
- * NULL.     May be passed where the function says so. Elsewhere it gives PAGELEAP_BAD_ARGUMENT;
- *           functions that return no status return 0, false, NULL or -1 then.
+ *           Handles may be freed in any order. `const` means that the handle stays valid, not
+ *           that what it stands for stays the same.
+ * NULL.     May be passed where the function says so, and for an array of no elements. Elsewhere
+ *           it gives PAGELEAP_BAD_ARGUMENT; functions that return no status return 0, false, NULL
+ *           or -1 then.
  * Structs.  Structures begin with their size, because later versions may append fields. Make
- *           them with PAGELEAP_INIT, which sets the size and leaves all else 0: 0 always means
- *           what is best for most. Those that a function fills need their size as well.
+ *           them with PAGELEAP_INIT (inside a function), which sets the size and leaves all else
+ *           0, the default of each field that has one. Those that a function fills need their
+ *           size as well. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields of a
+ *           newer header must be 0 (else PAGELEAP_UNSUPPORTED), and are filled with 0.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses.
  *           It must not use handles of its parent but to free them.
  * Signals.  The library's own threads take none of the program's signals. It blocks those of the
  *           calling thread for moments, when it starts threads and in pageleap_probe().
- *           Two of its engines need a SIGSEGV handler: see pageleap_install_fault_handler().
+ *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
  *
  * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
  * stays loaded once it is loaded (dlclose does not unload it).

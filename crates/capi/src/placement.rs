@@ -7,6 +7,8 @@ use crate::boundary::{array, bad, flag, list, read, write};
 /// How pages are spread over nodes, and where the page tables go that map them.
 ///
 /// With one node everything lies there. With several, stripes of the range go to them in turn.
+/// To name a node twice, or one that the pool does not have, gives PAGELEAP_BAD_ARGUMENT; for a
+/// pool that is being made, a node that the machine does not have gives PAGELEAP_UNKNOWN_NODE.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_placement {
@@ -103,7 +105,7 @@ pub(crate) unsafe fn write_verification(
 pub struct pageleap_node_pages {
     /// The node's number.
     pub node: u32,
-    /// 0.
+    /// Set to 0.
     pub reserved: u32,
     /// How many pages.
     pub pages: u64,

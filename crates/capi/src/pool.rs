@@ -15,8 +15,7 @@ use crate::status::pageleap_status;
 /// it any more.
 pub struct pageleap_pool(pub(crate) Pool);
 
-/// How a pool is made. All 0 but size, and that a placement must be given: 4 KB pages, as many
-/// threads as there are CPUs, at most 8.
+/// How a pool is made. With all fields 0 but size: of 4 KB pages, not locked.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_pool_options {
@@ -27,10 +26,11 @@ pub struct pageleap_pool_options {
     /// Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
     /// hugetlb pages never are anyway.
     pub is_locked: flag,
-    /// How many threads fault the memory in; 0: one for each CPU of a node, at most 8.
+    /// How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of a
+    /// node, at most 8.
     pub threads: usize,
-    /// Called with the bytes done and the bytes to do, about every 32 MB, from the filling
-    /// threads, one call at a time or several at once; NULL: not called. It must not call
+    /// Called with the bytes done and the bytes to do, about every 32 MB, from the threads that
+    /// fault the memory in, perhaps from several at once; NULL: not called. It must not call
     /// functions of this library, nor throw, nor longjmp.
     pub progress: Option<unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64)>,
     /// What the callback gets.
@@ -53,7 +53,7 @@ impl Report {
     }
 }
 
-/// Takes `bytes` bytes (rounded up to whole pages) of the nodes of a placement, faults them in,
+/// Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement, faults them in,
 /// and verifies with the kernel that they lie where they should, in pages of the size asked
 /// for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails, everything
 /// has been given back.
@@ -97,7 +97,8 @@ pub unsafe extern "C" fn pageleap_pool_free(pool: *mut pageleap_pool) {
     unsafe { free(pool) };
 }
 
-/// The size of its pages, one of pageleap_page_size; 0 for NULL.
+/// The size of its pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_page_size(pool: *const pageleap_pool) -> u32 {
     // SAFETY: forwarded to the caller.

@@ -35,10 +35,10 @@ pub struct pageleap_demand {
     pub bytes: u64,
     /// The size of its pages.
     pub page_size: u32,
-    /// Whether to move a few pages for a trial, too: the finding "leap". It installs the
-    /// SIGSEGV handler as every job does.
+    /// Whether to move a few pages for a trial, too: the finding "leap". That installs the
+    /// SIGSEGV handler, as a job does.
     pub try_leap: flag,
-    /// 0.
+    /// Must be 0.
     pub reserved: [u8; 3],
 }
 grows!(pageleap_demand, 24, reserved);
@@ -63,14 +63,16 @@ pub enum pageleap_state {
 pub struct pageleap_finding {
     /// sizeof(pageleap_finding).
     pub size: usize,
-    /// What was looked at, such as "userfaultfd" or "freeze": a name that stays the same from
-    /// version to version.
+    /// What was looked at: a name that stays the same from version to version, such as "cpuset",
+    /// "hugetlb-2m" or "free-memory". Three are about engines: "freeze" says whether precopy can
+    /// work, "write-barrier" whether wp-sync can, "write-tracking" whether precopy-protect can.
+    /// mprotect can wherever a job can.
     pub topic: *const c_char,
     /// How it stands.
     pub state: pageleap_state,
     /// Whether it makes the leap impossible that was asked about.
     pub blocks: flag,
-    /// In one line.
+    /// The finding in one line.
     pub summary: *const c_char,
     /// Why it is not in order; empty if it is.
     pub reason: *const c_char,
@@ -134,6 +136,9 @@ pub unsafe extern "C" fn pageleap_probe(
         let asked = unsafe { read(demand) }?;
         let bytes = asked.map(|demand| demand.bytes).filter(|bytes| *bytes > 0);
         let page = page_size(asked.map_or(0, |demand| demand.page_size))?;
+        if asked.is_some_and(|demand| demand.reserved != [0; 3]) {
+            return Err(bad("demand", "a reserved field is not 0", "make it with PAGELEAP_INIT"));
+        }
         let demand = Demand { bytes, page };
         let make = || {
             let capabilities = Capabilities::probe_with(&SysFiles::host(), &demand);
@@ -163,7 +168,8 @@ pub unsafe extern "C" fn pageleap_capabilities_count(capabilities: *const pagele
     value(0, || Ok(unsafe { handle(capabilities, "capabilities") }?.findings.len()))
 }
 
-/// Whether a topic works, with a restriction perhaps. False for topics that were not looked at.
+/// Whether a topic works, with a restriction perhaps: its state is PAGELEAP_WORKS or
+/// PAGELEAP_LIMITED. False for topics that were not looked at, and for names that are none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_has(
     capabilities: *const pageleap_capabilities,

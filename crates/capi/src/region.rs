@@ -34,8 +34,8 @@ use crate::status::pageleap_status;
 /// - Children made by fork do not get it, and must not touch it.
 /// - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
 ///   SIGSEGV.
-/// - mlock, madvise and mprotect may be used on any part of it that is not just moving, and
-///   survive moves.
+/// - mlock, mprotect and madvise may be used on any part of it that is not just moving, and
+///   survive moves; but not MADV_REMOVE, which takes the memory away.
 pub struct pageleap_region(pub(crate) Region);
 
 /// What a region is.
@@ -52,23 +52,28 @@ pub struct pageleap_region_info {
     pub id: u64,
     /// The size of its pages, one of pageleap_page_size.
     pub page_size: u32,
-    /// 0.
+    /// Set to 0.
     pub reserved: u32,
 }
 grows!(pageleap_region_info, 40, reserved);
 
-/// The bytes from `offset` on.
-pub(crate) fn bytes(offset: usize, length: usize) -> Result<Range<usize>, Error> {
-    let end = offset.checked_add(length);
-    let end =
-        end.ok_or_else(|| bad("range", "its end is beyond all addresses", "use offsets in the region"))?;
+/// The bytes of a region from `offset` on.
+pub(crate) fn bytes(of: &Region, offset: usize, length: usize) -> Result<Range<usize>, Error> {
+    let end = offset.checked_add(length).ok_or_else(|| Error::BadRange {
+        start: offset,
+        end: usize::MAX,
+        region_start: of.as_ptr().as_ptr() as usize,
+        region_len: of.len(),
+        reason: "its end is beyond all addresses",
+        remedy: "use offsets in the region".into(),
+    })?;
     Ok(offset..end)
 }
 
 /// Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
 /// `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
-/// a job is just recycling, if it needs them. The region is freed with pageleap_region_free(),
-/// and does not need the pool's handle.
+/// a job is just recycling, if it needs them. It cannot grow. The region is freed with
+/// pageleap_region_free(), and does not need the pool's handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_new(
     pool: *const pageleap_pool,
@@ -86,8 +91,9 @@ pub unsafe extern "C" fn pageleap_region_new(
     })
 }
 
-/// Makes a region of no bytes yet, which can grow to `capacity` bytes at the same address. It
-/// takes address space only.
+/// Makes a region of no bytes yet, which can grow to `capacity` bytes (rounded up to whole pages)
+/// at the same address: pageleap_region_grow(). `page` is the size of its pages, one of
+/// pageleap_page_size. It takes address space only, and is freed with pageleap_region_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_reserve(
     capacity: usize,
@@ -105,7 +111,8 @@ pub unsafe extern "C" fn pageleap_region_reserve(
 
 /// Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
 /// to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
-/// Guards keep the memory where it is until they are dropped.
+/// While a guard is left, the whole region stays mapped and keeps its frames, so that devices can
+/// finish: the last guard gives them back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_free(region: *mut pageleap_region) {
     // SAFETY: forwarded to the caller.
@@ -150,8 +157,8 @@ pub unsafe extern "C" fn pageleap_region_describe(
     })
 }
 
-/// A part of a region, checked: gives its address if it is inside the region and has memory
-/// everywhere.
+/// Gives the address of a part of a region, after checking that the part is inside the region and
+/// has memory everywhere. Any bytes will do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_view(
     region: *const pageleap_region,
@@ -165,16 +172,17 @@ pub unsafe extern "C" fn pageleap_region_view(
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
         // SAFETY: nothing is accessed through the slice.
-        let view = unsafe { region.atomics_u8(bytes(offset, length)?) }?;
+        let view = unsafe { region.atomics_u8(bytes(region, offset, length)?) }?;
         // SAFETY: forwarded to the caller.
         unsafe { put(address, view.as_ptr().cast::<c_void>().cast_mut(), "address") }
     })
 }
 
-/// Extends a region to `length` bytes (rounded up to whole pages); one that is as long already
-/// stays as it is. The new part is zero; addresses do not change. `place` may be NULL, as for
-/// pageleap_region_new(). `pool` may be NULL: the new part has no memory then, and must not be
-/// touched before pageleap_region_back().
+/// Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
+/// long already. The new part is zero; addresses do not change. More than the capacity gives
+/// PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool` may be NULL, and
+/// `place` with it: the new part has no memory then, and must not be touched before
+/// pageleap_region_back().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_grow(
     region: *const pageleap_region,
@@ -185,8 +193,12 @@ pub unsafe extern "C" fn pageleap_region_grow(
     boundary!({
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
-        if pool.is_null() && place.is_null() {
-            return region.extend(length);
+        match (pool.is_null(), place.is_null()) {
+            (true, true) => return region.extend(length),
+            (true, false) => {
+                return Err(bad("placement", "there is no pool to place", "pass a pool, or NULL"));
+            }
+            (false, _) => {}
         }
         // SAFETY: forwarded to the caller.
         region.grow(length, unsafe { destination(&handle(pool, "pool")?.0, place) }?)
@@ -195,8 +207,9 @@ pub unsafe extern "C" fn pageleap_region_grow(
 
 /// Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
 /// touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
-/// the call. Refused while a job works on the part or a guard is on it; all of it or nothing,
-/// but if the process has as many mappings as it may.
+/// the call. Pages without memory stay as they are. Refused while a job moves the part or a guard
+/// is on it. If it fails, nothing has changed, unless the limit of mappings (vm.max_map_count)
+/// was reached on the way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_discard(
     region: *const pageleap_region,
@@ -207,12 +220,12 @@ pub unsafe extern "C" fn pageleap_region_discard(
         // SAFETY: forwarded to the caller.
         let region = &unsafe { handle(region, "region") }?.0;
         // SAFETY: nobody uses the part: that is what the program promises.
-        unsafe { region.discard_shared(bytes(offset, length)?) }
+        unsafe { region.discard_shared(bytes(region, offset, length)?) }
     })
 }
 
-/// Gives a part, whole pages, that has no memory zeroed frames of a pool. `place` may be NULL,
-/// as for pageleap_region_new().
+/// Gives zeroed frames of a pool to a part, whole pages, that has no memory; if some of it has,
+/// that is PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_back(
     region: *const pageleap_region,
@@ -225,7 +238,7 @@ pub unsafe extern "C" fn pageleap_region_back(
         // SAFETY: forwarded to the caller.
         let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
         // SAFETY: forwarded to the caller.
-        region.0.back(bytes(offset, length)?, unsafe { destination(&pool.0, place) }?)
+        region.0.back(bytes(&region.0, offset, length)?, unsafe { destination(&pool.0, place) }?)
     })
 }
 

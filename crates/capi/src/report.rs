@@ -37,7 +37,7 @@ pub enum pageleap_ended {
     /// The cpuset of the process was changed and no longer allows a node that pages were to
     /// move to.
     PAGELEAP_CPUSET_CHANGED = 4,
-    /// Some pages could not be moved.
+    /// Some pages could not be moved, or a guard has kept them where they are.
     PAGELEAP_FAILED = 5,
 }
 
@@ -49,8 +49,8 @@ pub enum pageleap_outcome {
     PAGELEAP_MIGRATED = 0,
     /// There was nothing to do: it lay there already, or it has no memory.
     PAGELEAP_UNCHANGED = 1,
-    /// It was tried, and the job was stopped before the next try; or a guard has kept it where
-    /// it is.
+    /// It was tried, and the job was stopped before the next try; or a guard has kept it in its
+    /// frame.
     PAGELEAP_BUSY = 2,
     /// A system call was refused each time it was tried.
     PAGELEAP_NOT_MOVABLE = 3,
@@ -70,7 +70,7 @@ pub struct pageleap_report_figures {
     pub engine: pageleap_engine,
     /// In words, why it has ended: for PAGELEAP_FAILED the first error.
     pub ended_text: *const c_char,
-    /// Why that engine.
+    /// Why that engine was taken.
     pub engine_reason: *const c_char,
     /// Pages that have moved.
     pub pages_migrated: u64,
@@ -92,23 +92,23 @@ pub struct pageleap_report_figures {
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
-    /// For how long areas were closed to writers (with the engine precopy to readers, too), in
-    /// nanoseconds: the longest time.
+    /// The longest window, in nanoseconds: how long an area was closed to writers (with the
+    /// engine precopy to readers, too).
     pub window_max_ns: u64,
-    /// Of 100 such times, 99 were not longer.
+    /// 99 of 100 windows were not longer, in nanoseconds.
     pub window_p99_ns: u64,
-    /// How many such times there were.
+    /// How many windows there were.
     pub windows: u64,
     /// How many of them were longer than the wait budget.
     pub windows_over_budget: u64,
-    /// How long threads were held up in the SIGSEGV handler, in nanoseconds: the longest time.
+    /// The longest time for which a thread had to wait in the SIGSEGV handler, in nanoseconds.
     pub wait_max_ns: u64,
     /// Areas whose writers were held back although much was left to copy.
     pub holds: u64,
-    /// Calls that were repeated because giving up would have left part of a region
-    /// inaccessible.
+    /// Calls that were refused, and repeated until they succeeded, because part of a region would
+    /// have stayed inaccessible.
     pub repairs: u64,
-    /// How large an area was, in bytes, at most.
+    /// How large an area could be, in bytes.
     pub area_bytes: usize,
     /// Threads that copied, at most.
     pub threads: u32,
@@ -118,7 +118,7 @@ pub struct pageleap_report_figures {
     pub warning_count: usize,
     /// How many runs of pages there are: pageleap_report_run().
     pub run_count: usize,
-    /// How many uses of engines there are: pageleap_report_engine_use().
+    /// How many uses of engines there are: pageleap_report_get_engine_use().
     pub engine_use_count: usize,
 }
 grows!(pageleap_report_figures, 208, engine_use_count);
@@ -137,7 +137,7 @@ pub struct pageleap_page_run {
     pub length: usize,
     /// What became of them.
     pub outcome: pageleap_outcome,
-    /// 0.
+    /// Set to 0.
     pub reserved: u32,
 }
 grows!(pageleap_page_run, 40, reserved);
@@ -154,11 +154,11 @@ pub struct pageleap_engine_use {
     pub offset: usize,
     /// How many bytes the range has.
     pub length: usize,
-    /// How many of its pages.
+    /// How many pages of the range this engine has moved.
     pub pages: u64,
-    /// By which engine.
+    /// Which engine that is.
     pub engine: pageleap_engine,
-    /// Why by that one. Valid until the report is freed, and never NULL.
+    /// Why that one. Valid until the report is freed, and never NULL.
     pub why: *const c_char,
 }
 grows!(pageleap_engine_use, 56, why);
@@ -197,7 +197,7 @@ fn outcome(outcome: PageOutcome) -> (pageleap_outcome, &'static str) {
         PageOutcome::Migrated => (pageleap_outcome::PAGELEAP_MIGRATED, "migrated"),
         PageOutcome::Unchanged => (pageleap_outcome::PAGELEAP_UNCHANGED, "unchanged"),
         PageOutcome::Busy => (pageleap_outcome::PAGELEAP_BUSY, "busy"),
-        PageOutcome::Failed => (pageleap_outcome::PAGELEAP_NOT_MOVABLE, "failed"),
+        PageOutcome::Failed => (pageleap_outcome::PAGELEAP_NOT_MOVABLE, "not-movable"),
         PageOutcome::NotAttempted => (pageleap_outcome::PAGELEAP_NOT_ATTEMPTED, "not-attempted"),
     }
 }
@@ -337,8 +337,8 @@ pub unsafe extern "C" fn pageleap_report_warning(
     })
 }
 
-/// The report as text for people, several lines; NULL for NULL. Valid until the report is
-/// freed.
+/// The report as text for people: several lines, the last without a newline. NULL for NULL. Valid
+/// until the report is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {
@@ -349,7 +349,12 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 }
 
 /// The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
-/// Times are nanoseconds, sizes bytes.
+///
+/// Its keys are those of pageleap_report_figures, but that pages are counted in "pages"
+/// ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), that "waits" and "windows"
+/// are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and that "runs", "engines" and
+/// "warnings" are arrays with what the functions above give one by one; besides, "calls" counts
+/// system calls by name. Later versions may add keys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {

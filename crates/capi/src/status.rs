@@ -20,8 +20,8 @@ pub enum pageleap_status {
     /// An argument makes no sense, or a pointer is NULL that must not be; nothing was
     /// attempted.
     PAGELEAP_BAD_ARGUMENT = 1,
-    /// A byte range is not inside the region, not aligned to its pages, empty, or partly
-    /// without memory.
+    /// A byte range is not inside the region; or not aligned to its pages, empty, or partly
+    /// without memory where that is asked for.
     PAGELEAP_BAD_RANGE = 2,
     /// The machine has no such node, or it has no memory, or is offline.
     PAGELEAP_UNKNOWN_NODE = 3,
@@ -70,8 +70,8 @@ pub struct pageleap_error {
     pub error_number: c_int,
     /// The name of that system call, or NULL. Constant.
     pub call: *const c_char,
-    /// First byte of the addresses, or of the part of a region, that it is about; 0 if it is
-    /// about none.
+    /// The first byte that it is about: an address; with PAGELEAP_BAD_RANGE and
+    /// PAGELEAP_RANGE_BUSY, an offset in the region. 0 if it is about none.
     pub start: usize,
     /// How many bytes that is.
     pub length: usize,
@@ -171,7 +171,8 @@ pub extern "C" fn pageleap_last_error() -> *const c_char {
     LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// The last error of this thread, in parts.
+/// The last error of this thread, in parts. Returns whether they could be written:
+/// PAGELEAP_OK, whatever the error was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
     boundary!({

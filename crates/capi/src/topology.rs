@@ -36,7 +36,7 @@ pub struct pageleap_node {
     pub nearest_with_cpus: u32,
     /// Whether the cpuset of this process allows memory of it.
     pub is_allowed: flag,
-    /// 0.
+    /// Set to 0.
     pub reserved: [u8; 3],
 }
 grows!(pageleap_node, 48, reserved);
@@ -253,7 +253,8 @@ pub unsafe extern "C" fn pageleap_topology_distance(
 
 /// The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
 /// writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
-/// `count`, which may be NULL.
+/// `count`, which may be NULL. A text that means none, or one that there is not, gives
+/// PAGELEAP_BAD_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_parse_nodes(
     topology: *const pageleap_topology,

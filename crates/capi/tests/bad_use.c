@@ -134,7 +134,7 @@ int main(void) {
                                                    .weights = (const uint32_t[]){ 0 } },
                             4096, NULL, &no_pool));
     GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "not inside the region", pageleap_region_view(region, 1 << 19, 1, &part));
-    GIVES_NOTHING(part, PAGELEAP_BAD_ARGUMENT, "beyond all addresses", pageleap_region_view(region, SIZE_MAX, 2, &part));
+    GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "beyond all addresses", pageleap_region_view(region, SIZE_MAX, 2, &part));
     FAILS(PAGELEAP_BAD_RANGE, "not aligned", pageleap_region_discard(region, 0, 100));
     GIVES_NOTHING(no_region, PAGELEAP_POOL_EXHAUSTED, "free of",
                   pageleap_region_new(pool, NULL, 1 << 20, &no_region));
@@ -157,6 +157,27 @@ int main(void) {
     options.threads = 100000;
     GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "threads",
                   pageleap_job_start(&all, 1, &options, &job));
+    options.threads = 0;
+    options.pin_patience_ns = -2;
+    GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "pin_patience_ns: -2",
+                  pageleap_job_start(&all, 1, &options, &job));
+    options.pin_patience_ns = 0;
+    options.max_disturbed_copies = INT32_MIN;
+    GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "max_disturbed_copies: -2147483648",
+                  pageleap_job_start(&all, 1, &options, &job));
+    pageleap_range two[2] = { all, all };
+    two[1].size += 8; /* nothing behind the array is read */
+    GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "size 56", pageleap_job_start(two, 2, NULL, &job));
+    two[1].size = two[0].size;
+    two[0].length = two[1].offset = two[1].length = 1 << 18;
+    OK(pageleap_job_start(two, 2, NULL, &job));
+    pageleap_job_free(job);
+    two[1].offset = 0;
+    GIVES_NOTHING(job, PAGELEAP_RANGE_BUSY, "named twice", pageleap_job_start(two, 2, NULL, &job));
+    pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
+    demand.reserved[1] = 1;
+    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "reserved", pageleap_probe(&demand, &no_capabilities));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "no pool to place", pageleap_region_grow(region, 1 << 19, NULL, PAGELEAP_ON(nodes[0])));
     CHECK(strcmp(pageleap_status_name(7), "PAGELEAP_PINNED") == 0 && strcmp(pageleap_status_name(99), "unknown") == 0);
     CHECK(strcmp(pageleap_engine_name(9), "unknown") == 0 && pageleap_page_bytes(9) == 0);
 
@@ -171,12 +192,12 @@ int main(void) {
     CHECK(detail.error_number == EFBIG && detail.length == 1 << 20);
     FAILS(PAGELEAP_BAD_ARGUMENT, "job", pageleap_job_cancel(NULL));
     CHECK(strcmp(detail.call, "memfd_create") == 0);
-    FAILS(PAGELEAP_BAD_ARGUMENT, "threads", pageleap_job_start(&all, 1, &options, &job));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "max_disturbed", pageleap_job_start(&all, 1, &options, &job));
 
     /* The last error is the thread's own. */
     pthread_t other;
     CHECK(pthread_create(&other, NULL, has_no_error_yet, NULL) == 0 && pthread_join(other, NULL) == 0);
-    CHECK(strstr(pageleap_last_error(), "threads") != NULL);
+    CHECK(strstr(pageleap_last_error(), "max_disturbed") != NULL);
 
     pageleap_region_free(region);
     pageleap_pool_free(pool);

@@ -43,9 +43,43 @@ static void *write_words(void *nothing) {
     return NULL;
 }
 
+static struct sigaction before;
+
+/* A handler that is installed late, and passes on what is not its own. */
+static void count_and_pass_on(int signal, siginfo_t *info, void *context) {
+    atomic_fetch_add(&caught, 1);
+    before.sa_sigaction(signal, info, context);
+}
+
+/* In a child whose jobs have installed the handler: one that is installed over it, without a word, is named. */
+static int is_refused(const uint32_t nodes[2]) {
+    pageleap_pool *pools[2] = { pool_on(nodes[0], BYTES), pool_on(nodes[1], BYTES) };
+    pageleap_region *region;
+    OK(pageleap_region_new(pools[0], NULL, BYTES, &region));
+    leap(region, pools[1], PAGELEAP_ENGINE_AUTO);
+    CHECK(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    all.region = region;
+    all.pool = pools[0];
+    pageleap_job *job;
+    FAILS(PAGELEAP_ENGINE_REFUSED, "install_fault_handler", pageleap_job_start(&all, 1, NULL, &job));
+    FAILS(PAGELEAP_ENGINE_REFUSED, "was installed over", pageleap_install_fault_handler());
+    return 0;
+}
+
+static int ends_well(pid_t child) {
+    int status;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 int main(void) {
     uint32_t nodes[2];
     two_nodes(nodes);
+    pid_t refused = fork();
+    if (refused == 0) {
+        _exit(is_refused(nodes));
+    }
+    CHECK(ends_well(refused));
     barrier = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
@@ -62,9 +96,19 @@ int main(void) {
         leap(region, pools[i % 2], PAGELEAP_ENGINE_MPROTECT);
     }
     CHECK(pthread_join(hosts, NULL) == 0);
+    CHECK(atomic_load(&caught) == FAULTS);
+
+    /* What is installed now passes on, as has been promised by installing the library's before it. */
+    CHECK(sigaction(SIGSEGV, NULL, &before) == 0);
+    struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER };
+    CHECK(sigaction(SIGSEGV, &late, NULL) == 0);
+    OK(pageleap_install_fault_handler());
+    for (int i = 1; i <= 20 || atomic_load(&caught) == FAULTS; i++) {
+        leap(region, pools[i % 2], PAGELEAP_ENGINE_MPROTECT);
+    }
     atomic_store(&stop, 1);
     CHECK(pthread_join(writer, NULL) == 0);
-    CHECK(atomic_load(&caught) == FAULTS);
+    CHECK(sigaction(SIGSEGV, &before, NULL) == 0);
 
     /* Faults that are nobody's reach the host, which ends the process. */
     pid_t child = fork();

@@ -83,7 +83,7 @@ pub enum Error {
     },
     /// A guard keeps pages where they are.
     #[error(
-        "{range} is kept in its frames by a guard (Region::pin); drop it once the I/O there has completed, and try again"
+        "{range} is kept in its frames by a guard; drop it once the I/O there has completed, and try again"
     )]
     Pinned {
         /// Which part.
@@ -102,7 +102,7 @@ pub enum Error {
         free_bytes: u64,
         /// All frames, in bytes.
         pool_bytes: u64,
-        /// What was asked for.
+        /// What was asked for, as far as it was looked at.
         needed_bytes: u64,
     },
     /// The machine, the node or the memory cgroup has too little free memory.

@@ -117,7 +117,7 @@ fn views_that_make_no_sense() {
     let mut scene = Scene::base();
     let len = scene.region.len();
     for range in [0..len + 8, len + 8..len + 8, 16..8, 0..usize::MAX] {
-        scene.refused(scene.region.atomics_u64(range.clone()), true, &["not inside the region", "0..len()"]);
+        scene.refused(scene.region.atomics_u64(range.clone()), true, &["not inside the region", "0 to its length"]);
         // SAFETY: nobody else accesses the region.
         let bytes = unsafe { scene.region.atomics_u8(range) };
         scene.refused(bytes, true, &["not inside"]);
@@ -138,7 +138,7 @@ fn views_that_make_no_sense() {
 fn settings_that_make_no_sense() {
     let _turn = turn();
     let scene = Scene::base();
-    scene.refused(Migration::new().start(), true, &["names no range", "range()"]);
+    scene.refused(Migration::new().start(), true, &["names no range", "at least one"]);
     scene.refused(scene.job().threads(0).start(), true, &["threads", "0", "1 to 64"]);
     scene.refused(scene.job().threads(65).start(), true, &["threads", "65", "1 to 64"]);
     scene.refused(scene.job().timeout(Duration::ZERO).start(), true, &["timeout", "0 s"]);
@@ -282,10 +282,12 @@ fn a_pool_that_is_too_small() {
             (free_bytes, pool_bytes, needed_bytes),
             (3 * page as u64, 3 * page as u64, all.len() as u64)
         );
-        // Three pages fit, and two in two ranges more do not.
+        // Three pages fit, and one in another range more does not.
         let job = migration(&scene.region, 0..3 * page, &small);
         let job = job.range(&scene.region, 4 * page..5 * page, &small).start();
-        scene.refused(job, false, &["are needed"]);
+        let error = scene.refused(job, false, &["are needed"]);
+        let Error::PoolExhausted { free_bytes, needed_bytes, .. } = error else { panic!("{error:?}") };
+        assert_eq!((free_bytes, needed_bytes), (3 * page as u64, 4 * page as u64));
         assert_eq!(small.free_bytes(), small.bytes());
         leap(&scene.region, 5 * page..8 * page, &small);
         leap(&scene.region, all, &scene.pools[0]);

@@ -203,6 +203,20 @@ impl Item {
     }
 }
 
+/// An error as it was before these items took frames: what they have taken is free again when it is read.
+pub(crate) fn with_what_was_taken(error: Error, items: &[Item]) -> Error {
+    let Error::PoolExhausted { node, free_bytes, pool_bytes, needed_bytes } = error else { return error };
+    let taken = items.iter().flat_map(|item| item.unused.values());
+    let taken = taken.filter(|(share, _)| share.node() == node && share.bytes() == pool_bytes);
+    let taken: u64 = taken.map(|(share, run)| run.frames * share.page_size().bytes() as u64).sum();
+    Error::PoolExhausted {
+        node,
+        free_bytes: free_bytes + taken,
+        pool_bytes,
+        needed_bytes: needed_bytes + taken,
+    }
+}
+
 fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {
     ((share.id(), run.first), (share.clone(), run))
 }

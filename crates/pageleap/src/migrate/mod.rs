@@ -223,7 +223,7 @@ impl<'a> Migration<'a> {
         let bad =
             |what, reason: String, remedy: &str| Error::BadArgument { what, reason, remedy: remedy.into() };
         let Some((first, ..)) = self.ranges.first() else {
-            return Err(bad("migration", "it names no range".into(), "add one with range()"));
+            return Err(bad("migration", "it names no range".into(), "name at least one"));
         };
         if self.threads == Some(0) || self.threads > Some(fault::MAX_THREADS) {
             let remedy = format!("use 1 to {}", fault::MAX_THREADS);
@@ -262,7 +262,7 @@ impl<'a> Migration<'a> {
             check_same_backend(&region.inner().backend, to.pool().backend())?;
         }
         if backend.is_host_memory() {
-            fault::install()?;
+            fault::ensure_installed()?;
         }
         let mut items = Vec::new();
         for (region, range, to) in &self.ranges {
@@ -287,8 +287,10 @@ impl<'a> Migration<'a> {
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
 
         let attributes = attributes_of(&items)?;
-        for item in &mut items {
-            item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb())?;
+        for index in 0..items.len() {
+            let item = &mut items[index];
+            let planned = item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb());
+            planned.map_err(|error| legs::with_what_was_taken(error, &items))?;
         }
         let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {

@@ -218,12 +218,18 @@ impl fmt::Display for Report {
             format!("{} (p50 <= {p50} us, p99 <= {p99} us, longest {} us)", t.count, us(t.max_ns))
         };
         let p = &self.pages;
-        match &self.ended {
-            Ended::Completed => write!(f, "completed")?,
-            Ended::Failed(error) => write!(f, "failed: {error}")?,
-            other => write!(f, "stopped ({other:?})")?,
-        }
-        writeln!(f, " after {:.1} ms (+ {:.1} ms recycling)", ms(self.migrate_ns), ms(self.recycle_ns))?;
+        let (word, why) = match &self.ended {
+            Ended::Completed => ("completed", String::new()),
+            Ended::Failed(error) => ("failed", format!(": {error}")),
+            Ended::Cancelled => ("cancelled", String::new()),
+            Ended::TimedOut => ("timed out", String::new()),
+            Ended::RegionDropped => ("ended", ": a region was dropped".to_owned()),
+            Ended::CpusetChanged => {
+                ("ended", ": the cpuset no longer allows a node of the destination".to_owned())
+            }
+        };
+        let [took, recycling] = [self.migrate_ns, self.recycle_ns].map(ms);
+        writeln!(f, "{word} after {took:.1} ms (+ {recycling:.1} ms recycling){why}")?;
         writeln!(
             f,
             "engine {} ({}), areas of up to {} KB, {} thread(s){}",
@@ -239,7 +245,7 @@ impl fmt::Display for Report {
         )?;
         for part in self.engines.iter().filter(|_| self.engines.len() > 1) {
             let EngineUse { region, range, engine, pages, why } = part;
-            writeln!(f, "{region:?}, bytes {range:?}: {pages} pages by {engine} ({why})")?;
+            writeln!(f, "region {}, bytes {range:?}: {pages} pages by {engine} ({why})", region.0)?;
         }
         writeln!(
             f,

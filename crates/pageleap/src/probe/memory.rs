@@ -437,7 +437,7 @@ fn judge_hugetlb(
     };
     let hint = match wanted.bytes {
         Some(_) => String::new(),
-        None => format!("; for more, ask with --page-size {page} --size BYTES"),
+        None => format!("; for more: pageleap doctor --page-size {page} --size BYTES"),
     };
     // Two nodes are enough, or the one that there is.
     let enough = pools.len() - short.len() >= pools.len().min(2);

@@ -269,7 +269,7 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) -> Result<PinGuard, Error> {
         let inner = &self.0;
         if range.start >= range.end || range.end > self.len() {
-            return Err(inner.bad_range(range, "not inside the region, or empty", "use a part of 0..len()"));
+            return Err(inner.bad_range(range, "not inside the region, or empty", "use a part of it"));
         }
         let page = inner.page.bytes();
         let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
@@ -351,7 +351,7 @@ impl Region {
             });
         }
         if range.start > range.end || range.end > self.len() {
-            return Err(inner.bad_range(range, "not inside the region", "use 0..len()"));
+            return Err(inner.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
         }
         if !range.start.is_multiple_of(align_of::<T>())
             || !(range.end - range.start).is_multiple_of(size_of::<T>())
@@ -482,7 +482,7 @@ impl RegionInner {
             ));
         }
         if range.end > limit {
-            return Err(self.bad_range(range, "not inside the region", "use 0..len()"));
+            return Err(self.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
         }
         if !lock(&self.busy).insert(range.clone()) {
             return Err(Error::RangeBusy { start: range.start, end: range.end });

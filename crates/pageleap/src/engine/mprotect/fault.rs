@@ -255,16 +255,28 @@ fn current_action() -> libc::sigaction {
     }
 }
 
-/// Installs the handler, once per process, in front of the one that is there. The engine `mprotect` does it when its first job starts;
-/// call it yourself if another library will install its own handler afterwards *and chains to the one that it finds*.
+/// Whether the program has promised that handlers which are installed over ours pass on what is not theirs.
+static PROMISED: AtomicBool = AtomicBool::new(false);
+
+/// Installs the SIGSEGV handler in front of the present one, which goes on getting every fault that is not about a moving page. The first
+/// job does it otherwise: engines `mprotect` and `precopy-protect` need it, and all others where their own way is refused.
 ///
-/// Refuses if somebody has replaced our handler since: a writer's fault would reach them and end the process.
+/// Jobs are refused if another handler has been installed over ours since: a writer's fault would reach that one, and end the process. If
+/// it passes on what is not its own to the handler that it has found, call this before it is installed: to call it is to promise that, and
+/// jobs go on.
 pub fn install() -> Result<(), Error> {
+    ensure_installed()?;
+    PROMISED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Installs the handler, once per process, or refuses if it no longer is the first and nobody has promised anything.
+pub(crate) fn ensure_installed() -> Result<(), Error> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     let ours = on_sigsegv as *const () as usize;
     let found = current_action();
-    if found.sa_sigaction == ours {
+    if found.sa_sigaction == ours || PROMISED.load(Ordering::Relaxed) {
         return Ok(());
     }
     if !PREVIOUS.load(Ordering::Acquire).is_null() {
@@ -274,7 +286,8 @@ pub fn install() -> Result<(), Error> {
                 "another SIGSEGV handler (at {:#x}) was installed over pageleap's, and would receive the faults of writers",
                 found.sa_sigaction
             ),
-            remedy: "install that handler before the first migration, so that pageleap can chain to it"
+            remedy: "install that handler before the first job, so that pageleap passes on to it what is not its own; or, if it does so \
+                     itself, call install_fault_handler before that"
                 .into(),
         });
     }
