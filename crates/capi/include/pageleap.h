@@ -31,12 +31,13 @@
  *
  * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
  *           region. A page of a region has an address, and a frame unless it was discarded.
- * Area.     The pages that a job copies in one go, and that get their new frames at once. The job
- *           chooses how many these are.
+ * Area.     A group of pages that a job copies in one go and gives new frames together. The job
+ *           chooses how many.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
  * Engine.   The method by which a job follows writes, copies, and closes areas.
- * Recycle.  After the move a job makes the frames that pages have left ready for others.
+ * Recycle.  To make the frames that pages have left ready for other pages; a job does so after the
+ *           move.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
@@ -46,22 +47,24 @@
  *           function says otherwise, and a handle or address that it should have given out is
  *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
- *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler. None is a cancellation point: a thread that is cancelled
- *           meanwhile ends later. It must not have enabled asynchronous cancellation.
+ *           handle; only a function that frees a handle must be the sole user of it. None may be
+ *           called from a signal handler. None is a cancellation point: a thread that is cancelled
+ *           during a call ends after it. A thread that calls the library must not have asynchronous
+ *           cancellation enabled.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
  *           Handles may be freed in any order. `const` means that the handle stays valid, not
  *           that what it stands for stays the same.
- * NULL.     May be passed where the function says so, and for an array of no elements. Elsewhere
- *           it gives PAGELEAP_BAD_ARGUMENT; functions that return no status return 0, false, NULL
- *           or -1 then.
- * Structs.  Structures begin with their size, because later versions may append fields. Make
- *           them with PAGELEAP_INIT (inside a function), which sets the size and leaves all else
- *           0, the default of each field that has one. Those that a function fills need their
- *           size as well. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields of a
- *           newer header must be 0 (else PAGELEAP_UNSUPPORTED), and are filled with 0.
- * fork.     A child does not have the regions of its parent, and must not touch their addresses.
- *           It must not use handles of its parent but to free them.
+ * NULL.     May be passed where the function's comment says so, and for an array of no elements.
+ *           Elsewhere it gives PAGELEAP_BAD_ARGUMENT or, from functions that return no status, 0,
+ *           false, NULL or -1.
+ * Structs.  Structures begin with their size, because later versions may append fields. Make them
+ *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
+ *           default of each field that has one. Set the size of structures that a function fills,
+ *           too. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
+ *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
+ *           when filled in.
+ * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
+ *           may use its parent's handles only to free them.
  * Signals.  The library's own threads take none of the program's signals. It blocks those of the
  *           calling thread for moments, when it starts threads and in pageleap_probe().
  *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
@@ -104,10 +107,10 @@ typedef enum pageleap_status {
     /* An argument makes no sense, or a pointer is NULL that must not be; nothing was
      * attempted. */
     PAGELEAP_BAD_ARGUMENT = 1,
-    /* A byte range is not inside the region; or not aligned to its pages, empty, or partly
-     * without memory where that is asked for. */
+    /* A byte range is not inside the region; or, where the function demands these, it is not
+     * whole pages, is empty, or does not have (or lack) memory throughout. */
     PAGELEAP_BAD_RANGE = 2,
-    /* The machine has no such node, or it has no memory, or is offline. */
+    /* There is no such node, or the node has no memory or is offline. */
     PAGELEAP_UNKNOWN_NODE = 3,
     /* The cpuset of the process does not allow memory of the node. */
     PAGELEAP_NODE_NOT_ALLOWED = 4,
@@ -130,8 +133,7 @@ typedef enum pageleap_status {
     PAGELEAP_SYSTEM_CALL = 12,
     /* A file of /proc or /sys could not be read or made no sense. */
     PAGELEAP_SYSTEM_FILE = 13,
-    /* The machine, or a structure of a newer header, is not one that this library can work
-     * with. */
+    /* This library cannot work on this machine, or with this structure of a newer header. */
     PAGELEAP_UNSUPPORTED = 14,
     /* A fixed limit of this library was reached. */
     PAGELEAP_LIMIT = 15,
@@ -150,8 +152,8 @@ typedef struct pageleap_error {
     int error_number;
     /* The name of that system call, or NULL. Constant. */
     const char *call;
-    /* The first byte that it is about: an address; with PAGELEAP_BAD_RANGE and
-     * PAGELEAP_RANGE_BUSY, an offset in the region. 0 if it is about none. */
+    /* The first byte concerned: an address or, with PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY,
+     * an offset in the region. 0 if no bytes are concerned. */
     size_t start;
     /* How many bytes that is. */
     size_t length;
@@ -166,8 +168,8 @@ typedef struct pageleap_error {
  * or it ends. */
 const char *pageleap_last_error(void);
 
-/* The last error of this thread, in parts. Returns whether they could be written:
- * PAGELEAP_OK, whatever the error was. */
+/* The last error of this thread, in parts. The status returned is that of this call:
+ * PAGELEAP_OK if `error` was filled in, whatever the last error was. */
 enum pageleap_status pageleap_last_error_detail(pageleap_error *error);
 
 /* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
@@ -262,7 +264,7 @@ void pageleap_topology_free(pageleap_topology *topology);
 /* How many nodes are online; 0 for NULL. */
 size_t pageleap_topology_node_count(const pageleap_topology *topology);
 
-/* The node at a place, 0 to pageleap_topology_node_count() - 1, in the order of their numbers. */
+/* The node at an index, 0 to pageleap_topology_node_count() - 1, in the order of their numbers. */
 pageleap_status pageleap_topology_node(const pageleap_topology *topology,
                                        size_t index,
                                        pageleap_node *node);
@@ -308,7 +310,7 @@ uint32_t pageleap_topology_distance(const pageleap_topology *topology,
 
 /* The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
  * writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
- * `count`, which may be NULL. A text that means none, or one that there is not, gives
+ * `count`, which may be NULL. A text that names no node, or one that does not exist, gives
  * PAGELEAP_BAD_ARGUMENT. */
 pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
                                               const char *text,
@@ -319,17 +321,17 @@ pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
 /* Whether the cpuset of this process allows memory of the node. False for NULL. */
 bool pageleap_topology_is_allowed(const pageleap_topology *topology, uint32_t node_id);
 
-/* What was left out because a file of the kernel is damaged or cannot be read: sentence by
- * sentence, from 0 on; NULL when there are no more. Valid until the topology is freed. */
+/* One sentence on what was left out because a file of the kernel is damaged or cannot be read:
+ * `index` counts from 0; NULL beyond the last. Valid until the topology is freed. */
 const char *pageleap_topology_warning(const pageleap_topology *topology, size_t index);
 
 /* ---- What machine, user and container allow -------------------------------------------------- */
 
-/* How something stands. */
+/* The state of a finding. */
 typedef enum pageleap_state {
-    /* It was tried, or read, and is in order. */
+    /* It was tried, or read, and works. */
     PAGELEAP_WORKS = 0,
-    /* It is in order with a restriction, which the reason names. */
+    /* It works, with a restriction that the reason names. */
     PAGELEAP_LIMITED = 1,
     /* It does not work here. */
     PAGELEAP_MISSING = 2,
@@ -349,8 +351,8 @@ typedef struct pageleap_demand {
     uint64_t bytes;
     /* The size of its pages. */
     uint32_t page_size;
-    /* Whether to move a few pages for a trial, too: the finding "leap". That installs the
-     * SIGSEGV handler, as a job does. */
+    /* Whether also to move a few pages as a trial, which is the finding "leap". The trial
+     * installs the SIGSEGV handler, as a job does. */
     bool try_leap;
     /* Must be 0. */
     uint8_t reserved[3];
@@ -361,17 +363,17 @@ typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
     /* What was looked at: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Three are about engines: "freeze" says whether precopy can
-     * work, "write-barrier" whether wp-sync can, "write-tracking" whether precopy-protect can.
-     * mprotect can wherever a job can. */
+     * "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does,
+     * wp-sync if "write-barrier" does, precopy-protect if "write-tracking" does; mprotect works
+     * wherever a job can. */
     const char *topic;
-    /* How it stands. */
+    /* Its state. */
     enum pageleap_state state;
-    /* Whether it makes the leap impossible that was asked about. */
+    /* Whether it rules out the move that the demand describes. */
     bool blocks;
     /* The finding in one line. */
     const char *summary;
-    /* Why it is not in order; empty if it is. */
+    /* What is wrong or restricted; empty if nothing is. */
     const char *reason;
     /* What was seen, line by line: calls with their results, files with their contents. */
     const char *observed;
@@ -392,9 +394,9 @@ typedef struct pageleap_remedy {
     const char *grants;
 } pageleap_remedy;
 
-/* Finds out what this machine, user and container allow: tries each call that matters on
- * memory of its own, and leaves everything as it was. Takes some ten milliseconds. `demand`
- * may be NULL: a few pages of 4 KB. Free with pageleap_capabilities_free(). */
+/* Finds out what this machine, user and container allow: tries each call that matters on memory
+ * of its own, and leaves everything as it was. Takes tens of milliseconds. `demand` may be
+ * NULL: a few pages of 4 KB. Free with pageleap_capabilities_free(). */
 pageleap_status pageleap_probe(const pageleap_demand *demand,
                                pageleap_capabilities **capabilities);
 
@@ -409,12 +411,12 @@ size_t pageleap_capabilities_count(const pageleap_capabilities *capabilities);
 bool pageleap_capabilities_has(const pageleap_capabilities *capabilities,
                                const char *topic);
 
-/* The finding at a place, 0 to pageleap_capabilities_count() - 1. */
+/* The finding at an index, 0 to pageleap_capabilities_count() - 1. */
 pageleap_status pageleap_capabilities_finding(const pageleap_capabilities *capabilities,
                                               size_t index,
                                               pageleap_finding *finding);
 
-/* A remedy of the finding at a place, the least intrusive first: 0 to its remedy_count - 1. */
+/* A remedy of the finding at an index, the least intrusive first: 0 to its remedy_count - 1. */
 pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabilities,
                                              size_t finding_index,
                                              size_t remedy_index,
@@ -425,8 +427,8 @@ pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabi
 /* How pages are spread over nodes, and where the page tables go that map them.
  *
  * With one node everything lies there. With several, stripes of the range go to them in turn.
- * To name a node twice, or one that the pool does not have, gives PAGELEAP_BAD_ARGUMENT; for a
- * pool that is being made, a node that the machine does not have gives PAGELEAP_UNKNOWN_NODE. */
+ * Naming a node twice, or one that is not the pool's, gives PAGELEAP_BAD_ARGUMENT; in
+ * pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE. */
 typedef struct pageleap_placement {
     /* sizeof(pageleap_placement). */
     size_t size;
@@ -459,8 +461,8 @@ typedef struct pageleap_verification {
     uint64_t absent;
 } pageleap_verification;
 
-/* How many pages lie on a node. It has no size, because arrays are made of it: it stays as it
- * is. */
+/* How many pages lie on a node. It has no size field, because it is used in arrays; later
+ * versions will not change it. */
 typedef struct pageleap_node_pages {
     /* The node's number. */
     uint32_t node;
@@ -520,11 +522,11 @@ uint32_t pageleap_pool_page_size(const pageleap_pool *pool);
 /* Its size in bytes; 0 for NULL. */
 uint64_t pageleap_pool_bytes(const pageleap_pool *pool);
 
-/* What is free of it, in bytes; 0 for NULL. Frames that a job is recycling are not, although
- * whoever needs them gets them. */
+/* Its free bytes; 0 for NULL. Frames that a job is recycling do not count as free, but a call
+ * that needs them gets them. */
 uint64_t pageleap_pool_free_bytes(const pageleap_pool *pool);
 
-/* What is free of it on one node, in bytes; 0 for a node that is none of its, and for NULL. */
+/* Its free bytes on one node; 0 for a node that is not one of its own, and for NULL. */
 uint64_t pageleap_pool_free_bytes_on(const pageleap_pool *pool, uint32_t node);
 
 /* The nodes whose memory it is: writes the first `capacity` of them to `nodes`, and how many
@@ -549,10 +551,11 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * return:
  *
  * - System calls that write into a part that is moving (read, recv, io_uring) may fail with
- *   EFAULT, with the engines mprotect and precopy-protect. Repeat them where nothing is
- *   consumed before it is copied: files, pipes, stream sockets; not datagrams and eventfds.
- * - No device, and no kernel for it, may have its pages without a guard (pageleap_region_pin):
- *   O_DIRECT, RDMA, registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
+ *   EFAULT, with the engines mprotect and precopy-protect. They can be repeated where a failed
+ *   call consumes nothing (files, pipes, stream sockets), but not with datagrams and eventfds.
+ * - No device, nor the kernel on behalf of one, may work on its pages without a guard
+ *   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
+ *   process_vm_writev, MSG_ZEROCOPY.
  * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
  *   variables in it. Ordinary private ones are fine.
  * - No stacks and no thread-local storage in it.
@@ -561,8 +564,8 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - Children made by fork do not get it, and must not touch it.
  * - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
  *   SIGSEGV.
- * - mlock, mprotect and madvise may be used on any part of it that is not just moving, and
- *   survive moves; but not MADV_REMOVE, which takes the memory away. */
+ * - mlock, mprotect and madvise may be used on any part of it that is not moving at that
+ *   moment, and survive moves; but not MADV_REMOVE, which takes the memory away. */
 typedef struct pageleap_region pageleap_region;
 
 /* What a region is. */
@@ -583,7 +586,7 @@ typedef struct pageleap_region_info {
 
 /* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
  * `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
- * a job is just recycling, if it needs them. It cannot grow. The region is freed with
+ * a job is still recycling, if it needs them. It cannot grow. The region is freed with
  * pageleap_region_free(), and does not need the pool's handle. */
 pageleap_status pageleap_region_new(const pageleap_pool *pool,
                                     const pageleap_placement *place,
@@ -621,10 +624,10 @@ pageleap_status pageleap_region_view(const pageleap_region *region,
                                      void **address);
 
 /* Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
- * long already. The new part is zero; addresses do not change. More than the capacity gives
- * PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool` may be NULL, and
- * `place` with it: the new part has no memory then, and must not be touched before
- * pageleap_region_back(). */
+ * long already, or longer. The new part is zero; addresses do not change. More than the
+ * capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool`
+ * may be NULL, and `place` with it: the new part has no memory then, and must not be touched
+ * before pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      size_t length,
                                      const pageleap_pool *pool,
@@ -647,8 +650,8 @@ pageleap_status pageleap_region_back(const pageleap_region *region,
                                      const pageleap_pool *pool,
                                      const pageleap_placement *place);
 
-/* Asks the kernel whether each page of a region is present, on the node that it was placed on.
- * Jobs may go on meanwhile. */
+/* Asks the kernel whether each page of a region that has memory is present, on the node that it
+ * was placed on. Jobs may go on meanwhile. */
 pageleap_status pageleap_region_verify(const pageleap_region *region,
                                        pageleap_verification *verification);
 
@@ -666,9 +669,9 @@ typedef struct pageleap_guard pageleap_guard;
 
 /* Keeps the pages of a part in their frames until the guard is dropped: from before the
  * submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
- * of an io_uring buffer, in either direction, until after its completion or unregistration.
- * Any bytes that have memory will do; the guard is on the pages that they touch. Returns once
- * none of these is just being moved. Jobs move everything else meanwhile. Guards may overlap. */
+ * of an io_uring buffer, in either direction, until after its completion or unregistration. Any
+ * bytes that have memory will do; the guard is on the pages that they touch. Returns once none
+ * of these is being moved. Jobs move everything else meanwhile. Guards may overlap. */
 pageleap_status pageleap_region_pin(const pageleap_region *region,
                                     size_t offset,
                                     size_t length,
@@ -686,13 +689,13 @@ typedef enum pageleap_engine {
     /* The best that works here, chosen for each job, and again for parts where it is refused. */
     PAGELEAP_ENGINE_AUTO = 0,
     /* Follows writes, copies what was written again, and takes the page tables away for a
-     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd at which
-     * the kernel's own accesses wait too (root, vm.unprivileged_userfaultfd=1 or access to
-     * /dev/userfaultfd); not for hugetlb pages. */
+     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
+     * holds back the kernel's own accesses, too (root, vm.unprivileged_userfaultfd=1 or access
+     * to /dev/userfaultfd); not for hugetlb pages. */
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /* The same, with pages write-protected while they are copied, and writers let in one by
-     * one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
-     * hugetlb pages, too. */
+    /* As precopy, but pages are write-protected while they are copied, and writers are let in
+     * one by one. System calls do not fail because of it. Needs Linux 6.6 and such a
+     * userfaultfd; for hugetlb pages, too. */
     PAGELEAP_ENGINE_WP_SYNC = 2,
     /* Follows writes, and makes pages read-only for a moment at the end: system calls that
      * write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege. */
@@ -723,33 +726,33 @@ typedef struct pageleap_range {
 typedef struct pageleap_job_options {
     /* sizeof(pageleap_job_options). */
     size_t size;
-    /* Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
-     * is an error. */
+    /* Which engine, one of pageleap_engine. Asking for one by name that cannot work here is an
+     * error. */
     uint32_t engine;
     /* How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
      * least 1 and at most 8. */
     uint32_t threads;
     /* The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-     * page size; 0: chosen, and changed on the way. */
+     * page size; 0: chosen by the job, which changes it as it goes. */
     size_t area_bytes;
-    /* Nanoseconds after which no new area is begun; 0: none. */
+    /* Nanoseconds after which the job begins no new area; 0: no limit. */
     uint64_t timeout_ns;
-    /* How long a thread of the program should have to wait for the job at most, in
-     * nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
-     * any case. */
+    /* The longest that a thread of the program should have to wait for the job, in nanoseconds;
+     * 0: one millisecond. A target, to which the size of areas is fitted, not a limit: every
+     * page moves in any case. */
     uint64_t wait_budget_ns;
-    /* How many bytes per second are copied at most, by all threads together and with repeated
-     * copies; 0: no limit. Each thread may be ahead of it by one area: area_bytes if that is set,
-     * else 2 MB, one page, or what the rate copies in 10 ms, whichever is most. */
+    /* The most bytes copied per second, by all threads together, repeated copies included; 0:
+     * no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
+     * else the largest of 2 MB, one page and what the rate copies in 10 ms. */
     uint64_t rate_limit_bytes_per_s;
-    /* How long the job waits, in nanoseconds, for guards once everything else has moved and
-     * none of them goes; 0: one second, -1: not at all. */
+    /* How long, in nanoseconds, the job waits for guards to be dropped, once everything else
+     * has moved and while none is dropped; 0: one second; -1: not at all. */
     int64_t pin_patience_ns;
-    /* After how many copies of an area that were spoilt by writes its writers have to wait until
-     * it has moved; 0: 3, or 4 with engines that follow writes; -1: from the start. */
+    /* How many copies of an area writes may spoil before its writers must wait until it has
+     * moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start. */
     int32_t max_disturbed_copies;
-    /* Into how many parts an area is split whose copy was spoilt (engine mprotect); 0: 2, 1: it
-     * is not. */
+    /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
+     * 2; 1: it is not split. */
     uint32_t reduction_factor;
 } pageleap_job_options;
 
@@ -757,13 +760,14 @@ typedef struct pageleap_job_options {
 const char *pageleap_engine_name(uint32_t engine);
 
 /* Installs the library's SIGSEGV handler in front of the present one, which goes on getting
- * every fault that is not about a moving page. The first job does it otherwise: engines mprotect
- * and precopy-protect need it, and all others where their own way is refused.
+ * every fault that is not about a moving page. If it is not called, the first job does this.
+ * The engines mprotect and precopy-protect need the handler; the others need it where their own
+ * way is refused.
  *
  * Jobs are refused if another handler has been installed over the library's since, because that
- * one would get the faults of writers. If it passes on what is not its own to the handler that it
- * has found, call this function before it is installed: to call it is to promise that, and jobs
- * go on. */
+ * one would get the faults of writers. If your handler passes faults that are not its own to
+ * the handler that it replaced, call this function before you install yours. The call is your
+ * promise that it does so, and jobs are then not refused. */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Reports --------------------------------------------------------------------------------- */
@@ -791,8 +795,8 @@ typedef enum pageleap_outcome {
     PAGELEAP_MIGRATED = 0,
     /* There was nothing to do: it lay there already, or it has no memory. */
     PAGELEAP_UNCHANGED = 1,
-    /* It was tried, and the job was stopped before the next try; or a guard has kept it in its
-     * frame. */
+    /* It was tried without success and the job was stopped before the next try; or a guard kept
+     * it in its frame. */
     PAGELEAP_BUSY = 2,
     /* A system call was refused each time it was tried. */
     PAGELEAP_NOT_MOVABLE = 3,
@@ -809,7 +813,7 @@ typedef struct pageleap_report_figures {
     size_t size;
     /* Why it has ended. */
     enum pageleap_ended ended;
-    /* The engine that was used, where it could be. */
+    /* The engine that was chosen, and used wherever it was not refused. */
     pageleap_engine engine;
     /* In words, why it has ended: for PAGELEAP_FAILED the first error. */
     const char *ended_text;
@@ -848,14 +852,14 @@ typedef struct pageleap_report_figures {
     uint64_t wait_max_ns;
     /* Areas whose writers were held back although much was left to copy. */
     uint64_t holds;
-    /* Calls that were refused, and repeated until they succeeded, because part of a region would
-     * have stayed inaccessible. */
+    /* How many refused system calls were repeated until they succeeded, since part of a region
+     * would otherwise have stayed inaccessible. */
     uint64_t repairs;
     /* How large an area could be, in bytes. */
     size_t area_bytes;
     /* Threads that copied, at most. */
     uint32_t threads;
-    /* How many of them copied at the end, because it was hardly faster with more. */
+    /* How many of them still copied at the end; more were hardly faster. */
     uint32_t threads_settled;
     /* How many warnings there are: pageleap_report_warning(). */
     size_t warning_count;
@@ -906,19 +910,19 @@ void pageleap_report_free(pageleap_report *report);
 pageleap_status pageleap_report_get_figures(const pageleap_report *report,
                                             pageleap_report_figures *figures);
 
-/* The run of pages at a place, 0 to run_count - 1, in the order in which the ranges were
+/* The run of pages at an index, 0 to run_count - 1, in the order in which the ranges were
  * given. */
 pageleap_status pageleap_report_run(const pageleap_report *report,
                                     size_t index,
                                     pageleap_page_run *run);
 
-/* The use of an engine at a place, 0 to engine_use_count - 1. */
+/* The use of an engine at an index, 0 to engine_use_count - 1. */
 pageleap_status pageleap_report_get_engine_use(const pageleap_report *report,
                                                size_t index,
                                                pageleap_engine_use *engine_use);
 
-/* What went less well than asked, in words: from 0 to warning_count - 1; NULL behind that.
- * Valid until the report is freed. */
+/* One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
+ * NULL beyond. Valid until the report is freed. */
 const char *pageleap_report_warning(const pageleap_report *report, size_t index);
 
 /* The report as text for people: several lines, the last without a newline. NULL for NULL. Valid
@@ -927,11 +931,14 @@ const char *pageleap_report_text(const pageleap_report *report);
 
 /* The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
  *
- * Its keys are those of pageleap_report_figures, but that pages are counted in "pages"
- * ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), that "waits" and "windows"
- * are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and that "runs", "engines" and
- * "warnings" are arrays with what the functions above give one by one; besides, "calls" counts
- * system calls by name. Later versions may add keys. */
+ * Its keys are the fields of pageleap_report_figures, except that page counts are in "pages"
+ * ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows" are
+ * objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines" and
+ * "warnings" are arrays of what the functions above give one by one. "calls" counts system
+ * calls by name, "disturbed_copies" the copies that writes have spoilt, "splits" the areas that
+ * were split, "windows_first" the windows in which the closing thread went before others
+ * (SCHED_FIFO); "recycle_cpu_ns" is the CPU time of recycling, or null. Later versions may add
+ * keys. */
 const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
@@ -966,14 +973,14 @@ typedef struct pageleap_progress {
 } pageleap_progress;
 
 /* Starts a job that moves all these ranges while the program goes on, and returns at once,
- * unless it needs frames that another job is just recycling. `options` may be NULL. If it
+ * unless it needs frames that another job is still recycling. `options` may be NULL. If it
  * fails, nothing has changed.
  *
- * There must be at least one range. Regions and pools must have pages of one size, or it is
- * PAGELEAP_BAD_ARGUMENT; ranges must not overlap each other or those of another job that still
+ * There must be at least one range. All regions and pools must have the same page size (else
+ * PAGELEAP_BAD_ARGUMENT); ranges must not overlap each other or those of another job that still
  * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
  *
- * The job does not need the handles of pools; freeing a region ends it. It is freed with
+ * Pools may be freed while the job runs; freeing a region ends the job. It is freed with
  * pageleap_job_free(). */
 pageleap_status pageleap_job_start(const pageleap_range *ranges,
                                    size_t range_count,
@@ -1006,8 +1013,8 @@ pageleap_status pageleap_job_wait(const pageleap_job *job, pageleap_report **rep
 
 /* Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
  * at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
- * anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
- * but for freeing the job. It may be NULL. */
+ * anything but 0, the job is cancelled. It may call this library, but must not free the job,
+ * throw or longjmp. `callback` may be NULL. */
 pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 uint32_t interval_ms,
                                                 int (*callback)(void *data,

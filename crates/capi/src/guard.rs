@@ -11,9 +11,9 @@ pub struct pageleap_guard(#[allow(dead_code, reason = "dropping it is its use")]
 
 /// Keeps the pages of a part in their frames until the guard is dropped: from before the
 /// submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
-/// of an io_uring buffer, in either direction, until after its completion or unregistration.
-/// Any bytes that have memory will do; the guard is on the pages that they touch. Returns once
-/// none of these is just being moved. Jobs move everything else meanwhile. Guards may overlap.
+/// of an io_uring buffer, in either direction, until after its completion or unregistration. Any
+/// bytes that have memory will do; the guard is on the pages that they touch. Returns once none
+/// of these is being moved. Jobs move everything else meanwhile. Guards may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_pin(
     region: *const pageleap_region,

@@ -16,14 +16,14 @@ use crate::status::pageleap_status;
 pub struct pageleap_job(pub(crate) Job);
 
 /// Starts a job that moves all these ranges while the program goes on, and returns at once,
-/// unless it needs frames that another job is just recycling. `options` may be NULL. If it
+/// unless it needs frames that another job is still recycling. `options` may be NULL. If it
 /// fails, nothing has changed.
 ///
-/// There must be at least one range. Regions and pools must have pages of one size, or it is
-/// PAGELEAP_BAD_ARGUMENT; ranges must not overlap each other or those of another job that still
+/// There must be at least one range. All regions and pools must have the same page size (else
+/// PAGELEAP_BAD_ARGUMENT); ranges must not overlap each other or those of another job that still
 /// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
 ///
-/// The job does not need the handles of pools; freeing a region ends it. It is freed with
+/// Pools may be freed while the job runs; freeing a region ends the job. It is freed with
 /// pageleap_job_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_start(
@@ -189,8 +189,8 @@ pub unsafe extern "C" fn pageleap_job_wait(
 
 /// Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
 /// at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
-/// anything but 0, the job is cancelled. It must not throw or longjmp, and may use this library
-/// but for freeing the job. It may be NULL.
+/// anything but 0, the job is cancelled. It may call this library, but must not free the job,
+/// throw or longjmp. `callback` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     job: *const pageleap_job,

@@ -20,13 +20,13 @@ pub enum pageleap_engine {
     /// The best that works here, chosen for each job, and again for parts where it is refused.
     PAGELEAP_ENGINE_AUTO = 0,
     /// Follows writes, copies what was written again, and takes the page tables away for a
-    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd at which
-    /// the kernel's own accesses wait too (root, vm.unprivileged_userfaultfd=1 or access to
-    /// /dev/userfaultfd); not for hugetlb pages.
+    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
+    /// holds back the kernel's own accesses, too (root, vm.unprivileged_userfaultfd=1 or access
+    /// to /dev/userfaultfd); not for hugetlb pages.
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /// The same, with pages write-protected while they are copied, and writers let in one by
-    /// one. System calls do not fail because of it. Needs Linux 6.6 and such a userfaultfd; for
-    /// hugetlb pages, too.
+    /// As precopy, but pages are write-protected while they are copied, and writers are let in
+    /// one by one. System calls do not fail because of it. Needs Linux 6.6 and such a
+    /// userfaultfd; for hugetlb pages, too.
     PAGELEAP_ENGINE_WP_SYNC = 2,
     /// Follows writes, and makes pages read-only for a moment at the end: system calls that
     /// write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege.
@@ -75,33 +75,33 @@ grows!(pageleap_range, 48, place);
 pub struct pageleap_job_options {
     /// sizeof(pageleap_job_options).
     pub size: usize,
-    /// Which engine, one of pageleap_engine. One that is asked for by name and cannot work here
-    /// is an error.
+    /// Which engine, one of pageleap_engine. Asking for one by name that cannot work here is an
+    /// error.
     pub engine: u32,
     /// How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
     /// least 1 and at most 8.
     pub threads: u32,
     /// The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-    /// page size; 0: chosen, and changed on the way.
+    /// page size; 0: chosen by the job, which changes it as it goes.
     pub area_bytes: usize,
-    /// Nanoseconds after which no new area is begun; 0: none.
+    /// Nanoseconds after which the job begins no new area; 0: no limit.
     pub timeout_ns: u64,
-    /// How long a thread of the program should have to wait for the job at most, in
-    /// nanoseconds; 0: one millisecond. A wish, to which areas are fitted: every page moves in
-    /// any case.
+    /// The longest that a thread of the program should have to wait for the job, in nanoseconds;
+    /// 0: one millisecond. A target, to which the size of areas is fitted, not a limit: every
+    /// page moves in any case.
     pub wait_budget_ns: u64,
-    /// How many bytes per second are copied at most, by all threads together and with repeated
-    /// copies; 0: no limit. Each thread may be ahead of it by one area: area_bytes if that is set,
-    /// else 2 MB, one page, or what the rate copies in 10 ms, whichever is most.
+    /// The most bytes copied per second, by all threads together, repeated copies included; 0:
+    /// no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
+    /// else the largest of 2 MB, one page and what the rate copies in 10 ms.
     pub rate_limit_bytes_per_s: u64,
-    /// How long the job waits, in nanoseconds, for guards once everything else has moved and
-    /// none of them goes; 0: one second, -1: not at all.
+    /// How long, in nanoseconds, the job waits for guards to be dropped, once everything else
+    /// has moved and while none is dropped; 0: one second; -1: not at all.
     pub pin_patience_ns: i64,
-    /// After how many copies of an area that were spoilt by writes its writers have to wait until
-    /// it has moved; 0: 3, or 4 with engines that follow writes; -1: from the start.
+    /// How many copies of an area writes may spoil before its writers must wait until it has
+    /// moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start.
     pub max_disturbed_copies: i32,
-    /// Into how many parts an area is split whose copy was spoilt (engine mprotect); 0: 2, 1: it
-    /// is not.
+    /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
+    /// 2; 1: it is not split.
     pub reduction_factor: u32,
 }
 grows!(pageleap_job_options, 64, reduction_factor);
@@ -155,13 +155,14 @@ pub(crate) fn with_options<'a>(
 }
 
 /// Installs the library's SIGSEGV handler in front of the present one, which goes on getting
-/// every fault that is not about a moving page. The first job does it otherwise: engines mprotect
-/// and precopy-protect need it, and all others where their own way is refused.
+/// every fault that is not about a moving page. If it is not called, the first job does this.
+/// The engines mprotect and precopy-protect need the handler; the others need it where their own
+/// way is refused.
 ///
 /// Jobs are refused if another handler has been installed over the library's since, because that
-/// one would get the faults of writers. If it passes on what is not its own to the handler that it
-/// has found, call this function before it is installed: to call it is to promise that, and jobs
-/// go on.
+/// one would get the faults of writers. If your handler passes faults that are not its own to
+/// the handler that it replaced, call this function before you install yours. The call is your
+/// promise that it does so, and jobs are then not refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })

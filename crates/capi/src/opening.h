@@ -31,12 +31,13 @@
  *
  * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
  *           region. A page of a region has an address, and a frame unless it was discarded.
- * Area.     The pages that a job copies in one go, and that get their new frames at once. The job
- *           chooses how many these are.
+ * Area.     A group of pages that a job copies in one go and gives new frames together. The job
+ *           chooses how many.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
  * Engine.   The method by which a job follows writes, copies, and closes areas.
- * Recycle.  After the move a job makes the frames that pages have left ready for others.
+ * Recycle.  To make the frames that pages have left ready for other pages; a job does so after the
+ *           move.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
@@ -46,22 +47,24 @@
  *           function says otherwise, and a handle or address that it should have given out is
  *           NULL.
  * Threads.  All functions may be called from any thread, several at a time, also on the same
- *           handle; only functions that free a handle need it to themselves. None may be called
- *           from a signal handler. None is a cancellation point: a thread that is cancelled
- *           meanwhile ends later. It must not have enabled asynchronous cancellation.
+ *           handle; only a function that frees a handle must be the sole user of it. None may be
+ *           called from a signal handler. None is a cancellation point: a thread that is cancelled
+ *           during a call ends after it. A thread that calls the library must not have asynchronous
+ *           cancellation enabled.
  * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
  *           Handles may be freed in any order. `const` means that the handle stays valid, not
  *           that what it stands for stays the same.
- * NULL.     May be passed where the function says so, and for an array of no elements. Elsewhere
- *           it gives PAGELEAP_BAD_ARGUMENT; functions that return no status return 0, false, NULL
- *           or -1 then.
- * Structs.  Structures begin with their size, because later versions may append fields. Make
- *           them with PAGELEAP_INIT (inside a function), which sets the size and leaves all else
- *           0, the default of each field that has one. Those that a function fills need their
- *           size as well. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields of a
- *           newer header must be 0 (else PAGELEAP_UNSUPPORTED), and are filled with 0.
- * fork.     A child does not have the regions of its parent, and must not touch their addresses.
- *           It must not use handles of its parent but to free them.
+ * NULL.     May be passed where the function's comment says so, and for an array of no elements.
+ *           Elsewhere it gives PAGELEAP_BAD_ARGUMENT or, from functions that return no status, 0,
+ *           false, NULL or -1.
+ * Structs.  Structures begin with their size, because later versions may append fields. Make them
+ *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
+ *           default of each field that has one. Set the size of structures that a function fills,
+ *           too. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
+ *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
+ *           when filled in.
+ * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
+ *           may use its parent's handles only to free them.
  * Signals.  The library's own threads take none of the program's signals. It blocks those of the
  *           calling thread for moments, when it starts threads and in pageleap_probe().
  *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().

@@ -7,8 +7,8 @@ use crate::boundary::{array, bad, flag, list, read, write};
 /// How pages are spread over nodes, and where the page tables go that map them.
 ///
 /// With one node everything lies there. With several, stripes of the range go to them in turn.
-/// To name a node twice, or one that the pool does not have, gives PAGELEAP_BAD_ARGUMENT; for a
-/// pool that is being made, a node that the machine does not have gives PAGELEAP_UNKNOWN_NODE.
+/// Naming a node twice, or one that is not the pool's, gives PAGELEAP_BAD_ARGUMENT; in
+/// pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_placement {
@@ -98,8 +98,8 @@ pub(crate) unsafe fn write_verification(
     unsafe { write(out, shown) }
 }
 
-/// How many pages lie on a node. It has no size, because arrays are made of it: it stays as it
-/// is.
+/// How many pages lie on a node. It has no size field, because it is used in arrays; later
+/// versions will not change it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_node_pages {

@@ -112,15 +112,15 @@ pub unsafe extern "C" fn pageleap_pool_bytes(pool: *const pageleap_pool) -> u64 
     value(0, || Ok(unsafe { handle(pool, "pool") }?.0.bytes()))
 }
 
-/// What is free of it, in bytes; 0 for NULL. Frames that a job is recycling are not, although
-/// whoever needs them gets them.
+/// Its free bytes; 0 for NULL. Frames that a job is recycling do not count as free, but a call
+/// that needs them gets them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free_bytes(pool: *const pageleap_pool) -> u64 {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(pool, "pool") }?.0.free_bytes()))
 }
 
-/// What is free of it on one node, in bytes; 0 for a node that is none of its, and for NULL.
+/// Its free bytes on one node; 0 for a node that is not one of its own, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free_bytes_on(pool: *const pageleap_pool, node: u32) -> u64 {
     // SAFETY: forwarded to the caller.

@@ -35,21 +35,21 @@ pub struct pageleap_demand {
     pub bytes: u64,
     /// The size of its pages.
     pub page_size: u32,
-    /// Whether to move a few pages for a trial, too: the finding "leap". That installs the
-    /// SIGSEGV handler, as a job does.
+    /// Whether also to move a few pages as a trial, which is the finding "leap". The trial
+    /// installs the SIGSEGV handler, as a job does.
     pub try_leap: flag,
     /// Must be 0.
     pub reserved: [u8; 3],
 }
 grows!(pageleap_demand, 24, reserved);
 
-/// How something stands.
+/// The state of a finding.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum pageleap_state {
-    /// It was tried, or read, and is in order.
+    /// It was tried, or read, and works.
     PAGELEAP_WORKS = 0,
-    /// It is in order with a restriction, which the reason names.
+    /// It works, with a restriction that the reason names.
     PAGELEAP_LIMITED = 1,
     /// It does not work here.
     PAGELEAP_MISSING = 2,
@@ -64,17 +64,17 @@ pub struct pageleap_finding {
     /// sizeof(pageleap_finding).
     pub size: usize,
     /// What was looked at: a name that stays the same from version to version, such as "cpuset",
-    /// "hugetlb-2m" or "free-memory". Three are about engines: "freeze" says whether precopy can
-    /// work, "write-barrier" whether wp-sync can, "write-tracking" whether precopy-protect can.
-    /// mprotect can wherever a job can.
+    /// "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does,
+    /// wp-sync if "write-barrier" does, precopy-protect if "write-tracking" does; mprotect works
+    /// wherever a job can.
     pub topic: *const c_char,
-    /// How it stands.
+    /// Its state.
     pub state: pageleap_state,
-    /// Whether it makes the leap impossible that was asked about.
+    /// Whether it rules out the move that the demand describes.
     pub blocks: flag,
     /// The finding in one line.
     pub summary: *const c_char,
-    /// Why it is not in order; empty if it is.
+    /// What is wrong or restricted; empty if nothing is.
     pub reason: *const c_char,
     /// What was seen, line by line: calls with their results, files with their contents.
     pub observed: *const c_char,
@@ -121,9 +121,9 @@ fn texts(finding: &Finding, demand: &Demand) -> Texts {
     }
 }
 
-/// Finds out what this machine, user and container allow: tries each call that matters on
-/// memory of its own, and leaves everything as it was. Takes some ten milliseconds. `demand`
-/// may be NULL: a few pages of 4 KB. Free with pageleap_capabilities_free().
+/// Finds out what this machine, user and container allow: tries each call that matters on memory
+/// of its own, and leaves everything as it was. Takes tens of milliseconds. `demand` may be
+/// NULL: a few pages of 4 KB. Free with pageleap_capabilities_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_probe(
     demand: *const pageleap_demand,
@@ -191,7 +191,7 @@ fn finding_at(capabilities: &pageleap_capabilities, index: usize) -> Result<&Tex
         .ok_or_else(|| bad("index", format!("{index} of {} findings", all.len()), "use a smaller one"))
 }
 
-/// The finding at a place, 0 to pageleap_capabilities_count() - 1.
+/// The finding at an index, 0 to pageleap_capabilities_count() - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_finding(
     capabilities: *const pageleap_capabilities,
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn pageleap_capabilities_finding(
     })
 }
 
-/// A remedy of the finding at a place, the least intrusive first: 0 to its remedy_count - 1.
+/// A remedy of the finding at an index, the least intrusive first: 0 to its remedy_count - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_remedy(
     capabilities: *const pageleap_capabilities,

@@ -22,10 +22,11 @@ use crate::status::pageleap_status;
 /// return:
 ///
 /// - System calls that write into a part that is moving (read, recv, io_uring) may fail with
-///   EFAULT, with the engines mprotect and precopy-protect. Repeat them where nothing is
-///   consumed before it is copied: files, pipes, stream sockets; not datagrams and eventfds.
-/// - No device, and no kernel for it, may have its pages without a guard (pageleap_region_pin):
-///   O_DIRECT, RDMA, registered io_uring buffers, vmsplice, process_vm_writev, MSG_ZEROCOPY.
+///   EFAULT, with the engines mprotect and precopy-protect. They can be repeated where a failed
+///   call consumes nothing (files, pipes, stream sockets), but not with datagrams and eventfds.
+/// - No device, nor the kernel on behalf of one, may work on its pages without a guard
+///   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
+///   process_vm_writev, MSG_ZEROCOPY.
 /// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
 ///   variables in it. Ordinary private ones are fine.
 /// - No stacks and no thread-local storage in it.
@@ -34,8 +35,8 @@ use crate::status::pageleap_status;
 /// - Children made by fork do not get it, and must not touch it.
 /// - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
 ///   SIGSEGV.
-/// - mlock, mprotect and madvise may be used on any part of it that is not just moving, and
-///   survive moves; but not MADV_REMOVE, which takes the memory away.
+/// - mlock, mprotect and madvise may be used on any part of it that is not moving at that
+///   moment, and survive moves; but not MADV_REMOVE, which takes the memory away.
 pub struct pageleap_region(pub(crate) Region);
 
 /// What a region is.
@@ -72,7 +73,7 @@ pub(crate) fn bytes(of: &Region, offset: usize, length: usize) -> Result<Range<u
 
 /// Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
 /// `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
-/// a job is just recycling, if it needs them. It cannot grow. The region is freed with
+/// a job is still recycling, if it needs them. It cannot grow. The region is freed with
 /// pageleap_region_free(), and does not need the pool's handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_new(
@@ -179,10 +180,10 @@ pub unsafe extern "C" fn pageleap_region_view(
 }
 
 /// Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
-/// long already. The new part is zero; addresses do not change. More than the capacity gives
-/// PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool` may be NULL, and
-/// `place` with it: the new part has no memory then, and must not be touched before
-/// pageleap_region_back().
+/// long already, or longer. The new part is zero; addresses do not change. More than the
+/// capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool`
+/// may be NULL, and `place` with it: the new part has no memory then, and must not be touched
+/// before pageleap_region_back().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_grow(
     region: *const pageleap_region,
@@ -242,8 +243,8 @@ pub unsafe extern "C" fn pageleap_region_back(
     })
 }
 
-/// Asks the kernel whether each page of a region is present, on the node that it was placed on.
-/// Jobs may go on meanwhile.
+/// Asks the kernel whether each page of a region that has memory is present, on the node that it
+/// was placed on. Jobs may go on meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_verify(
     region: *const pageleap_region,

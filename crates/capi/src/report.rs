@@ -49,8 +49,8 @@ pub enum pageleap_outcome {
     PAGELEAP_MIGRATED = 0,
     /// There was nothing to do: it lay there already, or it has no memory.
     PAGELEAP_UNCHANGED = 1,
-    /// It was tried, and the job was stopped before the next try; or a guard has kept it in its
-    /// frame.
+    /// It was tried without success and the job was stopped before the next try; or a guard kept
+    /// it in its frame.
     PAGELEAP_BUSY = 2,
     /// A system call was refused each time it was tried.
     PAGELEAP_NOT_MOVABLE = 3,
@@ -66,7 +66,7 @@ pub struct pageleap_report_figures {
     pub size: usize,
     /// Why it has ended.
     pub ended: pageleap_ended,
-    /// The engine that was used, where it could be.
+    /// The engine that was chosen, and used wherever it was not refused.
     pub engine: pageleap_engine,
     /// In words, why it has ended: for PAGELEAP_FAILED the first error.
     pub ended_text: *const c_char,
@@ -105,14 +105,14 @@ pub struct pageleap_report_figures {
     pub wait_max_ns: u64,
     /// Areas whose writers were held back although much was left to copy.
     pub holds: u64,
-    /// Calls that were refused, and repeated until they succeeded, because part of a region would
-    /// have stayed inaccessible.
+    /// How many refused system calls were repeated until they succeeded, since part of a region
+    /// would otherwise have stayed inaccessible.
     pub repairs: u64,
     /// How large an area could be, in bytes.
     pub area_bytes: usize,
     /// Threads that copied, at most.
     pub threads: u32,
-    /// How many of them copied at the end, because it was hardly faster with more.
+    /// How many of them still copied at the end; more were hardly faster.
     pub threads_settled: u32,
     /// How many warnings there are: pageleap_report_warning().
     pub warning_count: usize,
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn pageleap_report_get_figures(
     })
 }
 
-/// The run of pages at a place, 0 to run_count - 1, in the order in which the ranges were
+/// The run of pages at an index, 0 to run_count - 1, in the order in which the ranges were
 /// given.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_run(
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn pageleap_report_run(
     })
 }
 
-/// The use of an engine at a place, 0 to engine_use_count - 1.
+/// The use of an engine at an index, 0 to engine_use_count - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_get_engine_use(
     report: *const pageleap_report,
@@ -323,8 +323,8 @@ pub unsafe extern "C" fn pageleap_report_get_engine_use(
     })
 }
 
-/// What went less well than asked, in words: from 0 to warning_count - 1; NULL behind that.
-/// Valid until the report is freed.
+/// One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
+/// NULL beyond. Valid until the report is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_warning(
     report: *const pageleap_report,
@@ -350,11 +350,14 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 
 /// The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
 ///
-/// Its keys are those of pageleap_report_figures, but that pages are counted in "pages"
-/// ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), that "waits" and "windows"
-/// are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and that "runs", "engines" and
-/// "warnings" are arrays with what the functions above give one by one; besides, "calls" counts
-/// system calls by name. Later versions may add keys.
+/// Its keys are the fields of pageleap_report_figures, except that page counts are in "pages"
+/// ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows" are
+/// objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines" and
+/// "warnings" are arrays of what the functions above give one by one. "calls" counts system
+/// calls by name, "disturbed_copies" the copies that writes have spoilt, "splits" the areas that
+/// were split, "windows_first" the windows in which the closing thread went before others
+/// (SCHED_FIFO); "recycle_cpu_ns" is the CPU time of recycling, or null. Later versions may add
+/// keys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {

@@ -20,10 +20,10 @@ pub enum pageleap_status {
     /// An argument makes no sense, or a pointer is NULL that must not be; nothing was
     /// attempted.
     PAGELEAP_BAD_ARGUMENT = 1,
-    /// A byte range is not inside the region; or not aligned to its pages, empty, or partly
-    /// without memory where that is asked for.
+    /// A byte range is not inside the region; or, where the function demands these, it is not
+    /// whole pages, is empty, or does not have (or lack) memory throughout.
     PAGELEAP_BAD_RANGE = 2,
-    /// The machine has no such node, or it has no memory, or is offline.
+    /// There is no such node, or the node has no memory or is offline.
     PAGELEAP_UNKNOWN_NODE = 3,
     /// The cpuset of the process does not allow memory of the node.
     PAGELEAP_NODE_NOT_ALLOWED = 4,
@@ -46,8 +46,7 @@ pub enum pageleap_status {
     PAGELEAP_SYSTEM_CALL = 12,
     /// A file of /proc or /sys could not be read or made no sense.
     PAGELEAP_SYSTEM_FILE = 13,
-    /// The machine, or a structure of a newer header, is not one that this library can work
-    /// with.
+    /// This library cannot work on this machine, or with this structure of a newer header.
     PAGELEAP_UNSUPPORTED = 14,
     /// A fixed limit of this library was reached.
     PAGELEAP_LIMIT = 15,
@@ -70,8 +69,8 @@ pub struct pageleap_error {
     pub error_number: c_int,
     /// The name of that system call, or NULL. Constant.
     pub call: *const c_char,
-    /// The first byte that it is about: an address; with PAGELEAP_BAD_RANGE and
-    /// PAGELEAP_RANGE_BUSY, an offset in the region. 0 if it is about none.
+    /// The first byte concerned: an address or, with PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY,
+    /// an offset in the region. 0 if no bytes are concerned.
     pub start: usize,
     /// How many bytes that is.
     pub length: usize,
@@ -171,8 +170,8 @@ pub extern "C" fn pageleap_last_error() -> *const c_char {
     LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// The last error of this thread, in parts. Returns whether they could be written:
-/// PAGELEAP_OK, whatever the error was.
+/// The last error of this thread, in parts. The status returned is that of this call:
+/// PAGELEAP_OK if `error` was filled in, whatever the last error was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
     boundary!({

@@ -122,7 +122,7 @@ pub unsafe extern "C" fn pageleap_topology_node_count(topology: *const pageleap_
     value(0, || Ok(unsafe { handle(topology, "topology") }?.topology.nodes().len()))
 }
 
-/// The node at a place, 0 to pageleap_topology_node_count() - 1, in the order of their numbers.
+/// The node at an index, 0 to pageleap_topology_node_count() - 1, in the order of their numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_node(
     topology: *const pageleap_topology,
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn pageleap_topology_distance(
 
 /// The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
 /// writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
-/// `count`, which may be NULL. A text that means none, or one that there is not, gives
+/// `count`, which may be NULL. A text that names no node, or one that does not exist, gives
 /// PAGELEAP_BAD_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_parse_nodes(
@@ -282,8 +282,8 @@ pub unsafe extern "C" fn pageleap_topology_is_allowed(
     value(false, || Ok(unsafe { handle(topology, "topology") }?.topology.is_allowed(NodeId(node_id))))
 }
 
-/// What was left out because a file of the kernel is damaged or cannot be read: sentence by
-/// sentence, from 0 on; NULL when there are no more. Valid until the topology is freed.
+/// One sentence on what was left out because a file of the kernel is damaged or cannot be read:
+/// `index` counts from 0; NULL beyond the last. Valid until the topology is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_warning(
     topology: *const pageleap_topology,

@@ -117,7 +117,11 @@ fn views_that_make_no_sense() {
     let mut scene = Scene::base();
     let len = scene.region.len();
     for range in [0..len + 8, len + 8..len + 8, 16..8, 0..usize::MAX] {
-        scene.refused(scene.region.atomics_u64(range.clone()), true, &["not inside the region", "0 to its length"]);
+        scene.refused(
+            scene.region.atomics_u64(range.clone()),
+            true,
+            &["not inside the region", "0 to its length"],
+        );
         // SAFETY: nobody else accesses the region.
         let bytes = unsafe { scene.region.atomics_u8(range) };
         scene.refused(bytes, true, &["not inside"]);
