@@ -446,7 +446,10 @@ fn a_handler_that_comes_later_is_refused_and_named() {
                         text.contains("another SIGSEGV handler") && text.contains(&format!("{theirs:#x}")),
                         "{text}"
                     );
-                    assert!(text.contains("before the first migration"), "{text}");
+                    assert!(
+                        text.contains("before the first job") && text.contains("install_fault_handler"),
+                        "{text}"
+                    );
                     assert_eq!(pools[0].free_bytes(), free);
                 }
                 // SAFETY: puts back what was there.
