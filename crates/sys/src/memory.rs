@@ -134,7 +134,16 @@ pub unsafe fn map_file_into_hole(
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: forwarded to the caller; nothing is replaced.
     let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t) };
-    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    if p == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    if p as usize != addr {
+        // Who does not know the flag takes the address for a wish: valgrind does, for one.
+        // SAFETY: nobody else knows this mapping.
+        unsafe { libc::munmap(p, len) };
+        return Err(Errno(libc::EEXIST));
+    }
+    Ok(())
 }
 
 /// Whether every page of a range is mapped, whatever its access (`mincore(2)` reports ENOMEM for holes). Allocates nothing.
