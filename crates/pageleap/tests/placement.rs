@@ -218,6 +218,35 @@ fn verification_during_leaps_finds_nothing_wrong() {
     }
 }
 
+/// What is free and needed is said of the whole call and of the share that is too small, not of the part at which that came out.
+#[test]
+fn a_pool_that_is_too_small_says_what_was_free_before() {
+    let pages = |pages: usize| (pages * PAGE) as u64;
+    let says = |error: Error, node: NodeId, free: u64, needed: u64| {
+        let Error::PoolExhausted { node: of, free_bytes, pool_bytes, needed_bytes } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((of, free_bytes, pool_bytes, needed_bytes), (node, free, pages(16), needed));
+    };
+    let (model, pool) = model_pool(16);
+    let in_turn = Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(4 * PAGE);
+    let region = Region::new(pool.on(in_turn), 64 * PAGE).map(drop);
+    says(region.unwrap_err(), NODES[0], pages(16), pages(32));
+
+    let large = Pool::builder(NODES[0], pages(48)).backend(model.clone()).build().unwrap();
+    let region = Region::new(&large, 48 * PAGE).unwrap();
+    let move_to = |pools: [&Pool; 2]| {
+        let job = Migration::new().range(&region, 0..12 * PAGE, pools[0].on(NODES[2]));
+        job.range(&region, 12 * PAGE..24 * PAGE, pools[1].on(NODES[2])).start().map(|job| job.wait())
+    };
+    says(move_to([&pool, &pool]).unwrap_err(), NODES[2], pages(16), pages(24));
+    // Another pool of that size on that node is another pool.
+    let other = Pool::builder(NODES[2], pages(16)).backend(model).build().unwrap();
+    let _rest = Region::new(&other, 8 * PAGE).unwrap();
+    says(move_to([&pool, &other]).unwrap_err(), NODES[2], pages(8), pages(12));
+    assert_eq!(pool.free_bytes(), pool.bytes());
+}
+
 /// A refused policy is said once, and what it left elsewhere is put right when it is allowed again: page tables of an alias that has been filled
 /// again, or mapped anew where this was refused.
 #[test]

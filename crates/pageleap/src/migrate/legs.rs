@@ -9,7 +9,7 @@ use super::report::PageOutcome;
 use crate::backend::{Errno, Prot};
 use crate::error::Error;
 use crate::observe::{self, AttributeRun, Attributes};
-use crate::pool::{ALIAS_ATTRIBUTES, Destination, Run, Share, Target};
+use crate::pool::{ALIAS_ATTRIBUTES, Destination, Needs, Run, Share, Target};
 use crate::region::{Claim, Extent, Region};
 use crate::sync::lock;
 use crate::units::NodeId;
@@ -86,7 +86,12 @@ impl Item {
     }
 
     /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
-    pub(crate) fn plan(&mut self, attributes: &[AttributeRun], exchange: bool) -> Result<(), Error> {
+    pub(crate) fn plan(
+        &mut self,
+        attributes: &[AttributeRun],
+        exchange: bool,
+        needs: &mut Needs,
+    ) -> Result<(), Error> {
         let item = self;
         let pages = item.claim.region().pages(&item.claim.range());
         let extents = lock(&item.claim.region().extents);
@@ -118,8 +123,11 @@ impl Item {
         let spans = parts.iter().flat_map(|(moving, to, tables)| {
             spans(moving).into_iter().map(move |span| (span, moving, to, tables))
         });
+        let spans: Vec<_> = spans.collect();
+        spans.iter().for_each(|(span, _, to, _)| needs.add(to, span.end - span.start));
         for (span, moving, to, tables) in spans {
-            let runs = to.take(span.end - span.start, span.start)?;
+            let frames = span.end - span.start;
+            let runs = needs.taken(to, frames, to.take(frames, span.start))?;
             item.unused.extend(runs.iter().map(|run| unused(to, *run)));
             let mut page = span.start;
             for run in runs {
@@ -200,20 +208,6 @@ impl Item {
             Run { first: used.end(), frames: whole.end() - used.end() },
         ];
         self.unused.extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| unused(&share, run)));
-    }
-}
-
-/// An error as it was before these items took frames: what they have taken is free again when it is read.
-pub(crate) fn with_what_was_taken(error: Error, items: &[Item]) -> Error {
-    let Error::PoolExhausted { node, free_bytes, pool_bytes, needed_bytes } = error else { return error };
-    let taken = items.iter().flat_map(|item| item.unused.values());
-    let taken = taken.filter(|(share, _)| share.node() == node && share.bytes() == pool_bytes);
-    let taken: u64 = taken.map(|(share, run)| run.frames * share.page_size().bytes() as u64).sum();
-    Error::PoolExhausted {
-        node,
-        free_bytes: free_bytes + taken,
-        pool_bytes,
-        needed_bytes: needed_bytes + taken,
     }
 }
 

@@ -26,7 +26,7 @@ use crate::engine::mprotect::fault;
 use crate::engine::precopy::notes;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
-use crate::pool::Destination;
+use crate::pool::{Destination, Needs};
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
@@ -287,10 +287,9 @@ impl<'a> Migration<'a> {
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
 
         let attributes = attributes_of(&items)?;
-        for index in 0..items.len() {
-            let item = &mut items[index];
-            let planned = item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb());
-            planned.map_err(|error| legs::with_what_was_taken(error, &items))?;
+        let mut needs = Needs::default();
+        for item in &mut items {
+            item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb(), &mut needs)?;
         }
         let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {

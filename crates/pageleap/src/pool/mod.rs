@@ -4,6 +4,7 @@
 
 mod fill;
 mod frames;
+mod needs;
 mod reserve;
 mod share;
 
@@ -11,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub(crate) use frames::Run;
+pub(crate) use needs::Needs;
 pub use reserve::HugePageReservation;
 pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
 

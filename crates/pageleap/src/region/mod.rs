@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::migrate::{JobShared, check_address_space};
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
-use crate::pool::{Destination, Run, Share, Target, reserve_aligned};
+use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
 use crate::units::{AddressRange, PageSize};
 
@@ -42,8 +42,8 @@ pub struct RegionId(pub u64);
 /// Threads of this process may read and write the region at any time, also while it is being migrated, with ordinary loads, stores and
 /// atomic operations; nothing is lost. This much is asked of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
 ///
-/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT with the engine
-///   `mprotect`. Repeat them where nothing is consumed before it is copied: not with datagrams and eventfds.
+/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT with the engines
+///   `mprotect` and `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with datagrams and eventfds.
 /// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part
 ///   that is being migrated, except under [`Region::pin`]. The device would go on with the old frame.
 /// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
@@ -52,7 +52,8 @@ pub struct RegionId(pub u64);
 /// * **No userfaultfd of your own** on it, and no protection keys.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts) and the engine `mprotect` moves it.
+/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts) and the engine `mprotect` or
+///   `precopy-protect` moves it.
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
 ///   survive migration. Mapping something else into its range is not allowed.
 ///
@@ -200,9 +201,12 @@ impl Region {
         let target = place.resolve(inner)?;
         let mut new: Vec<Extent<Share>> = Vec::new();
         let give_back = |new: &[Extent<Share>]| new.iter().for_each(|e| drop(e.share.give_back(e.frames())));
+        let mut needs = Needs::default();
+        target.parts(pages.clone()).for_each(|(part, share)| needs.add(share, part.end - part.start));
         for (part, share) in target.parts(pages.clone()) {
-            let runs =
-                share.take_zeroed(part.end - part.start, part.start).inspect_err(|_| give_back(&new))?;
+            let frames = part.end - part.start;
+            let runs = needs.taken(share, frames, share.take_zeroed(frames, part.start));
+            let runs = runs.inspect_err(|_| give_back(&new))?;
             let mut page = part.start;
             for run in runs {
                 new.push(Extent {
