@@ -58,8 +58,9 @@ static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t a
     (void)hooks, (void)index;
     void *extent = NULL;
     pthread_mutex_lock(&books);
-    size_t end = pageleap_region_length(region);
-    size_t first = (end + alignment - 1) & ~(alignment - 1);
+    uintptr_t start = (uintptr_t)pageleap_region_start(region);
+    uintptr_t next = start + pageleap_region_length(region);
+    size_t first = (size_t)(((next + alignment - 1) & ~(uintptr_t)(alignment - 1)) - start);
     /* What is left out between two extents has addresses, but no memory. */
     if ((at == NULL || offset_of(at) == first) && first + size <= capacity &&
         pageleap_region_grow(region, first, NULL, NULL) == PAGELEAP_OK &&
@@ -87,6 +88,8 @@ static bool change(void *extent, size_t offset, size_t length, bool take) {
     }
     if (status == PAGELEAP_OK) {
         atomic_fetch_add(take ? &taken_back : &given_back, 1);
+    } else if (!take) {
+        die("discard", 0); /* too many mappings: part of the extent may have no memory any more */
     }
     return status != PAGELEAP_OK;
 }
@@ -241,7 +244,8 @@ static uint64_t leap(void) {
         pageleap_job *job;
         pageleap_report *report;
         pageleap_status status = pageleap_job_start(&range, 1, NULL, &job);
-        /* An extent there is just being taken or given back; or the arena has grown, and others have to be given back first. */
+        /* An extent there is just being taken or given back; or the arena has grown, and others have to be given back first: pools should be
+         * larger than what the arena has in use. */
         for (int tries = 0; tries < 100000 && (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED); tries++) {
             pause_a_moment();
             status = pageleap_job_start(&range, 1, NULL, &job);

@@ -60,7 +60,7 @@
  * Structs.  Structures begin with their size, because later versions may append fields. Make them
  *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
  *           default of each field that has one. Set the size of structures that a function fills,
- *           too. A size that no version has had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
+ *           too. One that is too small, or over 1024, gives PAGELEAP_BAD_ARGUMENT. Fields that only a
  *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
  *           when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
@@ -766,8 +766,10 @@ const char *pageleap_engine_name(uint32_t engine);
  *
  * Jobs are refused if another handler has been installed over the library's since, because that
  * one would get the faults of writers. If your handler passes faults that are not its own to
- * the handler that it replaced, call this function before you install yours. The call is your
- * promise that it does so, and jobs are then not refused. */
+ * the handler that it replaced, with all three arguments, call this function before you install
+ * yours. The call is your promise that it does so, and jobs are then not refused. While your
+ * handler runs no other signal handler may store into a region: have it block all signals
+ * (sa_mask) if one might. */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Reports --------------------------------------------------------------------------------- */
@@ -1014,7 +1016,8 @@ pageleap_status pageleap_job_wait(const pageleap_job *job, pageleap_report **rep
 /* Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
  * at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
  * anything but 0, the job is cancelled. It may call this library, but must not free the job,
- * throw or longjmp. `callback` may be NULL. */
+ * throw or longjmp. `callback` may be NULL.
+ * What it gets is as large as its size says, which may be less than in a newer header. */
 pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 uint32_t interval_ms,
                                                 int (*callback)(void *data,

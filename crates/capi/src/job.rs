@@ -39,8 +39,8 @@ pub unsafe extern "C" fn pageleap_job_start(
         let mut next = ranges;
         let mut first_size = None;
         for _ in 0..range_count {
-            // SAFETY: forwarded to the caller.
-            let size = unsafe { handle(next, "ranges")? }.size;
+            // SAFETY: forwarded to the caller: each begins with its size, whatever that is.
+            let size = *unsafe { handle(next.cast::<usize>(), "ranges")? };
             if *first_size.get_or_insert(size) != size {
                 let reason = format!("one has the size {size}, the first another");
                 return Err(bad("ranges", reason, "set the size of each to sizeof(pageleap_range)"));
@@ -191,6 +191,7 @@ pub unsafe extern "C" fn pageleap_job_wait(
 /// at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
 /// anything but 0, the job is cancelled. It may call this library, but must not free the job,
 /// throw or longjmp. `callback` may be NULL.
+/// What it gets is as large as its size says, which may be less than in a newer header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     job: *const pageleap_job,

@@ -161,8 +161,10 @@ pub(crate) fn with_options<'a>(
 ///
 /// Jobs are refused if another handler has been installed over the library's since, because that
 /// one would get the faults of writers. If your handler passes faults that are not its own to
-/// the handler that it replaced, call this function before you install yours. The call is your
-/// promise that it does so, and jobs are then not refused.
+/// the handler that it replaced, with all three arguments, call this function before you install
+/// yours. The call is your promise that it does so, and jobs are then not refused. While your
+/// handler runs no other signal handler may store into a region: have it block all signals
+/// (sa_mask) if one might.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })

@@ -67,6 +67,30 @@ static int is_refused(const uint32_t nodes[2]) {
     return 0;
 }
 
+/* In a child, too: what cannot pass on is refused whatever has been promised. */
+static int is_refused_in_spite_of_a_promise(const uint32_t nodes[2]) {
+    pageleap_pool *pool = pool_on(nodes[0], BYTES);
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    pageleap_region *region;
+    OK(pageleap_region_new(pool, NULL, BYTES, &region));
+    all.region = region;
+    all.pool = pool;
+    pageleap_job *job;
+    OK(pageleap_install_fault_handler());
+    const struct sigaction useless[] = {
+        { .sa_handler = SIG_DFL },
+        { .sa_handler = SIG_IGN, .sa_flags = SA_SIGINFO },
+        { .sa_handler = SIG_DFL, .sa_flags = SA_SIGINFO },
+        { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO | SA_RESETHAND },
+        { .sa_sigaction = count_and_pass_on },
+    };
+    for (size_t i = 0; i < sizeof useless / sizeof useless[0]; i++) {
+        CHECK(sigaction(SIGSEGV, &useless[i], NULL) == 0);
+        FAILS(PAGELEAP_ENGINE_REFUSED, "was installed over", pageleap_job_start(&all, 1, NULL, &job));
+    }
+    return 0;
+}
+
 static int ends_well(pid_t child) {
     int status;
     return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
@@ -78,6 +102,11 @@ int main(void) {
     pid_t refused = fork();
     if (refused == 0) {
         _exit(is_refused(nodes));
+    }
+    CHECK(ends_well(refused));
+    refused = fork();
+    if (refused == 0) {
+        _exit(is_refused_in_spite_of_a_promise(nodes));
     }
     CHECK(ends_well(refused));
     barrier = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -100,7 +129,7 @@ int main(void) {
 
     /* What is installed now passes on, as has been promised by installing the library's before it. */
     CHECK(sigaction(SIGSEGV, NULL, &before) == 0);
-    struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER };
+    struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &late, NULL) == 0);
     OK(pageleap_install_fault_handler());
     for (int i = 1; i <= 20 || atomic_load(&caught) == FAULTS; i++) {

@@ -160,8 +160,8 @@ unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t,
         let ours = matches!(code, SEGV_MAPERR | SEGV_ACCERR)
             && REGIONS.contains(addr)
             && match access(code, context) {
-                Access::Load => resolve(addr, Advice::PopulateRead),
-                Access::Store => resolve(addr, Advice::PopulateWrite),
+                Access::Load => with_own_mask(|| resolve(addr, Advice::PopulateRead)),
+                Access::Store => with_own_mask(|| resolve(addr, Advice::PopulateWrite)),
                 Access::Other => false,
             };
         *libc::__errno_location() = errno;
@@ -169,6 +169,29 @@ unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t,
             chain(signal, info, context);
         }
     }
+}
+
+/// Which signals are blocked in the handler, as the kernel counts them. Not SIGSEGV: others could not tell a thread that waits there from one that always
+/// blocks it. But glibc's signal for thread cancellation, which it keeps out of full sets: unwinding a thread out of the handler would leave an area closed.
+const MASK: u64 = !(1 << (libc::SIGSEGV - 1) | 1 << (SIGSETXID - 1));
+
+/// Has the handler's own mask while `wait` runs. The kernel has set it already, unless another handler has passed the fault on: that one may have any.
+fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
+    if !PROMISED.load(Ordering::Relaxed) {
+        return wait();
+    }
+    let swap = |new: &u64| {
+        let mut before = 0u64;
+        // SAFETY: two masks of the kernel's size; only the calling thread's changes.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, new, &mut before, size_of::<u64>())
+        };
+        before
+    };
+    let before = swap(&MASK);
+    let result = wait();
+    swap(&before);
+    result
 }
 
 /// Waits out or interrupts the migration that stood in the way of an access. `false` if none did.
@@ -239,8 +262,8 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
-/// glibc's signal for `pthread_cancel`.
-const SIGCANCEL: libc::c_int = 32;
+/// glibc's signal for `setuid` and its like, which all threads have to follow.
+const SIGSETXID: libc::c_int = 33;
 
 unsafe extern "C" fn forget_slots() {
     SLOTS.forget();
@@ -262,12 +285,20 @@ static PROMISED: AtomicBool = AtomicBool::new(false);
 /// job does it otherwise: engines `mprotect` and `precopy-protect` need it, and all others where their own way is refused.
 ///
 /// Jobs are refused if another handler has been installed over ours since: a writer's fault would reach that one, and end the process. If
-/// it passes on what is not its own to the handler that it has found, call this before it is installed: to call it is to promise that, and
-/// jobs go on.
+/// it passes faults that are not its own to the handler that it replaced, with all three arguments, call this before it is installed: the call
+/// is the promise that it does so, and jobs are then not refused. While it runs no other signal handler may store into a region: have it block
+/// all signals (`sa_mask`) if one might.
 pub fn install() -> Result<(), Error> {
     ensure_installed()?;
     PROMISED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Whether a handler can pass on what it gets: all of it, each time.
+fn can_pass_on(action: &libc::sigaction) -> bool {
+    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+        && action.sa_flags & libc::SA_SIGINFO != 0
+        && action.sa_flags & libc::SA_RESETHAND == 0
 }
 
 /// Installs the handler, once per process, or refuses if it no longer is the first and nobody has promised anything.
@@ -276,7 +307,7 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     let ours = on_sigsegv as *const () as usize;
     let found = current_action();
-    if found.sa_sigaction == ours || PROMISED.load(Ordering::Relaxed) {
+    if found.sa_sigaction == ours || PROMISED.load(Ordering::Relaxed) && can_pass_on(&found) {
         return Ok(());
     }
     if !PREVIOUS.load(Ordering::Acquire).is_null() {
@@ -296,13 +327,8 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = ours;
-        // A thread that waits in the handler does not block the signal: others could not tell it from one that always does.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-        libc::sigfillset(&mut action.sa_mask);
-        libc::sigdelset(&mut action.sa_mask, libc::SIGSEGV);
-        // glibc keeps its thread-cancellation signal out of full sets; unwinding a thread out of the handler would leave an area closed.
-        let first_word = ptr::addr_of_mut!(action.sa_mask).cast::<u64>();
-        *first_word |= 1 << (SIGCANCEL - 1);
+        *ptr::addr_of_mut!(action.sa_mask).cast::<u64>() = MASK;
         libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());
         // In a child made by `fork` no migrator lives that could end what it inherits: its faults are its own.
         libc::pthread_atfork(None, None, Some(forget_slots));
