@@ -148,11 +148,12 @@ const BUILDS: [Build; 5] = [
     Build { compilers: GCC, flags: &["-O1"], is_static: false, valgrind: true },
 ];
 
-/// Valgrind, as strict as the sanitizers. It runs one thread at a time, and gives each its turn only if it is told to.
-const VALGRIND: [&str; 6] = [
+/// Valgrind, as strict as the sanitizers. Only if it is told to it gives each thread its turn, and keeps registers as they are where a fault may happen.
+const VALGRIND: [&str; 7] = [
     "valgrind",
     "-q",
     "--fair-sched=yes",
+    "--vex-iropt-register-updates=allregs-at-mem-access",
     "--error-exitcode=9",
     "--leak-check=full",
     "--errors-for-leak-kinds=definite",

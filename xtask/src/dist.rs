@@ -1,7 +1,7 @@
 //! The packages: a `.deb` for the Debian that this is, and a tarball for everybody else.
 //!
 //! Both have the library, its headers, the command, manual pages, completions for shells, examples, and the licences of all that is linked in.
-//! Files carry the time of the last commit (or `SOURCE_DATE_EPOCH`), so that the same sources give the same packages.
+//! Files carry the time of the last commit (or `SOURCE_DATE_EPOCH`), so that the same sources, built in the same place, give the same packages.
 
 pub mod clean_root;
 
@@ -48,10 +48,10 @@ pub fn make(workspace: &Workspace) -> Result<Packages> {
         write(&pages.join(name), &text)?;
     }
     write(&pages.join("THIRD-PARTY"), &notices::text(workspace, &ROOTS)?)?;
-    Ok(Packages {
-        deb: deb(workspace, &folder, &pages, &time)?,
-        tarball: tarball(workspace, &folder, &pages, &time)?,
-    })
+    let tarball = tarball(workspace, &folder, &pages, &time)?;
+    let deb = deb(workspace, &folder, &pages, &time);
+    let deb = deb.with_context(|| format!("{} is made, but no .deb", tarball.display()))?;
+    Ok(Packages { deb, tarball })
 }
 
 /// Seconds since 1970 that all files carry.
@@ -106,10 +106,7 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
     let abi = soname.rsplit_once(".so.").context("a soname has a version")?.1;
     let control = root.join("DEBIAN");
     make_folder(&control)?;
-    let mut sizes = Command::new("du");
-    sizes.args(["-k", "-s", "--apparent-size"]).arg(&usr);
-    let size = output(sizes)?;
-    let size = size.split_whitespace().next().unwrap_or_default();
+    let size = settle(&root)?.div_ceil(1024);
     write(
         &control.join("control"),
         &format!(
@@ -126,10 +123,10 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
     )?;
     write(&control.join("shlibs"), &format!("libpageleap {abi} pageleap (>= {VERSION})\n"))?;
     write(&control.join("triggers"), "activate-noawait ldconfig\n")?;
-    settle(&root)?;
     let mut sums = Command::new("sh");
     sums.args(["-c", "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum"]).current_dir(&root);
     write(&control.join("md5sums"), &format!("{}\n", output(sums)?))?;
+    settle(&root)?;
 
     let deb = folder.join(format!("pageleap_{VERSION}_{architecture}.deb"));
     let mut build = Command::new("dpkg-deb");
@@ -202,6 +199,10 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     for file in ["README.md", "LICENSE-APACHE"] {
         copy(&workspace.root.join(file), &doc.join(file))?;
     }
+    let mut sysroot = Command::new("rustc");
+    sysroot.args(["--print", "sysroot"]).current_dir(&workspace.root);
+    let of_rust = Path::new(&output(sysroot)?).join("share/doc/rust/COPYRIGHT-library.html");
+    copy(&of_rust, &doc.join("COPYRIGHT-library.html"))?;
     copy(&workspace.root.join("CHANGELOG.md"), &doc.join("CHANGELOG.md"))?;
     compress(&doc.join("CHANGELOG.md"))?;
     let licence = fs::read_to_string(workspace.root.join("LICENSE-MIT"))?;
@@ -237,8 +238,9 @@ fn compress(file: &Path) -> Result<()> {
     run(gzip)
 }
 
-/// Gives files the rights that they should have, whatever the umask is here.
-fn settle(root: &Path) -> Result<()> {
+/// Gives files the rights that they should have, whatever the umask is here; returns how many bytes they have.
+fn settle(root: &Path) -> Result<u64> {
+    let mut bytes = 0;
     let mut open = vec![root.to_owned()];
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(&folder)? {
@@ -251,10 +253,13 @@ fn settle(root: &Path) -> Result<()> {
             }
             if kind.is_dir() {
                 open.push(path);
+            } else {
+                bytes += entry.metadata()?.len();
             }
         }
     }
-    Ok(fs::set_permissions(root, fs::Permissions::from_mode(0o755))?)
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
+    Ok(bytes)
 }
 
 fn make_folder(folder: &Path) -> Result<()> {

@@ -41,7 +41,7 @@ struct Part<'a> {
 pub fn pages(header: &str) -> Result<BTreeMap<String, String>> {
     let (opening, parts) = parse(header)?;
     let all: Vec<&Item> = parts.iter().flat_map(|part| &part.items).collect();
-    let mut pages = BTreeMap::from([("pageleap.3".to_owned(), overview(&opening, &parts))]);
+    let mut pages = BTreeMap::from([("pageleap.3".to_owned(), overview(&opening, &macros(header), &parts))]);
     for part in &parts {
         for item in &part.items {
             pages.insert(format!("{}.3", item.name), page(item, part, &all));
@@ -102,7 +102,14 @@ fn synopsis(page: &mut Roff, declaration: &str) {
     verbatim(page, ["#include <pageleap.h>", ""].into_iter().chain(declaration.lines()));
 }
 
-fn overview(opening: &str, parts: &[Part]) -> String {
+/// The macros that the header says something about, with that: each once.
+fn macros(header: &str) -> BTreeMap<&str, String> {
+    let comments = header.split("\n/* ").skip(1).filter_map(|text| text.split_once(" */\n#define "));
+    let named = comments.filter_map(|(comment, rest)| Some((rest.split_once('(')?.0, uncomment(comment))));
+    named.filter(|(name, _)| name.starts_with("PAGELEAP_")).collect()
+}
+
+fn overview(opening: &str, macros: &BTreeMap<&str, String>, parts: &[Part]) -> String {
     let mut page = title("pageleap");
     page.control("SH", ["NAME"]);
     // "pageleap.h - does this. More."
@@ -114,6 +121,12 @@ fn overview(opening: &str, parts: &[Part]) -> String {
     page.text([roman("Compile and link with `pkg-config --cflags --libs pageleap`.")]);
     page.control("SH", ["DESCRIPTION"]);
     prose(&mut page, &(text[..1].to_uppercase() + &text[1..]));
+    page.control("SH", ["MACROS"]);
+    for (name, meaning) in macros {
+        page.control("TP", []);
+        page.text([bold(*name)]);
+        page.text(names_in_bold(meaning));
+    }
     for part in parts {
         page.control("SH", [part.title.to_uppercase().as_str()]);
         for item in &part.items {
@@ -242,6 +255,7 @@ mod tests {
     use super::*;
 
     const HEADER: &str = "/*\n * x.h - moves things\n * about.\n *\n * Errors.   Are told:\n *           by pageleap_b().\n */\n#define X\n\n\
+        /* All\n * of it. */\n#define PAGELEAP_ALL(type) ((type){ 0 })\n\n\
         /* ---- First ------- */\n\n/* A handle. It is freed. */\ntypedef struct pageleap_a pageleap_a;\n\n\
         /* Options.\n *\n * - One,\n *   and a half.\n * - Two. */\ntypedef struct pageleap_o {\n    /* sizeof. */\n    size_t size;\n} pageleap_o;\n\n\
         /* ---- Second ---- */\n\n/* Does it, unless it\n * cannot. See pageleap_b(). */\npageleap_status pageleap_b(const pageleap_a *a,\n    \
@@ -284,6 +298,7 @@ mod tests {
         }
         assert!(!pages["pageleap_a.3"].contains("TYPES"));
         assert_eq!(pages["pageleap_o.3"].matches(".IP").count(), 2);
+        assert!(pages["pageleap.3"].contains(".TP\n\\fBPAGELEAP_ALL\\fR\nAll\nof it."));
         assert!(pages["pageleap.3"].contains(".TP\n\\fBErrors\\fR\nAre told:"));
     }
 

@@ -80,8 +80,8 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
     ensure!(!linked.is_empty(), "{roots:?} link nothing");
 
     let mut text = String::from(
-        "The pageleap command and library contain the Rust standard library (MIT or Apache-2.0, https://www.rust-lang.org)\n\
-         and these crates:\n\n",
+        "The pageleap command and library contain the Rust standard library with what it consists of (https://www.rust-lang.org; used\n\
+         under the Apache License 2.0, which LICENSE-APACHE has; COPYRIGHT-library.html names all of it), and these crates:\n\n",
     );
     let mut licences: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in linked {
@@ -89,7 +89,9 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
         let licence = package.license.as_deref().with_context(|| format!("{name} names no licence"))?;
         text += &format!("{name}: {licence} ({})\n", package.repository.as_deref().unwrap_or("crates.io"));
         let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
-        for file in licence_files(folder)? {
+        let files = licence_files(folder)?;
+        ensure!(!files.is_empty(), "{name} comes without the text of its licence");
+        for file in files {
             licences.entry(file.trim().to_owned()).or_default().push(name.clone());
         }
     }

@@ -22,8 +22,14 @@ pub fn run(args: &GenerateArgs, command: Command) -> Result<(), Stop> {
     let folder = &args.folder;
     let cannot = || format!("cannot write to {}", folder.display());
     fs::create_dir_all(folder).with_context(cannot)?;
+    // Completions would offer what is hidden.
+    let shown = command.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let mut shown = Command::new("pageleap")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(command.get_arguments().cloned())
+        .subcommands(shown);
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut command.clone(), "pageleap", folder).with_context(cannot)?;
+        clap_complete::generate_to(shell, &mut shown, "pageleap", folder).with_context(cannot)?;
     }
     clap_mangen::generate_to(command, folder).with_context(cannot)?;
     Ok(())
