@@ -180,18 +180,20 @@ fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     if !PROMISED.load(Ordering::Relaxed) {
         return wait();
     }
-    let swap = |new: &u64| {
-        let mut before = 0u64;
-        // SAFETY: two masks of the kernel's size; only the calling thread's changes.
-        unsafe {
-            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, new, &mut before, size_of::<u64>())
-        };
-        before
-    };
-    let before = swap(&MASK);
+    let before = set_mask(MASK);
     let result = wait();
-    swap(&before);
+    set_mask(before);
     result
+}
+
+/// Sets the calling thread's mask, as the kernel counts signals, and returns the one before.
+fn set_mask(new: u64) -> u64 {
+    let mut before = 0u64;
+    // SAFETY: two masks of the kernel's size; only the calling thread's changes.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &new, &mut before, size_of::<u64>())
+    };
+    before
 }
 
 /// Waits out or interrupts the migration that stood in the way of an access. `false` if none did.
@@ -215,7 +217,7 @@ fn resolve(addr: usize, probe: Advice) -> bool {
 /// Does what the kernel would have done had our handler not been there.
 ///
 /// # Safety
-/// The arguments are those of a signal handler that does nothing more after this call.
+/// The arguments are those of a signal handler that has nothing more to do after this call.
 unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: set before the handler was installed, leaked, never changed.
     let previous = unsafe { &*PREVIOUS.load(Ordering::Acquire) };
@@ -248,17 +250,12 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
         let interrupted = *ptr::addr_of!((*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
         let wanted = *ptr::addr_of!(previous.sa_mask).cast::<u64>();
         let own = if previous.sa_flags & libc::SA_NODEFER != 0 { 0 } else { 1u64 << (signal - 1) };
-        let mask = interrupted | wanted | own;
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            &mask,
-            ptr::null_mut::<u64>(),
-            size_of::<u64>(),
-        );
+        let before = set_mask(interrupted | wanted | own);
         // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the others are ignored then.
         let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
         action(signal, info, context);
+        // For whoever has passed the fault on to us.
+        set_mask(before);
     }
 }
 
@@ -286,7 +283,7 @@ static PROMISED: AtomicBool = AtomicBool::new(false);
 ///
 /// Jobs are refused if another handler has been installed over ours since: a writer's fault would reach that one, and end the process. If
 /// it passes faults that are not its own to the handler that it replaced, with all three arguments, call this before it is installed: the call
-/// is the promise that it does so, and jobs are then not refused. While it runs no other signal handler may store into a region: have it block
+/// is the promise that it does so, and jobs are then not refused, if it has SA_SIGINFO and not SA_RESETHAND. While it runs no other signal handler may store into a region: have it block
 /// all signals (`sa_mask`) if one might.
 pub fn install() -> Result<(), Error> {
     ensure_installed()?;
@@ -307,22 +304,35 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     let ours = on_sigsegv as *const () as usize;
     let found = current_action();
-    if found.sa_sigaction == ours || PROMISED.load(Ordering::Relaxed) && can_pass_on(&found) {
+    let is_ours = found.sa_sigaction == ours;
+    let promised = PROMISED.load(Ordering::Relaxed);
+    if !is_ours && promised && can_pass_on(&found) {
         return Ok(());
     }
-    if !PREVIOUS.load(Ordering::Acquire).is_null() {
-        return Err(Error::EngineRefused {
-            engine: "mprotect",
-            reason: format!(
-                "another SIGSEGV handler (at {:#x}) was installed over pageleap's, and would receive the faults of writers",
-                found.sa_sigaction
-            ),
-            remedy: "install that handler before the first job, so that pageleap passes on to it what is not its own; or, if it does so \
-                     itself, call install_fault_handler before that"
-                .into(),
-        });
+    let is_first = PREVIOUS.load(Ordering::Acquire).is_null();
+    if !is_ours && !is_first {
+        let what = match found.sa_sigaction {
+            libc::SIG_DFL | libc::SIG_IGN => {
+                "the action for SIGSEGV was set to the default or to be ignored".to_owned()
+            }
+            handler => format!("another SIGSEGV handler (at {handler:#x}) was installed over pageleap's"),
+        };
+        let remedy = if promised {
+            "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on what is not its own, each time and with all arguments"
+        } else {
+            "install that handler before the first job, so that pageleap passes on to it what is not its own; or, if it does so \
+             itself, call install_fault_handler before that"
+        };
+        let reason = format!("{what}, and would receive the faults of writers");
+        return Err(Error::EngineRefused { engine: "mprotect", reason, remedy: remedy.into() });
     }
-    PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
+    if is_first {
+        PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
+        // In a child made by `fork` no migrator lives that could end what it inherits: its faults are its own.
+        // SAFETY: the function is async-signal-safe and stays.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_slots)) };
+    }
+    // Also where it is ours already: who has put it back by `signal` has lost its flags.
     // SAFETY: the handler is async-signal-safe (see the module's head) and `PREVIOUS` is set.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -330,8 +340,6 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
         *ptr::addr_of_mut!(action.sa_mask).cast::<u64>() = MASK;
         libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());
-        // In a child made by `fork` no migrator lives that could end what it inherits: its faults are its own.
-        libc::pthread_atfork(None, None, Some(forget_slots));
     }
     Ok(())
 }
