@@ -240,6 +240,9 @@ fn a_pool_that_is_too_small_says_what_was_free_before() {
         job.range(&region, 12 * PAGE..24 * PAGE, pools[1].on(NODES[2])).start().map(|job| job.wait())
     };
     says(move_to([&pool, &pool]).unwrap_err(), NODES[2], pages(16), pages(24));
+    let job = Migration::new().range(&region, 0..20 * PAGE, pool.on(NODES[2]));
+    let job = job.range(&region, 20 * PAGE..28 * PAGE, pool.on(NODES[2])).start().map(drop);
+    says(job.unwrap_err(), NODES[2], pages(16), pages(28));
     // Another pool of that size on that node is another pool.
     let other = Pool::builder(NODES[2], pages(16)).backend(model).build().unwrap();
     let _rest = Region::new(&other, 8 * PAGE).unwrap();

@@ -85,6 +85,24 @@ impl Item {
         Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: BTreeMap::new() })
     }
 
+    /// The extents that have to move, by the share whose frames they get, and where their page tables belong then.
+    fn parts(&self) -> Vec<(Vec<Extent<Share>>, Share, Option<NodeId>)> {
+        let pages = self.claim.region().pages(&self.claim.range());
+        let extents = lock(&self.claim.region().extents);
+        let parts = self.to.parts(pages).map(|(part, to)| {
+            let moving: Vec<_> = extents.within(part).filter(|e| e.share != *to).collect();
+            (moving, to.clone(), self.to.tables(to))
+        });
+        parts.collect()
+    }
+
+    /// Adds the frames that it takes.
+    pub(crate) fn add_needs(&self, needs: &mut Needs) {
+        for (moving, to, _) in self.parts() {
+            moving.iter().for_each(|extent| needs.add(&to, extent.pages.end - extent.pages.start));
+        }
+    }
+
     /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
     pub(crate) fn plan(
         &mut self,
@@ -94,13 +112,7 @@ impl Item {
     ) -> Result<(), Error> {
         let item = self;
         let pages = item.claim.region().pages(&item.claim.range());
-        let extents = lock(&item.claim.region().extents);
-        let parts = item.to.parts(pages.clone()).map(|(part, to)| {
-            let moving: Vec<_> = extents.within(part).filter(|e| e.share != *to).collect();
-            (moving, to.clone(), item.to.tables(to))
-        });
-        let parts: Vec<_> = parts.collect();
-        drop(extents);
+        let parts = item.parts();
         let inner = item.claim.region().clone();
         // Transparent huge pages allow that, and a leap moves whole pages.
         let range = item.claim.range();
@@ -123,8 +135,6 @@ impl Item {
         let spans = parts.iter().flat_map(|(moving, to, tables)| {
             spans(moving).into_iter().map(move |span| (span, moving, to, tables))
         });
-        let spans: Vec<_> = spans.collect();
-        spans.iter().for_each(|(span, _, to, _)| needs.add(to, span.end - span.start));
         for (span, moving, to, tables) in spans {
             let frames = span.end - span.start;
             let runs = needs.taken(to, frames, to.take(frames, span.start))?;

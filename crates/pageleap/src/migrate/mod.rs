@@ -288,6 +288,7 @@ impl<'a> Migration<'a> {
 
         let attributes = attributes_of(&items)?;
         let mut needs = Needs::default();
+        items.iter().for_each(|item| item.add_needs(&mut needs));
         for item in &mut items {
             item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb(), &mut needs)?;
         }
