@@ -60,7 +60,8 @@ fn time(workspace: &Workspace) -> Result<String> {
         return Ok(time);
     }
     let mut git = Command::new("git");
-    git.args(["log", "-1", "--format=%ct"]).current_dir(&workspace.root);
+    // safe.directory: a checkout that is mounted into a container often belongs to another user.
+    git.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"]).current_dir(&workspace.root);
     output(git).context("the packages carry the time of the last commit; without git, set SOURCE_DATE_EPOCH")
 }
 
@@ -201,8 +202,13 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     }
     let mut sysroot = Command::new("rustc");
     sysroot.args(["--print", "sysroot"]).current_dir(&workspace.root);
-    let of_rust = Path::new(&output(sysroot)?).join("share/doc/rust/COPYRIGHT-library.html");
-    copy(&of_rust, &doc.join("COPYRIGHT-library.html"))?;
+    let of_rust = Path::new(&output(sysroot)?).join("share/doc/rust");
+    for file in ["COPYRIGHT-library.html", "licenses/Unicode-3.0.txt"] {
+        let file = of_rust.join(file);
+        copy(&file, &doc.join(file.file_name().context("a file has a name")?)).context(
+            "packages are made with a toolchain of rustup, which has the standard library's licences",
+        )?;
+    }
     copy(&workspace.root.join("CHANGELOG.md"), &doc.join("CHANGELOG.md"))?;
     compress(&doc.join("CHANGELOG.md"))?;
     let licence = fs::read_to_string(workspace.root.join("LICENSE-MIT"))?;

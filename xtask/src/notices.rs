@@ -81,7 +81,8 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
 
     let mut text = String::from(
         "The pageleap command and library contain the Rust standard library with what it consists of (https://www.rust-lang.org; used\n\
-         under the Apache License 2.0, which LICENSE-APACHE has; COPYRIGHT-library.html names all of it), and these crates:\n\n",
+         under the Apache License 2.0, which LICENSE-APACHE has, and for tables of characters under Unicode-3.0.txt; COPYRIGHT-library.html\n\
+         names all of it), and these crates:\n\n",
     );
     let mut licences: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in linked {

@@ -60,7 +60,7 @@
  * Structs.  Structures begin with their size, because later versions may append fields. Make them
  *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
  *           default of each field that has one. Set the size of structures that a function fills,
- *           too. One that is too small, or over 1024, gives PAGELEAP_BAD_ARGUMENT. Fields that only a
+ *           too. One that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
  *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
  *           when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
@@ -363,9 +363,9 @@ typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
     /* What was looked at: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does,
-     * wp-sync if "write-barrier" does, precopy-protect if "write-tracking" does; mprotect works
-     * wherever a job can. */
+     * "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does (but
+     * not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
+     * "write-tracking" does; mprotect works wherever a job can. */
     const char *topic;
     /* Its state. */
     enum pageleap_state state;
@@ -733,23 +733,24 @@ typedef struct pageleap_job_options {
      * least 1 and at most 8. */
     uint32_t threads;
     /* The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-     * page size; 0: chosen by the job, which changes it as it goes. */
+     * page size; 0: chosen by the job, which may change it as it goes. */
     size_t area_bytes;
     /* Nanoseconds after which the job begins no new area; 0: no limit. */
     uint64_t timeout_ns;
     /* The longest that a thread of the program should have to wait for the job, in nanoseconds;
-     * 0: one millisecond. A target, to which the size of areas is fitted, not a limit: every
-     * page moves in any case. */
+     * 0: one millisecond. A target, not a limit: jobs that choose their areas fit them to it,
+     * and every page moves in any case. */
     uint64_t wait_budget_ns;
     /* The most bytes copied per second, by all threads together, repeated copies included; 0:
      * no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
-     * else the largest of 2 MB, one page and what the rate copies in 10 ms. */
+     * else at most the largest of 2 MB, one page and what the rate copies in 10 ms. */
     uint64_t rate_limit_bytes_per_s;
     /* How long, in nanoseconds, the job waits for guards to be dropped, once everything else
      * has moved and while none is dropped; 0: one second; -1: not at all. */
     int64_t pin_patience_ns;
     /* How many copies of an area writes may spoil before its writers must wait until it has
-     * moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start. */
+     * moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start, as
+     * those of hugetlb pages always do but with mprotect. */
     int32_t max_disturbed_copies;
     /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
      * 2; 1: it is not split. */
@@ -767,9 +768,9 @@ const char *pageleap_engine_name(uint32_t engine);
  * Jobs are refused if another handler has been installed over the library's since, because that
  * one would get the faults of writers. If your handler passes faults that are not its own to
  * the handler that it replaced, with all three arguments, call this function before you install
- * yours. The call is your promise that it does so, and jobs are then not refused. While your
- * handler runs no other signal handler may store into a region: have it block all signals
- * (sa_mask) if one might. */
+ * yours. The call is your promise that it does so, and jobs are then not refused, if your
+ * handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs no other signal handler
+ * may store into a region: have it block all signals (sa_mask) if one might. */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Reports --------------------------------------------------------------------------------- */
@@ -854,14 +855,14 @@ typedef struct pageleap_report_figures {
     uint64_t wait_max_ns;
     /* Areas whose writers were held back although much was left to copy. */
     uint64_t holds;
-    /* How many refused system calls were repeated until they succeeded, since part of a region
-     * would otherwise have stayed inaccessible. */
+    /* How often a refused system call was repeated, since part of a region would otherwise have
+     * stayed inaccessible. */
     uint64_t repairs;
     /* How large an area could be, in bytes. */
     size_t area_bytes;
     /* Threads that copied, at most. */
     uint32_t threads;
-    /* How many of them still copied at the end; more were hardly faster. */
+    /* How many of them still copied at the end; if fewer, more were hardly faster. */
     uint32_t threads_settled;
     /* How many warnings there are: pageleap_report_warning(). */
     size_t warning_count;
@@ -933,14 +934,14 @@ const char *pageleap_report_text(const pageleap_report *report);
 
 /* The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
  *
- * Its keys are the fields of pageleap_report_figures, except that page counts are in "pages"
- * ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows" are
- * objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines" and
- * "warnings" are arrays of what the functions above give one by one. "calls" counts system
- * calls by name, "disturbed_copies" the copies that writes have spoilt, "splits" the areas that
- * were split, "windows_first" the windows in which the closing thread went before others
- * (SCHED_FIFO); "recycle_cpu_ns" is the CPU time of recycling, or null. Later versions may add
- * keys. */
+ * Its keys are named as the fields of pageleap_report_figures, except that page counts are in
+ * "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
+ * "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
+ * "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
+ * counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
+ * "splits" the areas that were split (both with the engine mprotect), "windows_first" the
+ * windows in which the closing thread went before others (SCHED_FIFO); "recycle_cpu_ns" is the
+ * CPU time of recycling, or null. Later versions may add keys. */
 const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */

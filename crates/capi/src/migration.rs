@@ -82,23 +82,24 @@ pub struct pageleap_job_options {
     /// least 1 and at most 8.
     pub threads: u32,
     /// The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-    /// page size; 0: chosen by the job, which changes it as it goes.
+    /// page size; 0: chosen by the job, which may change it as it goes.
     pub area_bytes: usize,
     /// Nanoseconds after which the job begins no new area; 0: no limit.
     pub timeout_ns: u64,
     /// The longest that a thread of the program should have to wait for the job, in nanoseconds;
-    /// 0: one millisecond. A target, to which the size of areas is fitted, not a limit: every
-    /// page moves in any case.
+    /// 0: one millisecond. A target, not a limit: jobs that choose their areas fit them to it,
+    /// and every page moves in any case.
     pub wait_budget_ns: u64,
     /// The most bytes copied per second, by all threads together, repeated copies included; 0:
     /// no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
-    /// else the largest of 2 MB, one page and what the rate copies in 10 ms.
+    /// else at most the largest of 2 MB, one page and what the rate copies in 10 ms.
     pub rate_limit_bytes_per_s: u64,
     /// How long, in nanoseconds, the job waits for guards to be dropped, once everything else
     /// has moved and while none is dropped; 0: one second; -1: not at all.
     pub pin_patience_ns: i64,
     /// How many copies of an area writes may spoil before its writers must wait until it has
-    /// moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start.
+    /// moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start, as
+    /// those of hugetlb pages always do but with mprotect.
     pub max_disturbed_copies: i32,
     /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
     /// 2; 1: it is not split.
@@ -162,9 +163,9 @@ pub(crate) fn with_options<'a>(
 /// Jobs are refused if another handler has been installed over the library's since, because that
 /// one would get the faults of writers. If your handler passes faults that are not its own to
 /// the handler that it replaced, with all three arguments, call this function before you install
-/// yours. The call is your promise that it does so, and jobs are then not refused. While your
-/// handler runs no other signal handler may store into a region: have it block all signals
-/// (sa_mask) if one might.
+/// yours. The call is your promise that it does so, and jobs are then not refused, if your
+/// handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs no other signal handler
+/// may store into a region: have it block all signals (sa_mask) if one might.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })

@@ -60,7 +60,7 @@
  * Structs.  Structures begin with their size, because later versions may append fields. Make them
  *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
  *           default of each field that has one. Set the size of structures that a function fills,
- *           too. One that is too small, or over 1024, gives PAGELEAP_BAD_ARGUMENT. Fields that only a
+ *           too. One that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
  *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
  *           when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It

@@ -64,9 +64,9 @@ pub struct pageleap_finding {
     /// sizeof(pageleap_finding).
     pub size: usize,
     /// What was looked at: a name that stays the same from version to version, such as "cpuset",
-    /// "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does,
-    /// wp-sync if "write-barrier" does, precopy-protect if "write-tracking" does; mprotect works
-    /// wherever a job can.
+    /// "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does (but
+    /// not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
+    /// "write-tracking" does; mprotect works wherever a job can.
     pub topic: *const c_char,
     /// Its state.
     pub state: pageleap_state,

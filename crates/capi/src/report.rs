@@ -105,14 +105,14 @@ pub struct pageleap_report_figures {
     pub wait_max_ns: u64,
     /// Areas whose writers were held back although much was left to copy.
     pub holds: u64,
-    /// How many refused system calls were repeated until they succeeded, since part of a region
-    /// would otherwise have stayed inaccessible.
+    /// How often a refused system call was repeated, since part of a region would otherwise have
+    /// stayed inaccessible.
     pub repairs: u64,
     /// How large an area could be, in bytes.
     pub area_bytes: usize,
     /// Threads that copied, at most.
     pub threads: u32,
-    /// How many of them still copied at the end; more were hardly faster.
+    /// How many of them still copied at the end; if fewer, more were hardly faster.
     pub threads_settled: u32,
     /// How many warnings there are: pageleap_report_warning().
     pub warning_count: usize,
@@ -350,14 +350,14 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 
 /// The report as one JSON object on one line; NULL for NULL. Valid until the report is freed.
 ///
-/// Its keys are the fields of pageleap_report_figures, except that page counts are in "pages"
-/// ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and "windows" are
-/// objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs", "engines" and
-/// "warnings" are arrays of what the functions above give one by one. "calls" counts system
-/// calls by name, "disturbed_copies" the copies that writes have spoilt, "splits" the areas that
-/// were split, "windows_first" the windows in which the closing thread went before others
-/// (SCHED_FIFO); "recycle_cpu_ns" is the CPU time of recycling, or null. Later versions may add
-/// keys.
+/// Its keys are named as the fields of pageleap_report_figures, except that page counts are in
+/// "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
+/// "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
+/// "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
+/// counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
+/// "splits" the areas that were split (both with the engine mprotect), "windows_first" the
+/// windows in which the closing thread went before others (SCHED_FIFO); "recycle_cpu_ns" is the
+/// CPU time of recycling, or null. Later versions may add keys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {

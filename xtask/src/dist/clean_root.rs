@@ -68,11 +68,11 @@ const CHECKS: [(&str, &str); 8] = [
 /// Makes the packages and a root, and tries them there.
 pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let mut outcome = Outcome::default();
+    let packages = make(workspace)?;
     if let Some(reason) = missing() {
         outcome.add("packages in a clean root", Ok(Some(reason)));
         return Ok(outcome);
     }
-    let packages = make(workspace)?;
     let root = workspace.target.canonicalize()?.join("clean-root");
     remove(&root)?;
     debootstrap(&root)?;
@@ -95,11 +95,15 @@ fn missing() -> Option<String> {
     if unsafe { libc::geteuid() } != 0 {
         return Some("only root can make a root".to_owned());
     }
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    if !release.lines().any(|line| line == "ID=debian") {
+        return Some("this is no Debian, of which another could be made".to_owned());
+    }
     let debootstrap = Command::new("debootstrap").arg("--version").output();
     if !debootstrap.is_ok_and(|output| output.status.success()) {
         return Some("there is no debootstrap; get it by: apt-get install debootstrap".to_owned());
     }
-    let mount = in_private("mount --bind /proc /proc").output();
+    let mount = in_private("mount --rbind /proc /proc").output();
     (!mount.is_ok_and(|output| output.status.success())).then(|| "no mounts are allowed here".to_owned())
 }
 
