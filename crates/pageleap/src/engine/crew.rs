@@ -353,7 +353,8 @@ mod tests {
     fn shuttle_crew() {
         shuttle::check_random(|| everything_is_copied_once_and_nobody_is_late(2), 5_000);
         shuttle::check_random(helpers_come_and_go, 5_000);
-        shuttle::check_pct(helpers_come_and_go, 2_000, 3);
+        // Who misses that the job ends has to be held up at several places.
+        shuttle::check_pct(helpers_come_and_go, 20_000, 5);
     }
 
     #[cfg(not(any(loom, shuttle)))]
