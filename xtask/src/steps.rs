@@ -109,7 +109,7 @@ impl Step {
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
             Step::Tests => "cargo test --workspace, with huge pages where they can be reserved",
             Step::C => {
-                "programs in C and C++ against the library, by gcc and clang, shared, static and under sanitizers; examples"
+                "programs in C and C++ against the library, by gcc and clang, shared, static, under sanitizers and valgrind; a JVM; examples"
             }
             Step::Packages => {
                 "the .deb and the tarball, installed and used in a Debian that was just made (needs root)"

@@ -102,7 +102,7 @@ pub enum Error {
         free_bytes: u64,
         /// All frames, in bytes.
         pool_bytes: u64,
-        /// What was asked for, as far as it was looked at.
+        /// What the whole call needs of it.
         needed_bytes: u64,
     },
     /// The machine, the node or the memory cgroup has too little free memory.

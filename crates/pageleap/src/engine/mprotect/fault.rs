@@ -1,7 +1,7 @@
 //! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other fault to whoever handled
 //! faults before.
 //!
-//! Inside the handler: atomics, futexes, `mprotect` and `madvise` only; no allocation, no lock, no thread-local. It runs on the
+//! Inside the handler: atomics, futexes, `mprotect`, `madvise` and `rt_sigprocmask` only; no allocation, no lock, no thread-local. It runs on the
 //! alternate stack where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of it.
 
 use std::path::Path;
@@ -175,6 +175,9 @@ unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// blocks it. But glibc's signal for thread cancellation, which it keeps out of full sets: unwinding a thread out of the handler would leave an area closed.
 const MASK: u64 = !(1 << (libc::SIGSEGV - 1) | 1 << (SIGSETXID - 1));
 
+/// With these the handler is installed.
+const FLAGS: libc::c_int = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+
 /// Has the handler's own mask while `wait` runs. The kernel has set it already, unless another handler has passed the fault on: that one may have any.
 fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     if !PROMISED.load(Ordering::Relaxed) {
@@ -306,7 +309,9 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     let found = current_action();
     let is_ours = found.sa_sigaction == ours;
     let promised = PROMISED.load(Ordering::Relaxed);
-    if !is_ours && promised && can_pass_on(&found) {
+    // What is in order is not written again: it would replace a handler that somebody installs just now.
+    let in_order = if is_ours { found.sa_flags & FLAGS == FLAGS } else { promised && can_pass_on(&found) };
+    if in_order {
         return Ok(());
     }
     let is_first = PREVIOUS.load(Ordering::Acquire).is_null();
@@ -337,7 +342,7 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = ours;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        action.sa_flags = FLAGS;
         *ptr::addr_of_mut!(action.sa_mask).cast::<u64>() = MASK;
         libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());
     }
