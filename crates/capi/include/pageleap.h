@@ -551,8 +551,9 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * return:
  *
  * - System calls that write into a part that is moving (read, recv, io_uring) may fail with
- *   EFAULT, with the engines mprotect and precopy-protect. They can be repeated where a failed
- *   call consumes nothing (files, pipes, stream sockets), but not with datagrams and eventfds.
+ *   EFAULT, or end early with a short count, with the engines mprotect and precopy-protect.
+ *   They can be repeated where a failed call consumes nothing (files, pipes, stream sockets),
+ *   but not with datagrams and eventfds.
  * - No device, nor the kernel on behalf of one, may work on its pages without a guard
  *   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
  *   process_vm_writev, MSG_ZEROCOPY.

@@ -42,8 +42,9 @@ pub struct RegionId(pub u64);
 /// Threads of this process may read and write the region at any time, also while it is being migrated, with ordinary loads, stores and
 /// atomic operations; nothing is lost. This much is asked of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
 ///
-/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT with the engines
-///   `mprotect` and `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with datagrams and eventfds.
+/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT, or end early with a
+///   short count, with the engines `mprotect` and `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with
+///   datagrams and eventfds.
 /// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part
 ///   that is being migrated, except under [`Region::pin`]. The device would go on with the old frame.
 /// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
