@@ -5,12 +5,14 @@
 //! printed.
 //!
 //! A mutant counts as caught only when three things hold: its checker passes without it, it compiles, and the
-//! checker then fails or hangs. The working tree itself is never written.
+//! checker then fails or hangs; it is stopped when the first of its tests has failed. The working tree itself is never
+//! written.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -176,10 +178,11 @@ impl Bench<'_> {
 
     /// Builds or runs the checker and writes its output to the log.
     fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
-        let mut output = Vec::new();
+        let mut watch = Watch::new(self.checker);
         let start = Instant::now();
         let command = self.workspace.checker(self.checker, build_only);
-        let ending = process::run(command, limit, |line| output.push(line.to_owned()))?;
+        let ending = process::run_until(command, limit, |line| watch.line(line))?;
+        let output = watch.output;
         let directory = self.home.join("log");
         fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let file = directory.join(format!("{log}.txt"));
@@ -189,12 +192,35 @@ impl Bench<'_> {
     }
 }
 
+/// What a checker has printed, and whether it need not go on: it has failed when one of its tests has, in the way that was predicted.
+#[derive(Debug)]
+struct Watch {
+    evidence: Option<&'static str>,
+    output: Vec<String>,
+}
+
+impl Watch {
+    fn new(checker: Checker) -> Watch {
+        Watch { evidence: checker.evidence(), output: Vec::new() }
+    }
+
+    fn line(&mut self, line: &str) -> ControlFlow<()> {
+        if self.evidence.is_some_and(|word| line.contains(word)) {
+            self.evidence = None;
+        }
+        self.output.push(line.to_owned());
+        // What is not captured comes between a test's name and what became of it.
+        let failed = line == "FAILED" || line.starts_with("test ") && line.ends_with(" ... FAILED");
+        if failed && self.evidence.is_none() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
 /// Whether an ending is a catch.
 fn verdict(checker: Checker, ending: Ending, output: &[String]) -> Verdict {
     match ending {
         Ending::TimedOut | Ending::Silent => Verdict::CaughtByHang,
         _ if ending.success() => Verdict::Survived,
-        Ending::Exited(_) => match checker.evidence() {
+        Ending::Exited(_) | Ending::Enough => match checker.evidence() {
             Some(word) if !output.iter().any(|line| line.contains(word)) => {
                 Verdict::Invalid(format!("{} failed without reporting {word:?}", checker.name()))
             }
@@ -414,6 +440,21 @@ mod tests {
     }
 
     #[test]
+    fn a_checker_goes_on_until_a_test_has_failed_as_predicted() {
+        let stops = |checker, lines: &[&str]| {
+            let mut watch = Watch::new(checker);
+            lines.iter().position(|line| watch.line(line).is_break())
+        };
+        let lines = ["test loom_a ... ok", "panicked: LOST", "test loom_b ... FAILED", "test loom_c ... ok"];
+        assert_eq!(stops(Checker::Loom, &lines), Some(2));
+        assert_eq!(
+            stops(Checker::Stress, &["test a ... FAILED", "LOST", "test b ... ", "FAILED", ""]),
+            Some(3)
+        );
+        assert_eq!(stops(Checker::Stress, &["test a ... FAILED", "test result: FAILED. 1 passed"]), None);
+    }
+
+    #[test]
     fn only_the_predicted_failure_is_a_catch() {
         let lost = ["panicked: 3 writes LOST".to_owned()];
         assert_eq!(verdict(Checker::Unit, shell_ending("exit 101"), &[]), Verdict::Caught);
@@ -422,6 +463,7 @@ mod tests {
         assert_eq!(verdict(Checker::Stress, shell_ending("exit 101"), &lost), Verdict::Caught);
         let named = ["test no_write_is_lost ... FAILED".to_owned()];
         assert!(matches!(verdict(Checker::Stress, shell_ending("exit 101"), &named), Verdict::Invalid(_)));
+        assert_eq!(verdict(Checker::Loom, Ending::Enough, &named), Verdict::Caught);
         assert_eq!(verdict(Checker::Stress, shell_ending("exit 0"), &lost), Verdict::Survived);
     }
 }

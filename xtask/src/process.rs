@@ -6,6 +6,7 @@
 //! stdout and stderr share one pipe, so lines keep the order in which they were printed.
 
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
@@ -32,6 +33,8 @@ pub enum Ending {
     TimedOut,
     /// It printed nothing for as long as it may be silent, and its whole process group was killed.
     Silent,
+    /// What it printed was enough, and its whole process group was killed.
+    Enough,
 }
 
 /// How long a child may take.
@@ -63,6 +66,7 @@ impl Ending {
             Ending::Exited(status) => status.to_string(),
             Ending::TimedOut => format!("killed after its limit of {} s", limit.as_secs()),
             Ending::Silent => "killed because it said nothing any more".to_owned(),
+            Ending::Enough => "killed because it had said enough".to_owned(),
         }
     }
 }
@@ -72,8 +76,28 @@ pub fn run(command: Command, limit: Duration, on_line: impl FnMut(&str)) -> Resu
     run_watched(command, Limits { total: limit, silence: limit }, on_line)
 }
 
-/// The same, for a child that is expected to print something from time to time.
+/// The same, until `on_line` breaks off.
+pub fn run_until(
+    command: Command,
+    limit: Duration,
+    on_line: impl FnMut(&str) -> ControlFlow<()>,
+) -> Result<Ending> {
+    watch(command, Limits { total: limit, silence: limit }, on_line)
+}
+
+/// Like [`run`], but for a child that is expected to print something from time to time.
 pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&str)) -> Result<Ending> {
+    watch(command, limits, |line| {
+        on_line(line);
+        ControlFlow::Continue(())
+    })
+}
+
+fn watch(
+    command: Command,
+    limits: Limits,
+    mut on_line: impl FnMut(&str) -> ControlFlow<()>,
+) -> Result<Ending> {
     let name = command.get_program().to_string_lossy().into_owned();
     let (reader, mut child) = spawn(command).with_context(|| format!("cannot start `{name}`"))?;
     let group = child.id() as i32;
@@ -94,12 +118,12 @@ pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&st
     let deadline = Instant::now() + limits.total;
     let mut last_line = Instant::now();
     let mut ended: Option<(Ending, Instant)> = None;
-    let mut pipe_closed = false;
+    let (mut pipe_closed, mut enough) = (false, false);
     loop {
         match lines.recv_timeout(POLL) {
             Ok(line) => {
                 last_line = Instant::now();
-                on_line(&line);
+                enough |= on_line(&line).is_break();
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -124,12 +148,16 @@ pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&st
         let now = Instant::now();
         let ending = if let Some(status) = child.try_wait().context("cannot wait for the child")? {
             Ending::Exited(status)
-        } else if now < deadline && now.duration_since(last_line) < limits.silence {
+        } else if !enough && now < deadline && now.duration_since(last_line) < limits.silence {
             continue;
         } else {
             kill_group(group);
             child.wait().context("cannot reap the killed child")?;
-            if now >= deadline { Ending::TimedOut } else { Ending::Silent }
+            match now {
+                _ if enough => Ending::Enough,
+                now if now >= deadline => Ending::TimedOut,
+                _ => Ending::Silent,
+            }
         };
         running.retain(|&other| other != group);
         ended = Some((ending, now));
@@ -235,6 +263,21 @@ mod tests {
         assert_eq!(ending, Ending::TimedOut);
         assert_eq!(lines, ["start"]);
         assert!(elapsed < DRAIN, "{elapsed:?}");
+    }
+
+    #[test]
+    fn a_line_that_is_enough_ends_a_child_and_its_descendants() {
+        let _turn = lock(&ONE_AT_A_TIME);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b; sleep 60 & sleep 60; wait"]);
+        let start = Instant::now();
+        let mut lines = Vec::new();
+        let ending = run_until(command, Duration::from_secs(50), |line| {
+            lines.push(line.to_owned());
+            if line == "b" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert_eq!((ending.unwrap(), lines), (Ending::Enough, vec!["a".to_owned(), "b".to_owned()]));
+        assert!(start.elapsed() < DRAIN, "{:?}", start.elapsed());
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl Transcript {
                 problems.push("it was reset: a panic, or no more processes".to_owned());
             }
             Ending::Exited(status) => problems.push(format!("QEMU: {status}")),
-            Ending::TimedOut | Ending::Silent => problems.push(why.to_owned()),
+            Ending::TimedOut | Ending::Silent | Ending::Enough => problems.push(why.to_owned()),
         }
         if let Some(complaint) = text.lines().find(|line| is_complaint(line)) {
             problems.push(format!("its kernel said: {}", complaint.trim()));
