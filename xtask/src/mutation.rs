@@ -9,6 +9,7 @@
 //! written.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -35,6 +36,11 @@ const SLOW_FACTOR: u32 = 3;
 
 /// How long compiling may take. The first build of a checker compiles its dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
+
+/// Where shuttle's random schedules begin. Here they are the same in each run, so that whether a mutant is caught is no matter of luck; the
+/// step `shuttle` takes others each time.
+const SHUTTLE_SEED_VAR: &str = "SHUTTLE_RANDOM_SEED";
+const SHUTTLE_SEED: &str = "4711";
 
 /// Lines of a failed build or run that are shown; all of them are in the log.
 const TAIL_LINES: usize = 25;
@@ -180,7 +186,10 @@ impl Bench<'_> {
     fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
         let mut watch = Watch::new(self.checker);
         let start = Instant::now();
-        let command = self.workspace.checker(self.checker, build_only);
+        let mut command = self.workspace.checker(self.checker, build_only);
+        if env::var_os(SHUTTLE_SEED_VAR).is_none() {
+            command.env(SHUTTLE_SEED_VAR, SHUTTLE_SEED);
+        }
         let ending = process::run_until(command, limit, |line| watch.line(line))?;
         let output = watch.output;
         let directory = self.home.join("log");

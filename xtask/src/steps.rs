@@ -26,7 +26,7 @@ use crate::tally::{Counts, Outcome, SKIP_LOG_VAR, Skip, Tally};
 
 /// How long a step may take; generous, it only has to end a deadlock before the patience of a CI service
 /// does.
-const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
+const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Cases of the stress oracle that [`STEP_LIMIT`] is extended for, each by the seconds that it runs.
 const STRESS_CASES_MAX: u32 = 64;

@@ -1,9 +1,11 @@
 //! Runs `pageleap bench engines` as a user would, on small regions. Times are never judged.
 
-use std::io::Read;
-use std::process::{Command, Output, Stdio};
+mod common;
+
+use std::process::{Command, Output};
 use std::time::Duration;
 
+use common::interrupted;
 use serde_json::Value;
 
 const KEYS: [&str; 32] = [
@@ -254,19 +256,10 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn an_interrupted_run_ends_cleanly() {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_pageleap"))
-        .args(["bench", "engines", "--size", "16m", "--runs", "1000", "--page-size", "4k"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(Duration::from_millis(700));
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(kill.success());
-    let code = child.wait().unwrap().code();
-    let mut text = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-    assert_eq!(code, Some(130), "{text}");
+    let arguments = ["bench", "engines", "--size", "16m", "--runs", "1000", "--page-size", "4k"];
+    let output = interrupted(&arguments, Duration::from_millis(500));
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{text}");
     assert!(text.contains("interrupted: 0 rows were measured; "), "{text}");
 }
 

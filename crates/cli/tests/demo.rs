@@ -1,9 +1,11 @@
 //! Runs `pageleap demo` as a user would, on a small table.
 
-use std::io::Read;
-use std::process::{Command, Output, Stdio};
+mod common;
+
+use std::process::{Command, Output};
 use std::time::Duration;
 
+use common::interrupted;
 use serde_json::Value;
 
 fn demo(flags: &[&str]) -> Output {
@@ -146,21 +148,10 @@ fn help_and_version() {
 
 #[test]
 fn an_interrupted_run_ends_cleanly() {
-    for wait_ms in [200, 1500] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_pageleap"))
-            .args(["demo", "--scale-factor", "0.01"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(wait_ms));
-        let pid = child.id().to_string();
-        let kill = Command::new("kill").args(["-INT", &pid]).status().unwrap();
-        assert!(kill.success());
-        let code = child.wait().unwrap().code();
-        let mut text = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-        assert_eq!(code, Some(130), "after {wait_ms} ms: {text}");
+    for wait_ms in [0, 200, 1000] {
+        let output = interrupted(&["demo", "--scale-factor", "0.05"], Duration::from_millis(wait_ms));
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(130), "after {wait_ms} ms: {text}");
         assert!(text.contains("interrupted"), "{text}");
     }
 }

@@ -472,7 +472,8 @@ fn expect(seen: &[(&str, &AtomicU64)]) {
     assert!(!enough || missing.is_none(), "never seen: {missing:?}");
 }
 
-fn without_refusals(scheduler: impl Scheduler + 'static) {
+/// Returns what the schedules have met.
+fn without_refusals(scheduler: impl Scheduler + 'static) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let counts = seen.clone();
     explore(scheduler, move || {
@@ -484,7 +485,6 @@ fn without_refusals(scheduler: impl Scheduler + 'static) {
         ("timed out", &seen.timed_out),
         ("region dropped", &seen.region_dropped),
         ("stopped half-way", &seen.partly),
-        ("disturbed copies", &seen.disturbed),
         ("held areas", &seen.held),
         ("jobs that followed writes", &seen.followed),
         ("jobs that began while frames were recycled", &seen.overlapping),
@@ -494,11 +494,14 @@ fn without_refusals(scheduler: impl Scheduler + 'static) {
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),
     ]);
+    seen
 }
 
 #[test]
 fn shuttle_everything_at_once_at_random() {
-    without_refusals(RandomScheduler::new(iterations()));
+    let seen = without_refusals(RandomScheduler::new(iterations()));
+    // With few switches these are so few that there may be none.
+    expect(&[("disturbed copies", &seen.disturbed)]);
 }
 
 /// Threads run for long and are interrupted at three places: what needs one thread to sleep through much that others do.

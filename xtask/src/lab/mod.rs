@@ -46,8 +46,8 @@ const ACCEL: &str = "tcg,thread=single";
 /// Guests that run at the same time.
 const AT_A_TIME: usize = 2;
 
-/// Seconds that a test may take. The slowest takes a quarter of it on an emulated machine.
-const TEST_SECONDS: u64 = 240;
+/// Seconds that a test may take. The slowest takes a seventh of it on an emulated machine.
+const TEST_SECONDS: u64 = 480;
 
 /// Tests that take minutes where every instruction is emulated: they run with `--full` only, and have [`SLOW_TEST_SECONDS`] then.
 const SLOW: [&str; 12] = [
