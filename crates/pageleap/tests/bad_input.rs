@@ -13,6 +13,9 @@ use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, a
 
 const PAGES: usize = 8;
 
+/// A job that waits so long for a guard does not end by itself.
+const FOR_EVER: Duration = Duration::from_secs(600);
+
 /// Two pools, and a region with known contents over the first one.
 struct Scene {
     pools: [Pool; 2],
@@ -214,27 +217,23 @@ fn overlapping_ranges_within_a_job() {
 #[test]
 fn ranges_of_a_running_job() {
     let _turn = turn();
-    const LONG: usize = 32 << 20;
+    const LONG: usize = 1 << 20;
     let [near, far] = pools(PageSize::Base, LONG as u64 + 4096).unwrap();
     let region = Region::reserve(LONG + 8192, PageSize::Base).unwrap();
     region.grow(LONG, &near).unwrap();
-    let job = migration(&region, 0..LONG, &far).area_bytes(4096).threads(1).start().unwrap();
-    let mut refused = 0;
+    let guard = region.pin(0..1).unwrap();
+    let job = migration(&region, 0..LONG, &far).pin_patience(FOR_EVER).threads(1).start().unwrap();
     for range in [0..4096, LONG - 4096..LONG, 0..LONG, 8192..65536] {
-        let other = migration(&region, range.clone(), &near).start();
-        if job.is_finished() {
-            break;
-        }
-        let error = other.map(drop).unwrap_err();
+        let error = migration(&region, range.clone(), &near).start().map(drop).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::RangeBusy { start, end } if (start..end) == range), "{text}");
         assert!(text.contains(&format!("{:#x}..{:#x}", range.start, range.end)), "{text}");
         assert!(text.contains("running job") && text.contains("wait for the job or cancel it"), "{text}");
-        refused += 1;
     }
-    assert!(refused > 0, "the first job was too short");
     // What lies beyond it is free.
     region.grow(LONG + 4096, &near).unwrap();
+    assert!(!job.is_finished());
+    drop(guard);
     assert!(job.wait().ended.is_completed());
     assert!(is_zero(&region, 0..LONG + 4096));
     leap(&region, 0..LONG, &near);
@@ -244,21 +243,21 @@ fn ranges_of_a_running_job() {
 #[test]
 fn more_threads_than_there_are_slots() {
     let _turn = turn();
-    const LONG: usize = 32 << 20;
+    const LONG: usize = 1 << 20;
     let [near, far] = pools(PageSize::Base, LONG as u64 + 4096).unwrap();
     let (long, short) = (Region::new(&near, LONG).unwrap(), Region::new(&near, 4096).unwrap());
-    let job = migration(&long, 0..LONG, &far).area_bytes(4096).threads(40).start().unwrap();
-    let second = migration(&short, 0..4096, &far).threads(40).start();
+    let guard = long.pin(0..1).unwrap();
+    let first = migration(&long, 0..LONG, &far).area_bytes(4096).threads(40);
+    let job = first.pin_patience(FOR_EVER).start().unwrap();
+    let error = migration(&short, 0..4096, &far).threads(40).start().map(drop).unwrap_err();
     let free = far.free_bytes();
-    if job.is_finished() {
-        panic!("the first job was too short");
-    }
-    let error = second.map(drop).unwrap_err();
     assert!(matches!(error, Error::Limit { limit: 64, .. }), "{error:?}");
     assert!(!error.is_usage() && error.to_string().contains("threads"), "{error}");
     assert_eq!(free, 4096, "the refused job kept its frames");
     let report = migration(&short, 0..4096, &far).threads(24).start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
+    assert!(!job.is_finished());
+    drop(guard);
     assert!(job.wait().ended.is_completed());
     audit(&[&near, &far], &[&long, &short]).unwrap();
 }

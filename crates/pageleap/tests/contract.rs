@@ -38,6 +38,7 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
     assert_eq!(mapped_in_a_child(&[&raw const CONTROL as usize & !4095]), 1);
     for_page_sizes(NAME, 8, |pools| {
         let page = pools[0].page_size().bytes();
+        let tables_move = pools[0].nodes() != pools[1].nodes();
         let region = Region::new(&pools[0], 8 * page).unwrap();
         let views: Vec<usize> = (0..8).map(|i| address(&region) + i * page).collect();
         let aliases: Vec<usize> = aliases(&region).iter().map(|(range, _)| range.start).collect();
@@ -59,13 +60,15 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
             let mut forks = 0;
             while leaps.load(Relaxed) < 50 || forks < 300 {
                 // Pages of hugetlb can be inherited in the moment between two calls that move them, and so can the alias of transparent huge pages that have
-                // been followed (docs/protocol.md, section 10).
+                // been followed, or of base pages whose page tables go to another node (docs/protocol.md, section 10).
                 let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
                 match region.page_size() {
-                    PageSize::Base => {
+                    PageSize::Base if !tables_move => {
                         assert_eq!(inherited, [0, 0], "a child got part of a region or an alias")
                     }
-                    PageSize::Thp => assert_eq!(inherited[0], 0, "a child got part of a region"),
+                    PageSize::Base | PageSize::Thp => {
+                        assert_eq!(inherited[0], 0, "a child got part of a region")
+                    }
                     _ => assert_eq!(inherited[1], 0, "a child got part of an alias"),
                 }
                 forks += 1;

@@ -510,9 +510,10 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     for engine in engines() {
         let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
         let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
-        let (_, reports) = run(Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM });
-        let calls: u64 = reports[0].calls.values().sum();
-        assert!(calls > 300, "{}", reports[0]);
+        // How many there are depends on how often the writer gets in between.
+        let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
+        let calls = (0..3).map(|_| run(harmless).1[0].calls.values().sum::<u64>()).min().unwrap();
+        assert!(calls > 300, "{calls}");
         let mut random = Random::new(engine as u64 + 1);
         let struck = (0..RUNS).filter(|run_number| {
             // The first of them are made by `start`, and the last ones while frames are recycled.

@@ -9,20 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    StopOnDrop, check_stamp, for_page_sizes, is_zero, leap, migration, own_descriptors, pool_mappings, pools,
-    region_flags, rest, skip, soon, stamp, turn,
+    StopOnDrop, check_stamp, for_page_sizes, in_lab, is_zero, leap, migration, own_descriptors,
+    pool_mappings, pools, region_flags, rest, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
 use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
 
 /// A region that takes long enough in single pages for a thread to step in between.
 fn long() -> usize {
-    // Where every instruction is emulated an eighth is long enough.
-    if std::env::var("PAGELEAP_LAB").is_ok() { 4 << 20 } else { 32 << 20 }
+    if in_lab() { 4 << 20 } else { 32 << 20 }
 }
 
+/// The whole of it takes a second at least, however fast the machine.
 fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
-    Migration::new().range(region, 0..region.len(), to).area_bytes(region.page_size().bytes()).threads(1)
+    let job = Migration::new().range(region, 0..region.len(), to).rate_limit(region.len() as u64);
+    job.area_bytes(region.page_size().bytes()).threads(1)
 }
 
 fn wait_until_something_moved(job: &Job) {
@@ -168,6 +169,7 @@ fn a_region_may_have_memory_here_and_there() {
 
 #[test]
 fn threads_that_make_a_region_longer_do_so_one_after_the_other() {
+    let _turn = turn();
     let [near, _] = pools(PageSize::Base, 64 * BASE_PAGE as u64).unwrap();
     for _ in 0..50 {
         let region = Region::reserve(64 * BASE_PAGE, PageSize::Base).unwrap();
@@ -615,13 +617,14 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
         let page = near.page_size().bytes();
         let region = Region::new(&near, 8 * page).unwrap();
         stamp(&region, 0..8 * page, 1);
+        // A job's thread closes its event as it ends: that of the test before too.
+        assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
         let job = migration(&region, 0..8 * page, &far).start().unwrap();
         let open = own_descriptors();
         let of = |kind: &str| open.iter().filter(|name| name.contains(kind)).count();
         assert_eq!(of("memfd"), 2, "{open:?}");
         assert!((1..=2).contains(&of("eventfd")) && of("userfaultfd") <= 1, "{open:?}");
         drop(job.wait());
-        // The job's thread closes the event as it ends.
         assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
         drop((near, far));
         // The region keeps its pool.

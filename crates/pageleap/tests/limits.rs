@@ -9,7 +9,7 @@ mod moving;
 use std::ptr;
 use std::time::Duration;
 
-use common::{check_stamp, is_zero, leap, migration, pools, soon, stamp};
+use common::{check_stamp, in_lab, is_zero, leap, migration, pools, soon, stamp};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
 use pageleap::{Ended, Error, Migration, PageSize, Pool, Region, audit, observe};
 
@@ -162,7 +162,7 @@ const PLENTY: usize = 4000;
 impl Hog {
     fn new() -> Hog {
         // To reach the usual limit takes half a minute where every instruction is emulated.
-        let ours = std::env::var("PAGELEAP_LAB").is_ok();
+        let ours = in_lab();
         let limit = ours.then(|| std::fs::read_to_string(LIMIT).unwrap());
         if ours {
             std::fs::write(LIMIT, "16384").unwrap();

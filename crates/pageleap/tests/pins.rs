@@ -153,7 +153,7 @@ fn pages_whose_guards_have_gone_are_moved() {
         let early = region.pin(0..BASE_PAGE).unwrap();
         let last = region.pin(BYTES - 1..BYTES).unwrap();
         let job = Migration::new().range(&region, 0..BYTES, &pools[to]).engine(engine).area_bytes(BASE_PAGE);
-        let job = job.rate_limit(2 << 20).pin_patience(Duration::ZERO).start().unwrap();
+        let job = job.rate_limit(128 << 10).pin_patience(Duration::ZERO).start().unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         drop(early);
         let report = job.wait();

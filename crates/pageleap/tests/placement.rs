@@ -339,14 +339,14 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
 
 #[test]
 fn a_cpuset_that_changes_ends_the_job_whole() {
-    /// Enough that the job does not end before the cpuset is looked at again.
+    /// Enough that at its rate the job does not end before the cpuset is looked at again.
     const MANY: usize = 60_000;
     let (model, pool) = model_pool(MANY);
     let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();
     mark(&model, &region);
     let to = pool.on(Placement::interleave([NODES[0], NODES[1]]).stripe_bytes(2 * PAGE));
     let migration = Migration::new().range(&region, 0..region.len(), to);
-    let job = migration.area_bytes(PAGE).threads(2).start().unwrap();
+    let job = migration.area_bytes(PAGE).threads(2).rate_limit((MANY * PAGE / 4) as u64).start().unwrap();
     assert!(common::soon(|| job.progress().bytes_migrated > 0));
     model.forbid_node(NODES[1].0);
     let report = job.wait();

@@ -109,8 +109,13 @@ pub const ENGINES: [EngineChoice; 4] =
 
 /// Those of [`ENGINES`] that work here. Where processors are emulated only the first two: what `auto` chooses differs between the kernels of the lab.
 pub fn engines() -> Vec<EngineChoice> {
-    let most = if std::env::var_os("PAGELEAP_LAB").is_some() { 2 } else { ENGINES.len() };
+    let most = if in_lab() { 2 } else { ENGINES.len() };
     ENGINES[..most].iter().copied().filter(|engine| works(*engine)).collect()
+}
+
+/// Whether this is a machine of the lab, where every instruction is emulated: less of the same is enough there.
+pub fn in_lab() -> bool {
+    std::env::var_os("PAGELEAP_LAB").is_some()
 }
 
 /// The engines between which `auto` chooses here, but the last.

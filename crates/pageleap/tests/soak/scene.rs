@@ -148,14 +148,14 @@ impl Process {
         let found = FOUND.get_or_init(|| {
             // What has come to an end before the first round is gone when it has not been seen for a while.
             const WHILE: Duration = Duration::from_millis(100);
-            let mut last = Process::now();
-            loop {
+            let (mut last, mut same) = (Process::now(), 0);
+            while same < 5 {
                 std::thread::sleep(WHILE);
-                match Process::now() {
-                    same if same == last => return last,
-                    other => last = other,
-                }
+                let now = Process::now();
+                same = if now == last { same + 1 } else { 0 };
+                last = now;
             }
+            last
         });
         found.expect_again("before a round");
         found.clone()
@@ -228,7 +228,8 @@ impl Scene {
             }
             fields.push(Field::new(region));
         }
-        let with_pools = Process::now();
+        // Pools' threads have been joined, but may still be counted.
+        let with_pools = Process { threads: before.threads, ..Process::now() };
         let last = [const { AtomicU64::new(0) }; OWNERS];
         HANDLED.store(0, SeqCst);
         Ok(Scene {
