@@ -282,8 +282,8 @@ mod tests {
         for _ in 0..20 {
             Capabilities::probe();
         }
-        // Other tests of this process open and close files meanwhile, but not twenty more each time.
-        assert!(descriptors() < before + 20, "descriptors are left");
+        // Other tests of this process open and close files meanwhile, but not twenty more all the time.
+        assert!((0..1000).any(|_| descriptors() < before + 20), "descriptors are left");
         assert_eq!(pageleap_sys::policy_mode().unwrap_or(0), 0, "the thread's memory policy was changed");
         // Those of other tests that probe at this moment come and go.
         assert!((0..1000).any(|_| mappings() == 0), "mappings are left");
