@@ -32,8 +32,10 @@ pub(crate) fn run_shortly() {
     }
 }
 
-/// Whether the calling thread may be put before others, and may go back: one that the user has given another policy keeps it.
+/// Whether the calling thread may be put before others for as long as it likes, and may go back: one that the user has given another policy keeps
+/// it, and where `RLIMIT_RTTIME` is set, the kernel would end the process for a copy that takes longer.
 pub(crate) fn may_run_first() -> bool {
-    use pageleap_sys::{is_ordinary, run_first};
-    is_ordinary() && run_first(true).is_ok() && run_first(false).is_ok()
+    use pageleap_sys::{Resource, is_ordinary, resource_limit, run_first};
+    let unlimited = resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none());
+    unlimited && is_ordinary() && run_first(true).is_ok() && run_first(false).is_ok()
 }

@@ -56,6 +56,8 @@ pub enum Resource {
     LockedMemory,
     /// Bytes of one file, memory files included.
     FileSize,
+    /// Microseconds that a thread may run under a real-time policy without a blocking call.
+    RealTime,
 }
 
 /// A resource limit; `None` for no limit.
@@ -73,6 +75,7 @@ pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
         Resource::AddressSpace => libc::RLIMIT_AS,
         Resource::LockedMemory => libc::RLIMIT_MEMLOCK,
         Resource::FileSize => libc::RLIMIT_FSIZE,
+        Resource::RealTime => libc::RLIMIT_RTTIME,
     };
     // SAFETY: writes one struct, for which zeros are a value.
     unsafe {

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use pageleap_sys as sys;
 
+use super::Errno;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::sync::{Mutex, lock};
@@ -65,16 +66,24 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mut runs = Vec::new();
     for part in parts {
         // At the part's own first page: what the mapping holds outside the range may be changing.
-        let run = probe(page, part.start)?;
+        let run = match probe(page, part.start) {
+            Ok(run) => run?,
+            // It may be a hole now, and somebody else's memory soon.
+            Err(Errno(libc::ENOMEM | libc::EAGAIN)) => {
+                *reserved = None;
+                return None;
+            }
+            Err(_) => return None,
+        };
         runs.push(AttributeRun { start: part.start, end: part.end, ..run });
     }
     Some(observe::joined(runs.into_iter()))
 }
 
-/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and undoes it.
-fn probe(page: usize, from: usize) -> Option<AttributeRun> {
+/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and undoes it. An error is the duplication's.
+fn probe(page: usize, from: usize) -> Result<Option<AttributeRun>, Errno> {
     // SAFETY: the page is ours; the duplicate is gone before this function returns, and the caller's claim keeps `from` as it is.
-    unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }.ok()?;
+    unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }?;
     let mut file = std::fs::File::open("/proc/self/smaps").ok();
     // The kernel makes as many entries as fit into what is asked for; half a kilobyte is less than one.
     let mut text = Vec::new();
@@ -89,7 +98,7 @@ fn probe(page: usize, from: usize) -> Option<AttributeRun> {
     }
     // SAFETY: the page is ours.
     let _ = unsafe { sys::vacate(page, BASE_PAGE) };
-    observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page)
+    Ok(observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page))
 }
 
 fn range_of(line: &str) -> Option<Range<usize>> {
