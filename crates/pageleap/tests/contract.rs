@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use children::{mapped_in_a_child, pool_ranges};
 use common::{
@@ -20,8 +20,8 @@ use common::{
     run_case, skip, soon, stamp, turn, vm_flags,
 };
 use moving::{BYTES, address, while_migrating};
-use pageleap::backend::{Call, Linux};
-use pageleap::{BASE_PAGE, PageSize, Pool, Region, audit};
+use pageleap::backend::{Call, Errno, Linux};
+use pageleap::{BASE_PAGE, EngineChoice, Migration, PageSize, Pool, Region, audit};
 use refusing::Refusing;
 
 fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
@@ -311,6 +311,37 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
         eprintln!("  {whole} whole reads, {parts} parts, {refused} EFAULT");
         close(pipe);
     });
+}
+
+/// Whoever gave up a commit then would have two owners of one address, and whoever took it would destroy what another thread has.
+#[test]
+fn memory_of_others_where_a_region_was_ends_the_process() {
+    const NAME: &str = "memory_of_others_where_a_region_was_ends_the_process";
+    static REGION: AtomicUsize = AtomicUsize::new(0);
+    let _turn = turn();
+    if case().is_none() {
+        let (end, text) = run_case(NAME, "child");
+        assert_eq!(end, End::Killed(libc::SIGABRT), "{text}");
+        assert!(text.contains("another thread has mapped memory into a region"), "{text}");
+        return;
+    }
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), |request| {
+        (request.call == Call::Exchange && request.addr == REGION.load(Relaxed)).then(|| {
+            let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: in place of the region's one page, as if the call had unmapped it, and another thread had then been given the address.
+            let other =
+                unsafe { libc::mmap(request.addr as *mut _, BASE_PAGE, libc::PROT_NONE, flags, -1, 0) };
+            assert_eq!(other as usize, request.addr);
+            Errno(libc::ENOMEM)
+        })
+    }));
+    let pools =
+        nodes().map(|node| Pool::builder(node, BASE_PAGE as u64).backend(backend.clone()).build().unwrap());
+    let region = Region::new(&pools[0], BASE_PAGE).unwrap();
+    REGION.store(address(&region), Relaxed);
+    let job = Migration::new().range(&region, 0..BASE_PAGE, &pools[1]).engine(EngineChoice::Mprotect);
+    let report = job.start().unwrap().wait();
+    panic!("{report}");
 }
 
 #[test]

@@ -113,16 +113,9 @@ unsafe impl Backend for Linux {
             Ok(()) => unsafe { self.populate(m.addr, m.len, m.prot.writable()) }.or(Ok(())),
             Err(Errno(libc::EEXIST)) => match is_ours(m.addr, m.len) {
                 Ok(true) => unsafe { self.map(m) },
+                Ok(false) => Err(Errno(libc::EEXIST)),
                 // Without a descriptor to look with, nobody can say: try again later.
                 Err(errno) => Err(errno),
-                Ok(false) => {
-                    let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
-                    // SAFETY: plain system calls on a constant.
-                    unsafe {
-                        libc::write(2, words.as_ptr().cast(), words.len());
-                        libc::abort()
-                    }
-                }
             },
             Err(errno) => Err(errno),
         }

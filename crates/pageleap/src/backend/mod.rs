@@ -244,7 +244,7 @@ pub unsafe trait Backend: Send + Sync {
     /// Maps part of a file in place of what is there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// The same, where an earlier call may have failed and left a hole: what another thread has mapped into such a hole meanwhile is not
-    /// replaced; that thread's memory and ours want the same addresses then, and the process ends with a message. Allocates nothing.
+    /// replaced, and EEXIST returned, which no other call here returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;

@@ -178,6 +178,7 @@ pub(super) unsafe fn arrive(
         {
             Some(Err(errno))
         }
+        Err(Errno(libc::EEXIST)) => two_owners(),
         Err(_) => None,
     })
 }
@@ -202,6 +203,7 @@ pub(crate) unsafe fn map_again<T>(
     let joined = persist(effort, |refusals| {
         // SAFETY: forwarded to the caller; whoever faults waits for the slot.
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
+            Err(Errno(libc::EEXIST)) => two_owners(),
             // The same frames are mapped either way: only a hole must be filled.
             Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
             Err(_) => None,
@@ -211,6 +213,16 @@ pub(crate) unsafe fn map_again<T>(
     let restored = restore();
     slot.retire();
     (joined, restored)
+}
+
+/// Ends the process: another thread has mapped memory where a call had left a hole in a region, and both would write to the same addresses.
+fn two_owners() -> ! {
+    let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
+    // SAFETY: plain system calls on a constant.
+    unsafe {
+        libc::write(2, words.as_ptr().cast(), words.len());
+        libc::abort()
+    }
 }
 
 /// Repeats a call until it says how it ended, less and less often; it is told how often it has been refused. What makes these calls fail is

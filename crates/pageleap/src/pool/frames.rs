@@ -157,11 +157,32 @@ impl FrameSet {
     /// The parts of `run` whose bits are set, as runs.
     pub(crate) fn runs_in(&self, run: Run) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
-        for frame in (run.first..run.end()).filter(|&f| self.contains(f)) {
-            match runs.last_mut() {
-                Some(last) if last.end() == frame => last.frames += 1,
-                _ => runs.push(Run { first: frame, frames: 1 }),
+        let mut frame = run.first;
+        while frame < run.end() {
+            if frame.is_multiple_of(64) && self.0[frame as usize / 64] == 0 {
+                frame += 64;
+                continue;
             }
+            if self.contains(frame) {
+                match runs.last_mut() {
+                    Some(last) if last.end() == frame => last.frames += 1,
+                    _ => runs.push(Run { first: frame, frames: 1 }),
+                }
+            }
+            frame += 1;
+        }
+        runs
+    }
+
+    /// The parts of `run` between those.
+    pub(crate) fn runs_without(&self, run: Run) -> Vec<Run> {
+        let mut first = run.first;
+        let mut runs = Vec::new();
+        for end in self.runs_in(run).into_iter().chain([Run { first: run.end(), frames: 0 }]) {
+            if end.first > first {
+                runs.push(Run { first, frames: end.first - first });
+            }
+            first = end.end();
         }
         runs
     }
@@ -193,6 +214,20 @@ mod tests {
         assert_eq!(a.take(512, 5 * 512 + 7).unwrap(), [run(7, 512)]);
         assert_eq!(a.take(3, 9).unwrap(), [run(0, 3)], "short ones do not care");
         assert_eq!(a.take(3400, 0).unwrap(), [run(519, 3400)], "any place is better than two runs");
+    }
+
+    #[test]
+    fn runs_of_a_set_and_those_between_them() {
+        let mut set = FrameSet::new(500);
+        for part in [run(0, 3), run(64, 1), run(120, 20), run(320, 64), run(499, 1)] {
+            set.set(part, true);
+        }
+        assert_eq!(set.runs_in(run(1, 129)), [run(1, 2), run(64, 1), run(120, 10)]);
+        assert_eq!(set.runs_without(run(1, 129)), [run(3, 61), run(65, 55)]);
+        assert_eq!(set.runs_in(run(140, 360)), [run(320, 64), run(499, 1)]);
+        assert_eq!(set.runs_without(run(140, 360)), [run(140, 180), run(384, 115)]);
+        assert_eq!((set.runs_in(run(200, 70)), set.runs_without(run(200, 70))), (vec![], vec![run(200, 70)]));
+        assert_eq!(set.runs_without(run(320, 64)), []);
     }
 
     #[test]

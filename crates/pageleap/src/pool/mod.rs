@@ -17,6 +17,7 @@ pub use reserve::HugePageReservation;
 pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
 
 use crate::backend::{Backend, Call, Linux};
+use crate::engine::mprotect::fault::{AddressRanges, REGIONS};
 use crate::error::Error;
 use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::region::RegionInner;
@@ -339,7 +340,26 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
         }
     }
     let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
-    backend.reserve(bytes, align).map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
+    let mut holes = Vec::new();
+    let reserved = loop {
+        match backend.reserve(bytes, align) {
+            // A call has left a hole in what is ours. Its repair could not tell whose mapping lies there.
+            Ok(addr) if backend.is_host_memory() && is_of_pool_or_region(addr, bytes) => holes.push(addr),
+            other => break other,
+        }
+    };
+    for addr in holes {
+        // SAFETY: just reserved, and nobody knows it.
+        let _ = unsafe { backend.release(addr, bytes) };
+    }
+    reserved.map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
+}
+
+/// The addresses of all aliases of this process.
+static ALIASES: AddressRanges = AddressRanges::new();
+
+fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
+    ALIASES.overlap(addr, len) || REGIONS.overlap(addr, len)
 }
 
 /// The command that adds huge pages to a node, on top of those that it has.
@@ -347,4 +367,39 @@ pub fn reserve_command(node: NodeId, page: PageSize, more: u64) -> String {
     let file = crate::topology::huge_folder(node, page.bytes() as u64).join("nr_hugepages");
     let total = crate::topology::read_count(&file).unwrap_or(0) + more;
     format!("echo {total} > {}", file.display())
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_in_what_is_ours_are_not_used_for_anything_else() {
+        const PART: usize = 8 << 20;
+        const SMALL: usize = 2 << 20;
+        let linux = Linux;
+        let start = linux.reserve(3 * PART, SMALL).unwrap();
+        ALIASES.add(start, 3 * PART);
+        // SAFETY: reserved above; nobody else knows it.
+        unsafe { linux.release(start + PART, PART) }.unwrap();
+        // The kernel fills gaps from above; whatever lies higher is full when the hole's turn comes.
+        let mut others = Vec::new();
+        let is_in_hole = |addr: usize| addr < start + 2 * PART && addr + SMALL > start + PART;
+        let filled = (0..1000).any(|_| {
+            others.push(linux.reserve(SMALL, SMALL).unwrap());
+            is_in_hole(others[others.len() - 1])
+        });
+        assert!(filled, "the kernel does not give the hole away");
+        let release = |addr, len| {
+            // SAFETY: reserved in this test; nobody else knows it.
+            unsafe { linux.release(addr, len) }.unwrap();
+        };
+        release(others.pop().unwrap(), SMALL);
+        others.push(reserve_aligned(&linux, SMALL).unwrap());
+        assert!(!is_in_hole(others[others.len() - 1]));
+        ALIASES.remove(start);
+        others.into_iter().for_each(|addr| release(addr, SMALL));
+        release(start, PART);
+        release(start + 2 * PART, PART);
+    }
 }

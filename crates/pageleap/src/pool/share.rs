@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::frames::{FrameAllocator, FrameSet, Run};
-use super::{fill, reserve_aligned};
+use super::{ALIASES, fill, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
 use crate::observe::Attributes;
@@ -121,6 +121,9 @@ impl Share {
             unmapped: Vec::new(),
             announced: 0,
         };
+        if backend.is_host_memory() {
+            ALIASES.add(alias, bytes);
+        }
         // From here on dropping the share gives everything back.
         let share = Share(Arc::new(ShareInner {
             backend,
@@ -564,10 +567,18 @@ impl Drop for ShareInner {
         unsafe {
             // A child made by `fork` has the books, but not the memory; something else may be mapped there.
             if self.process == std::process::id() {
-                let bytes = self.frames as usize * self.page.bytes();
+                let bytes = |frames: u64| frames as usize * self.page.bytes();
                 let anchor = self.anchor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-                for mapping in anchor.take().into_iter().chain([self.alias]) {
-                    let _ = self.backend.release(mapping, bytes);
+                if let Some(anchor) = anchor.take() {
+                    let _ = self.backend.release(anchor, bytes(self.frames));
+                }
+                if self.backend.is_host_memory() {
+                    ALIASES.remove(self.alias);
+                }
+                // Where a hole may be, another thread may have memory by now.
+                let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+                for part in state.torn.runs_without(Run { first: 0, frames: self.frames }) {
+                    let _ = self.backend.release(self.alias_of(part.first), bytes(part.frames));
                 }
             }
             self.backend.close_file(self.file);
@@ -618,6 +629,38 @@ mod tests {
     use super::*;
     use crate::backend::{FailAt, FailMode, Model};
     use crate::pool::Pool;
+    use crate::units::BASE_PAGE;
+
+    /// Beside the frame, another thread's memory lies where its alias was, and stays when the pool goes.
+    #[cfg(not(miri))]
+    #[test]
+    fn what_another_thread_has_mapped_into_a_hole_stays_there() {
+        const FRAMES: u64 = 4;
+        let pool = Pool::builder(NodeId(0), FRAMES * BASE_PAGE as u64).threads(1).build().unwrap();
+        let [share] = pool.shares() else { panic!("a pool of one node has one share") };
+        let run = share.take(1, 1).unwrap()[0];
+        let addr = share.0.alias_of(run.first);
+        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the alias of a frame that nobody else has; the hole is there for no moment in which others could map into it.
+        let other = unsafe { libc::mmap(addr as *mut _, BASE_PAGE, access, flags, -1, 0) }.cast::<u64>();
+        assert_eq!(other as usize, addr);
+        // SAFETY: just mapped.
+        unsafe { *other = 4711 };
+        lock(&share.0.state).torn.set(run, true);
+        assert_eq!(share.mend_torn(run), Err((Call::Map, Errno(libc::EEXIST))));
+        let refused = share.give_back(run).unwrap_err().to_string();
+        assert!(refused.contains("EEXIST"), "{refused}");
+        share.take(FRAMES, 0).unwrap_err();
+        let rest = share.take(FRAMES - 1, 0).unwrap();
+        rest.into_iter().for_each(|run| share.give_back(run).unwrap());
+        drop(pool);
+        // SAFETY: mapped above, and ours to unmap.
+        unsafe {
+            assert_eq!(*other, 4711);
+            pageleap_sys::unmap(addr, BASE_PAGE).unwrap();
+        }
+    }
 
     /// What cannot be mapped again is not waited for, and is had as soon as it can.
     #[test]

@@ -22,7 +22,7 @@ pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
 
-use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
+use crate::backend::{Advice, Backend, Call, Errno, Linux, Mapping, Prot};
 use crate::engine::mprotect::fault::REGIONS;
 use crate::error::Error;
 use crate::migrate::{JobShared, check_address_space};
@@ -30,7 +30,7 @@ use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
-use crate::units::{AddressRange, PageSize};
+use crate::units::{AddressRange, BASE_PAGE, PageSize};
 
 /// Identifies a region within the process, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -359,6 +359,7 @@ impl Region {
             return Err(inner.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
         }
         if !range.start.is_multiple_of(align_of::<T>())
+            || size_of::<T>() == 0
             || !(range.end - range.start).is_multiple_of(size_of::<T>())
         {
             return Err(inner.bad_range(
@@ -542,7 +543,11 @@ impl RegionInner {
                 // `mlockall` may have locked it, and an exchange takes that along.
                 let _ = self.backend.unlock(alias, len);
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
-                let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
+                // Beyond this limit it would leave a hole, into which another thread could map memory.
+                let over =
+                    self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0);
+                let allowed = if over { Err(Errno(libc::ENOMEM)) } else { dumped };
+                let exchanged = allowed.and_then(|()| self.backend.exchange(alias, addr, len));
                 pool.mark_hollow(run);
                 let _ = pool.0.advise_alias(run);
                 if exchanged.is_ok() {

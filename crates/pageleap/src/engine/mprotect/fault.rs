@@ -1,7 +1,7 @@
 //! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other fault to whoever handled
 //! faults before.
 //!
-//! Inside the handler: atomics, futexes, `mprotect`, `madvise` and `rt_sigprocmask` only; no allocation, no lock, no thread-local. It runs on the
+//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore` and `rt_sigprocmask` only; no allocation, no lock, no thread-local. It runs on the
 //! alternate stack where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of it.
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pageleap_sys::{Advice, Errno, set_advice};
+use pageleap_sys::{Advice, Errno, is_mapped, set_advice};
 
 use super::slot::{SlotTable, Verdict};
 use crate::error::Error;
@@ -47,15 +47,20 @@ impl Block {
     }
 }
 
-/// The address ranges of all regions, readable from the handler. Grows by blocks that are never freed.
-pub(crate) struct RegionRanges {
+/// Address ranges, readable from the handler. Grows by blocks that are never freed.
+pub(crate) struct AddressRanges {
     first: Block,
     changes: Mutex<()>,
 }
 
-pub(crate) static REGIONS: RegionRanges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+/// Those of all regions.
+pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
 
-impl RegionRanges {
+impl AddressRanges {
+    pub(crate) const fn new() -> Self {
+        AddressRanges { first: Block::new(), changes: Mutex::new(()) }
+    }
+
     fn blocks(&self) -> impl Iterator<Item = &Block> {
         std::iter::successors(Some(&self.first), |block| {
             let next = block.next.load(Ordering::Acquire);
@@ -93,13 +98,18 @@ impl RegionRanges {
         }
     }
 
-    /// Whether `addr` lies in a region. While an entry is being reused the answer may be "yes" by mistake, which costs one question
-    /// to the kernel; it is never "no" for a region that lives during the call.
+    /// Whether `addr` lies in one of them. While an entry is being reused the answer may be "yes" by mistake, which costs one question
+    /// to the kernel; it is never "no" for a range that is there during the call.
     fn contains(&self, addr: usize) -> bool {
+        self.overlap(addr, 1)
+    }
+
+    /// Whether `[addr, addr + len)` and one of them overlap, as [`AddressRanges::contains`].
+    pub(crate) fn overlap(&self, addr: usize, len: usize) -> bool {
         self.blocks().any(|block| {
             block.start.iter().zip(&block.end).any(|(start, end)| {
                 let end = end.load(Ordering::Acquire);
-                addr < end && addr >= start.load(Ordering::Relaxed)
+                addr < end && start.load(Ordering::Relaxed) < addr.saturating_add(len)
             })
         })
     }
@@ -207,6 +217,8 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     let populates = |advice| match unsafe { set_advice(page, BASE_PAGE, advice) } {
         // Interrupted or short of something: no verdict on the access. Repeating it tells.
         Ok(()) | Err(Errno(libc::EINTR | libc::EAGAIN)) => true,
+        // Nothing is mapped, or memory is short.
+        Err(Errno(libc::ENOMEM)) => is_mapped(page, BASE_PAGE),
         Err(_) => false,
     };
     // Memory that may be written but not read can be loaded from all the same on x86-64, and the kernel populates it for writing only.
@@ -428,7 +440,7 @@ mod tests {
 
     #[test]
     fn region_ranges_are_found_until_removed_beyond_one_block() {
-        static RANGES: RegionRanges = RegionRanges { first: Block::new(), changes: Mutex::new(()) };
+        static RANGES: AddressRanges = AddressRanges::new();
         let ranges = &RANGES;
         for i in 1..=3 * BLOCK {
             ranges.add(i * 0x10000, 0x1000);
