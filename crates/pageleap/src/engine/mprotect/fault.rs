@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ struct Block {
     start: [AtomicUsize; BLOCK],
     /// 0 marks a free entry. Written last by `add`, first by `remove`.
     end: [AtomicUsize; BLOCK],
+    /// Which process has added it: a child made by `fork` has the list, but not the memory.
+    process: [AtomicU32; BLOCK],
     next: AtomicPtr<Block>,
 }
 
@@ -42,8 +44,15 @@ impl Block {
         Block {
             start: [const { AtomicUsize::new(0) }; BLOCK],
             end: [const { AtomicUsize::new(0) }; BLOCK],
+            process: [const { AtomicU32::new(0) }; BLOCK],
             next: AtomicPtr::new(ptr::null_mut()),
         }
+    }
+
+    fn set(&self, i: usize, start: usize, len: usize) {
+        self.start[i].store(start, Ordering::Relaxed);
+        self.process[i].store(std::process::id(), Ordering::Relaxed);
+        self.end[i].store(start + len, Ordering::Release);
     }
 }
 
@@ -75,43 +84,49 @@ impl AddressRanges {
         for block in self.blocks() {
             last = block;
             if let Some(i) = block.end.iter().position(|end| end.load(Ordering::Relaxed) == 0) {
-                block.start[i].store(start, Ordering::Relaxed);
-                block.end[i].store(start + len, Ordering::Release);
+                block.set(i, start, len);
                 return;
             }
         }
         let block = Block::new();
-        block.start[0].store(start, Ordering::Relaxed);
-        block.end[0].store(start + len, Ordering::Relaxed);
+        block.set(0, start, len);
         last.next.store(Box::leak(Box::new(block)), Ordering::Release);
     }
 
+    /// Removes what this process has added.
     pub(crate) fn remove(&self, start: usize) {
         let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        for block in self.blocks() {
-            for (s, e) in block.start.iter().zip(&block.end) {
-                if s.load(Ordering::Relaxed) == start && e.load(Ordering::Relaxed) != 0 {
-                    e.store(0, Ordering::Release);
-                    return;
-                }
-            }
+        let process = std::process::id();
+        let is_it = |block: &Block, i: usize| {
+            let [first, end] = [&block.start, &block.end].map(|all| all[i].load(Ordering::Relaxed));
+            first == start && end != 0 && block.process[i].load(Ordering::Relaxed) == process
+        };
+        let mut entries = self.blocks().flat_map(|block| (0..BLOCK).map(move |i| (block, i)));
+        if let Some((block, i)) = entries.find(|(block, i)| is_it(block, *i)) {
+            block.end[i].store(0, Ordering::Release);
         }
     }
 
     /// Whether `addr` lies in one of them. While an entry is being reused the answer may be "yes" by mistake, which costs one question
     /// to the kernel; it is never "no" for a range that is there during the call.
     fn contains(&self, addr: usize) -> bool {
-        self.overlap(addr, 1)
+        self.meeting(addr, 1).next().is_some()
     }
 
-    /// Whether `[addr, addr + len)` and one of them overlap, as [`AddressRanges::contains`].
+    /// Whether `[addr, addr + len)` and one of this process overlap.
     pub(crate) fn overlap(&self, addr: usize, len: usize) -> bool {
-        self.blocks().any(|block| {
-            block.start.iter().zip(&block.end).any(|(start, end)| {
-                let end = end.load(Ordering::Acquire);
-                addr < end && start.load(Ordering::Relaxed) < addr.saturating_add(len)
-            })
-        })
+        let process = std::process::id();
+        self.meeting(addr, len).any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
+    }
+
+    /// Those that `[addr, addr + len)` overlaps.
+    fn meeting(&self, addr: usize, len: usize) -> impl Iterator<Item = (&Block, usize)> {
+        let meets = move |block: &Block, i: usize| {
+            let end = block.end[i].load(Ordering::Acquire);
+            addr < end && block.start[i].load(Ordering::Relaxed) < addr.saturating_add(len)
+        };
+        let of = move |block| (0..BLOCK).filter(move |i| meets(block, *i)).map(move |i| (block, i));
+        self.blocks().flat_map(of)
     }
 }
 
@@ -452,6 +467,14 @@ mod tests {
         ranges.add(0x5000_0000, 0x1000);
         assert!(ranges.contains(0x5000_0fff), "a freed entry is used again");
         assert_eq!(ranges.blocks().count(), 3);
+        assert!(ranges.overlap(0x5000_0fff, 0x10000) && ranges.overlap(0x4fff_f000, 0x1001));
+        assert!(!ranges.overlap(0x4fff_f000, 0x1000) && !ranges.overlap(0x5000_1000, usize::MAX));
+        // What a child has of its parent's list.
+        let (block, i) = ranges.meeting(0x5000_0000, 1).next().unwrap();
+        block.process[i].store(0, Ordering::Relaxed);
+        assert!(!ranges.overlap(0x5000_0000, 1) && ranges.contains(0x5000_0000));
+        ranges.remove(0x5000_0000);
+        assert!(ranges.contains(0x5000_0000), "another process' entry was removed");
     }
 
     #[test]
