@@ -19,7 +19,7 @@ use common::{
     End, StopOnDrop, can_follow, case, check_stamp, engines, for_page_sizes, leap, migration, nodes, pools,
     run_case, skip, soon, stamp, turn, vm_flags,
 };
-use moving::{BYTES, address, while_migrating};
+use moving::{BYTES, address, no_core_dump, while_migrating};
 use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{BASE_PAGE, EngineChoice, Migration, PageSize, Pool, Region, audit};
 use refusing::Refusing;
@@ -325,6 +325,7 @@ fn memory_of_others_where_a_region_was_ends_the_process() {
         assert!(text.contains("another thread has mapped memory into a region"), "{text}");
         return;
     }
+    no_core_dump();
     let backend = Arc::new(Refusing::new(Arc::new(Linux), |request| {
         (request.call == Call::Exchange && request.addr == REGION.load(Relaxed)).then(|| {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -117,6 +117,24 @@ fn without_address_space() {
                 FINE,
             ),
             (
+                "memory for a region",
+                || {
+                    let [pool, _] = common::pools(PageSize::Base, BYTES as u64).unwrap();
+                    let region = Region::reserve(BYTES, PageSize::Base).unwrap();
+                    for _ in 0..3 {
+                        limit_address_space(Some(-(1 << 20)));
+                        let refused = region.grow(BYTES, &pool);
+                        limit_address_space(None);
+                        let text = refused.unwrap_err().to_string();
+                        assert!(text.contains("RLIMIT_AS"), "{text}");
+                        assert_eq!(pool.free_bytes(), BYTES as u64);
+                    }
+                    region.grow(BYTES, &pool).unwrap();
+                    assert!(is_zero(&region, 0..BYTES));
+                },
+                FINE,
+            ),
+            (
                 // A call under way when the limit falls leaves a hole, which is filled once the limit allows it; after that no area is
                 // attempted while the limit is exceeded.
                 "a running job",

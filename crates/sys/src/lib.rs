@@ -26,7 +26,8 @@ pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
     Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,
     is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create, memfd_create_with,
-    memfd_seal, protect, read_at, reserve, reserve_below, set_advice, signal_event, unlock, unmap, vacate,
+    memfd_seal, protect, read_at, reserve, reserve_at, reserve_below, set_advice, signal_event, unlock,
+    unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};

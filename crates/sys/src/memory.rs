@@ -154,7 +154,13 @@ pub fn is_mapped(addr: usize, len: usize) -> bool {
     (addr..addr + len).step_by(PAGES * 4096).all(|at| {
         let part = (PAGES * 4096).min(addr + len - at);
         // SAFETY: writes one byte per page of the part.
-        unsafe { libc::mincore(at as *mut _, part, residency.as_mut_ptr()) == 0 }
+        while unsafe { libc::mincore(at as *mut _, part, residency.as_mut_ptr()) } != 0 {
+            // It wants a page for itself.
+            if Errno::last() != Errno(libc::EAGAIN) {
+                return false;
+            }
+        }
+        true
     })
 }
 
@@ -200,18 +206,23 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
 }
 
 /// Reserves one base page just below the lowest mapping of the process, so that it comes first in `/proc/self/smaps`. `lowest` is
-/// the address of that mapping. Fails with EEXIST if another thread was faster (`MAP_FIXED_NOREPLACE`, Linux 4.17).
+/// the address of that mapping. Fails with EEXIST if another thread was faster.
 pub fn reserve_below(lowest: usize, page: usize) -> Result<usize, Errno> {
     // A page apart, so that the two are never joined.
     let at = lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
+    reserve_at(at, page).map(|()| at)
+}
+
+/// Reserves `[at, at + len)`. EEXIST if something is mapped there (`MAP_FIXED_NOREPLACE`, Linux 4.17).
+pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the flag keeps the kernel from replacing anything.
-    let got = unsafe { map_nothing(at, page, libc::MAP_FIXED_NOREPLACE) }?;
+    let got = unsafe { map_nothing(at, len, libc::MAP_FIXED_NOREPLACE) }?;
     if got == at {
-        return Ok(at);
+        return Ok(());
     }
     // An older kernel took the address as a hint.
     // SAFETY: the mapping that was just made, known to nobody.
-    let _ = unsafe { unmap(got, page) };
+    let _ = unsafe { unmap(got, len) };
     Err(Errno(libc::EEXIST))
 }
 

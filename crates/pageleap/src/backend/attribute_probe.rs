@@ -66,24 +66,24 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mut runs = Vec::new();
     for part in parts {
         // At the part's own first page: what the mapping holds outside the range may be changing.
-        let run = match probe(page, part.start) {
-            Ok(run) => run?,
-            // It may be a hole now, and somebody else's memory soon.
-            Err(Errno(libc::ENOMEM | libc::EAGAIN)) => {
-                *reserved = None;
-                return None;
-            }
-            Err(_) => return None,
-        };
+        let (run, is_ours) = probe(page, part.start);
+        if !is_ours {
+            *reserved = None;
+        }
+        let run = run?;
         runs.push(AttributeRun { start: part.start, end: part.end, ..run });
     }
     Some(observe::joined(runs.into_iter()))
 }
 
-/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and undoes it. An error is the duplication's.
-fn probe(page: usize, from: usize) -> Result<Option<AttributeRun>, Errno> {
+/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and undoes it. Says whether the page is still reserved, too.
+fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
     // SAFETY: the page is ours; the duplicate is gone before this function returns, and the caller's claim keeps `from` as it is.
-    unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }?;
+    if unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }.is_err() {
+        // The call may have left a hole.
+        let reserved = sys::reserve_at(page, BASE_PAGE);
+        return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
+    }
     let mut file = std::fs::File::open("/proc/self/smaps").ok();
     // The kernel makes as many entries as fit into what is asked for; half a kilobyte is less than one.
     let mut text = Vec::new();
@@ -96,9 +96,14 @@ fn probe(page: usize, from: usize) -> Result<Option<AttributeRun>, Errno> {
             break;
         }
     }
+    let run = observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page);
     // SAFETY: the page is ours.
-    let _ = unsafe { sys::vacate(page, BASE_PAGE) };
-    Ok(observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page))
+    let vacated = unsafe { sys::vacate(page, BASE_PAGE) }.is_ok();
+    if !vacated {
+        // SAFETY: as above.
+        let _ = unsafe { sys::unmap(page, BASE_PAGE) };
+    }
+    (run, vacated)
 }
 
 fn range_of(line: &str) -> Option<Range<usize>> {

@@ -178,7 +178,7 @@ pub(super) unsafe fn arrive(
         {
             Some(Err(errno))
         }
-        Err(Errno(libc::EEXIST)) => two_owners(),
+        Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
         Err(_) => None,
     })
 }
@@ -203,7 +203,9 @@ pub(crate) unsafe fn map_again<T>(
     let joined = persist(effort, |refusals| {
         // SAFETY: forwarded to the caller; whoever faults waits for the slot.
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
-            Err(Errno(libc::EEXIST)) => two_owners(),
+            Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
+            // Somebody else's for now, or nobody knows whose.
+            Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The same frames are mapped either way: only a hole must be filled.
             Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
             Err(_) => None,
@@ -215,8 +217,12 @@ pub(crate) unsafe fn map_again<T>(
     (joined, restored)
 }
 
+/// So often somebody else's memory in a hole of a region may be found, in about a second: another thread that makes a pool or a region may have been
+/// given the addresses, and gives them back.
+const FOREIGN_LOOKS: u64 = 100;
+
 /// Ends the process: another thread has mapped memory where a call had left a hole in a region, and both would write to the same addresses.
-fn two_owners() -> ! {
+fn end_process() -> ! {
     let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
     // SAFETY: plain system calls on a constant.
     unsafe {

@@ -439,16 +439,17 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
     by_region.into_iter().map(read).collect()
 }
 
-/// Refuses to start threads for which there is no room: what they allocate would end the process.
+/// Refuses to start threads for which there is no room (what they allocate would end the process), or, with 0, to go on beyond the limit.
 pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
     /// A thread's stack, guard page and allocator arena, generously.
     const PER_THREAD: u64 = 4 << 20;
     if pageleap_sys::is_over_address_space_limit(BASE_PAGE, PER_THREAD * threads as u64) {
+        let what = match (PER_THREAD * threads as u64) >> 20 {
+            0 => "the process has more address space than it may have (RLIMIT_AS)".to_owned(),
+            more => format!("the process has no {more} MB of address space left (RLIMIT_AS)"),
+        };
         return Err(Error::Unsupported {
-            what: format!(
-                "the process has no {} MB of address space left (RLIMIT_AS)",
-                (PER_THREAD * threads as u64) >> 20
-            ),
+            what,
             remedy: "raise the limit (ulimit -v) or unmap what is no longer used",
         });
     }

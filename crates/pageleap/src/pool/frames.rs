@@ -174,8 +174,8 @@ impl FrameSet {
         runs
     }
 
-    /// The parts of `run` between those.
-    pub(crate) fn runs_without(&self, run: Run) -> Vec<Run> {
+    /// The parts of `run` whose bits are not set, as runs.
+    pub(crate) fn runs_not_in(&self, run: Run) -> Vec<Run> {
         let mut first = run.first;
         let mut runs = Vec::new();
         for end in self.runs_in(run).into_iter().chain([Run { first: run.end(), frames: 0 }]) {
@@ -223,11 +223,11 @@ mod tests {
             set.set(part, true);
         }
         assert_eq!(set.runs_in(run(1, 129)), [run(1, 2), run(64, 1), run(120, 10)]);
-        assert_eq!(set.runs_without(run(1, 129)), [run(3, 61), run(65, 55)]);
+        assert_eq!(set.runs_not_in(run(1, 129)), [run(3, 61), run(65, 55)]);
         assert_eq!(set.runs_in(run(140, 360)), [run(320, 64), run(499, 1)]);
-        assert_eq!(set.runs_without(run(140, 360)), [run(140, 180), run(384, 115)]);
-        assert_eq!((set.runs_in(run(200, 70)), set.runs_without(run(200, 70))), (vec![], vec![run(200, 70)]));
-        assert_eq!(set.runs_without(run(320, 64)), []);
+        assert_eq!(set.runs_not_in(run(140, 360)), [run(140, 180), run(384, 115)]);
+        assert_eq!((set.runs_in(run(200, 70)), set.runs_not_in(run(200, 70))), (vec![], vec![run(200, 70)]));
+        assert_eq!(set.runs_not_in(run(320, 64)), []);
     }
 
     #[test]

@@ -359,7 +359,7 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
 static ALIASES: AddressRanges = AddressRanges::new();
 
 fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
-    ALIASES.overlap(addr, len) || REGIONS.overlap(addr, len)
+    ALIASES.overlaps(addr, len) || REGIONS.overlaps(addr, len)
 }
 
 /// The command that adds huge pages to a node, on top of those that it has.
@@ -367,39 +367,4 @@ pub fn reserve_command(node: NodeId, page: PageSize, more: u64) -> String {
     let file = crate::topology::huge_folder(node, page.bytes() as u64).join("nr_hugepages");
     let total = crate::topology::read_count(&file).unwrap_or(0) + more;
     format!("echo {total} > {}", file.display())
-}
-
-#[cfg(all(test, not(miri)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn holes_in_what_is_ours_are_not_used_for_anything_else() {
-        const PART: usize = 8 << 20;
-        const SMALL: usize = 2 << 20;
-        let linux = Linux;
-        let start = linux.reserve(3 * PART, SMALL).unwrap();
-        ALIASES.add(start, 3 * PART);
-        // SAFETY: reserved above; nobody else knows it.
-        unsafe { linux.release(start + PART, PART) }.unwrap();
-        // The kernel fills gaps from above; whatever lies higher is full when the hole's turn comes.
-        let mut others = Vec::new();
-        let is_in_hole = |addr: usize| addr < start + 2 * PART && addr + SMALL > start + PART;
-        let filled = (0..1000).any(|_| {
-            others.push(linux.reserve(SMALL, SMALL).unwrap());
-            is_in_hole(others[others.len() - 1])
-        });
-        assert!(filled, "the kernel does not give the hole away");
-        let release = |addr, len| {
-            // SAFETY: reserved in this test; nobody else knows it.
-            unsafe { linux.release(addr, len) }.unwrap();
-        };
-        release(others.pop().unwrap(), SMALL);
-        others.push(reserve_aligned(&linux, SMALL).unwrap());
-        assert!(!is_in_hole(others[others.len() - 1]));
-        ALIASES.remove(start);
-        others.into_iter().for_each(|addr| release(addr, SMALL));
-        release(start, PART);
-        release(start + 2 * PART, PART);
-    }
 }

@@ -575,9 +575,17 @@ impl Drop for ShareInner {
                 if self.backend.is_host_memory() {
                     ALIASES.remove(self.alias);
                 }
-                // Where a hole may be, another thread may have memory by now.
-                let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-                for part in state.torn.runs_without(Run { first: 0, frames: self.frames }) {
+                let all = Run { first: 0, frames: self.frames };
+                let torn = lock(&self.state).torn.runs_in(all);
+                let mut theirs = FrameSet::new(self.frames);
+                for frame in torn.into_iter().flat_map(|run| run.pieces(1)) {
+                    // Where a hole was, another thread may have memory by now. What is not mapped, or refused for another reason, is ours.
+                    let found = self.map_alias(frame, Fill::Torn);
+                    let foreign =
+                        matches!(found, Err((_, Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE))));
+                    theirs.set(frame, foreign);
+                }
+                for part in theirs.runs_not_in(all) {
                     let _ = self.backend.release(self.alias_of(part.first), bytes(part.frames));
                 }
             }
@@ -625,62 +633,5 @@ impl fmt::Debug for Share {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::{FailAt, FailMode, Model};
-    use crate::pool::Pool;
-    use crate::units::BASE_PAGE;
-
-    /// Beside the frame, another thread's memory lies where its alias was, and stays when the pool goes.
-    #[cfg(not(miri))]
-    #[test]
-    fn what_another_thread_has_mapped_into_a_hole_stays_there() {
-        const FRAMES: u64 = 4;
-        let pool = Pool::builder(NodeId(0), FRAMES * BASE_PAGE as u64).threads(1).build().unwrap();
-        let [share] = pool.shares() else { panic!("a pool of one node has one share") };
-        let run = share.take(1, 1).unwrap()[0];
-        let addr = share.0.alias_of(run.first);
-        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the alias of a frame that nobody else has; the hole is there for no moment in which others could map into it.
-        let other = unsafe { libc::mmap(addr as *mut _, BASE_PAGE, access, flags, -1, 0) }.cast::<u64>();
-        assert_eq!(other as usize, addr);
-        // SAFETY: just mapped.
-        unsafe { *other = 4711 };
-        lock(&share.0.state).torn.set(run, true);
-        assert_eq!(share.mend_torn(run), Err((Call::Map, Errno(libc::EEXIST))));
-        let refused = share.give_back(run).unwrap_err().to_string();
-        assert!(refused.contains("EEXIST"), "{refused}");
-        share.take(FRAMES, 0).unwrap_err();
-        let rest = share.take(FRAMES - 1, 0).unwrap();
-        rest.into_iter().for_each(|run| share.give_back(run).unwrap());
-        drop(pool);
-        // SAFETY: mapped above, and ours to unmap.
-        unsafe {
-            assert_eq!(*other, 4711);
-            pageleap_sys::unmap(addr, BASE_PAGE).unwrap();
-        }
-    }
-
-    /// What cannot be mapped again is not waited for, and is had as soon as it can.
-    #[test]
-    fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
-        const FRAMES: u64 = 4;
-        let failing = Arc::new(FailAt::new(Arc::new(Model::new()), 1, FailMode::Before, Errno(libc::ENOMEM)));
-        let bytes = FRAMES * PageSize::Base.bytes() as u64;
-        let pool = Pool::builder(NodeId(0), bytes).threads(1).backend(failing.clone()).build().unwrap();
-        let [share] = pool.shares() else { panic!("a pool of one node has one share") };
-        let all = share.take(FRAMES, 0).unwrap();
-        let run = all[0];
-        share.announce(run);
-        lock(&share.0.state).torn.set(run, true);
-        failing.arm();
-        share.give_back_announced(run).unwrap_err();
-        assert_eq!(failing.struck(), Some(Call::Map));
-        // Who needs more than the pool can have would wait for ever if they were still announced.
-        assert_eq!(lock(&share.0.state).announced, 0);
-        assert_eq!(share.take(FRAMES, 0).unwrap(), all);
-        share.give_back(run).unwrap();
-        assert_eq!(share.free_bytes(), bytes);
-    }
-}
+#[path = "share_tests.rs"]
+mod tests;

@@ -22,7 +22,7 @@ pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
 
-use crate::backend::{Advice, Backend, Call, Errno, Linux, Mapping, Prot};
+use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::engine::mprotect::fault::REGIONS;
 use crate::error::Error;
 use crate::migrate::{JobShared, check_address_space};
@@ -30,7 +30,7 @@ use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
-use crate::units::{AddressRange, BASE_PAGE, PageSize};
+use crate::units::{AddressRange, PageSize};
 
 /// Identifies a region within the process, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,6 +55,7 @@ pub struct RegionId(pub u64);
 ///   (`MADV_DONTFORK` is set); a child must not touch it.
 /// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts) and the engine `mprotect` or
 ///   `precopy-protect` moves it.
+/// * **No seccomp filter that kills a thread** for what the fault handler calls, if the thread writes into it and the engine `mprotect` moves it.
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
 ///   survive migration. Mapping something else into its range is not allowed.
 ///
@@ -198,6 +199,10 @@ impl Region {
         let pages = inner.pages(&range);
         if lock(&inner.extents).within(pages.clone()).next().is_some() {
             return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
+        }
+        // Beyond the limit an exchange would leave a hole, into which another thread could map memory.
+        if inner.backend.is_host_memory() {
+            check_address_space(0)?;
         }
         let target = place.resolve(inner)?;
         let mut new: Vec<Extent<Share>> = Vec::new();
@@ -358,8 +363,10 @@ impl Region {
         if range.start > range.end || range.end > self.len() {
             return Err(inner.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
         }
+        if size_of::<T>() == 0 {
+            return Err(inner.bad_range(range, "elements have no size", "use a type that has one"));
+        }
         if !range.start.is_multiple_of(align_of::<T>())
-            || size_of::<T>() == 0
             || !(range.end - range.start).is_multiple_of(size_of::<T>())
         {
             return Err(inner.bad_range(
@@ -543,11 +550,7 @@ impl RegionInner {
                 // `mlockall` may have locked it, and an exchange takes that along.
                 let _ = self.backend.unlock(alias, len);
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
-                // Beyond this limit it would leave a hole, into which another thread could map memory.
-                let over =
-                    self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0);
-                let allowed = if over { Err(Errno(libc::ENOMEM)) } else { dumped };
-                let exchanged = allowed.and_then(|()| self.backend.exchange(alias, addr, len));
+                let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
                 pool.mark_hollow(run);
                 let _ = pool.0.advise_alias(run);
                 if exchanged.is_ok() {

@@ -15,9 +15,7 @@ pub const SEGV: End = End::Killed(libc::SIGSEGV);
 /// Runs each case in a child and compares how it ends.
 pub fn cases(test: &str, table: &[(&str, fn(), End)]) {
     if let Some(name) = case() {
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: reads one structure; no core dumps of what is meant to die.
-        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+        no_core_dump();
         let (_, body, _) = table.iter().find(|(n, ..)| *n == name).unwrap();
         return body();
     }
@@ -74,4 +72,11 @@ pub fn write_rounds(region: &Region, rounds: u64) {
 
 pub fn address(region: &Region) -> usize {
     region.as_ptr().as_ptr() as usize
+}
+
+/// For processes that are meant to die.
+pub fn no_core_dump() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads one structure.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
 }

@@ -1,7 +1,7 @@
 //! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other fault to whoever handled
 //! faults before.
 //!
-//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore` and `rt_sigprocmask` only; no allocation, no lock, no thread-local. It runs on the
+//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore`, `rt_sigprocmask` and `clock_gettime` only; no allocation, no lock, no thread-local. It runs on the
 //! alternate stack where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of it.
 
 use std::path::Path;
@@ -110,17 +110,17 @@ impl AddressRanges {
     /// Whether `addr` lies in one of them. While an entry is being reused the answer may be "yes" by mistake, which costs one question
     /// to the kernel; it is never "no" for a range that is there during the call.
     fn contains(&self, addr: usize) -> bool {
-        self.meeting(addr, 1).next().is_some()
+        self.overlapping(addr, 1).next().is_some()
     }
 
     /// Whether `[addr, addr + len)` and one of this process overlap.
-    pub(crate) fn overlap(&self, addr: usize, len: usize) -> bool {
+    pub(crate) fn overlaps(&self, addr: usize, len: usize) -> bool {
         let process = std::process::id();
-        self.meeting(addr, len).any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
+        self.overlapping(addr, len).any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
     }
 
     /// Those that `[addr, addr + len)` overlaps.
-    fn meeting(&self, addr: usize, len: usize) -> impl Iterator<Item = (&Block, usize)> {
+    fn overlapping(&self, addr: usize, len: usize) -> impl Iterator<Item = (&Block, usize)> {
         let meets = move |block: &Block, i: usize| {
             let end = block.end[i].load(Ordering::Acquire);
             addr < end && block.start[i].load(Ordering::Relaxed) < addr.saturating_add(len)
@@ -467,12 +467,12 @@ mod tests {
         ranges.add(0x5000_0000, 0x1000);
         assert!(ranges.contains(0x5000_0fff), "a freed entry is used again");
         assert_eq!(ranges.blocks().count(), 3);
-        assert!(ranges.overlap(0x5000_0fff, 0x10000) && ranges.overlap(0x4fff_f000, 0x1001));
-        assert!(!ranges.overlap(0x4fff_f000, 0x1000) && !ranges.overlap(0x5000_1000, usize::MAX));
+        assert!(ranges.overlaps(0x5000_0fff, 0x10000) && ranges.overlaps(0x4fff_f000, 0x1001));
+        assert!(!ranges.overlaps(0x4fff_f000, 0x1000) && !ranges.overlaps(0x5000_1000, usize::MAX));
         // What a child has of its parent's list.
-        let (block, i) = ranges.meeting(0x5000_0000, 1).next().unwrap();
+        let (block, i) = ranges.overlapping(0x5000_0000, 1).next().unwrap();
         block.process[i].store(0, Ordering::Relaxed);
-        assert!(!ranges.overlap(0x5000_0000, 1) && ranges.contains(0x5000_0000));
+        assert!(!ranges.overlaps(0x5000_0000, 1) && ranges.contains(0x5000_0000));
         ranges.remove(0x5000_0000);
         assert!(ranges.contains(0x5000_0000), "another process' entry was removed");
     }
