@@ -187,8 +187,7 @@ fn on_the_model_any_call_may_fail() {
 #[test]
 fn on_the_model_pages_without_access_move_again_and_again() {
     const NAME: &str = "on_the_model_pages_without_access_move_again_and_again";
-    // What starts a process maps memory, for which no test may have made a hole just then.
-    let _turn = turn();
+    let _turn = turn(); // what starts a process maps memory, for which nobody may have made a hole
     if common::case().is_none() {
         let (end, output) = common::run_case(NAME, "none");
         assert_eq!(end, common::End::Exited(0), "{output}");
@@ -512,10 +511,9 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     for engine in engines() {
         let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
         let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
-        // How many there are depends on how often the writer gets in between.
         let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
         let calls = (0..3).map(|_| run(harmless).1[0].calls.values().sum::<u64>()).min().unwrap();
-        assert!(calls > 300, "{calls}");
+        assert!(calls > 300, "{calls}"); // it depends on how often the writer gets in between
         let mut random = Random::new(engine as u64 + 1);
         let struck = (0..RUNS).filter(|run_number| {
             // The first of them are made by `start`, and the last ones while frames are recycled.

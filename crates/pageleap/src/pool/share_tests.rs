@@ -68,7 +68,7 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
     const SMALL: usize = 2 << 20;
     let linux = Linux;
     let check = |start: usize| {
-        // SAFETY: as below: what was reserved in this test, and nobody else knows.
+        // SAFETY: unused parts of a pool and of a region of this test, and what it has reserved.
         let release = |addr, len| unsafe { linux.release(addr, len) }.unwrap();
         release(start + PART, PART);
         let is_in_hole = |addr: usize| addr < start + 2 * PART && addr + SMALL > start + PART;
@@ -86,9 +86,8 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
     };
     let pool = Pool::builder(any_node(), 3 * PART as u64).build().unwrap();
     let [share] = pool.shares() else { panic!("a pool of one node has one share") };
-    let hole =
-        Run { first: (PART / PageSize::Base.bytes()) as u64, frames: (PART / PageSize::Base.bytes()) as u64 };
-    lock(&share.0.state).torn.set(hole, true);
+    let frames = (PART / PageSize::Base.bytes()) as u64;
+    lock(&share.0.state).torn.set(Run { first: frames, frames }, true);
     check(share.0.alias_of(0));
     let region = crate::Region::reserve(3 * PART, PageSize::Base).unwrap();
     check(region.as_ptr().as_ptr() as usize);
