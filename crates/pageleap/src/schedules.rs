@@ -472,19 +472,26 @@ fn expect(seen: &[(&str, &AtomicU64)]) {
     assert!(!enough || missing.is_none(), "never seen: {missing:?}");
 }
 
-/// Returns what the schedules have met.
-fn without_refusals(scheduler: impl Scheduler + 'static) -> Arc<Seen> {
+fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
+    /// With few switches there are some ten disturbed copies in as many schedules as usual, and now and then none: then others are run.
+    const MOST_RUNS: usize = 4;
     let seen = Arc::new(Seen::default());
-    let counts = seen.clone();
-    explore(scheduler, move || {
-        everything_at_once(Scene::new(None, Arc::new(Model::new()), counts.clone()));
-    });
+    for _ in 0..MOST_RUNS {
+        let counts = seen.clone();
+        explore(scheduler(), move || {
+            everything_at_once(Scene::new(None, Arc::new(Model::new()), counts.clone()));
+        });
+        if seen.disturbed.load(Relaxed) > 0 {
+            break;
+        }
+    }
     expect(&[
         ("completed", &seen.completed),
         ("cancelled", &seen.cancelled),
         ("timed out", &seen.timed_out),
         ("region dropped", &seen.region_dropped),
         ("stopped half-way", &seen.partly),
+        ("disturbed copies", &seen.disturbed),
         ("held areas", &seen.held),
         ("jobs that followed writes", &seen.followed),
         ("jobs that began while frames were recycled", &seen.overlapping),
@@ -494,20 +501,17 @@ fn without_refusals(scheduler: impl Scheduler + 'static) -> Arc<Seen> {
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),
     ]);
-    seen
 }
 
 #[test]
 fn shuttle_everything_at_once_at_random() {
-    let seen = without_refusals(RandomScheduler::new(iterations()));
-    // With few switches these are so few that there may be none.
-    expect(&[("disturbed copies", &seen.disturbed)]);
+    without_refusals(|| RandomScheduler::new(iterations()));
 }
 
 /// Threads run for long and are interrupted at three places: what needs one thread to sleep through much that others do.
 #[test]
 fn shuttle_everything_at_once_with_few_switches() {
-    without_refusals(PctScheduler::new(4, iterations()));
+    without_refusals(|| PctScheduler::new(4, iterations()));
 }
 
 /// Who gets the claims on what a job has moved gets the frames too that it has vacated, and needs no luck for it.
