@@ -25,7 +25,10 @@ struct Target {
 
 /// Runs a cargo command that builds, and returns the executables.
 pub fn executables(mut command: Command) -> Result<Programs> {
-    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stderr(Stdio::inherit());
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
     let output = command.output().context("cannot start cargo")?;
     ensure!(output.status.success(), "{command:?} failed: {}", output.status);
     parse(&String::from_utf8_lossy(&output.stdout))
@@ -60,7 +63,10 @@ mod tests {
             r#"{"reason":"build-finished","success":true}"#,
         );
         let programs = parse(text).unwrap();
-        assert_eq!(programs.into_iter().collect::<Vec<_>>(), [("leap".to_owned(), "/t/leap-1".into())]);
+        assert_eq!(
+            programs.into_iter().collect::<Vec<_>>(),
+            [("leap".to_owned(), "/t/leap-1".into())]
+        );
         assert!(parse("Compiling").is_err());
     }
 }

@@ -63,7 +63,13 @@ pub fn install(workspace: &Workspace, layout: &Layout) -> Result<()> {
     link.args(["-shared", "-o"]).arg(lib.join(&file));
     link.arg(format!("-Wl,-soname,{soname}"));
     link.arg(format!("-Wl,--version-script,{}", sources.join("pageleap.map").display()));
-    link.args(["-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,--no-undefined", "-Wl,--gc-sections"]);
+    link.args([
+        "-Wl,-z,nodelete",
+        "-Wl,-z,relro",
+        "-Wl,-z,now",
+        "-Wl,--no-undefined",
+        "-Wl,--gc-sections",
+    ]);
     link.arg("-Wl,--whole-archive").arg(&archive).arg("-Wl,--no-whole-archive");
     link.args(PRIVATE_LIBRARIES.split(' '));
     run(link)?;
@@ -82,7 +88,8 @@ pub fn install(workspace: &Workspace, layout: &Layout) -> Result<()> {
     fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Programs of one major version run with each other's libraries; before the first, those of one minor version do.
+/// Programs of one major version run with each other's libraries; before the first, those of one
+/// minor version do.
 pub fn soname(version: &str) -> String {
     let mut parts = version.split('.');
     match (parts.next(), parts.next()) {
@@ -151,10 +158,12 @@ const BUILDS: [Build; 5] = [
     Build { compilers: GCC, flags: &["-O1"], is_static: false, valgrind: true },
 ];
 
-/// Programs that run there: where the sanitizers cannot work, and where an engine by protection has to do without calls that valgrind does not know.
+/// Programs that run there: where the sanitizers cannot work, and where an engine by protection has
+/// to do without calls that valgrind does not know.
 const UNDER_VALGRIND: [&str; 2] = ["host_dlopen.c", "jemalloc_arena.c"];
 
-/// Valgrind, as strict as the sanitizers. Only if it is told to it gives each thread its turn, and keeps registers as they are where a fault may happen.
+/// Valgrind, as strict as the sanitizers. Only if it is told to it gives each thread its turn, and
+/// keeps registers as they are where a fault may happen.
 const VALGRIND: [&str; 7] = [
     "valgrind",
     "-q",
@@ -172,10 +181,12 @@ const EXAMPLES: [(&str, &[&str], Option<&str>); 3] = [
     ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
 ];
 
-/// How the JVM runs: its best compiler leaves out null checks that failed often, its first one never does.
+/// How the JVM runs: its best compiler leaves out null checks that failed often, its first one
+/// never does.
 const JVMS: [Option<&str>; 2] = [None, Some("-XX:TieredStopAtLevel=1")];
 
-/// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it, and says how it went.
+/// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it,
+/// and says how it went.
 pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let prefix = workspace.target.join("capi");
     install(workspace, &Layout::movable(&prefix))?;
@@ -191,7 +202,10 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
     });
     let programs: Vec<Program> = tests.chain(examples).collect();
     for name in UNDER_VALGRIND {
-        ensure!(programs.iter().any(|program| program.source.ends_with(name)), "there is no {name}");
+        ensure!(
+            programs.iter().any(|program| program.source.ends_with(name)),
+            "there is no {name}"
+        );
     }
     for program in programs {
         for build in BUILDS.iter().filter(|build| build.suits(&program)) {
@@ -203,15 +217,23 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
         let name = format!("a JVM ({})", options.unwrap_or("default"));
         outcome.add(&name, run_in_a_jvm(workspace, &prefix, options));
     }
-    let mut map =
-        workspace.cargo(&["run", "--release", "-q", "-p", "pageleap-alloc", "--example", "hash_map"]);
+    let mut map = workspace.cargo(&[
+        "run",
+        "--release",
+        "-q",
+        "-p",
+        "pageleap-alloc",
+        "--example",
+        "hash_map",
+    ]);
     map.args(["--", "100000"]);
     outcome.add("hash_map (cargo)", run(map).map(|()| None));
     Ok(outcome)
 }
 
 fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     let is_program =
         |path: &PathBuf| is_cpp(path) || path.extension().is_some_and(|extension| extension == "c");
@@ -243,7 +265,9 @@ fn build_and_run(
     if let Some(library) = library
         && pkg_config(prefix, library, &["--exists"]).is_err()
     {
-        return Ok(Some(format!("there is no {library}; get it by: apt-get install lib{library}-dev")));
+        return Ok(Some(format!(
+            "there is no {library}; get it by: apt-get install lib{library}-dev"
+        )));
     }
     let folder = workspace.target.join("capi-tests");
     fs::create_dir_all(&folder)?;
@@ -292,11 +316,17 @@ fn build_and_run(
     Ok(None)
 }
 
-/// A JVM that loads the library through its native interface. Gives the reason if there is none here.
-fn run_in_a_jvm(workspace: &Workspace, prefix: &Path, options: Option<&str>) -> Result<Option<String>> {
+/// A JVM that loads the library through its native interface. Gives the reason if there is none
+/// here.
+fn run_in_a_jvm(
+    workspace: &Workspace,
+    prefix: &Path,
+    options: Option<&str>,
+) -> Result<Option<String>> {
     let Some(home) = java_home() else {
         return Ok(Some(
-            "there is no Java with jni.h; get it by: apt-get install default-jdk-headless".to_owned(),
+            "there is no Java with jni.h; get it by: apt-get install default-jdk-headless"
+                .to_owned(),
         ));
     };
     let sources = workspace.root.join("crates/capi/tests/jvm");
@@ -304,7 +334,16 @@ fn run_in_a_jvm(workspace: &Workspace, prefix: &Path, options: Option<&str>) -> 
     fs::create_dir_all(&folder)?;
     let include = home.join("include");
     let mut compile = Command::new("gcc");
-    compile.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-shared", "-fPIC"]);
+    compile.args([
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-g",
+        "-shared",
+        "-fPIC",
+    ]);
     compile.arg("-I").arg(&include).arg("-I").arg(include.join("linux"));
     compile.arg("-o").arg(folder.join("libhost_jvm.so")).arg(sources.join("host_jvm.c"));
     compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
@@ -323,7 +362,8 @@ fn run_in_a_jvm(workspace: &Workspace, prefix: &Path, options: Option<&str>) -> 
 
 /// Where Java is, if it can compile and has what C needs.
 fn java_home() -> Option<PathBuf> {
-    let output = Command::new("java").args(["-XshowSettings:properties", "-version"]).output().ok()?;
+    let output =
+        Command::new("java").args(["-XshowSettings:properties", "-version"]).output().ok()?;
     let settings = String::from_utf8_lossy(&output.stderr).into_owned();
     let home = settings.lines().find_map(|line| line.trim().strip_prefix("java.home = "))?;
     let home = PathBuf::from(home.trim());
@@ -338,17 +378,23 @@ fn pkg_config(prefix: &Path, library: &str, flags: &[&str]) -> Result<Vec<String
     Ok(String::from_utf8(output.stdout)?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The header, the list of versions and the shared library have the same functions, and the library nothing else.
+/// The header, the list of versions and the shared library have the same functions, and the library
+/// nothing else.
 fn check_symbols(workspace: &Workspace, prefix: &Path) -> Result<()> {
     let header = fs::read_to_string(prefix.join("include/pageleap.h"))?;
     let map = fs::read_to_string(workspace.root.join("crates/capi/pageleap.map"))?;
-    let output =
-        Command::new("nm").args(["-D", "--defined-only"]).arg(prefix.join("lib/libpageleap.so")).output();
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(prefix.join("lib/libpageleap.so"))
+        .output();
     let symbols = String::from_utf8(output.context("cannot start nm")?.stdout)?;
     let (declared, listed, exported) = (declared(&header), listed(&map), exported(&symbols));
     ensure!(!declared.is_empty(), "the header declares no function");
     ensure!(declared == listed, "the header declares {declared:?}, pageleap.map lists {listed:?}");
-    ensure!(declared == exported, "the header declares {declared:?}, the library exports {exported:?}");
+    ensure!(
+        declared == exported,
+        "the header declares {declared:?}, the library exports {exported:?}"
+    );
     Ok(())
 }
 
@@ -360,7 +406,15 @@ fn check_languages(workspace: &Workspace) -> Result<()> {
     {
         for standard in standards {
             let mut compile = Command::new(compiler);
-            compile.args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-x", language]);
+            compile.args([
+                "-fsyntax-only",
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+                "-x",
+                language,
+            ]);
             run({
                 compile.arg(format!("-std={standard}")).arg(&header);
                 compile
@@ -370,7 +424,8 @@ fn check_languages(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The functions that a header declares: names before a parenthesis outside comments, at the beginning of a declaration.
+/// The functions that a header declares: names before a parenthesis outside comments, at the
+/// beginning of a declaration.
 pub fn declared(header: &str) -> Vec<String> {
     let mut code = String::new();
     let mut rest = header;

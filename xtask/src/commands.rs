@@ -18,8 +18,8 @@ pub const STRESS_SECONDS: u64 = 5;
 /// Environment variable with loom's exploration bound.
 const LOOM_BOUND_VAR: &str = "LOOM_MAX_PREEMPTIONS";
 
-/// Preemptions per execution that loom explores. Its authors find that 2 or 3 show nearly all defects;
-/// without a bound the larger tests do not end.
+/// Preemptions per execution that loom explores. Its authors find that 2 or 3 show nearly all
+/// defects; without a bound the larger tests do not end.
 const LOOM_BOUND: &str = "3";
 
 /// Environment variable with the number of schedules that each shuttle test runs.
@@ -40,12 +40,14 @@ pub struct Workspace {
 impl Workspace {
     /// The workspace that this binary was started for.
     pub fn locate() -> Result<Workspace> {
-        // cargo sets the variable for `cargo run`; the compiled-in value serves a binary that is started
-        // directly.
-        let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-        let root = Path::new(&manifest).parent().context("xtask lies inside the workspace")?.to_owned();
-        let target =
-            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));
+        // cargo sets the variable for `cargo run`; the compiled-in value serves a binary that is
+        // started directly.
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let root =
+            Path::new(&manifest).parent().context("xtask lies inside the workspace")?.to_owned();
+        let target = env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| root.join("target"), |dir| root.join(dir));
         Ok(Workspace { root, target })
     }
 
@@ -70,7 +72,8 @@ impl Workspace {
         }
         match checker {
             Checker::Loom => arguments.push("loom_"),
-            // Not captured: a failed schedule must be seen even if the process then ends abnormally.
+            // Not captured: a failed schedule must be seen even if the process then ends
+            // abnormally.
             Checker::Shuttle => arguments.extend(["shuttle_", "--", "--nocapture"]),
             Checker::Unit => {}
             Checker::Stress => arguments.extend(["--", "--nocapture"]),

@@ -1,7 +1,8 @@
 //! The packages: a `.deb` for the Debian that this is, and a tarball for everybody else.
 //!
-//! Both have the library, its headers, the command, manual pages, completions for shells, examples, and the licences of all that is linked in.
-//! Files carry the time of the last commit (or `SOURCE_DATE_EPOCH`), so that the same sources, built in the same place, give the same packages.
+//! Both have the library, its headers, the command, manual pages, completions for shells, examples,
+//! and the licences of all that is linked in. Files carry the time of the last commit (or
+//! `SOURCE_DATE_EPOCH`), so that the same sources, built in the same place, give the same packages.
 
 pub mod clean_root;
 
@@ -34,7 +35,8 @@ pub struct Packages {
 pub fn make(workspace: &Workspace) -> Result<Packages> {
     let folder = workspace.target.join("dist");
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot clear {}", folder.display()))?;
     }
     make_folder(&folder)?;
     let folder = folder.canonicalize()?;
@@ -62,7 +64,9 @@ fn time(workspace: &Workspace) -> Result<String> {
     let mut git = Command::new("git");
     // safe.directory: a checkout that is mounted into a container often belongs to another user.
     git.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"]).current_dir(&workspace.root);
-    output(git).context("the packages carry the time of the last commit; without git, set SOURCE_DATE_EPOCH")
+    output(git).context(
+        "the packages carry the time of the last commit; without git, set SOURCE_DATE_EPOCH",
+    )
 }
 
 fn tarball(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result<PathBuf> {
@@ -125,13 +129,18 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
     write(&control.join("shlibs"), &format!("libpageleap {abi} pageleap (>= {VERSION})\n"))?;
     write(&control.join("triggers"), "activate-noawait ldconfig\n")?;
     let mut sums = Command::new("sh");
-    sums.args(["-c", "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum"]).current_dir(&root);
+    sums.args(["-c", "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum"])
+        .current_dir(&root);
     write(&control.join("md5sums"), &format!("{}\n", output(sums)?))?;
     settle(&root)?;
 
     let deb = folder.join(format!("pageleap_{VERSION}_{architecture}.deb"));
     let mut build = Command::new("dpkg-deb");
-    build.args(["--root-owner-group", "--build"]).arg(&root).arg(&deb).env("SOURCE_DATE_EPOCH", time);
+    build
+        .args(["--root-owner-group", "--build"])
+        .arg(&root)
+        .arg(&deb)
+        .env("SOURCE_DATE_EPOCH", time);
     run(build)?;
     Ok(deb)
 }
@@ -149,9 +158,13 @@ fn depends(folder: &Path, root: &Path, files: &[&str]) -> Result<String> {
     make_folder(&debian)?;
     write(&debian.join("control"), "Source: pageleap\n\nPackage: pageleap\nArchitecture: any\n")?;
     let mut command = Command::new("dpkg-shlibdeps");
-    command.arg("-O").args(files.iter().map(|file| root.join(file))).current_dir(folder.join("shlibs"));
+    command
+        .arg("-O")
+        .args(files.iter().map(|file| root.join(file)))
+        .current_dir(folder.join("shlibs"));
     let depends = output(command)?;
-    let depends = depends.strip_prefix("shlibs:Depends=").context("dpkg-shlibdeps names no packages")?;
+    let depends =
+        depends.strip_prefix("shlibs:Depends=").context("dpkg-shlibdeps names no packages")?;
     Ok(depends.to_owned())
 }
 
@@ -170,7 +183,8 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     for folder in folders {
         make_folder(&root.join(folder))?;
     }
-    let [bin, man1, man3, bash, fish, zsh, docs, examples] = folders.map(|folder| root.join(folder));
+    let [bin, man1, man3, bash, fish, zsh, docs, examples] =
+        folders.map(|folder| root.join(folder));
     let command = bin.join("pageleap");
     copy(&workspace.target.join("release/pageleap"), &command)?;
     // Names of functions stay, for perf and gdb.
@@ -233,9 +247,13 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
 
 /// The files of a folder with an extension.
 fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|found| found == extension)).collect())
+    Ok(paths
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect())
 }
 
 fn compress(file: &Path) -> Result<()> {
@@ -244,7 +262,8 @@ fn compress(file: &Path) -> Result<()> {
     run(gzip)
 }
 
-/// Gives files the rights that they should have, whatever the umask is here; returns how many bytes they have.
+/// Gives files the rights that they should have, whatever the umask is here; returns how many bytes
+/// they have.
 fn settle(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     let mut open = vec![root.to_owned()];

@@ -8,7 +8,8 @@ use cbindgen::{Config, DocumentationStyle, Language, ParseConfig, RenameRule, St
 
 use crate::commands::Workspace;
 
-/// The modules, in the order in which a reader needs them, and what their part of the header is about.
+/// The modules, in the order in which a reader needs them, and what their part of the header is
+/// about.
 const PARTS: [(&str, &str); 10] = [
     ("status", "Errors"),
     ("page_size", "Page sizes"),
@@ -46,8 +47,8 @@ pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
 pub fn text(root: &Path) -> Result<String> {
     let sources = root.join("crates/capi/src");
     let opening = sources.join("opening.h");
-    let mut header =
-        fs::read_to_string(&opening).with_context(|| format!("cannot read {}", opening.display()))?;
+    let mut header = fs::read_to_string(&opening)
+        .with_context(|| format!("cannot read {}", opening.display()))?;
     for (module, title) in PARTS.into_iter().chain([LAST]) {
         header += &format!("\n/* ---- {title} {} */\n\n", "-".repeat(88 - title.len()));
         header += compact(&part(&sources.join(format!("{module}.rs")))?).trim();
@@ -100,7 +101,9 @@ fn compact(text: &str) -> String {
             }
             (_, Some((indent, lines))) => lines.push(line.get(*indent + 1..).unwrap_or_default()),
             (_, None) if line.starts_with("typedef") => compacted += &format!("{line}\n"),
-            (_, None) => compacted += &format!("{}\n", line.replace("struct pageleap_", "pageleap_")),
+            (_, None) => {
+                compacted += &format!("{}\n", line.replace("struct pageleap_", "pageleap_"))
+            }
         }
     }
     compacted.lines().map(|line| format!("{}\n", line.trim_end())).collect()
@@ -122,8 +125,7 @@ mod tests {
     #[test]
     fn comments_begin_and_end_on_lines_with_text() {
         let wide = "/*\n One.\n */\nint a(struct pageleap_x x);\n    /*\n     Two,\n\n       three.\n     */\n    int b;\n";
-        let compacted =
-            "/* One. */\nint a(pageleap_x x);\n    /* Two,\n     *\n     *   three. */\n    int b;\n";
+        let compacted = "/* One. */\nint a(pageleap_x x);\n    /* Two,\n     *\n     *   three. */\n    int b;\n";
         assert_eq!(compact(wide), compacted);
     }
 

@@ -1,9 +1,10 @@
 //! Reserves 2 MB huge pages on node 0 for the tests that need them, and gives them back.
 //!
-//! The kernel hands out hugetlb pages only from a reserve that somebody with privilege has filled, and that
-//! is empty on a fresh machine. Taken pages are unusable for everything else, so the reserve must shrink
-//! again however the run ends: normally, by panic ([`Guard`]) or by a signal ([`restore`]). It shrinks by
-//! what was added, not to the old total: another process may have changed the total in between.
+//! The kernel hands out hugetlb pages only from a reserve that somebody with privilege has filled,
+//! and that is empty on a fresh machine. Taken pages are unusable for everything else, so the
+//! reserve must shrink again however the run ends: normally, by panic ([`Guard`]) or by a signal
+//! ([`restore`]). It shrinks by what was added, not to the old total: another process may have
+//! changed the total in between.
 
 use std::fs;
 use std::io::{self, Write};
@@ -60,10 +61,12 @@ pub fn restore() {
     let Some(reservation) = taken else { return };
     let note = match reservation.give_back() {
         Ok(()) => format!("xtask: gave back {} huge pages on node 0", reservation.added),
-        Err(error) => format!("xtask: !!! {} huge pages stay reserved: {error:#}", reservation.added),
+        Err(error) => {
+            format!("xtask: !!! {} huge pages stay reserved: {error:#}", reservation.added)
+        }
     };
-    // Not println: this runs while a panic unwinds, perhaps one about a closed stdout, and a second one
-    // aborts.
+    // Not println: this runs while a panic unwinds, perhaps one about a closed stdout, and a second
+    // one aborts.
     let _ = writeln!(io::stdout(), "{note}");
 }
 
@@ -88,7 +91,11 @@ impl Reservation {
         let reservation = Reservation { dir: dir.to_owned(), added: reached.saturating_sub(total) };
         if reached < target {
             reservation.give_back()?;
-            bail!("the kernel found memory for {} of {} more huge pages", reservation.added, target - total);
+            bail!(
+                "the kernel found memory for {} of {} more huge pages",
+                reservation.added,
+                target - total
+            );
         }
         Ok(Some(reservation))
     }
@@ -100,7 +107,8 @@ impl Reservation {
 }
 
 fn read_count(file: &Path) -> Result<u64> {
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     text.trim().parse().with_context(|| format!("{} holds {text:?}, not a count", file.display()))
 }
 

@@ -55,7 +55,8 @@ enum Task {
         #[arg(long)]
         deny_skip: bool,
     },
-    /// Everything at once for as long as you like: engines, page sizes, faults, guards, children, signals, from a seed
+    /// Everything at once for as long as you like: engines, page sizes, faults, guards, children,
+    /// signals, from a seed
     Soak(soak::Flags),
     /// Breaks the protocol on purpose, row by row, and expects each defect to be caught
     Mutants(MutantFlags),
@@ -108,7 +109,10 @@ struct MutantFlags {
 
 fn parse_step(text: &str) -> Result<Step, String> {
     let names = || Step::ALL.map(Step::name).join(", ");
-    Step::ALL.into_iter().find(|step| step.name() == text).ok_or_else(|| format!("the steps are {}", names()))
+    Step::ALL
+        .into_iter()
+        .find(|step| step.name() == text)
+        .ok_or_else(|| format!("the steps are {}", names()))
 }
 
 fn main() -> ExitCode {
@@ -130,7 +134,8 @@ fn run(task: Task) -> Result<u8> {
         Task::Test(flags) => test(&workspace, &flags),
         Task::Stress { seconds, deny_skip } => {
             let steps = vec![Step::Stress];
-            let plan = Plan { steps, left_out: Vec::new(), deny_skip, stress_seconds: Some(seconds) };
+            let plan =
+                Plan { steps, left_out: Vec::new(), deny_skip, stress_seconds: Some(seconds) };
             steps::run(&workspace, &plan)
         }
         Task::Soak(flags) => soak::run(&workspace, &flags)?,
@@ -164,7 +169,10 @@ fn test(workspace: &Workspace, flags: &TestFlags) -> bool {
     let chosen = |step: &Step| flags.only.is_empty() || flags.only.contains(step);
     let (left_out, steps) =
         Step::ALL.into_iter().filter(chosen).partition(|step| flags.skip_slow && step.is_slow());
-    steps::run(workspace, &Plan { steps, left_out, deny_skip: flags.deny_skip, stress_seconds: None })
+    steps::run(
+        workspace,
+        &Plan { steps, left_out, deny_skip: flags.deny_skip, stress_seconds: None },
+    )
 }
 
 fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {

@@ -1,4 +1,5 @@
-//! Section 3 of the manual, made of `pageleap.h`: a page for the library, one for each function and type.
+//! Section 3 of the manual, made of `pageleap.h`: a page for the library, one for each function and
+//! type.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,8 @@ struct Part<'a> {
 pub fn pages(header: &str) -> Result<BTreeMap<String, String>> {
     let (opening, parts) = parse(header)?;
     let all: Vec<&Item> = parts.iter().flat_map(|part| &part.items).collect();
-    let mut pages = BTreeMap::from([("pageleap.3".to_owned(), overview(&opening, &macros(header), &parts))]);
+    let mut pages =
+        BTreeMap::from([("pageleap.3".to_owned(), overview(&opening, &macros(header), &parts))]);
     for part in &parts {
         for item in &part.items {
             pages.insert(format!("{}.3", item.name), page(item, part, &all));
@@ -60,10 +62,15 @@ fn parse(header: &str) -> Result<(String, Vec<Part<'_>>)> {
         let text = text.split("\n#ifdef").next().unwrap_or_default();
         let mut items = Vec::new();
         for item in text.split("\n/* ").filter(|item| !item.trim().is_empty()) {
-            let (comment, declaration) = item.split_once("*/\n").context("a comment ends its line")?;
+            let (comment, declaration) =
+                item.split_once("*/\n").context("a comment ends its line")?;
             let declaration = declaration.trim();
             let name = name(declaration).with_context(|| format!("no name in `{declaration}`"))?;
-            items.push(Item { name, comment: uncomment(comment.trim_start_matches("/* ")), declaration });
+            items.push(Item {
+                name,
+                comment: uncomment(comment.trim_start_matches("/* ")),
+                declaration,
+            });
         }
         parts.push(Part { title, items });
     }
@@ -104,8 +111,10 @@ fn synopsis(page: &mut Roff, declaration: &str) {
 
 /// The macros that the header says something about, with that: each once.
 fn macros(header: &str) -> BTreeMap<&str, String> {
-    let comments = header.split("\n/* ").skip(1).filter_map(|text| text.split_once(" */\n#define "));
-    let named = comments.filter_map(|(comment, rest)| Some((rest.split_once('(')?.0, uncomment(comment))));
+    let comments =
+        header.split("\n/* ").skip(1).filter_map(|text| text.split_once(" */\n#define "));
+    let named =
+        comments.filter_map(|(comment, rest)| Some((rest.split_once('(')?.0, uncomment(comment))));
     named.filter(|(name, _)| name.starts_with("PAGELEAP_")).collect()
 }
 
@@ -161,7 +170,9 @@ fn page(item: &Item, part: &Part, all: &[&Item]) -> String {
         );
     }
     let taken: Vec<&Item> = match item.is_function() {
-        true => all.iter().copied().filter(|other| !other.is_function() && uses(item, other)).collect(),
+        true => {
+            all.iter().copied().filter(|other| !other.is_function() && uses(item, other)).collect()
+        }
         false => Vec::new(),
     };
     // What may be set or is filled; handles have nothing to show, and every function has a status.
@@ -177,7 +188,8 @@ fn page(item: &Item, part: &Part, all: &[&Item]) -> String {
     }
     page.control("SH", ["SEE ALSO"]);
     let neighbours = part.items.iter().filter(|other| other.name != item.name);
-    let mut names: Vec<&str> = neighbours.chain(taken.iter().copied()).map(|other| other.name).collect();
+    let mut names: Vec<&str> =
+        neighbours.chain(taken.iter().copied()).map(|other| other.name).collect();
     names.push("pageleap");
     names.sort_unstable();
     names.dedup();
@@ -190,7 +202,9 @@ fn page(item: &Item, part: &Part, all: &[&Item]) -> String {
 
 /// Whether a declaration names another item.
 fn uses(item: &Item, other: &Item) -> bool {
-    item.declaration.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == other.name)
+    item.declaration
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .any(|word| word == other.name)
 }
 
 fn verbatim<'a>(page: &mut Roff, lines: impl Iterator<Item = &'a str>) {
@@ -202,7 +216,8 @@ fn verbatim<'a>(page: &mut Roff, lines: impl Iterator<Item = &'a str>) {
     page.control("fi", []);
 }
 
-/// Paragraphs, "- " lists, terms with their meanings ("Errors.   Functions ...") and indented code, as the header's comments have them.
+/// Paragraphs, "- " lists, terms with their meanings ("Errors.   Functions ...") and indented code,
+/// as the header's comments have them.
 fn prose(page: &mut Roff, text: &str) {
     for paragraph in text.split("\n\n") {
         let lines: Vec<&str> = paragraph.lines().collect();
@@ -212,7 +227,8 @@ fn prose(page: &mut Roff, text: &str) {
         }
         let mut open = false;
         for line in lines {
-            let term = line.split_once(".  ").filter(|(term, _)| term.chars().all(char::is_alphabetic));
+            let term =
+                line.split_once(".  ").filter(|(term, _)| term.chars().all(char::is_alphabetic));
             if let Some(point) = line.strip_prefix("- ") {
                 page.control("IP", ["\u{2022}", "2"]);
                 page.text(names_in_bold(point));
@@ -264,7 +280,10 @@ mod tests {
     #[test]
     fn items_have_their_names_and_comments() {
         let (opening, parts) = parse(HEADER).unwrap();
-        assert_eq!(opening, "x.h - moves things\nabout.\n\nErrors.   Are told:\n          by pageleap_b().");
+        assert_eq!(
+            opening,
+            "x.h - moves things\nabout.\n\nErrors.   Are told:\n          by pageleap_b()."
+        );
         let found: Vec<_> = parts
             .iter()
             .flat_map(|part| part.items.iter().map(|item| (part.title, item.name, item.summary())))
@@ -313,6 +332,8 @@ mod tests {
         assert!(!functions.is_empty() && missing.is_empty(), "{missing:?} have no page");
         let types = header.lines().filter_map(|line| line.strip_prefix("} ")?.strip_suffix(';'));
         assert!(types.clone().count() > 10);
-        types.for_each(|name| assert!(pages.contains_key(&format!("{name}.3")), "{name} has no page"));
+        types.for_each(|name| {
+            assert!(pages.contains_key(&format!("{name}.3")), "{name} has no page")
+        });
     }
 }

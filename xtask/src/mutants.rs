@@ -1,12 +1,13 @@
-//! The mutation list of the protocol: each row breaks one rule on purpose, and some checker must notice.
+//! The mutation list of the protocol: each row breaks one rule on purpose, and some checker must
+//! notice.
 //!
-//! The list is part of the argument in `docs/protocol.md`: a rule without a row is a claim, a rule with a
-//! surviving row is not tested. `cargo xtask mutants` applies the rows one by one to a copy of the workspace;
-//! see `mutation`.
+//! The list is part of the argument in `docs/protocol.md`: a rule without a row is a claim, a rule
+//! with a surviving row is not tested. `cargo xtask mutants` applies the rows one by one to a copy
+//! of the workspace; see `mutation`.
 //!
-//! To add a row, append to [`TABLE`] and name it in `docs/protocol.md`. `find` must occur exactly once in the
-//! file, so take enough of the line, or several lines. A row whose text is gone fails the run: a stale list
-//! must not pass.
+//! To add a row, append to [`TABLE`] and name it in `docs/protocol.md`. `find` must occur exactly
+//! once in the file, so take enough of the line, or several lines. A row whose text is gone fails
+//! the run: a stale list must not pass.
 
 use std::fmt::Write;
 
@@ -19,7 +20,8 @@ pub enum Checker {
     Shuttle,
     /// The library's unit tests, and the tests of placements.
     Unit,
-    /// The stress oracle, which must report lost writes: another failure is not the one that was predicted.
+    /// The stress oracle, which must report lost writes: another failure is not the one that was
+    /// predicted.
     Stress,
 }
 
@@ -37,8 +39,8 @@ impl Checker {
         }
     }
 
-    /// What its output must contain for a failure to count as a catch. In capitals, since the names of tests
-    /// and their ordinary reports ("0 lost") must not look like it.
+    /// What its output must contain for a failure to count as a catch. In capitals, since the names
+    /// of tests and their ordinary reports ("0 lost") must not look like it.
     pub fn evidence(self) -> Option<&'static str> {
         match self {
             Checker::Loom | Checker::Shuttle | Checker::Unit => None,
@@ -253,7 +255,7 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "refused-protect-not-undone",
         file: ATTEMPT,
-        find: "unsafe { give_access_back(backend, &task.span, (!protected).then_some(errno), effort) };\n                slot.retire();",
+        find: "unsafe {\n                    give_access_back(backend, &task.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
         replace: "slot.retire();",
         why: "a protection change that failed after its effect leaves the area read-only",
         caught_by: Checker::Unit,
@@ -483,16 +485,20 @@ const SYNC: &str = "crates/pageleap/src/sync.rs";
 
 /// The list as a markdown table.
 pub fn markdown(table: &[Mutant]) -> String {
-    let cell = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
-    let mut text = String::from("| mutant | file | what is changed | caught by |\n|---|---|---|---|\n");
+    let cell =
+        |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+    let mut text =
+        String::from("| mutant | file | what is changed | caught by |\n|---|---|---|---|\n");
     for mutant in table {
         let (name, file, checker) = (mutant.name, mutant.file, mutant.caught_by.name());
-        writeln!(text, "| `{name}` | `{file}` | {} | {checker} |", cell(mutant.why)).expect("a String grows");
+        writeln!(text, "| `{name}` | `{file}` | {} | {checker} |", cell(mutant.why))
+            .expect("a String grows");
     }
     text
 }
 
-/// Everything that is wrong with the list itself. `read` gives the text of a file from the workspace root.
+/// Everything that is wrong with the list itself. `read` gives the text of a file from the
+/// workspace root.
 pub fn problems(
     table: &[Mutant],
     protocol: &str,

@@ -1,12 +1,12 @@
 //! Applies the rows of the mutation list to a copy of the workspace and runs their checkers.
 //!
-//! Layout below the target directory: `mutants/tree` is the copy, `mutants/build-<checker>` is shared by all
-//! mutants of a checker so that only the mutated crate is compiled again, `mutants/log` holds what each run
-//! printed.
+//! Layout below the target directory: `mutants/tree` is the copy, `mutants/build-<checker>` is
+//! shared by all mutants of a checker so that only the mutated crate is compiled again,
+//! `mutants/log` holds what each run printed.
 //!
-//! A mutant counts as caught only when three things hold: its checker passes without it, it compiles, and the
-//! checker then fails or hangs; it is stopped when the first of its tests has failed. The working tree itself is never
-//! written.
+//! A mutant counts as caught only when three things hold: its checker passes without it, it
+//! compiles, and the checker then fails or hangs; it is stopped when the first of its tests has
+//! failed. The working tree itself is never written.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -30,15 +30,15 @@ use crate::tally::{Outcome, Tally};
 /// How long a checker may run on a mutant, unless `--limit` says otherwise.
 pub const RUN_LIMIT: Duration = Duration::from_secs(40);
 
-/// A checker that is slow without a mutant gets this many times its time with one, so that slow is not taken
-/// for hung.
+/// A checker that is slow without a mutant gets this many times its time with one, so that slow is
+/// not taken for hung.
 const SLOW_FACTOR: u32 = 3;
 
 /// How long compiling may take. The first build of a checker compiles its dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
 
-/// Where shuttle's random schedules begin. Here they are the same in each run, so that whether a mutant is caught is no matter of luck; the
-/// step `shuttle` takes others each time.
+/// Where shuttle's random schedules begin. Here they are the same in each run, so that whether a
+/// mutant is caught is no matter of luck; the step `shuttle` takes others each time.
 const SHUTTLE_SEED_VAR: &str = "SHUTTLE_RANDOM_SEED";
 const SHUTTLE_SEED: &str = "4711";
 
@@ -62,7 +62,12 @@ pub fn check_list(root: &Path, table: &[Mutant]) -> Vec<String> {
 }
 
 /// Runs the rows whose name contains `filter`. Caught ones count as passed, all others as failed.
-pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duration) -> Result<Outcome> {
+pub fn run(
+    workspace: &Workspace,
+    table: &[Mutant],
+    filter: &str,
+    limit: Duration,
+) -> Result<Outcome> {
     let problems = check_list(&workspace.root, table);
     ensure!(problems.is_empty(), "the mutation list is not true:\n  {}", problems.join("\n  "));
     let rows: Vec<&Mutant> = table.iter().filter(|mutant| mutant.name.contains(filter)).collect();
@@ -71,18 +76,26 @@ pub fn run(workspace: &Workspace, table: &[Mutant], filter: &str, limit: Duratio
     let home = workspace.target.join("mutants");
     let tree = home.join("tree");
     let copied = sync(&workspace.root, &tree)?;
-    println!("mutants: {} rows on a copy in {} ({copied} files updated)", rows.len(), tree.display());
+    println!(
+        "mutants: {} rows on a copy in {} ({copied} files updated)",
+        rows.len(),
+        tree.display()
+    );
 
     let mut outcome = Outcome::default();
     let mut results = Table::new(&["mutant", "checker", "result", "seconds"]);
     for checker in Checker::ALL {
-        let rows: Vec<&Mutant> = rows.iter().copied().filter(|row| row.caught_by == checker).collect();
+        let rows: Vec<&Mutant> =
+            rows.iter().copied().filter(|row| row.caught_by == checker).collect();
         if rows.is_empty() {
             continue;
         }
         let build = home.join(format!("build-{}", checker.name()));
-        let bench =
-            Bench { workspace: Workspace { root: tree.clone(), target: build }, checker, home: &home };
+        let bench = Bench {
+            workspace: Workspace { root: tree.clone(), target: build },
+            checker,
+            home: &home,
+        };
         let limit = limit.max(bench.baseline()? * SLOW_FACTOR);
         for mutant in rows {
             let start = Instant::now();
@@ -143,8 +156,8 @@ impl Observation {
 }
 
 impl Bench<'_> {
-    /// Runs the checker without a mutant and returns how long it took. It must pass and must have tested
-    /// something.
+    /// Runs the checker without a mutant and returns how long it took. It must pass and must have
+    /// tested something.
     fn baseline(&self) -> Result<Duration> {
         let name = self.checker.name();
         println!("mutants: {name}: first without a mutant");
@@ -193,7 +206,8 @@ impl Bench<'_> {
         let ending = process::run_until(command, limit, |line| watch.line(line))?;
         let output = watch.output;
         let directory = self.home.join("log");
-        fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {}", directory.display()))?;
         let file = directory.join(format!("{log}.txt"));
         fs::write(&file, output.join("\n") + "\n")
             .with_context(|| format!("cannot write {}", file.display()))?;
@@ -201,7 +215,8 @@ impl Bench<'_> {
     }
 }
 
-/// What a checker has printed, and whether it need not go on: it has failed when one of its tests has, in the way that was predicted.
+/// What a checker has printed, and whether it need not go on: it has failed when one of its tests
+/// has, in the way that was predicted.
 #[derive(Debug)]
 struct Watch {
     evidence: Option<&'static str>,
@@ -220,7 +235,11 @@ impl Watch {
         self.output.push(line.to_owned());
         // What is not captured comes between a test's name and what became of it.
         let failed = line == "FAILED" || line.starts_with("test ") && line.ends_with(" ... FAILED");
-        if failed && self.evidence.is_none() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if failed && self.evidence.is_none() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 }
 
@@ -267,14 +286,15 @@ impl Applied {
 impl Drop for Applied {
     fn drop(&mut self) {
         if let Err(error) = self.write_back() {
-            // The next run compares the whole tree with the workspace, so this one file cannot mislead it.
+            // The next run compares the whole tree with the workspace, so this one file cannot
+            // mislead it.
             eprintln!("mutants: cannot restore {}: {error}", self.file.display());
         }
     }
 }
 
-/// Makes `tree` equal to the tracked and untracked, not ignored files of `root`; returns how many files were
-/// written. Equal files keep their times, so that cargo does not compile them again.
+/// Makes `tree` equal to the tracked and untracked, not ignored files of `root`; returns how many
+/// files were written. Equal files keep their times, so that cargo does not compile them again.
 fn sync(root: &Path, tree: &Path) -> Result<usize> {
     let listed = list_files(root)?;
     fs::create_dir_all(tree).with_context(|| format!("cannot make {}", tree.display()))?;
@@ -298,12 +318,24 @@ fn sync(root: &Path, tree: &Path) -> Result<usize> {
 fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
     // safe.directory: a checkout that is mounted into a container often belongs to another user.
     let output = Command::new("git")
-        .args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .args([
+            "-c",
+            "safe.directory=*",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
         .current_dir(root)
         .output()
         .context("cannot start `git`, which lists the files to copy")?;
     if !output.status.success() {
-        bail!("git ls-files in {}: {}", root.display(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "git ls-files in {}: {}",
+            root.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
     Ok(names.map(|name| OsString::from_vec(name.to_vec()).into()).collect())
@@ -347,8 +379,11 @@ fn remove_others(directory: &Path, wanted: &BTreeSet<PathBuf>) -> io::Result<()>
         let path = entry.path();
         if entry.file_type()?.is_dir() {
             remove_others(&path, wanted)?;
-        } else if !wanted.contains(&path) && path.file_name().is_some_and(|name| name != "Cargo.lock") {
-            // Cargo.lock: where the workspace has none, cargo has written one into the copy, which may stay.
+        } else if !wanted.contains(&path)
+            && path.file_name().is_some_and(|name| name != "Cargo.lock")
+        {
+            // Cargo.lock: where the workspace has none, cargo has written one into the copy, which
+            // may stay.
             fs::remove_file(&path)?;
         }
     }
@@ -418,7 +453,10 @@ mod tests {
     #[test]
     fn list_is_checked_against_files_and_protocol() {
         let root = tree_with(TEXT);
-        assert_eq!(check_list(root.path(), &[ROW]), ["drop-check: docs/protocol.md does not mention it"]);
+        assert_eq!(
+            check_list(root.path(), &[ROW]),
+            ["drop-check: docs/protocol.md does not mention it"]
+        );
         fs::create_dir(root.path().join("docs")).unwrap();
         fs::write(root.path().join("docs/protocol.md"), "- `drop-check`\n").unwrap();
         assert!(check_list(root.path(), &[ROW]).is_empty());
@@ -428,7 +466,14 @@ mod tests {
     fn copy_follows_the_workspace_and_keeps_times_of_equal_files() {
         let root = tree_with(TEXT);
         let git = |arguments: &[&str]| {
-            assert!(Command::new("git").args(arguments).current_dir(root.path()).status().unwrap().success());
+            assert!(
+                Command::new("git")
+                    .args(arguments)
+                    .current_dir(root.path())
+                    .status()
+                    .unwrap()
+                    .success()
+            );
         };
         git(&["init", "--quiet"]);
         fs::write(root.path().join(".gitignore"), "/target\n").unwrap();
@@ -454,13 +499,21 @@ mod tests {
             let mut watch = Watch::new(checker);
             lines.iter().position(|line| watch.line(line).is_break())
         };
-        let lines = ["test loom_a ... ok", "panicked: LOST", "test loom_b ... FAILED", "test loom_c ... ok"];
+        let lines = [
+            "test loom_a ... ok",
+            "panicked: LOST",
+            "test loom_b ... FAILED",
+            "test loom_c ... ok",
+        ];
         assert_eq!(stops(Checker::Loom, &lines), Some(2));
         assert_eq!(
             stops(Checker::Stress, &["test a ... FAILED", "LOST", "test b ... ", "FAILED", ""]),
             Some(3)
         );
-        assert_eq!(stops(Checker::Stress, &["test a ... FAILED", "test result: FAILED. 1 passed"]), None);
+        assert_eq!(
+            stops(Checker::Stress, &["test a ... FAILED", "test result: FAILED. 1 passed"]),
+            None
+        );
     }
 
     #[test]
@@ -471,7 +524,10 @@ mod tests {
         assert_eq!(verdict(Checker::Unit, Ending::TimedOut, &[]), Verdict::CaughtByHang);
         assert_eq!(verdict(Checker::Stress, shell_ending("exit 101"), &lost), Verdict::Caught);
         let named = ["test no_write_is_lost ... FAILED".to_owned()];
-        assert!(matches!(verdict(Checker::Stress, shell_ending("exit 101"), &named), Verdict::Invalid(_)));
+        assert!(matches!(
+            verdict(Checker::Stress, shell_ending("exit 101"), &named),
+            Verdict::Invalid(_)
+        ));
         assert_eq!(verdict(Checker::Loom, Ending::Enough, &named), Verdict::Caught);
         assert_eq!(verdict(Checker::Stress, shell_ending("exit 0"), &lost), Verdict::Survived);
     }

@@ -1,4 +1,5 @@
-//! What other people's code is inside the command and the library, under which licences: packages have to say it.
+//! What other people's code is inside the command and the library, under which licences: packages
+//! have to say it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -66,13 +67,24 @@ impl Package {
     }
 }
 
-/// The text: the crates that are linked into these packages of the workspace, then each licence once.
+/// The text: the crates that are linked into these packages of the workspace, then each licence
+/// once.
 pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
-    let version = std::process::Command::new("rustc").arg("-vV").output().context("cannot start rustc")?;
+    let version =
+        std::process::Command::new("rustc").arg("-vV").output().context("cannot start rustc")?;
     let version = String::from_utf8(version.stdout)?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
-    let mut command =
-        workspace.cargo(&["metadata", "--format-version", "1", "--locked", "--filter-platform", host]);
+    let host = version
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .context("rustc names no host")?;
+    let mut command = workspace.cargo(&[
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        host,
+    ]);
     let output = command.output().context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
@@ -87,8 +99,12 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
     let mut licences: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in linked {
         let name = format!("{} {}", package.name, package.version);
-        let licence = package.license.as_deref().with_context(|| format!("{name} names no licence"))?;
-        text += &format!("{name}: {licence} ({})\n", package.repository.as_deref().unwrap_or("crates.io"));
+        let licence =
+            package.license.as_deref().with_context(|| format!("{name} names no licence"))?;
+        text += &format!(
+            "{name}: {licence} ({})\n",
+            package.repository.as_deref().unwrap_or("crates.io")
+        );
         let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
         let files = licence_files(folder)?;
         ensure!(!files.is_empty(), "{name} comes without the text of its licence");
@@ -108,7 +124,8 @@ fn linked<'a>(metadata: &'a Metadata, roots: &[&str]) -> Vec<&'a Package> {
         metadata.packages.iter().map(|package| (package.id.as_str(), package)).collect();
     let nodes: BTreeMap<&str, &Node> =
         metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
-    let is_root = |package: &&Package| package.source.is_none() && roots.contains(&package.name.as_str());
+    let is_root =
+        |package: &&Package| package.source.is_none() && roots.contains(&package.name.as_str());
     let mut open: Vec<&Package> = metadata.packages.iter().filter(is_root).collect();
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -122,7 +139,9 @@ fn linked<'a>(metadata: &'a Metadata, roots: &[&str]) -> Vec<&'a Package> {
         let Some(node) = nodes.get(package.id.as_str()) else { continue };
         let is_linked =
             |dependency: &&Dependency| dependency.dep_kinds.iter().any(|kind| kind.kind.is_none());
-        open.extend(node.deps.iter().filter(is_linked).filter_map(|dep| packages.get(dep.pkg.as_str())));
+        open.extend(
+            node.deps.iter().filter(is_linked).filter_map(|dep| packages.get(dep.pkg.as_str())),
+        );
     }
     found.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
     found
@@ -135,7 +154,10 @@ fn licence_files(folder: &Path) -> Result<Vec<String>> {
         let path = entry.with_context(cannot)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
         if path.is_file() && FILES.iter().any(|begin| name.starts_with(begin)) {
-            texts.push(fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?);
+            texts.push(
+                fs::read_to_string(&path)
+                    .with_context(|| format!("cannot read {}", path.display()))?,
+            );
         }
     }
     texts.sort();

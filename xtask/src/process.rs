@@ -1,7 +1,8 @@
 //! Runs child commands, each in a process group of its own, and reads what they print line by line.
 //!
-//! The group is what makes a time limit and an interrupt work: `cargo` starts test binaries, and these start
-//! more. Killing only `cargo` would leave them running, with their memory mapped and their huge pages in use.
+//! The group is what makes a time limit and an interrupt work: `cargo` starts test binaries, and
+//! these start more. Killing only `cargo` would leave them running, with their memory mapped and
+//! their huge pages in use.
 //!
 //! stdout and stderr share one pipe, so lines keep the order in which they were printed.
 
@@ -18,10 +19,12 @@ use anyhow::{Context, Result};
 /// How often a silent child is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long output is still awaited after the child has ended while a descendant holds the pipe open.
+/// How long output is still awaited after the child has ended while a descendant holds the pipe
+/// open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The process groups of the running children. Taken by [`run`] around spawn and reap, and by [`kill_running`].
+/// The process groups of the running children. Taken by [`run`] around spawn and reap, and by
+/// [`kill_running`].
 static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// How a child ended.
@@ -71,7 +74,8 @@ impl Ending {
     }
 }
 
-/// Runs `command` for at most `limit` and hands each line of its output, without the line end, to `on_line`.
+/// Runs `command` for at most `limit` and hands each line of its output, without the line end, to
+/// `on_line`.
 pub fn run(command: Command, limit: Duration, on_line: impl FnMut(&str)) -> Result<Ending> {
     run_watched(command, Limits { total: limit, silence: limit }, on_line)
 }
@@ -86,7 +90,11 @@ pub fn run_until(
 }
 
 /// Like [`run`], but for a child that is expected to print something from time to time.
-pub fn run_watched(command: Command, limits: Limits, mut on_line: impl FnMut(&str)) -> Result<Ending> {
+pub fn run_watched(
+    command: Command,
+    limits: Limits,
+    mut on_line: impl FnMut(&str),
+) -> Result<Ending> {
     watch(command, limits, |line| {
         on_line(line);
         ControlFlow::Continue(())
@@ -138,7 +146,8 @@ fn watch(
                 return Ok(ending);
             }
             if since.elapsed() > DRAIN {
-                // A descendant outlived the child and still holds the pipe: it must not outlive the step.
+                // A descendant outlived the child and still holds the pipe: it must not outlive the
+                // step.
                 kill_group(group);
                 return Ok(ending);
             }
@@ -167,12 +176,14 @@ fn watch(
 /// How long children that are asked to end may take; without it they are not asked.
 static TIME_TO_END: Mutex<Option<Duration>> = Mutex::new(None);
 
-/// From now on an interrupt asks children to end, and kills them only if they take longer than this.
+/// From now on an interrupt asks children to end, and kills them only if they take longer than
+/// this.
 pub fn ask_before_killing(patience: Duration) {
     *lock(&TIME_TO_END) = Some(patience);
 }
 
-/// Asks the running children to end, if they are the kind that is asked, and waits for them. For the interrupt path.
+/// Asks the running children to end, if they are the kind that is asked, and waits for them. For
+/// the interrupt path.
 pub fn ask_running() {
     let Some(patience) = *lock(&TIME_TO_END) else { return };
     for &group in &*lock(&RUNNING) {
@@ -187,8 +198,8 @@ pub fn ask_running() {
     thread::sleep(POLL * 4);
 }
 
-/// Kills the running children and their descendants, for the interrupt path. Returns the lock that keeps [`run`]
-/// from starting another one; hold it until the process exits.
+/// Kills the running children and their descendants, for the interrupt path. Returns the lock that
+/// keeps [`run`] from starting another one; hold it until the process exits.
 pub fn kill_running() -> MutexGuard<'static, Vec<i32>> {
     let running = lock(&RUNNING);
     running.iter().for_each(|&group| kill_group(group));
@@ -214,14 +225,15 @@ fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Chi
     let mut running = lock(&RUNNING);
     let child = command.spawn()?;
     running.push(child.id() as i32);
-    // `command` holds the last write ends in this process; dropping it lets the reader see the end of output.
+    // `command` holds the last write ends in this process; dropping it lets the reader see the end
+    // of output.
     drop(command);
     Ok((reader, child))
 }
 
 fn kill_group(group: i32) {
-    // SAFETY: kill takes no pointers. The group leader is either unreaped or a member of the group still
-    // holds our pipe, so the kernel cannot have given the number to a stranger.
+    // SAFETY: kill takes no pointers. The group leader is either unreaped or a member of the group
+    // still holds our pipe, so the kernel cannot have given the number to a stranger.
     unsafe { libc::kill(-group, libc::SIGKILL) };
 }
 
@@ -249,7 +261,8 @@ mod tests {
 
     #[test]
     fn both_streams_arrive_in_order() {
-        let (ending, lines, _) = shell("echo a; echo b >&2; printf c; exit 3", Duration::from_secs(20));
+        let (ending, lines, _) =
+            shell("echo a; echo b >&2; printf c; exit 3", Duration::from_secs(20));
         assert_eq!(lines, ["a", "b", "c"]);
         assert!(!ending.success());
         assert!(matches!(ending, Ending::Exited(status) if status.code() == Some(3)));
@@ -257,8 +270,10 @@ mod tests {
 
     #[test]
     fn limit_kills_descendants_too() {
-        // The inner sleep inherits the pipe: if it survived, `run` would wait for DRAIN after the limit.
-        let (ending, lines, elapsed) = shell("echo start; sleep 60 & sleep 60; wait", Duration::from_secs(3));
+        // The inner sleep inherits the pipe: if it survived, `run` would wait for DRAIN after the
+        // limit.
+        let (ending, lines, elapsed) =
+            shell("echo start; sleep 60 & sleep 60; wait", Duration::from_secs(3));
         assert_eq!(ending, Ending::TimedOut);
         assert_eq!(lines, ["start"]);
         assert!(elapsed < Duration::from_secs(3) + DRAIN, "{elapsed:?}");
@@ -275,7 +290,10 @@ mod tests {
             lines.push(line.to_owned());
             if line == "b" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        assert_eq!((ending.unwrap(), lines), (Ending::Enough, vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(
+            (ending.unwrap(), lines),
+            (Ending::Enough, vec!["a".to_owned(), "b".to_owned()])
+        );
         assert!(start.elapsed() < DRAIN, "{:?}", start.elapsed());
     }
 

@@ -30,7 +30,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A left-over in the temporary directory does no harm, and a panic here would hide the test's own.
+        // A left-over in the temporary directory does no harm, and a panic here would hide the
+        // test's own.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

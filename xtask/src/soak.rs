@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: everything at once for as long as one likes, from a seed (`crates/pageleap/tests/soak.rs`).
+//! `cargo xtask soak`: everything at once for as long as one likes, from a seed
+//! (`crates/pageleap/tests/soak.rs`).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -80,7 +81,8 @@ impl Course {
 
     /// The settings that the test reads.
     pub fn variables(&self) -> [(&'static str, String); 4] {
-        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs());
+        let clock =
+            || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs());
         [
             ("PAGELEAP_SOAK_SECONDS", self.length().as_secs().max(1).to_string()),
             ("PAGELEAP_SOAK_SEED", self.seed.unwrap_or_else(clock).to_string()),
@@ -120,7 +122,8 @@ pub fn run(workspace: &Workspace, flags: &Flags) -> Result<bool> {
     Ok(ending.success())
 }
 
-/// Builds the test optimised, or for a sanitizer, with the standard library, in a folder of its own.
+/// Builds the test optimised, or for a sanitizer, with the standard library, in a folder of its
+/// own.
 fn build(workspace: &Workspace, sanitizer: Option<Sanitizer>) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let mut arguments = vec!["test", "-p", "pageleap", "--release", "--no-run", "--test", TEST];

@@ -1,7 +1,7 @@
 //! The steps of `cargo xtask test`, what each runs, and the summary at the end.
 //!
-//! A step never stops the ones after it: one run tells everything that is wrong. A step that needs tests and
-//! finds none fails, because an empty run proves nothing.
+//! A step never stops the ones after it: one run tells everything that is wrong. A step that needs
+//! tests and finds none fails, because an empty run proves nothing.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -24,11 +24,12 @@ use crate::process;
 use crate::table::{Table, seconds};
 use crate::tally::{Counts, Outcome, SKIP_LOG_VAR, Skip, Tally};
 
-/// How long a step may take; generous, it only has to end a deadlock before the patience of a CI service
-/// does.
+/// How long a step may take; generous, it only has to end a deadlock before the patience of a CI
+/// service does.
 const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
 
-/// Cases of the stress oracle that [`STEP_LIMIT`] is extended for, each by the seconds that it runs.
+/// Cases of the stress oracle that [`STEP_LIMIT`] is extended for, each by the seconds that it
+/// runs.
 const STRESS_CASES_MAX: u32 = 64;
 
 /// Seconds per case where the oracle runs among all other tests, since it has a step of its own.
@@ -118,7 +119,9 @@ impl Step {
             Step::Loom => "loom tests of the library, all interleavings up to a bound",
             Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
             Step::Miri => "unit tests of the library under Miri (needs the nightly toolchain)",
-            Step::MutantList => "each mutant fits its file exactly once and stands in docs/protocol.md",
+            Step::MutantList => {
+                "each mutant fits its file exactly once and stands in docs/protocol.md"
+            }
             Step::Mutants => "each mutant of the protocol is caught by its checker",
             Step::Docs => "cargo doc --workspace --no-deps without warnings",
             Step::Lab => "the tests on several memory nodes and kernels, in emulated machines",
@@ -208,7 +211,12 @@ pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
         let mut report = run_step(workspace, step, plan.stress_seconds)
             .unwrap_or_else(|error| Report::new(step, Verdict::Failed(format!("{error:#}"))));
         report.elapsed = step_start.elapsed();
-        println!("==> {}: {}, {} s", step.name(), result_text(&report.verdict), seconds(report.elapsed));
+        println!(
+            "==> {}: {}, {} s",
+            step.name(),
+            result_text(&report.verdict),
+            seconds(report.elapsed)
+        );
         reports.push(report);
     }
     drop(huge_pages);
@@ -223,8 +231,9 @@ pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
     summarize(&reports, plan.deny_skip, start.elapsed())
 }
 
-/// A test that this machine cannot run is no gap if a machine of the lab has run it. Returns how many those are. Other steps run the same tests
-/// for longer, and at full speed: for these the lab is no substitute.
+/// A test that this machine cannot run is no gap if a machine of the lab has run it. Returns how
+/// many those are. Other steps run the same tests for longer, and at full speed: for these the lab
+/// is no substitute.
 fn take_out_what_the_lab_has_run(reports: &mut [Report]) -> usize {
     let Some(lab) = reports.iter_mut().find_map(|report| report.lab.take()) else { return 0 };
     let mut total = 0;
@@ -261,7 +270,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
         }
         Step::Tests => {
             let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
-            command.env(STRESS_SECONDS_VAR, or_default(STRESS_SECONDS_VAR, STRESS_SECONDS_IN_TESTS));
+            command
+                .env(STRESS_SECONDS_VAR, or_default(STRESS_SECONDS_VAR, STRESS_SECONDS_IN_TESTS));
             run_tests(workspace, step, command, STEP_LIMIT)
         }
         Step::C => Ok(of_checks(step, capi::test(workspace)?)),
@@ -283,7 +293,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
                 Ok(Report::skipped(step, format!("{reason}; get it by: {MIRI_REMEDY}")))
             }
             None => {
-                let mut command = workspace.cargo(&["+nightly", "miri", "test", "-p", "pageleap", "--lib"]);
+                let mut command =
+                    workspace.cargo(&["+nightly", "miri", "test", "-p", "pageleap", "--lib"]);
                 let mut flags = env::var_os("MIRIFLAGS").unwrap_or_default();
                 flags.push(" -Zmiri-disable-isolation");
                 command.env("MIRIFLAGS", flags);
@@ -302,7 +313,9 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
         Step::Mutants if TABLE.is_empty() => {
             Ok(Report::skipped(step, "the mutation list is empty".to_owned()))
         }
-        Step::Mutants => Ok(of_checks(step, mutation::run(workspace, TABLE, "", mutation::RUN_LIMIT)?)),
+        Step::Mutants => {
+            Ok(of_checks(step, mutation::run(workspace, TABLE, "", mutation::RUN_LIMIT)?))
+        }
         Step::Lab => match lab::missing(&lab::kernel_folder(workspace)) {
             Some(lab::Missing { what, remedy }) => {
                 println!(
@@ -318,8 +331,15 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
                     0 => Verdict::Passed,
                     count => Verdict::Failed(format!("{count} tests or machines")),
                 };
-                let (failed_tests, skips) = (summary.failed.iter().cloned().collect(), summary.skips.clone());
-                Ok(Report { counts, failed_tests, skips, lab: Some(summary), ..Report::new(step, verdict) })
+                let (failed_tests, skips) =
+                    (summary.failed.iter().cloned().collect(), summary.skips.clone());
+                Ok(Report {
+                    counts,
+                    failed_tests,
+                    skips,
+                    lab: Some(summary),
+                    ..Report::new(step, verdict)
+                })
             }
         },
     }
@@ -328,7 +348,8 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
 /// Runs a command that holds or does not, and counts as one.
 fn run_check(step: Step, command: Command) -> Result<Report> {
     let ending = stream(command, STEP_LIMIT, |_| {})?;
-    let verdict = if ending.success() { Verdict::Passed } else { Verdict::Failed(ending.reason(STEP_LIMIT)) };
+    let verdict =
+        if ending.success() { Verdict::Passed } else { Verdict::Failed(ending.reason(STEP_LIMIT)) };
     Ok(Report::new(step, verdict))
 }
 
@@ -339,7 +360,12 @@ fn of_checks(step: Step, outcome: Outcome) -> Report {
         0 => Verdict::Passed,
         count => Verdict::Failed(format!("{count} checks")),
     };
-    Report { counts, failed_tests: failed.into_iter().collect(), skips, ..Report::new(step, verdict) }
+    Report {
+        counts,
+        failed_tests: failed.into_iter().collect(),
+        skips,
+        ..Report::new(step, verdict)
+    }
 }
 
 /// Runs a checker that needs compiler flags of its own, and so a target directory of its own.
@@ -349,7 +375,12 @@ fn run_checker(workspace: &Workspace, step: Step, checker: Checker) -> Result<Re
 }
 
 /// Runs a command that prints test results, and counts these.
-fn run_tests(workspace: &Workspace, step: Step, mut command: Command, limit: Duration) -> Result<Report> {
+fn run_tests(
+    workspace: &Workspace,
+    step: Step,
+    mut command: Command,
+    limit: Duration,
+) -> Result<Report> {
     let log = fresh_skip_log(workspace, step)?;
     command.env(SKIP_LOG_VAR, &log);
     let mut tally = Tally::default();
@@ -375,7 +406,8 @@ fn run_tests(workspace: &Workspace, step: Step, mut command: Command, limit: Dur
 /// Makes sure that the log of skips holds only those of this run.
 fn fresh_skip_log(workspace: &Workspace, step: Step) -> Result<PathBuf> {
     let directory = workspace.target.join("xtask");
-    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
     // Tests run in other directories, so the path must be absolute.
     let log = directory.canonicalize()?.join(format!("skips-{}.log", step.name()));
     fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
@@ -383,7 +415,11 @@ fn fresh_skip_log(workspace: &Workspace, step: Step) -> Result<PathBuf> {
 }
 
 /// Runs a command and shows its output while it comes.
-fn stream(mut command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<process::Ending> {
+fn stream(
+    mut command: Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<process::Ending> {
     if io::stdout().is_terminal() {
         command.env("CARGO_TERM_COLOR", or_default("CARGO_TERM_COLOR", "always"));
     }
@@ -394,14 +430,17 @@ fn stream(mut command: Command, limit: Duration, mut on_line: impl FnMut(&str)) 
 }
 
 /// How to get what the Miri step needs.
-const MIRI_REMEDY: &str =
-    "rustup toolchain install nightly --profile minimal && rustup +nightly component add miri rust-src";
+const MIRI_REMEDY: &str = "rustup toolchain install nightly --profile minimal && rustup +nightly component add miri rust-src";
 
 /// Why Miri cannot run here, if it cannot.
 fn miri_missing() -> Option<String> {
     let output = |program: &str, arguments: &[&str]| -> Result<String> {
         let output = Command::new(program).args(arguments).output()?;
-        output.status.success().then_some(()).ok_or_else(|| anyhow!("{program} {arguments:?} failed"))?;
+        output
+            .status
+            .success()
+            .then_some(())
+            .ok_or_else(|| anyhow!("{program} {arguments:?} failed"))?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let Ok(sysroot) = output("rustc", &["+nightly", "--print", "sysroot"]) else {
@@ -438,7 +477,10 @@ fn summarize(reports: &[Report], deny_skip: bool, elapsed: Duration) -> bool {
         totals += report.counts;
     }
     print!("\n{table}");
-    println!("({} s in all; steps without tests count as one, mutants as one each)", seconds(elapsed));
+    println!(
+        "({} s in all; steps without tests count as one, mutants as one each)",
+        seconds(elapsed)
+    );
 
     for report in reports {
         if let Verdict::Failed(reason) = &report.verdict
@@ -478,7 +520,8 @@ mod tests {
 
     fn tests_of(script: &str) -> Report {
         let target = crate::scratch::Scratch::new("steps");
-        let workspace = Workspace { root: target.path().to_owned(), target: target.path().to_owned() };
+        let workspace =
+            Workspace { root: target.path().to_owned(), target: target.path().to_owned() };
         run_tests(&workspace, Step::Tests, shell(script), Duration::from_secs(30)).unwrap()
     }
 
@@ -494,7 +537,8 @@ mod tests {
 
     #[test]
     fn skips_arrive_through_the_log() {
-        let report = tests_of(&format!("echo 'huge: none reserved' >> \"${SKIP_LOG_VAR}\"; {TWO_PASSED}"));
+        let report =
+            tests_of(&format!("echo 'huge: none reserved' >> \"${SKIP_LOG_VAR}\"; {TWO_PASSED}"));
         assert!(matches!(report.verdict, Verdict::Passed));
         assert_eq!(report.counts, Counts { passed: 2, failed: 0, skipped: 1 });
         assert!(summarize(&[report], false, Duration::ZERO));
@@ -512,11 +556,16 @@ mod tests {
             "echo 'far: one node' >> \"${SKIP_LOG_VAR}\"; echo 'near: asleep' >> \"${SKIP_LOG_VAR}\""
         );
         let tests = tests_of(&format!("{log}; {TWO_PASSED}"));
-        let summary = lab::Summary { passed: vec![("far".into(), Vec::new())], ..Default::default() };
+        let summary =
+            lab::Summary { passed: vec![("far".into(), Vec::new())], ..Default::default() };
         let missed = vec![Skip { name: "tier/6.1 leap::far".into(), reason: "tired".into() }];
         let counts = Counts { skipped: 1, ..Counts::default() };
-        let own =
-            Report { lab: Some(summary), skips: missed, counts, ..Report::new(Step::Lab, Verdict::Passed) };
+        let own = Report {
+            lab: Some(summary),
+            skips: missed,
+            counts,
+            ..Report::new(Step::Lab, Verdict::Passed)
+        };
         let mut reports = [tests, own];
         assert_eq!(take_out_what_the_lab_has_run(&mut reports), 1);
         assert_eq!(reports[0].counts, Counts { passed: 2, failed: 0, skipped: 1 });
@@ -531,7 +580,8 @@ mod tests {
 
     #[test]
     fn run_without_tests_is_a_failure() {
-        let report = tests_of("echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 9 filtered out'");
+        let report =
+            tests_of("echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 9 filtered out'");
         assert!(matches!(report.verdict, Verdict::Failed(_)));
         assert_eq!(report.counts.failed, 1);
     }

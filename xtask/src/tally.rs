@@ -1,9 +1,10 @@
 //! Counts what test binaries report, from their printed lines and from the log of skips.
 //!
-//! A test that cannot run here (no huge pages, an old kernel) returns early, and the test harness prints
-//! `ok`. Such a test says so in two ways: a line `SKIP name: reason` on its output, which the harness shows
-//! only for some runs, and a line `name: reason` appended to the file that [`SKIP_LOG_VAR`] names. Both are
-//! read; a skip that arrives both ways counts once; and a skipped test no longer counts as passed.
+//! A test that cannot run here (no huge pages, an old kernel) returns early, and the test harness
+//! prints `ok`. Such a test says so in two ways: a line `SKIP name: reason` on its output, which
+//! the harness shows only for some runs, and a line `name: reason` appended to the file that
+//! [`SKIP_LOG_VAR`] names. Both are read; a skip that arrives both ways counts once; and a skipped
+//! test no longer counts as passed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -80,7 +81,8 @@ impl Tally {
         } else if let Some((name, outcome)) =
             line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
         {
-            // An outcome may be missing here: with `--nocapture` the test's own output comes in between.
+            // An outcome may be missing here: with `--nocapture` the test's own output comes in
+            // between.
             self.names.insert(name.to_owned());
             if outcome == "FAILED" {
                 self.failed.insert(name.to_owned());
@@ -90,7 +92,8 @@ impl Tally {
                 self.skips.insert(Skip { name: name.to_owned(), reason: reason.to_owned() });
             }
         }
-        // Not an else: with `--nocapture` the first line of a test's output follows its "test … ... ".
+        // Not an else: with `--nocapture` the first line of a test's output follows its "test … ...
+        // ".
         if let Some((before, skip)) = line.split_once("SKIP ")
             && (before.is_empty() || before.ends_with(" ... "))
         {
@@ -107,7 +110,8 @@ impl Tally {
     pub fn counts(&self) -> Counts {
         let announced = |name: &str| {
             self.skips.iter().any(|skip| {
-                name == skip.name || name.strip_suffix(&skip.name).is_some_and(|path| path.ends_with("::"))
+                name == skip.name
+                    || name.strip_suffix(&skip.name).is_some_and(|path| path.ends_with("::"))
             })
         };
         let not_passed = self.names.difference(&self.failed).filter(|name| announced(name)).count();
@@ -142,7 +146,8 @@ fn parse_totals(text: &str) -> Counts {
     let after_verdict = text.split_once(". ").map_or(text, |(_, rest)| rest);
     for part in after_verdict.split(';') {
         let mut words = part.split_whitespace();
-        let (Some(Ok(number)), Some(kind)) = (words.next().map(str::parse::<usize>), words.next()) else {
+        let (Some(Ok(number)), Some(kind)) = (words.next().map(str::parse::<usize>), words.next())
+        else {
             continue;
         };
         match kind {
@@ -232,12 +237,16 @@ mod tests {
         ]);
         tally.skip_log("huge: no free 2 MB pages\n\n");
         assert_eq!(tally.counts(), Counts { passed: 1, failed: 0, skipped: 1 });
-        assert_eq!(tally.skips().map(Skip::to_string).collect::<Vec<_>>(), ["huge: no free 2 MB pages"]);
+        assert_eq!(
+            tally.skips().map(Skip::to_string).collect::<Vec<_>>(),
+            ["huge: no free 2 MB pages"]
+        );
     }
 
     #[test]
     fn skip_of_a_row_inside_a_test_leaves_the_test_passed() {
-        let mut tally = tally(&["test table ... ok", "test result: ok. 1 passed; 0 failed; 0 ignored"]);
+        let mut tally =
+            tally(&["test table ... ok", "test result: ok. 1 passed; 0 failed; 0 ignored"]);
         tally.skip_log("table/hugetlb: no free 2 MB pages");
         assert_eq!(tally.counts(), Counts { passed: 1, failed: 0, skipped: 1 });
     }

@@ -1,7 +1,9 @@
-//! A hash map of hashbrown that leaps while threads look up its keys: `cargo run --release -p pageleap-alloc --example hash_map [KEYS [FROM [TO]]]`.
+//! A hash map of hashbrown that leaps while threads look up its keys: `cargo run --release -p
+//! pageleap-alloc --example hash_map [KEYS [FROM [TO]]]`.
 //!
-//! Each thread compares what it finds, and at the end every key is looked up once. On a machine with one memory node the map leaps to other frames of that node, which shows what a
-//! leap costs, and not what a NUMA machine gains. Exit code: 0 all was found, 101 something was not.
+//! Each thread compares what it finds, and at the end every key is looked up once. On a machine
+//! with one memory node the map leaps to other frames of that node, which shows what a leap costs,
+//! and not what a NUMA machine gains. Exit code: 0 all was found, 101 something was not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -39,8 +41,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
 
     let (map, lookups, stop) = (&map, AtomicU64::new(0), AtomicBool::new(false));
-    let check =
-        |key: u64| assert_eq!(map.get(&key), (key < keys).then(|| value(key)).as_ref(), "LOST: key {key}");
+    let check = |key: u64| {
+        assert_eq!(map.get(&key), (key < keys).then(|| value(key)).as_ref(), "LOST: key {key}")
+    };
     let report = std::thread::scope(|scope| {
         for thread in 0..2u64 {
             let (lookups, stop) = (&lookups, &stop);
@@ -66,17 +69,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         pause();
         let before = rate(&mut pause);
         let mut report = Err(None);
-        let during =
-            rate(&mut || report = memory.migration(&far).start().map(|job| job.wait()).map_err(Some));
+        let during = rate(&mut || {
+            report = memory.migration(&far).start().map(|job| job.wait()).map_err(Some)
+        });
         let after = rate(&mut pause);
         stop.store(true, Relaxed);
         for (name, rate) in [("before", before), ("leaping", during), ("after", after)] {
-            println!("{name:9} {:8.0} thousand lookups/s, {:.2} of those before", rate / 1e3, rate / before);
+            println!(
+                "{name:9} {:8.0} thousand lookups/s, {:.2} of those before",
+                rate / 1e3,
+                rate / before
+            );
         }
         report
     });
-    let report =
-        report.map_err(|error| error.map_or_else(|| "no leap".to_owned(), |error| error.to_string()))?;
+    let report = report
+        .map_err(|error| error.map_or_else(|| "no leap".to_owned(), |error| error.to_string()))?;
     (0..keys + 1).for_each(check);
     assert!(report.ended.is_completed(), "{report}");
     println!(

@@ -1,5 +1,6 @@
-//! An allocator over a region of [`pageleap`], for containers that take one by `allocator-api2`: hashbrown's maps, that crate's own `Vec` and `Box`, and others. What
-//! they hold lies in the region, at addresses that never change, and leaps with it while threads use it.
+//! An allocator over a region of [`pageleap`], for containers that take one by `allocator-api2`:
+//! hashbrown's maps, that crate's own `Vec` and `Box`, and others. What they hold lies in the
+//! region, at addresses that never change, and leaps with it while threads use it.
 //!
 //! ```no_run
 //! use hashbrown::HashMap;
@@ -18,7 +19,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The places of a region are dealt with by [talc](https://docs.rs/talc); its notes on free places lie between them and leap along.
+//! The places of a region are dealt with by [talc](https://docs.rs/talc); its notes on free places
+//! lie between them and leap along.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -35,11 +37,13 @@ use talc::source::Manual;
 /// Bytes that the region grows by, unless more is asked for or less is left.
 const STEP: usize = 16 << 20;
 
-/// Hands out places of a region that grows over pools as it is needed, and does not shrink. Clones are the same allocator; the region goes when the last of them, and the
-/// last container with one, are gone.
+/// Hands out places of a region that grows over pools as it is needed, and does not shrink. Clones
+/// are the same allocator; the region goes when the last of them, and the last container with one,
+/// are gone.
 ///
-/// It may be used by several threads. Places are given back to it when containers free them, and used again. While the region grows others wait, some 50 ms per GB where its
-/// frames are just being recycled.
+/// It may be used by several threads. Places are given back to it when containers free them, and
+/// used again. While the region grows others wait, some 50 ms per GB where its frames are just
+/// being recycled.
 #[derive(Clone)]
 pub struct RegionAllocator(Arc<Inner>);
 
@@ -50,8 +54,8 @@ struct Inner {
     capacity: usize,
 }
 
-/// Lists of free places by size: more of them than talc has by itself, which finds no place for what is just larger than the smallest size of its last but one list, and there
-/// that is 832 MB.
+/// Lists of free places by size: more of them than talc has by itself, which finds no place for
+/// what is just larger than the smallest size of its last but one list, and there that is 832 MB.
 struct Lists;
 
 impl Binning for Lists {
@@ -70,11 +74,13 @@ struct State {
     pools: Vec<Destination>,
 }
 
-// SAFETY: the pointer is an address in the region, which all threads may use; everything that is done with it is done under the lock.
+// SAFETY: the pointer is an address in the region, which all threads may use; everything that is
+// done with it is done under the lock.
 unsafe impl Send for State {}
 
 impl RegionAllocator {
-    /// An allocator with addresses for `capacity` bytes, and frames of these pools as they are needed: of the first that has enough. All of them have pages of one size.
+    /// An allocator with addresses for `capacity` bytes, and frames of these pools as they are
+    /// needed: of the first that has enough. All of them have pages of one size.
     ///
     /// # Errors
     /// If no pool is named, or the address space is not there.
@@ -94,7 +100,8 @@ impl RegionAllocator {
         Ok(RegionAllocator(Arc::new(Inner { state, region, capacity })))
     }
 
-    /// A migration of all that the region has by now, to be started. What it grows by during the job is not part of that.
+    /// A migration of all that the region has by now, to be started. What it grows by during the
+    /// job is not part of that.
     pub fn migration(&self, to: impl Into<Destination>) -> Migration<'_> {
         let region = &self.0.region;
         Migration::new().range(region, 0..region.len(), to)
@@ -108,7 +115,8 @@ impl RegionAllocator {
     /// The region.
     ///
     /// # Safety
-    /// Nobody makes it longer, discards or backs parts of it, or accesses its bytes through views: those are the allocator's, and of whoever has places.
+    /// Nobody makes it longer, discards or backs parts of it, or accesses its bytes through views:
+    /// those are the allocator's, and of whoever has places.
     pub unsafe fn region(&self) -> &Region {
         &self.0.region
     }
@@ -133,7 +141,8 @@ impl RegionAllocator {
         let free = state.end.map_or(0, |end| unsafe {
             end.as_ptr().addr() - state.places.reserved(end).up_to.as_ptr().addr()
         });
-        let least = layout.size().checked_add(layout.align()).and_then(|bytes| bytes.checked_add(notes));
+        let least =
+            layout.size().checked_add(layout.align()).and_then(|bytes| bytes.checked_add(notes));
         let least = least.map(|bytes| bytes.saturating_sub(free).max(1));
         let left = self.0.capacity - old;
         let page = region.page_size().bytes();
@@ -141,9 +150,11 @@ impl RegionAllocator {
         let least = least.filter(|bytes| *bytes <= left).ok_or(AllocError)?;
         let most = least.max(STEP.next_multiple_of(page)).min(left);
         let grown = state.pools.iter().any(|pool| {
-            let bytes = most.min(usize::try_from(pool.free_bytes()).unwrap_or(usize::MAX) / page * page);
+            let bytes =
+                most.min(usize::try_from(pool.free_bytes()).unwrap_or(usize::MAX) / page * page);
             // What is free may be gone by now, or lie where the placement does not want it.
-            let grows = |bytes: usize| bytes >= least && region.grow(old + bytes, pool.clone()).is_ok();
+            let grows =
+                |bytes: usize| bytes >= least && region.grow(old + bytes, pool.clone()).is_ok();
             grows(bytes) || bytes > least && grows(least)
         });
         if !grown {
@@ -152,7 +163,8 @@ impl RegionAllocator {
         let start = region.as_ptr().as_ptr();
         let (new, end) = (start.wrapping_add(old), start.wrapping_add(region.len()));
         state.end = match state.end {
-            // SAFETY: the new part is backed, adjoins the places that there are, and is nobody else's.
+            // SAFETY: the new part is backed, adjoins the places that there are, and is nobody
+            // else's.
             Some(before) => Some(unsafe { state.places.extend(before, end) }),
             // SAFETY: the new part is backed, and nobody else's.
             None => unsafe { state.places.claim(new, region.len() - old) },
@@ -161,8 +173,8 @@ impl RegionAllocator {
     }
 }
 
-// SAFETY: a place is valid memory of the region until it is given back, because the region lives as long as the last clone; clones are one allocator, and moving one moves
-// no place.
+// SAFETY: a place is valid memory of the region until it is given back, because the region lives as
+// long as the last clone; clones are one allocator, and moving one moves no place.
 unsafe impl Allocator for RegionAllocator {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {
@@ -194,12 +206,14 @@ unsafe impl Allocator for RegionAllocator {
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
         if new.size() > 0 && place.as_ptr().addr().is_multiple_of(new.align()) {
-            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new size is not larger.
+            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new
+            // size is not larger.
             unsafe { self.state().places.shrink(place.as_ptr(), old, new.size()) };
             return Ok(NonNull::slice_from_raw_parts(place, new.size()));
         }
         let moved = self.allocate(new)?;
-        // SAFETY: both are at least as large as the new size, and are two places; the old one is given back once.
+        // SAFETY: both are at least as large as the new size, and are two places; the old one is
+        // given back once.
         unsafe {
             place.copy_to_nonoverlapping(moved.cast(), new.size());
             self.deallocate(place, old);
@@ -207,16 +221,24 @@ unsafe impl Allocator for RegionAllocator {
         Ok(moved)
     }
 
-    unsafe fn grow(&self, place: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    unsafe fn grow(
+        &self,
+        place: NonNull<u8>,
+        old: Layout,
+        new: Layout,
+    ) -> Result<NonNull<[u8]>, AllocError> {
         if old.size() > 0 && old.align() == new.align() {
-            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new size is not smaller.
-            let grown = unsafe { self.state().places.try_grow_in_place(place.as_ptr(), old, new.size()) };
+            // SAFETY: the caller's promise: it was allocated here, with the old layout, and the new
+            // size is not smaller.
+            let grown =
+                unsafe { self.state().places.try_grow_in_place(place.as_ptr(), old, new.size()) };
             if grown {
                 return Ok(NonNull::slice_from_raw_parts(place, new.size()));
             }
         }
         let moved = self.allocate(new)?;
-        // SAFETY: both are at least as large as the old size, and are two places; the old one is given back once.
+        // SAFETY: both are at least as large as the old size, and are two places; the old one is
+        // given back once.
         unsafe {
             place.copy_to_nonoverlapping(moved.cast(), old.size());
             self.deallocate(place, old);
@@ -227,6 +249,10 @@ unsafe impl Allocator for RegionAllocator {
 
 impl fmt::Debug for RegionAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RegionAllocator in {:?}, which may grow to {} bytes", self.0.region, self.0.capacity)
+        write!(
+            f,
+            "RegionAllocator in {:?}, which may grow to {} bytes",
+            self.0.region, self.0.capacity
+        )
     }
 }

@@ -136,7 +136,9 @@ fn places_of_all_sizes_are_found() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let none: [&Pool; 0] = [];
-    assert!(RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: there is none"));
+    assert!(
+        RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: there is none")
+    );
     let memory = RegionAllocator::new(MB, [&pool(4096)]).unwrap();
     assert_eq!(memory.place().len(), 0);
     assert!(memory.allocate(Layout::from_size_align(2 * MB, 8).unwrap()).is_err());

@@ -500,10 +500,10 @@ typedef struct pageleap_pool_options {
     void *progress_data;
 } pageleap_pool_options;
 
-/* Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement, faults them in,
- * and verifies with the kernel that they lie where they should, in pages of the size asked
- * for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails, everything
- * has been given back.
+/* Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement,
+ * faults them in, and verifies with the kernel that they lie where they should, in pages of the
+ * size asked for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails,
+ * everything has been given back.
  *
  * The pool is freed with pageleap_pool_free(). */
 pageleap_status pageleap_pool_new(const pageleap_placement *place,

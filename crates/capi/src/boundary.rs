@@ -1,4 +1,5 @@
-//! What every function does with what C passes: pointers are checked, structures may be of older or newer headers, panics end here.
+//! What every function does with what C passes: pointers are checked, structures may be of older or
+//! newer headers, panics end here.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{MaybeUninit, size_of};
@@ -8,7 +9,8 @@ use pageleap::Error;
 
 use crate::status::{note, note_defect, pageleap_status};
 
-/// A `bool` of a structure: `bool` in the header. A program in another language may store anything there.
+/// A `bool` of a structure: `bool` in the header. A program in another language may store anything
+/// there.
 #[allow(non_camel_case_types)]
 pub(crate) type flag = u8;
 
@@ -32,7 +34,8 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
     })
 }
 
-/// Keeps `pthread_cancel` from unwinding through Rust, which it must not: it takes effect afterwards.
+/// Keeps `pthread_cancel` from unwinding through Rust, which it must not: it takes effect
+/// afterwards.
 struct Uncancelled(c_int);
 
 unsafe extern "C" {
@@ -72,7 +75,11 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// An argument that makes no sense.
-pub(crate) fn bad(what: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
+pub(crate) fn bad(
+    what: &'static str,
+    reason: impl Into<String>,
+    remedy: impl Into<String>,
+) -> Error {
     Error::BadArgument { what, reason: reason.into(), remedy: remedy.into() }
 }
 
@@ -207,8 +214,9 @@ pub(crate) unsafe fn list<T: Copy>(
 /// A structure whose first field is its size, so that later versions can append fields to it.
 ///
 /// # Safety
-/// It is `repr(C)`, its first field is a `usize`, all bytes are values of its numbers, and null is one of its pointers. It ends where its last field does: what a later
-/// version appends must not lie where an earlier one had nothing.
+/// It is `repr(C)`, its first field is a `usize`, all bytes are values of its numbers, and null is
+/// one of its pointers. It ends where its last field does: what a later version appends must not
+/// lie where an earlier one had nothing.
 pub(crate) unsafe trait Grows: Copy {
     /// Its size in the first version that had it: nobody has a smaller one.
     const FIRST_SIZE: usize;
@@ -217,14 +225,17 @@ pub(crate) unsafe trait Grows: Copy {
 /// Says of a structure that it [`Grows`]: its size at first, and its last field.
 macro_rules! grows {
     ($name:ty, $size:literal, $last:ident) => {
-        // SAFETY: asserted, as far as it can be; the structures of this crate have numbers, enumerations of which 0 is a value, and pointers.
+        // SAFETY: asserted, as far as it can be; the structures of this crate have numbers,
+        // enumerations of which 0 is a value, and pointers.
         unsafe impl $crate::boundary::Grows for $name {
             const FIRST_SIZE: usize = {
                 const fn size_of_field<S, F>(_: fn(&S) -> &F) -> usize {
                     ::std::mem::size_of::<F>()
                 }
                 let last = size_of_field(|of: &$name| &of.$last);
-                assert!(::std::mem::offset_of!($name, $last) + last == ::std::mem::size_of::<$name>());
+                assert!(
+                    ::std::mem::offset_of!($name, $last) + last == ::std::mem::size_of::<$name>()
+                );
                 assert!(::std::mem::size_of::<$name>() >= $size);
                 $size
             };
@@ -243,7 +254,11 @@ unsafe fn size_of_theirs<T: Grows>(pointer: *const T) -> Result<usize, Error> {
     const MOST: usize = 1024;
     if size < T::FIRST_SIZE || size > MOST || !size.is_multiple_of(align_of::<T>()) {
         let reason = format!("its first field, size, is {size}");
-        return Err(bad("structure", reason, "set it to the sizeof of the structure: PAGELEAP_INIT does"));
+        return Err(bad(
+            "structure",
+            reason,
+            "set it to the sizeof of the structure: PAGELEAP_INIT does",
+        ));
     }
     Ok(size)
 }
@@ -264,14 +279,18 @@ pub(crate) unsafe fn read<T: Grows>(pointer: *const T) -> Result<Option<T>, Erro
     // SAFETY: both have so many bytes.
     unsafe { ours.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(pointer.cast(), shared) };
     // SAFETY: theirs has so many bytes.
-    let rest = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(shared), theirs - shared) };
+    let rest =
+        unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(shared), theirs - shared) };
     if rest.iter().any(|byte| *byte != 0) {
         return Err(Error::Unsupported {
-            what: "a structure of a newer pageleap.h has fields set that this version does not know".into(),
+            what:
+                "a structure of a newer pageleap.h has fields set that this version does not know"
+                    .into(),
             remedy: "use a newer libpageleap, or leave these fields 0",
         });
     }
-    // SAFETY: all zero is a value, and what was copied is the program's; fields are plain numbers and pointers.
+    // SAFETY: all zero is a value, and what was copied is the program's; fields are plain numbers
+    // and pointers.
     Ok(Some(unsafe { ours.assume_init() }))
 }
 

@@ -43,7 +43,11 @@ pub unsafe extern "C" fn pageleap_job_start(
             let size = *unsafe { handle(next.cast::<usize>(), "ranges")? };
             if *first_size.get_or_insert(size) != size {
                 let reason = format!("one has the size {size}, the first another");
-                return Err(bad("ranges", reason, "set the size of each to sizeof(pageleap_range)"));
+                return Err(bad(
+                    "ranges",
+                    reason,
+                    "set the size of each to sizeof(pageleap_range)",
+                ));
             }
             // SAFETY: forwarded to the caller.
             let range = unsafe { read(next) }?.expect("it is not NULL");
@@ -156,7 +160,9 @@ pub unsafe extern "C" fn pageleap_job_fd(job: *const pageleap_job) -> c_int {
 /// Waits until a job moves no more pages; they may be moved again, discarded or freed from then
 /// on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pageleap_job_wait_until_moved(job: *const pageleap_job) -> pageleap_status {
+pub unsafe extern "C" fn pageleap_job_wait_until_moved(
+    job: *const pageleap_job,
+) -> pageleap_status {
     boundary!({
         // SAFETY: forwarded to the caller.
         unsafe { handle(job, "job") }?.0.wait_until_moved();
@@ -196,7 +202,9 @@ pub unsafe extern "C" fn pageleap_job_wait(
 pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     job: *const pageleap_job,
     interval_ms: u32,
-    callback: Option<unsafe extern "C" fn(data: *mut c_void, progress: *const pageleap_progress) -> c_int>,
+    callback: Option<
+        unsafe extern "C" fn(data: *mut c_void, progress: *const pageleap_progress) -> c_int,
+    >,
     data: *mut c_void,
     report: *mut *mut pageleap_report,
 ) -> pageleap_status {
@@ -216,7 +224,8 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
             if finished {
                 break;
             }
-            let mut wanted = libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let mut wanted =
+                libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             // A signal only makes the next call come early.
             // SAFETY: one descriptor, which lives as long as the job.
             unsafe { libc::poll(&mut wanted, 1, interval_ms.clamp(1, i32::MAX as u32) as c_int) };

@@ -1,11 +1,14 @@
-//! The C interface. `cargo xtask header` makes `include/pageleap.h` of the comments and items of these modules, in the order that `xtask/src/header.rs` gives; what
-//! holds for all functions stands in `opening.h`.
+//! The C interface. `cargo xtask header` makes `include/pageleap.h` of the comments and items of
+//! these modules, in the order that `xtask/src/header.rs` gives; what holds for all functions
+//! stands in `opening.h`.
 //!
-//! Every function catches panics, checks its pointers for NULL, and leaves the text of an error with the thread. Numbers that stand for names (engines, page
-//! sizes) are plain integers here, because a C program may pass any.
+//! Every function catches panics, checks its pointers for NULL, and leaves the text of an error
+//! with the thread. Numbers that stand for names (engines, page sizes) are plain integers here,
+//! because a C program may pass any.
 
 #![allow(non_camel_case_types)]
-// The comments are written for C: `# Safety` of a function is what its comment, and that of the header, ask for.
+// The comments are written for C: `# Safety` of a function is what its comment, and that of the
+// header, ask for.
 #![allow(clippy::missing_safety_doc)]
 
 #[macro_use]

@@ -117,9 +117,9 @@ fn unless_0_or_none(number: i64, what: &'static str) -> Result<Option<u64>, Erro
     match number {
         0 => Ok(None),
         -1 => Ok(Some(0)),
-        more => u64::try_from(more)
-            .map(Some)
-            .map_err(|_| bad(what, format!("{more}"), "use -1 for none, 0 for the default, or more")),
+        more => u64::try_from(more).map(Some).map_err(|_| {
+            bad(what, format!("{more}"), "use -1 for none, 0 for the default, or more")
+        }),
     }
 }
 
@@ -146,7 +146,9 @@ pub(crate) fn with_options<'a>(
     if let Some(ns) = unless_0_or_none(options.pin_patience_ns, "pin_patience_ns")? {
         migration = migration.pin_patience(Duration::from_nanos(ns));
     }
-    if let Some(copies) = unless_0_or_none(options.max_disturbed_copies.into(), "max_disturbed_copies")? {
+    if let Some(copies) =
+        unless_0_or_none(options.max_disturbed_copies.into(), "max_disturbed_copies")?
+    {
         migration = migration.max_disturbed_copies(copies as u32);
     }
     if options.reduction_factor > 0 {

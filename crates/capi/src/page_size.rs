@@ -23,7 +23,9 @@ const ALL: [PageSize; 4] = [PageSize::Base, PageSize::Thp, PageSize::Huge2M, Pag
 /// The page size that a program has passed.
 pub(crate) fn page_size(number: u32) -> Result<PageSize, Error> {
     let found = ALL.get(number as usize).copied();
-    found.ok_or_else(|| bad("page size", format!("{number} is none"), "use one of pageleap_page_size"))
+    found.ok_or_else(|| {
+        bad("page size", format!("{number} is none"), "use one of pageleap_page_size")
+    })
 }
 
 pub(crate) fn number(page: PageSize) -> u32 {

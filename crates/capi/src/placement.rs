@@ -36,7 +36,9 @@ grows!(pageleap_placement, 48, page_tables_node);
 ///
 /// # Safety
 /// The pointer is NULL or points to such a structure, with arrays of the length that it says.
-pub(crate) unsafe fn placement(pointer: *const pageleap_placement) -> Result<Option<Placement>, Error> {
+pub(crate) unsafe fn placement(
+    pointer: *const pageleap_placement,
+) -> Result<Option<Placement>, Error> {
     // SAFETY: forwarded to the caller.
     let Some(given) = (unsafe { read(pointer) })? else { return Ok(None) };
     // SAFETY: forwarded to the caller.
@@ -65,7 +67,10 @@ pub(crate) unsafe fn placement(pointer: *const pageleap_placement) -> Result<Opt
 ///
 /// # Safety
 /// As [`placement`].
-pub(crate) unsafe fn destination(pool: &Pool, to: *const pageleap_placement) -> Result<Destination, Error> {
+pub(crate) unsafe fn destination(
+    pool: &Pool,
+    to: *const pageleap_placement,
+) -> Result<Destination, Error> {
     // SAFETY: forwarded to the caller.
     let placement = unsafe { placement(to) }?;
     Ok(placement.map_or_else(|| Destination::from(pool), |placement| pool.on(placement)))
@@ -92,8 +97,12 @@ pub(crate) unsafe fn write_verification(
     out: *mut pageleap_verification,
     of: &Verification,
 ) -> Result<(), Error> {
-    let shown =
-        pageleap_verification { size: 0, pages: of.pages, misplaced: of.misplaced, absent: of.absent };
+    let shown = pageleap_verification {
+        size: 0,
+        pages: of.pages,
+        misplaced: of.misplaced,
+        absent: of.absent,
+    };
     // SAFETY: forwarded to the caller.
     unsafe { write(out, shown) }
 }
@@ -119,8 +128,10 @@ pub(crate) unsafe fn list_counts(
     capacity: usize,
     count: *mut usize,
 ) -> Result<(), Error> {
-    let all: Vec<_> =
-        counts.iter().map(|(node, pages)| pageleap_node_pages { node: node.0, reserved: 0, pages }).collect();
+    let all: Vec<_> = counts
+        .iter()
+        .map(|(node, pages)| pageleap_node_pages { node: node.0, reserved: 0, pages })
+        .collect();
     // SAFETY: forwarded to the caller.
     unsafe { list(&all, out, capacity, count, "nodes") }
 }
@@ -147,7 +158,10 @@ mod tests {
         };
         let [four, zero] = [NodeId(4), NodeId(0)];
         assert_eq!(given(false, 1, 0, None), Placement::on(four));
-        assert_eq!(given(false, 2, 8192, None), Placement::interleave([four, zero]).stripe_bytes(8192));
+        assert_eq!(
+            given(false, 2, 8192, None),
+            Placement::interleave([four, zero]).stripe_bytes(8192)
+        );
         let weighted = Placement::weighted([(four, 3), (zero, 1)]);
         assert_eq!(given(true, 2, 0, Some(0)), weighted.page_tables(PageTables::Node(zero)));
     }

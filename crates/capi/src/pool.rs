@@ -53,10 +53,10 @@ impl Report {
     }
 }
 
-/// Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement, faults them in,
-/// and verifies with the kernel that they lie where they should, in pages of the size asked
-/// for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails, everything
-/// has been given back.
+/// Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement,
+/// faults them in, and verifies with the kernel that they lie where they should, in pages of the
+/// size asked for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails,
+/// everything has been given back.
 ///
 /// The pool is freed with pageleap_pool_free().
 #[unsafe(no_mangle)]
@@ -71,11 +71,13 @@ pub unsafe extern "C" fn pageleap_pool_new(
     boundary!({
         // SAFETY: forwarded to the caller.
         let placement = unsafe { placement(place) }?;
-        let placement = placement.ok_or_else(|| bad("placement", "it is NULL", "name at least one node"))?;
+        let placement =
+            placement.ok_or_else(|| bad("placement", "it is NULL", "name at least one node"))?;
         let mut builder = Pool::builder(placement, bytes);
         // SAFETY: forwarded to the caller.
         if let Some(options) = unsafe { read(options) }? {
-            builder = builder.page_size(page_size(options.page_size)?).locked(options.is_locked != 0);
+            builder =
+                builder.page_size(page_size(options.page_size)?).locked(options.is_locked != 0);
             if options.threads > 0 {
                 builder = builder.threads(options.threads);
             }
@@ -138,7 +140,8 @@ pub unsafe extern "C" fn pageleap_pool_nodes(
 ) -> pageleap_status {
     boundary!({
         // SAFETY: forwarded to the caller.
-        let all: Vec<u32> = unsafe { handle(pool, "pool") }?.0.nodes().iter().map(|node| node.0).collect();
+        let all: Vec<u32> =
+            unsafe { handle(pool, "pool") }?.0.nodes().iter().map(|node| node.0).collect();
         // SAFETY: forwarded to the caller.
         unsafe { list(&all, nodes, capacity, count, "nodes") }
     })

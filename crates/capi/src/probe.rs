@@ -116,7 +116,9 @@ fn texts(finding: &Finding, demand: &Demand) -> Texts {
         reason: text(finding.reason.as_str()),
         observed: text(finding.observed.join("\n")),
         remedies: remedies
-            .map(|remedy| [text(remedy.who.text()), text(remedy.line.as_str()), text(remedy.grants.as_str())])
+            .map(|remedy| {
+                [text(remedy.who.text()), text(remedy.line.as_str()), text(remedy.grants.as_str())]
+            })
             .collect(),
     }
 }
@@ -163,7 +165,9 @@ pub unsafe extern "C" fn pageleap_capabilities_free(capabilities: *mut pageleap_
 
 /// How many findings there are; 0 for NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pageleap_capabilities_count(capabilities: *const pageleap_capabilities) -> usize {
+pub unsafe extern "C" fn pageleap_capabilities_count(
+    capabilities: *const pageleap_capabilities,
+) -> usize {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(capabilities, "capabilities") }?.findings.len()))
 }
@@ -179,16 +183,23 @@ pub unsafe extern "C" fn pageleap_capabilities_has(
         // SAFETY: forwarded to the caller.
         let (capabilities, topic) =
             unsafe { (handle(capabilities, "capabilities")?, string(topic, "topic")?) };
-        let found = capabilities.findings.iter().find(|finding| finding.topic.to_bytes() == topic.as_bytes());
+        let found = capabilities
+            .findings
+            .iter()
+            .find(|finding| finding.topic.to_bytes() == topic.as_bytes());
         let good = [pageleap_state::PAGELEAP_WORKS, pageleap_state::PAGELEAP_LIMITED];
         Ok(found.is_some_and(|finding| good.contains(&finding.state)))
     })
 }
 
-fn finding_at(capabilities: &pageleap_capabilities, index: usize) -> Result<&Texts, pageleap::Error> {
+fn finding_at(
+    capabilities: &pageleap_capabilities,
+    index: usize,
+) -> Result<&Texts, pageleap::Error> {
     let all = &capabilities.findings;
-    all.get(index)
-        .ok_or_else(|| bad("index", format!("{index} of {} findings", all.len()), "use a smaller one"))
+    all.get(index).ok_or_else(|| {
+        bad("index", format!("{index} of {} findings", all.len()), "use a smaller one")
+    })
 }
 
 /// The finding at an index, 0 to pageleap_capabilities_count() - 1.
@@ -231,8 +242,12 @@ pub unsafe extern "C" fn pageleap_capabilities_remedy(
             let count = found.remedies.len();
             bad("index", format!("{remedy_index} of {count} remedies"), "use a smaller one")
         })?;
-        let shown =
-            pageleap_remedy { size: 0, who: who.as_ptr(), line: line.as_ptr(), grants: grants.as_ptr() };
+        let shown = pageleap_remedy {
+            size: 0,
+            who: who.as_ptr(),
+            line: line.as_ptr(),
+            grants: grants.as_ptr(),
+        };
         // SAFETY: forwarded to the caller.
         unsafe { write(remedy, shown) }
     })

@@ -279,9 +279,9 @@ pub unsafe extern "C" fn pageleap_report_run(
     boundary!({
         // SAFETY: forwarded to the caller.
         let runs = &unsafe { handle(report, "report") }?.report.runs;
-        let of = runs
-            .get(index)
-            .ok_or_else(|| bad("index", format!("{index} of {} runs", runs.len()), "use a smaller one"))?;
+        let of = runs.get(index).ok_or_else(|| {
+            bad("index", format!("{index} of {} runs", runs.len()), "use a smaller one")
+        })?;
         let shown = pageleap_page_run {
             size: 0,
             region_id: of.region.0,
@@ -306,9 +306,9 @@ pub unsafe extern "C" fn pageleap_report_get_engine_use(
         // SAFETY: forwarded to the caller.
         let report = unsafe { handle(report, "report") }?;
         let uses = &report.report.engines;
-        let of = uses
-            .get(index)
-            .ok_or_else(|| bad("index", format!("{index} of {} uses", uses.len()), "use a smaller one"))?;
+        let of = uses.get(index).ok_or_else(|| {
+            bad("index", format!("{index} of {} uses", uses.len()), "use a smaller one")
+        })?;
         let shown = pageleap_engine_use {
             size: 0,
             region_id: of.region.0,
@@ -432,7 +432,13 @@ struct JsonTimes {
 impl JsonTimes {
     fn of(times: &Waits) -> JsonTimes {
         let Waits { count, total_ns, max_ns, .. } = *times;
-        JsonTimes { count, total_ns, p50_ns: times.quantile(0.5), p99_ns: times.quantile(0.99), max_ns }
+        JsonTimes {
+            count,
+            total_ns,
+            p50_ns: times.quantile(0.5),
+            p99_ns: times.quantile(0.99),
+            max_ns,
+        }
     }
 }
 

@@ -99,7 +99,9 @@ thread_local! {
 pub(crate) fn note(error: &Error) -> pageleap_status {
     let range = match error {
         Error::BadRange { start, end, .. } | Error::RangeBusy { start, end } => *start..*end,
-        Error::NotHuge { range, .. } | Error::Pinned { range } | Error::Call { range, .. } => range.0.clone(),
+        Error::NotHuge { range, .. } | Error::Pinned { range } | Error::Call { range, .. } => {
+            range.0.clone()
+        }
         _ => 0..0,
     };
     let (call, error_number) = match error {
@@ -107,7 +109,8 @@ pub(crate) fn note(error: &Error) -> pageleap_status {
         _ => (None, 0),
     };
     let (status, message) = (kind(error), text(error.to_string()));
-    let last = Last { status, call, error_number, start: range.start, length: range.len(), message };
+    let last =
+        Last { status, call, error_number, start: range.start, length: range.len(), message };
     keep(last);
     status
 }
@@ -126,8 +129,10 @@ fn constant(name: &'static str) -> &'static CStr {
 
 /// Notes that a call has met a defect of this library.
 pub(crate) fn note_defect(what: &str) -> pageleap_status {
-    let message = text(format!("a defect of pageleap: {what}; please report it, with what was called"));
-    let last = Last { status: PAGELEAP_DEFECT, call: None, error_number: 0, start: 0, length: 0, message };
+    let message =
+        text(format!("a defect of pageleap: {what}; please report it, with what was called"));
+    let last =
+        Last { status: PAGELEAP_DEFECT, call: None, error_number: 0, start: 0, length: 0, message };
     keep(last);
     PAGELEAP_DEFECT
 }
@@ -166,7 +171,8 @@ pub(crate) fn text(text: impl Into<String>) -> CString {
 /// or it ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_last_error() -> *const c_char {
-    let message = |slot: &RefCell<Option<Last>>| slot.borrow().as_ref().map(|last| last.message.as_ptr());
+    let message =
+        |slot: &RefCell<Option<Last>>| slot.borrow().as_ref().map(|last| last.message.as_ptr());
     LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
 }
 
@@ -193,7 +199,8 @@ pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) 
             length: last.length,
             message: last.message.as_ptr(),
         };
-        let detail = LAST.try_with(|slot| slot.borrow().as_ref().map(of)).ok().flatten().unwrap_or(nothing);
+        let detail =
+            LAST.try_with(|slot| slot.borrow().as_ref().map(of)).ok().flatten().unwrap_or(nothing);
         // SAFETY: forwarded to the caller.
         unsafe { write(error, detail) }
     })

@@ -80,9 +80,9 @@ grows!(pageleap_access, 48, write_latency_ns);
 
 fn node_at(topology: &Topology, index: usize) -> Result<&Node, Error> {
     let nodes = topology.nodes();
-    nodes
-        .get(index)
-        .ok_or_else(|| bad("index", format!("{index} of {} nodes", nodes.len()), "use a smaller one"))
+    nodes.get(index).ok_or_else(|| {
+        bad("index", format!("{index} of {} nodes", nodes.len()), "use a smaller one")
+    })
 }
 
 fn online(topology: &Topology, id: u32) -> Result<&Node, Error> {
@@ -96,7 +96,9 @@ fn online(topology: &Topology, id: u32) -> Result<&Node, Error> {
 
 /// Reads the machine. Free with pageleap_topology_free().
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pageleap_topology_read(topology: *mut *mut pageleap_topology) -> pageleap_status {
+pub unsafe extern "C" fn pageleap_topology_read(
+    topology: *mut *mut pageleap_topology,
+) -> pageleap_status {
     let make = || {
         let topology = Topology::read()?;
         let warnings = topology.warnings().iter().map(|warning| text(warning.as_str())).collect();
@@ -183,7 +185,9 @@ pub unsafe extern "C" fn pageleap_topology_huge_pages(
         let of = node.huge_pages.iter().find(|pages| pages.page_bytes == page_bytes);
         let [total, free, surplus] = of.map_or([0; 3], |of| [of.total, of.free, of.surplus]);
         // SAFETY: forwarded to the caller.
-        unsafe { write(huge_pages, pageleap_huge_pages { size: 0, page_bytes, total, free, surplus }) }
+        unsafe {
+            write(huge_pages, pageleap_huge_pages { size: 0, page_bytes, total, free, surplus })
+        }
     })
 }
 
@@ -199,7 +203,12 @@ pub unsafe extern "C" fn pageleap_topology_access(
     boundary!({
         // SAFETY: forwarded to the caller.
         let node = online(&unsafe { handle(topology, "topology") }?.topology, node_id)?;
-        let of = node.access.iter().find(|access| access.class == access_class).cloned().unwrap_or_default();
+        let of = node
+            .access
+            .iter()
+            .find(|access| access.class == access_class)
+            .cloned()
+            .unwrap_or_default();
         let figures = pageleap_access {
             size: 0,
             access_class,
@@ -266,7 +275,8 @@ pub unsafe extern "C" fn pageleap_topology_parse_nodes(
     boundary!({
         // SAFETY: forwarded to the caller.
         let (topology, text) = unsafe { (handle(topology, "topology")?, string(text, "text")?) };
-        let found: Vec<u32> = topology.topology.parse_nodes(text, None)?.iter().map(|node| node.0).collect();
+        let found: Vec<u32> =
+            topology.topology.parse_nodes(text, None)?.iter().map(|node| node.0).collect();
         // SAFETY: forwarded to the caller.
         unsafe { list(&found, nodes, capacity, count, "nodes") }
     })
@@ -279,7 +289,9 @@ pub unsafe extern "C" fn pageleap_topology_is_allowed(
     node_id: u32,
 ) -> bool {
     // SAFETY: forwarded to the caller.
-    value(false, || Ok(unsafe { handle(topology, "topology") }?.topology.is_allowed(NodeId(node_id))))
+    value(false, || {
+        Ok(unsafe { handle(topology, "topology") }?.topology.is_allowed(NodeId(node_id)))
+    })
 }
 
 /// One sentence on what was left out because a file of the kernel is damaged or cannot be read:

@@ -23,7 +23,9 @@ pub fn parse(text: &str) -> Result<u64, String> {
 pub fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("at least one thread must copy".to_owned()),
-        Ok(threads) if threads > MAX_THREADS => Err(format!("at most {MAX_THREADS} threads can copy")),
+        Ok(threads) if threads > MAX_THREADS => {
+            Err(format!("at most {MAX_THREADS} threads can copy"))
+        }
         Ok(threads) => Ok(threads),
         Err(_) => Err("expected a number of threads, at least 1".to_owned()),
     }

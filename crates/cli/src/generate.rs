@@ -1,4 +1,5 @@
-//! `pageleap generate`: the command's manual pages and shell completions, for whoever makes a package of it.
+//! `pageleap generate`: the command's manual pages and shell completions, for whoever makes a
+//! package of it.
 
 use std::fs;
 use std::path::PathBuf;

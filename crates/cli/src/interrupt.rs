@@ -1,4 +1,5 @@
-//! Ctrl-C and its like ask the run to end; they do not end the process, which would leave huge pages reserved.
+//! Ctrl-C and its like ask the run to end; they do not end the process, which would leave huge
+//! pages reserved.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -7,12 +8,13 @@ use crate::stop::Stop;
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on the first SIGINT, SIGTERM or SIGHUP is only noted, and a second one of its kind ends the process. One that is ignored, as
-/// `nohup` arranges it, stays ignored.
+/// From now on the first SIGINT, SIGTERM or SIGHUP is only noted, and a second one of its kind ends
+/// the process. One that is ignored, as `nohup` arranges it, stays ignored.
 pub fn install() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: a zeroed sigaction is valid (no flags, empty mask); `note` does nothing but store to an atomic,
-        // which a signal handler may do; the call touches no memory beyond the structure.
+        // SAFETY: a zeroed sigaction is valid (no flags, empty mask); `note` does nothing but store
+        // to an atomic, which a signal handler may do; the call touches no memory beyond the
+        // structure.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &mut action);

@@ -41,7 +41,11 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 /// The nodes to start from and to move to.
-pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) -> Result<(u32, u32), Refusal> {
+pub fn choose_nodes(
+    nodes: &[NodeMemory],
+    from: Option<u32>,
+    to: Option<u32>,
+) -> Result<(u32, u32), Refusal> {
     let with_memory: Vec<u32> =
         nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id).collect();
     for (flag, id) in [("--from", from), ("--to", to)] {
@@ -49,7 +53,8 @@ pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) ->
         if with_memory.contains(&id) {
             continue;
         }
-        let what = if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
+        let what =
+            if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
         let known: Vec<String> = with_memory.iter().map(u32::to_string).collect();
         return Err(Refusal(format!(
             "{flag} {id}: node {id} {what}; nodes with memory: {}",
@@ -57,8 +62,9 @@ pub fn choose_nodes(nodes: &[NodeMemory], from: Option<u32>, to: Option<u32>) ->
         )));
     }
     let other_than = |id: u32| with_memory.iter().copied().find(|other| *other != id).unwrap_or(id);
-    let first =
-        *with_memory.first().ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
+    let first = *with_memory
+        .first()
+        .ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
     Ok(match (from, to) {
         (Some(from), Some(to)) => (from, to),
         (Some(from), None) => (from, other_than(from)),
@@ -90,7 +96,12 @@ mod tests {
     use super::*;
 
     fn node(id: u32, total_gib: u64, free_gib: u64) -> NodeMemory {
-        NodeMemory { id, total_bytes: total_gib << 30, free_bytes: free_gib << 30, free_huge_pages: 0 }
+        NodeMemory {
+            id,
+            total_bytes: total_gib << 30,
+            free_bytes: free_gib << 30,
+            free_huge_pages: 0,
+        }
     }
 
     #[test]
@@ -109,7 +120,10 @@ mod tests {
     fn unknown_nodes_and_nodes_without_memory_are_named() {
         let nodes = [node(0, 8, 8), node(1, 0, 0), node(4, 8, 8)];
         let refusal = |from, to| choose_nodes(&nodes, from, to).unwrap_err().to_string();
-        assert_eq!(refusal(Some(2), None), "--from 2: node 2 does not exist; nodes with memory: 0, 4");
+        assert_eq!(
+            refusal(Some(2), None),
+            "--from 2: node 2 does not exist; nodes with memory: 0, 4"
+        );
         assert_eq!(refusal(None, Some(1)), "--to 1: node 1 has no memory; nodes with memory: 0, 4");
         assert!(choose_nodes(&[], None, None).is_err());
     }

@@ -26,7 +26,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of something that began in `from` and ended in `to`: whatever overlaps the leap is `During`.
+    /// The phase of something that began in `from` and ended in `to`: whatever overlaps the leap is
+    /// `During`.
     pub fn of_interval(from: Phase, to: Phase) -> Phase {
         if from == to { from } else { Phase::During }
     }
@@ -34,8 +35,8 @@ impl Phase {
 
 /// The current phase, and whether the threads shall end.
 ///
-/// All accesses are relaxed: the values order nothing, and a thread that sees a new phase a little late files one
-/// more result under the old one.
+/// All accesses are relaxed: the values order nothing, and a thread that sees a new phase a little
+/// late files one more result under the old one.
 #[derive(Debug)]
 pub struct Stage {
     phase: AtomicU8,
@@ -90,7 +91,8 @@ impl Times {
     /// No times yet.
     pub fn new() -> Times {
         // With fixed bounds, so that recording never allocates.
-        let empty = || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
+        let empty =
+            || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
         Times([empty(), empty(), empty()])
     }
 
@@ -145,7 +147,8 @@ mod tests {
             times.add(Phase::During, Duration::from_millis(ms));
         }
         times.add(Phase::After, Duration::from_secs(1_000_000));
-        let close = |ns: Option<u64>, expected: f64| (ns.unwrap() as f64 / expected - 1.0).abs() < 0.002;
+        let close =
+            |ns: Option<u64>, expected: f64| (ns.unwrap() as f64 / expected - 1.0).abs() < 0.002;
         assert!(close(times.quantile_ns(Phase::During, 0.5), 500e6));
         assert!(close(times.quantile_ns(Phase::During, 0.999), 999e6));
         assert!(close(times.quantile_ns(Phase::During, 1.0), 1000e6));

@@ -22,12 +22,16 @@ pub fn rows(title: &str, total: u64) -> ProgressBar {
 
 /// For a step whose length is not known; moves whenever the caller ticks it.
 pub fn spinner(title: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix} {spinner} {elapsed}").expect("valid template");
-    prefixed(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style), title)
+    let style =
+        ProgressStyle::with_template("{prefix} {spinner} {elapsed}").expect("valid template");
+    prefixed(
+        ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style),
+        title,
+    )
 }
 
-/// For a step that cannot tick: moves by itself until it is cleared. Not while anything is measured, because a
-/// thread draws it.
+/// For a step that cannot tick: moves by itself until it is cleared. Not while anything is
+/// measured, because a thread draws it.
 pub fn moving_spinner(title: &str) -> ProgressBar {
     let spinner = spinner(title);
     if !spinner.is_hidden() {
@@ -37,7 +41,8 @@ pub fn moving_spinner(title: &str) -> ProgressBar {
 }
 
 fn bar(title: &str, total: u64, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
+    let style =
+        ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
     prefixed(
         ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style),
         title,
@@ -59,8 +64,10 @@ impl Steps {
     /// So many steps.
     pub fn new(title: &str, total: u64) -> Steps {
         let template = "{prefix} [{bar:32}] {pos} of {len}  {msg}  {elapsed}";
-        let style = ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden()).with_style(style);
+        let style =
+            ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden())
+            .with_style(style);
         Steps { bar: prefixed(bar, title), start: Instant::now(), shown: Cell::new(false) }
     }
 

@@ -1,6 +1,8 @@
-//! `pageleap topology`: what the kernel says about memory nodes, as a table, a picture of the distances, or JSON.
+//! `pageleap topology`: what the kernel says about memory nodes, as a table, a picture of the
+//! distances, or JSON.
 //!
-//! What is printed are numbers, and errors of the library, which leave out control characters: the files may be hostile.
+//! What is printed are numbers, and errors of the library, which leave out control characters: the
+//! files may be hostile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -24,22 +26,26 @@ const MAX_DRAWN: usize = 64;
 /// From the node itself to the farthest one.
 const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 
-/// Show memory nodes, their CPUs, free memory and huge pages, distances, and which of them this process may use.
+/// Show memory nodes, their CPUs, free memory and huge pages, distances, and which of them this
+/// process may use.
 ///
 /// Reads sysfs and procfs, changes nothing, and needs no privileges.
 ///
-/// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read; 2 nodes or a folder that do not exist.
+/// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read; 2 nodes or a folder that do not
+/// exist.
 #[derive(Args, Clone, Debug)]
 pub struct TopologyArgs {
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
 
-    /// Read sys and proc below this folder instead of /: a container's, or one recorded on another machine
+    /// Read sys and proc below this folder instead of /: a container's, or one recorded on another
+    /// machine
     #[arg(long, value_name = "DIR", value_parser = folder)]
     pub sysroot: Option<PathBuf>,
 
-    /// Show these nodes only, in numactl's notation: 0,2-3 or !1 or all or +0-1 (the first two that may be used)
+    /// Show these nodes only, in numactl's notation: 0,2-3 or !1 or all or +0-1 (the first two that
+    /// may be used)
     #[arg(long, value_name = "NODES", allow_hyphen_values = true)]
     pub nodes: Option<String>,
 }
@@ -57,7 +63,8 @@ pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
         Some(text) => topology.parse_nodes(text, None)?,
         None => topology.nodes().iter().map(|node| node.id).collect(),
     };
-    let shown: Vec<&Node> = topology.nodes().iter().filter(|node| shown.contains(&node.id)).collect();
+    let shown: Vec<&Node> =
+        topology.nodes().iter().filter(|node| shown.contains(&node.id)).collect();
     let text = if args.json {
         let machine = Machine::of(&topology, &shown);
         serde_json::to_string(&machine).context("the result could not be written as JSON")? + "\n"
@@ -103,9 +110,11 @@ struct JsonNode<'a> {
     in_cpuset: bool,
     /// The node itself if it has CPUs, else the nearest one that has.
     nearest_with_cpus: u32,
-    /// Distance to each online node by its number, 10 is the same node; null if the kernel does not say.
+    /// Distance to each online node by its number, 10 is the same node; null if the kernel does not
+    /// say.
     distances: BTreeMap<u32, Option<u32>>,
-    /// The firmware's figures (HMAT) for the nodes from which its memory is fastest; empty if it has none.
+    /// The firmware's figures (HMAT) for the nodes from which its memory is fastest; empty if it
+    /// has none.
     access: Vec<JsonAccess>,
 }
 
@@ -196,8 +205,7 @@ fn text(topology: &Topology, shown: &[&Node]) -> String {
         out += &distance_picture(topology, shown);
     }
     if shown.iter().any(|node| !node.access.is_empty()) {
-        out +=
-            "\nMemory seen from the nodes where it is fastest, as the firmware says (HMAT), not measured;\n";
+        out += "\nMemory seen from the nodes where it is fastest, as the firmware says (HMAT), not measured;\n";
         out += "class 0: from anything that accesses memory, class 1: from CPUs\n";
         out += &aligned(&access_table(shown));
     }
@@ -211,9 +219,11 @@ fn summary(topology: &Topology) -> String {
     let nodes = topology.nodes();
     let cpus: usize = nodes.iter().map(|node| node.cpus.len()).sum();
     let bytes = nodes.iter().fold(0f64, |sum, node| sum + node.total_bytes as f64);
-    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let counted =
+        |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let possible = topology.possible_nodes().len();
-    let more = if possible > nodes.len() { format!(" of {possible} possible") } else { String::new() };
+    let more =
+        if possible > nodes.len() { format!(" of {possible} possible") } else { String::new() };
     let nodes_usable = match topology.allowed_nodes().as_slice() {
         [] => "the memory of no node".to_owned(),
         [one] => format!("the memory of {one}"),
@@ -240,8 +250,9 @@ fn node_table(topology: &Topology, shown: &[&Node]) -> Vec<Vec<String>> {
     head.extend(["tier", "in cpuset"].map(str::to_owned));
     let mut rows = vec![head];
     for node in shown {
-        let bytes =
-            |bytes: u64| if node.total_bytes == 0 { "-".to_owned() } else { human_bytes(bytes as f64) };
+        let bytes = |bytes: u64| {
+            if node.total_bytes == 0 { "-".to_owned() } else { human_bytes(bytes as f64) }
+        };
         let mut row = vec![
             node.id.0.to_string(),
             short_list(node.cpus.iter().copied()),
@@ -260,11 +271,19 @@ fn node_table(topology: &Topology, shown: &[&Node]) -> Vec<Vec<String>> {
 }
 
 fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
-    let head =
-        ["node", "class", "from", "read latency", "write latency", "read bandwidth", "write bandwidth"];
+    let head = [
+        "node",
+        "class",
+        "from",
+        "read latency",
+        "write latency",
+        "read bandwidth",
+        "write bandwidth",
+    ];
     let figures = |access: &Access| {
-        let figure =
-            |value: Option<u64>, unit| value.map_or_else(|| "-".to_owned(), |v| format!("{v} {unit}"));
+        let figure = |value: Option<u64>, unit| {
+            value.map_or_else(|| "-".to_owned(), |v| format!("{v} {unit}"))
+        };
         [
             node_list(&access.initiators),
             figure(access.read_latency_ns, "ns"),
@@ -286,7 +305,8 @@ fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The distances as a matrix: the darker, the farther. Rows are where a thread runs, columns where the memory is.
+/// The distances as a matrix: the darker, the farther. Rows are where a thread runs, columns where
+/// the memory is.
 fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     if shown.len() > MAX_DRAWN {
         return format!(
@@ -295,33 +315,41 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
         );
     }
     let distance = |from: &Node, to: &Node| topology.distance(from.id, to.id);
-    let known: BTreeSet<u32> =
-        shown.iter().flat_map(|from| shown.iter().filter_map(move |to| distance(from, to))).collect();
+    let known: BTreeSet<u32> = shown
+        .iter()
+        .flat_map(|from| shown.iter().filter_map(move |to| distance(from, to)))
+        .collect();
     if known.is_empty() {
         return "The kernel does not say how far the nodes are from each other.\n".to_owned();
     }
     let known: Vec<u32> = known.into_iter().collect();
     let shade = |distance: u32| {
-        // Evenly over the distances that occur, so that 20 and 21 differ where there is nothing else.
+        // Evenly over the distances that occur, so that 20 and 21 differ where there is nothing
+        // else.
         let rank = known.partition_point(|other| *other < distance);
         SHADES[rank * (SHADES.len() - 1) / (known.len() - 1).max(1)]
     };
-    let mut out = "Distances (relative costs, not latencies), from CPUs of the row to memory of the column\n"
-        .to_owned();
+    let mut out =
+        "Distances (relative costs, not latencies), from CPUs of the row to memory of the column\n"
+            .to_owned();
     if shown.len() <= MAX_NUMBERED {
         let mut rows = vec![vec!["node".to_owned()]];
         rows[0].extend(shown.iter().map(|to| format!("{}  ", to.id.0)));
         for from in shown {
             let cell = |to: &&Node| {
-                let known = distance(from, to).map(|distance| format!("{distance} {}", shade(distance)));
+                let known =
+                    distance(from, to).map(|distance| format!("{distance} {}", shade(distance)));
                 known.unwrap_or_else(|| "?  ".to_owned())
             };
-            rows.push(std::iter::once(from.id.0.to_string()).chain(shown.iter().map(cell)).collect());
+            rows.push(
+                std::iter::once(from.id.0.to_string()).chain(shown.iter().map(cell)).collect(),
+            );
         }
         out += &aligned(&rows);
     } else {
         for from in shown {
-            let row: String = shown.iter().map(|to| distance(from, to).map_or('?', shade)).collect();
+            let row: String =
+                shown.iter().map(|to| distance(from, to).map_or('?', shade)).collect();
             out += &format!("{:>4}  {row}\n", from.id.0);
         }
     }
@@ -330,18 +358,23 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
         legend.entry(shade(*distance)).or_insert([*distance; 2])[1] = *distance;
     }
     let meaning = SHADES.iter().filter_map(|shade| legend.get(shade).map(|range| (shade, range)));
-    let meaning: Vec<String> =
-        meaning
-            .map(|(shade, [first, last])| {
-                if first == last { format!("{shade} {first}") } else { format!("{shade} {first} to {last}") }
-            })
-            .collect();
+    let meaning: Vec<String> = meaning
+        .map(|(shade, [first, last])| {
+            if first == last {
+                format!("{shade} {first}")
+            } else {
+                format!("{shade} {first} to {last}")
+            }
+        })
+        .collect();
     out + &format!("      {}\n", meaning.join("   "))
 }
 
-/// Columns that are as wide as their widest cell, right-aligned but for lists, which the heads `CPUs` and `from` announce.
+/// Columns that are as wide as their widest cell, right-aligned but for lists, which the heads
+/// `CPUs` and `from` announce.
 fn aligned(rows: &[Vec<String>]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let mut out = String::new();
     for row in rows {
@@ -349,7 +382,11 @@ fn aligned(rows: &[Vec<String>]) -> String {
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if column == 0 { "" } else { "  " };
             let is_list = matches!(rows[0][column].as_str(), "CPUs" | "from");
-            line += &if is_list { format!("{gap}{cell:<width$}") } else { format!("{gap}{cell:>width$}") };
+            line += &if is_list {
+                format!("{gap}{cell:<width$}")
+            } else {
+                format!("{gap}{cell:>width$}")
+            };
         }
         out += line.trim_end();
         out.push('\n');

@@ -1,13 +1,14 @@
 //! The thread that writes random words, and the shadow copy that tells whether a write was lost.
 //!
-//! Every write stores a value that no other write stores: a mark, and the number of the write. The same value goes
-//! to the same word of the shadow, in ordinary memory that nothing moves. When the writer has ended, each word that
-//! differs from its shadow has lost its last write.
+//! Every write stores a value that no other write stores: a mark, and the number of the write. The
+//! same value goes to the same word of the shadow, in ordinary memory that nothing moves. When the
+//! writer has ended, each word that differs from its shadow has lost its last write.
 //!
-//! A *gap* is the time from the end of one batch of writes to the end of the next. The writer reads the clock once
-//! per batch. Up to [`SLEEP_LIMIT_PER_S`] it sleeps between batches ([`TICK`], or until the next write is due) and
-//! does not occupy a core, so its ordinary gap is a tick, not zero; above, batches have [`SMALL_BATCH`] writes, and
-//! it spins. Writes that became due during a stall are caught up with at full speed.
+//! A *gap* is the time from the end of one batch of writes to the end of the next. The writer reads
+//! the clock once per batch. Up to [`SLEEP_LIMIT_PER_S`] it sleeps between batches ([`TICK`], or
+//! until the next write is due) and does not occupy a core, so its ordinary gap is a tick, not
+//! zero; above, batches have [`SMALL_BATCH`] writes, and it spins. Writes that became due during a
+//! stall are caught up with at full speed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,7 +61,9 @@ impl FromStr for Rate {
         }
         let rate = digits.parse::<f64>().map_err(|_| expected.to_owned())? * unit;
         if rate > HIGHEST_PER_S as f64 {
-            return Err(format!("no writer reaches more than {HIGHEST_PER_S} writes per second; use max"));
+            return Err(format!(
+                "no writer reaches more than {HIGHEST_PER_S} writes per second; use max"
+            ));
         }
         if rate.fract() != 0.0 {
             return Err(format!("{rate} is not a whole number of writes per second"));
@@ -123,7 +126,8 @@ pub struct Load {
     pub seed: u64,
     /// Writes of earlier writers, whose values are not stored again.
     pub written: u64,
-    /// Of so many rows, a power of two, the last is somebody else's to write; `None` if all are the writer's.
+    /// Of so many rows, a power of two, the last is somebody else's to write; `None` if all are the
+    /// writer's.
     pub leaves_each: Option<usize>,
 }
 
@@ -145,7 +149,8 @@ impl WriteLog {
     }
 }
 
-/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes, together with other writers'.
+/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes,
+/// together with other writers'.
 pub fn run(
     slots: &[AtomicU64],
     mut shadow: Vec<u64>,
@@ -178,7 +183,8 @@ pub fn run(
         if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
             match rate {
                 Rate::PerSecond(rate) if sleeps => {
-                    let next_write = Duration::from_secs_f64((writes + 1) as f64 / rate.max(1) as f64);
+                    let next_write =
+                        Duration::from_secs_f64((writes + 1) as f64 / rate.max(1) as f64);
                     let wait = (start + next_write).saturating_duration_since(now);
                     sleep(wait.clamp(TICK, LONGEST_SLEEP));
                 }
@@ -210,23 +216,27 @@ pub fn run(
 
 /// Number of rows whose content is not what was written to them last.
 pub fn lost(slots: &[AtomicU64], shadow: &[u64]) -> u64 {
-    slots.iter().zip(shadow).filter(|(slot, value)| slot.load(Ordering::Relaxed) != **value).count() as u64
+    slots.iter().zip(shadow).filter(|(slot, value)| slot.load(Ordering::Relaxed) != **value).count()
+        as u64
 }
 
-/// Keeps the kernel from rounding this thread's sleeps up by its default of 50 us, which is a whole tick.
+/// Keeps the kernel from rounding this thread's sleeps up by its default of 50 us, which is a whole
+/// tick.
 fn wake_punctually() {
-    // SAFETY: PR_SET_TIMERSLACK takes one integer and changes this thread only. Failure leaves coarser sleeps.
+    // SAFETY: PR_SET_TIMERSLACK takes one integer and changes this thread only. Failure leaves
+    // coarser sleeps.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong, 0, 0, 0) };
 }
 
 fn sleep(time: Duration) {
     let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
-    // SAFETY: `time` is a valid time below one second (`LONGEST_SLEEP`); a null remainder is allowed. An early return
-    // through a signal only makes the next batch smaller.
+    // SAFETY: `time` is a valid time below one second (`LONGEST_SLEEP`); a null remainder is
+    // allowed. An early return through a signal only makes the next batch smaller.
     unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut()) };
 }
 
-/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writer's speed is that of its writes.
+/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writer's speed is that of its
+/// writes.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -263,7 +273,9 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(rate), "{text}");
         }
-        for text in ["", "k", "-1", "+1", "nan", "inf", "1g", "ten", "0.5", "2000m", "1e400", "1 k", "١"] {
+        for text in
+            ["", "k", "-1", "+1", "nan", "inf", "1g", "ten", "0.5", "2000m", "1e400", "1 k", "١"]
+        {
             assert!(text.parse::<Rate>().is_err(), "{text}");
         }
     }
@@ -350,7 +362,13 @@ mod tests {
     fn rows_that_are_left_to_others_are_not_written() {
         let (slots, shadow) = column(64);
         let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load { rate: Rate::Max, rows: Rows::Uniform, seed: 3, written: 0, leaves_each: Some(8) };
+        let load = Load {
+            rate: Rate::Max,
+            rows: Rows::Uniform,
+            seed: 3,
+            written: 0,
+            leaves_each: Some(8),
+        };
         thread::scope(|scope| {
             scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
             while completed.load(Ordering::Relaxed) < 10_000 {
@@ -367,8 +385,13 @@ mod tests {
     fn later_writers_store_other_values() {
         let (slots, log) = run_until(Rate::Max, 10, 1000);
         let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load =
-            Load { rate: Rate::Max, rows: Rows::Skewed, seed: 1, written: log.writes, leaves_each: None };
+        let load = Load {
+            rate: Rate::Max,
+            rows: Rows::Skewed,
+            seed: 1,
+            written: log.writes,
+            leaves_each: None,
+        };
         let later = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, log.shadow.clone(), load, &stage, &completed));
             while completed.load(Ordering::Relaxed) < 1000 {

@@ -77,12 +77,15 @@ fn measured(said: &str) -> Vec<&'static str> {
 }
 
 fn check(row: &Value) {
-    let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
+    let number =
+        |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number"));
     assert_eq!(row.as_object().unwrap().keys().collect::<Vec<_>>(), KEYS);
-    let (used, asked) = (row["engine"].as_str().unwrap(), row["requested_engine"].as_str().unwrap());
+    let (used, asked) =
+        (row["engine"].as_str().unwrap(), row["requested_engine"].as_str().unwrap());
     let known = used == "mprotect" || FOLLOW.contains(&used);
     assert!(known && (asked == "auto" || asked == used), "{row}");
-    for key in ["migrate_ns", "ratio_to_memcpy_min", "area_bytes", "copy_threads", "window_max_ns"] {
+    for key in ["migrate_ns", "ratio_to_memcpy_min", "area_bytes", "copy_threads", "window_max_ns"]
+    {
         assert!(number(key) > 0.0, "{key} of {row}");
     }
     assert!(number("ratio_to_memcpy_min") <= number("ratio_to_memcpy"), "{row}");
@@ -98,18 +101,25 @@ fn check(row: &Value) {
     let kernel_writes = ["uniform", "skewed"].contains(&row["load"].as_str().unwrap());
     assert_eq!(row["efault_count"].is_u64(), kernel_writes, "{row}");
     // The kernel waits as others do.
-    assert!(!["precopy", "wp-sync"].contains(&used) || !kernel_writes || row["efault_count"] == 0, "{row}");
+    assert!(
+        !["precopy", "wp-sync"].contains(&used) || !kernel_writes || row["efault_count"] == 0,
+        "{row}"
+    );
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
         assert_eq!(number("extra_copied_ratio"), 0.0);
-        for key in ["writes_kept_ratio", "writes_beside_memcpy_per_s", "max_gap_ns", "p999_gap_ns"] {
+        for key in ["writes_kept_ratio", "writes_beside_memcpy_per_s", "max_gap_ns", "p999_gap_ns"]
+        {
             assert!(row[key].is_null(), "{key} of {row}");
         }
     } else {
         // Null or 0 where the writer did not get a CPU during a leap of a few milliseconds.
         assert!(row["writes_kept_ratio"].is_null() || number("writes_kept_ratio") >= 0.0, "{row}");
         assert!(number("writes_beside_memcpy_per_s") >= 0.0, "{row}");
-        assert!(row["max_gap_ns"].is_null() || number("max_gap_ns") >= number("p999_gap_ns"), "{row}");
+        assert!(
+            row["max_gap_ns"].is_null() || number("max_gap_ns") >= number("p999_gap_ns"),
+            "{row}"
+        );
     }
 }
 
@@ -129,7 +139,8 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
         ("skewed", 100_000),
         ("skewed", 10_000_000),
     ] {
-        let mut areas = if measured.is_empty() { vec![2 << 20] } else { vec![16 << 20; 1 + measured.len()] };
+        let mut areas =
+            if measured.is_empty() { vec![2 << 20] } else { vec![16 << 20; 1 + measured.len()] };
         areas.extend([512 << 10, 16 << 20]);
         expected.extend(areas.into_iter().map(|area| (load.to_owned(), rate, area)));
     }
@@ -141,8 +152,18 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
 
 #[test]
 fn a_writer_without_a_limit_loses_nothing() {
-    let flags =
-        ["--page-size", "4k", "--load", "uniform,skewed", "--rates", "max", "--threads", "2", "--seed", "7"];
+    let flags = [
+        "--page-size",
+        "4k",
+        "--load",
+        "uniform,skewed",
+        "--rates",
+        "max",
+        "--threads",
+        "2",
+        "--seed",
+        "7",
+    ];
     let (rows, said) = rows(&flags);
     assert_eq!(rows.len(), 2 * (3 + measured(&said).len()));
     for row in &rows {
@@ -194,14 +215,16 @@ fn what_cannot_be_measured_is_skipped_with_its_reason() {
 
 #[test]
 fn missing_huge_pages_are_named_with_a_remedy() {
-    // Enough ordinary memory for the shadow copy, and more pages of 1 GB than a test machine has reserved: it has none.
+    // Enough ordinary memory for the shadow copy, and more pages of 1 GB than a test machine has
+    // reserved: it has none.
     let output = bench(&["--page-size", "1g", "--size", "1m", "--load", "quiet", "--runs", "1"]);
     if output.status.code() == Some(0) {
         return; // this machine has some
     }
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     let text = stderr(&output);
-    let named = text.contains("nothing was measured: --page-size 1g: needs") && text.contains("huge pages");
+    let named =
+        text.contains("nothing was measured: --page-size 1g: needs") && text.contains("huge pages");
     assert!(named || text.contains("--size 1048576: needs"), "{text}");
     assert!(output.stdout.is_empty());
 }

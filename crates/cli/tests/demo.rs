@@ -9,7 +9,11 @@ use common::interrupted;
 use serde_json::Value;
 
 fn demo(flags: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pageleap")).arg("demo").args(flags).output().expect("pageleap starts")
+    Command::new(env!("CARGO_BIN_EXE_pageleap"))
+        .arg("demo")
+        .args(flags)
+        .output()
+        .expect("pageleap starts")
 }
 
 fn stderr(output: &Output) -> String {
@@ -77,7 +81,8 @@ fn a_small_table_leaps_while_it_is_written() {
 
 #[test]
 fn every_rate_and_engine_keeps_all_writes() {
-    let unlimited = result(&["--writes-per-s", "max", "--engine", "mprotect", "--area", "1m", "--seed", "7"]);
+    let unlimited =
+        result(&["--writes-per-s", "max", "--engine", "mprotect", "--area", "1m", "--seed", "7"]);
     check(&unlimited);
     assert!(unlimited["writes"]["requested_per_s"].is_null());
     assert_eq!(unlimited["area_bytes"], 1 << 20);
@@ -96,7 +101,11 @@ fn text_says_what_was_verified() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("every write present (shadow copy)"), "{text}");
-    assert_eq!(stderr(&output), "", "nothing but progress goes to standard error, and only on a terminal");
+    assert_eq!(
+        stderr(&output),
+        "",
+        "nothing but progress goes to standard error, and only on a terminal"
+    );
 }
 
 #[test]
@@ -130,7 +139,8 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn missing_huge_pages_are_named_with_a_remedy() {
-    // More than any test machine has reserved, and little enough to pass the check of ordinary memory.
+    // More than any test machine has reserved, and little enough to pass the check of ordinary
+    // memory.
     let output = demo(&["--page-size", "2m", "--scale-factor", "1000"]);
     assert_eq!(output.status.code(), Some(2));
     let text = stderr(&output);
@@ -149,7 +159,8 @@ fn help_and_version() {
 #[test]
 fn an_interrupted_run_ends_cleanly() {
     for wait_ms in [0, 200, 1000] {
-        let output = interrupted(&["demo", "--scale-factor", "0.05"], Duration::from_millis(wait_ms));
+        let output =
+            interrupted(&["demo", "--scale-factor", "0.05"], Duration::from_millis(wait_ms));
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(130), "after {wait_ms} ms: {text}");
         assert!(text.contains("interrupted"), "{text}");

@@ -1,5 +1,5 @@
-//! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts, and compares what it states with what the test
-//! finds out by itself in the same surroundings.
+//! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts, and
+//! compares what it states with what the test finds out by itself in the same surroundings.
 
 #[path = "../../pageleap/tests/common/filter.rs"]
 mod filter;
@@ -66,9 +66,12 @@ impl Program {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        // By another process: a child of another test could inherit a descriptor that writes to the copy, which cannot be run then.
-        let copied =
-            Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(folder.join("pageleap")).status();
+        // By another process: a child of another test could inherit a descriptor that writes to the
+        // copy, which cannot be run then.
+        let copied = Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_pageleap"))
+            .arg(folder.join("pageleap"))
+            .status();
         assert!(copied.unwrap().success());
         fs::set_permissions(folder.join("pageleap"), fs::Permissions::from_mode(0o755)).unwrap();
         Program(folder)
@@ -83,8 +86,10 @@ impl Program {
     fn doctor(&self, place: &Place, flags: &[&str]) -> (Value, i32) {
         let output = self.run(place, &[&["doctor", "--json"], flags].concat());
         let said = String::from_utf8_lossy(&output.stderr);
-        let code =
-            output.status.code().unwrap_or_else(|| panic!("{}: {:?} {said}", place.name, output.status));
+        let code = output
+            .status
+            .code()
+            .unwrap_or_else(|| panic!("{}: {:?} {said}", place.name, output.status));
         let value: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{}: {error}: {said}", place.name));
         assert_eq!(value["leap_possible"], code == 0, "{}: exit code {code}", place.name);
@@ -132,7 +137,8 @@ fn skip(test: &str, reason: &str) {
 /// Makes one call in a place and returns the error number that it got there.
 fn truth(place: &Place, call: Call) -> Result<(), i32> {
     let mut command = command(place, Path::new("/bin/true"));
-    // SAFETY: each of the calls below makes system calls only. What it returns comes back as the error of `status`.
+    // SAFETY: each of the calls below makes system calls only. What it returns comes back as the
+    // error of `status`.
     unsafe { command.pre_exec(call) };
     match command.status() {
         Ok(status) => {
@@ -145,7 +151,8 @@ fn truth(place: &Place, call: Call) -> Result<(), i32> {
 
 /// A page of the calling process.
 fn page() -> io::Result<usize> {
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, which is written to once; it goes with the process.
     unsafe {
         let page = libc::mmap(std::ptr::null_mut(), 4096, prot, flags | libc::MAP_POPULATE, -1, 0);
@@ -166,7 +173,9 @@ const CALLS: [(&str, Call); 6] = [
     ("mbind", || {
         let page = page()?;
         // SAFETY: a page of our own and a constant mask.
-        check(unsafe { libc::syscall(libc::SYS_mbind, page, 4096, PREFERRED, NODE_0.as_ptr(), 1025, 0) })
+        check(unsafe {
+            libc::syscall(libc::SYS_mbind, page, 4096, PREFERRED, NODE_0.as_ptr(), 1025, 0)
+        })
     }),
     ("page-table-placement", || {
         // SAFETY: a constant mask; the process ends soon.
@@ -259,7 +268,8 @@ fn what_it_states_about_calls_is_true_for_each_user_and_filter() {
                 ("userfaultfd-user-mode", libc::SYS_userfaultfd),
             ];
             let number = number.iter().find(|(name, _)| *name == id).map(|(_, number)| number);
-            let refused = place.filter.zip(number).is_some_and(|((_, calls), number)| calls.contains(number));
+            let refused =
+                place.filter.zip(number).is_some_and(|((_, calls), number)| calls.contains(number));
             let reason = finding(&value, id)["reason"].to_string();
             assert_eq!(reason.contains("seccomp"), refused, "{context}: {reason}");
         }
@@ -278,7 +288,12 @@ fn its_verdict_is_what_a_leap_shows() {
             let leap = program.run(&place, &[&small, &["--page-size", page][..]].concat());
             let said = String::from_utf8_lossy(&leap.stderr);
             let verdict = finding(&value, "leap");
-            assert_eq!(code == 0, leap.status.success(), "{}, {page}: {verdict} {said}", place.name);
+            assert_eq!(
+                code == 0,
+                leap.status.success(),
+                "{}, {page}: {verdict} {said}",
+                place.name
+            );
         }
     }
 }
@@ -311,7 +326,10 @@ fn groups_come_before_sysctls_and_lines_can_be_typed() {
     for finding in value["findings"].as_array().unwrap() {
         for remedy in finding["remedies"].as_array().unwrap() {
             let line = remedy["line"].as_str().unwrap();
-            assert!(!remedy["grants"].as_str().unwrap().is_empty() || line.starts_with("boot "), "{line}");
+            assert!(
+                !remedy["grants"].as_str().unwrap().is_empty() || line.starts_with("boot "),
+                "{line}"
+            );
             let filled = line.replace(['<', '>'], "_");
             let parsed = Command::new("sh").args(["-n", "-c", &filled]).output().unwrap();
             assert!(parsed.status.success(), "{line}: {}", String::from_utf8_lossy(&parsed.stderr));
@@ -327,7 +345,9 @@ fn a_filter_that_kills_is_survived_and_named() {
     let place = Place { name: "filter that kills", filter: Some((Action::Kill, calls)), ..HERE };
     let (value, code) = program.doctor(&place, &[]);
     assert_eq!(code, 1);
-    for id in ["mbind", "page-table-placement", "placement-query", "userfaultfd", "userfaultfd-user-mode"] {
+    for id in
+        ["mbind", "page-table-placement", "placement-query", "userfaultfd", "userfaultfd-user-mode"]
+    {
         assert_eq!(state(&value, id), "missing", "{id}");
         assert!(finding(&value, id)["observed"].to_string().contains("SIGSYS"), "{id}");
     }
@@ -345,10 +365,14 @@ fn limits_are_compared_with_the_size() {
     assert_eq!(value["blockers"], serde_json::json!(["address-space"]));
     let (value, code) = program.doctor(&place("hardly any", libc::RLIMIT_AS, 24 << 20), &[]);
     assert_eq!((code, state(&value, "leap")), (1, "missing"));
-    let (value, code) = program.doctor(&place("small files", libc::RLIMIT_FSIZE, 1 << 20), &["--size", "2m"]);
+    let (value, code) =
+        program.doctor(&place("small files", libc::RLIMIT_FSIZE, 1 << 20), &["--size", "2m"]);
     assert_eq!((code, state(&value, "file-size")), (1, "missing"));
     let (value, code) = program.doctor(&HERE, &["--size", "64t"]);
-    assert_eq!((code, state(&value, "free-memory"), state(&value, "mappings")), (1, "missing", "limited"));
+    assert_eq!(
+        (code, state(&value, "free-memory"), state(&value, "mappings")),
+        (1, "missing", "limited")
+    );
     // Few descriptors: whatever it finds, it says so.
     program.doctor(&place("few descriptors", libc::RLIMIT_NOFILE, 8), &[]);
     if !is_root() {
@@ -394,7 +418,10 @@ fn masked(path: &std::ffi::CStr) -> io::Result<()> {
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: constant paths.
     check(
-        unsafe { libc::mount(c"/dev/null".as_ptr(), path.as_ptr(), none, libc::MS_BIND, none.cast()) }.into(),
+        unsafe {
+            libc::mount(c"/dev/null".as_ptr(), path.as_ptr(), none, libc::MS_BIND, none.cast())
+        }
+        .into(),
     )
 }
 
@@ -407,12 +434,16 @@ fn missing_and_read_only_mounts_are_named() {
     }
     let program = Program::new();
     let (value, code) = program.doctor(&place("no /proc", || without(c"/proc")), &[]);
-    assert_eq!((code, state(&value, "procfs"), state(&value, "pagemap-scan")), (1, "missing", "missing"));
+    assert_eq!(
+        (code, state(&value, "procfs"), state(&value, "pagemap-scan")),
+        (1, "missing", "missing")
+    );
     assert_eq!(lines(&value, "procfs"), ["mount -t proc proc /proc"]);
     for id in ["cpuset", "mappings", "autonuma", "swap", "overcommit", "cgroup-memory"] {
         assert_eq!(state(&value, id), "unknown", "{id} cannot be known without /proc");
     }
-    // What smaps does not show cannot be moved with its attributes: no leap, and above all none that only seems to be one.
+    // What smaps does not show cannot be moved with its attributes: no leap, and above all none
+    // that only seems to be one.
     let demo = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
     let smaps = place("masked smaps", || masked(c"/proc/self/smaps"));
     let leap = program.run(&smaps, &demo);
@@ -422,7 +453,11 @@ fn missing_and_read_only_mounts_are_named() {
     let pagemap = place("masked pagemap", || masked(c"/proc/self/pagemap"));
     let leap = program.run(&pagemap, &demo);
     assert_eq!(leap.status.success(), program.doctor(&pagemap, &[]).1 == 0);
-    assert!(leap.status.success(), "frame numbers only verify: {}", String::from_utf8_lossy(&leap.stderr));
+    assert!(
+        leap.status.success(),
+        "frame numbers only verify: {}",
+        String::from_utf8_lossy(&leap.stderr)
+    );
     let (value, code) = program.doctor(&place("no /sys", || without(c"/sys")), &[]);
     assert_eq!((code, state(&value, "sysfs"), state(&value, "nodes")), (1, "missing", "unknown"));
     let (value, code) = program.doctor(&place("read-only /sys", read_only_sysfs), &[]);
@@ -439,7 +474,8 @@ struct Tree(PathBuf);
 impl Tree {
     fn new(files: &[(&str, &str)]) -> Tree {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("pageleap-doctor-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let name =
+            format!("pageleap-doctor-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let root = std::env::temp_dir().join(name);
         fs::create_dir(&root).unwrap();
         for (path, text) in files {
@@ -488,7 +524,8 @@ fn another_machines_files_are_read_and_its_calls_are_not_guessed() {
         ("proc/swaps", "Filename Type Size Used Priority\n/dev/sdz9 partition 1 0 -2\n"),
     ];
     files.extend(more.map(|(path, text)| (path.to_owned(), text.to_owned())));
-    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let files: Vec<(&str, &str)> =
+        files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     let tree = Tree::new(&files);
     let program = Program::new();
     let (value, code) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g", "--page-size", "2m"]);
@@ -509,7 +546,8 @@ fn another_machines_files_are_read_and_its_calls_are_not_guessed() {
     }
     assert!(value["userfaultfd"].is_null());
     assert!(finding(&value, "swap")["observed"].to_string().contains("/dev/sdz9"));
-    // Two pools of 512 pages on the one node that the cpuset allows, of which 5 are free and 7 are there.
+    // Two pools of 512 pages on the one node that the cpuset allows, of which 5 are free and 7 are
+    // there.
     let line = "echo 1026 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
     assert_eq!(lines(&value, "hugetlb-2m")[0], line);
     let (value, _) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g"]);
@@ -536,7 +574,10 @@ fn folders_that_are_empty_missing_or_closed() {
     refused(&HERE, "--sysroot=/nonexistent/folder");
     refused(&HERE, "--sysroot=/etc/passwd");
     if !is_root() {
-        return skip("folders_that_are_empty_missing_or_closed", "other users can only be tried as root");
+        return skip(
+            "folders_that_are_empty_missing_or_closed",
+            "other users can only be tried as root",
+        );
     }
     let closed = Tree::new(&[]);
     fs::set_permissions(&closed.0, fs::Permissions::from_mode(0o700)).unwrap();
@@ -546,9 +587,13 @@ fn folders_that_are_empty_missing_or_closed() {
 #[test]
 fn bad_requests_are_refused_by_name() {
     let program = Program::new();
-    for flags in
-        [["--size", "0"], ["--size", "-1"], ["--size", "much"], ["--size", "999999t"], ["--page-size", "3k"]]
-    {
+    for flags in [
+        ["--size", "0"],
+        ["--size", "-1"],
+        ["--size", "much"],
+        ["--size", "999999t"],
+        ["--page-size", "3k"],
+    ] {
         let output = program.run(&HERE, &[&["doctor"], &flags[..]].concat());
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(flags[0]), "{flags:?}");

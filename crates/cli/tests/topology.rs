@@ -1,4 +1,5 @@
-//! Runs `pageleap topology` as a user would, on this machine, on recorded ones and on hostile trees.
+//! Runs `pageleap topology` as a user would, on this machine, on recorded ones and on hostile
+//! trees.
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
@@ -58,11 +59,8 @@ fn this_machine() {
     let nodes = machine["nodes"].as_array().unwrap();
     let online = fs::read_to_string(format!("/{NODE}/online")).unwrap_or_else(|_| "0".into());
     assert!(online.trim().starts_with(&nodes[0]["id"].to_string()), "{online}");
-    assert!(
-        nodes.iter().any(
-            |node| node["total_bytes"].as_u64() > Some(0) && !node["cpus"].as_array().unwrap().is_empty()
-        )
-    );
+    assert!(nodes.iter().any(|node| node["total_bytes"].as_u64() > Some(0)
+        && !node["cpus"].as_array().unwrap().is_empty()));
     assert!(!machine["allowed_nodes"].as_array().unwrap().is_empty());
     let shown = text(pageleap(&[]));
     assert!(shown.contains("This process may use") && shown.contains("2m free/all"), "{shown}");
@@ -143,7 +141,8 @@ fn every_recorded_machine_is_shown() {
     assert!(four.contains("may use the memory of nodes 1-2, and CPUs 2-4"), "{four}");
     let sparse = text(on(&Tree::recorded("sparse"), &[]));
     assert!(
-        sparse.contains("3 nodes online of 5 possible") && sparse.contains("   4  30 █  20 ▒  10 ·"),
+        sparse.contains("3 nodes online of 5 possible")
+            && sparse.contains("   4  30 █  20 ▒  10 ·"),
         "{sparse}"
     );
 }
@@ -158,7 +157,8 @@ fn nodes_are_chosen_as_numactl_does() {
         ("+0-1", json!([0, 2])),
     ] {
         let shown = json(on(&tree, &["--json", "--nodes", nodes]));
-        let found: Vec<&Value> = shown["nodes"].as_array().unwrap().iter().map(|node| &node["id"]).collect();
+        let found: Vec<&Value> =
+            shown["nodes"].as_array().unwrap().iter().map(|node| &node["id"]).collect();
         assert_eq!(json!(found), ids, "{nodes}");
     }
     for (nodes, named) in [
@@ -209,7 +209,10 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
         let tree = Tree::recorded("two");
         damage(&tree, &format!("{NODE}/node1/cpulist"));
         let error = failure(on(&tree, &[]), 1);
-        assert!(error.contains("node1/cpulist") && error.len() < 500 && !error.contains('\x1b'), "{error}");
+        assert!(
+            error.contains("node1/cpulist") && error.len() < 500 && !error.contains('\x1b'),
+            "{error}"
+        );
         error
     };
     assert!(hostile(&|tree, file| tree.link(file, "/etc/passwd")).contains("out of the folder"));
@@ -221,7 +224,9 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
     assert!(hostile(&|tree, file| tree.fifo(file)).contains("FIFO"));
     assert!(hostile(&|tree, file| tree.put(file, "0-99999999")).contains("99999999"));
     assert!(hostile(&|tree, file| tree.put(file, "-5")).contains("not an id"));
-    assert!(hostile(&|tree, file| tree.put(file, "\x1b]0;owned\x07".repeat(1000))).contains("\\u{1b}"));
+    assert!(
+        hostile(&|tree, file| tree.put(file, "\x1b]0;owned\x07".repeat(1000))).contains("\\u{1b}")
+    );
 
     let tree = Tree::recorded("two");
     tree.put(&format!("{NODE}/node1/distance"), "\x1b[2J");
@@ -231,7 +236,10 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
         "{shown}"
     );
     assert!(shown.contains("   1   ?     ?"), "{shown}");
-    assert_eq!(json(on(&tree, &["--json"]))["nodes"][1]["distances"], json!({ "0": null, "1": null }));
+    assert_eq!(
+        json(on(&tree, &["--json"]))["nodes"][1]["distances"],
+        json!({ "0": null, "1": null })
+    );
 }
 
 /// A copy of the command where every user may run it.
@@ -240,7 +248,8 @@ struct ForAll(PathBuf);
 impl ForAll {
     fn copy() -> ForAll {
         let path = std::env::temp_dir().join(format!("pageleap-for-all-{}", std::process::id()));
-        // By another process: a child of another test could inherit a descriptor that writes to the copy, which cannot be run then.
+        // By another process: a child of another test could inherit a descriptor that writes to the
+        // copy, which cannot be run then.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(&path).status();
         assert!(copied.unwrap().success());
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
@@ -268,7 +277,8 @@ fn make_read_only(path: &Path) {
     if path.is_dir() {
         fs::read_dir(path).unwrap().for_each(|entry| make_read_only(&entry.unwrap().path()));
     }
-    fs::set_permissions(path, Permissions::from_mode(if path.is_dir() { 0o555 } else { 0o444 })).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(if path.is_dir() { 0o555 } else { 0o444 }))
+        .unwrap();
 }
 
 #[test]
@@ -297,7 +307,9 @@ fn nobody_sees_what_root_sees() {
     fs::set_permissions(&online, Permissions::from_mode(0o400)).unwrap();
     let error = failure(command.as_nobody(&flags), 1);
     assert!(
-        error.contains("node/online") && error.contains("Permission denied") && error.contains("allow"),
+        error.contains("node/online")
+            && error.contains("Permission denied")
+            && error.contains("allow"),
         "{error}"
     );
     fs::set_permissions(tree.root(), Permissions::from_mode(0o700)).unwrap();
@@ -324,7 +336,8 @@ fn a_filter_that_refuses_openat2_changes_nothing() {
 
 /// Installs a seccomp filter for this process and its children, and checks that it works.
 fn refuse_openat2(errno: i32) -> std::io::Result<()> {
-    let statement = |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let statement =
+        |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let filter = [
         // The number of the call is the first word of what the filter sees.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
@@ -333,7 +346,8 @@ fn refuse_openat2(errno: i32) -> std::io::Result<()> {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies the filter, which outlives the calls; the last call is refused before it looks at its arguments.
+    // SAFETY: the kernel copies the filter, which outlives the calls; the last call is refused
+    // before it looks at its arguments.
     let refused = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0

@@ -4,8 +4,10 @@ use crate::pool::{Pool, Run};
 use crate::region::Region;
 use crate::sync::lock;
 
-/// Checks the books of pools and regions against each other: each frame that a region maps is taken, by this region only, and each taken
-/// frame is mapped by one of the regions. `regions` are all regions with frames of `pools`, and no job (not even one that recycles frames) and no call is changing them.
+/// Checks the books of pools and regions against each other: each frame that a region maps is
+/// taken, by this region only, and each taken frame is mapped by one of the regions. `regions` are
+/// all regions with frames of `pools`, and no job (not even one that recycles frames) and no call
+/// is changing them.
 ///
 /// Costs a few steps per frame. For tests, and for a service that wants to know.
 ///
@@ -24,7 +26,10 @@ pub fn audit(pools: &[&Pool], regions: &[&Region]) -> Result<(), String> {
         }
         owned.sort();
         if let Some(pair) = owned.windows(2).find(|w| w[0].end() > w[1].first) {
-            return Err(format!("{share:?}: frames {:?} and {:?} have two owners", pair[0], pair[1]));
+            return Err(format!(
+                "{share:?}: frames {:?} and {:?} have two owners",
+                pair[0], pair[1]
+            ));
         }
         let sum: u64 = owned.iter().map(|run| run.frames).sum();
         let (taken, all_taken) = share.taken(&owned);

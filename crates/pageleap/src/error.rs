@@ -1,12 +1,13 @@
-//! Errors that carry evidence: which call, which error number, which range, the likely reason, and what to do.
+//! Errors that carry evidence: which call, which error number, which range, the likely reason, and
+//! what to do.
 
 use pageleap_sys::Errno;
 
 use crate::backend::Call;
 use crate::units::{AddressRange, NodeId, PageSize, human_bytes};
 
-/// Why something could not be done. Nothing is lost with any of them: each page of each region is still readable and writable at
-/// its address.
+/// Why something could not be done. Nothing is lost with any of them: each page of each region is
+/// still readable and writable at its address.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,7 +21,8 @@ pub enum Error {
         /// What to pass instead.
         remedy: String,
     },
-    /// A byte range is not inside the region, not aligned to its pages, empty, or partly without memory.
+    /// A byte range is not inside the region, not aligned to its pages, empty, or partly without
+    /// memory.
     #[error(
         "bad range {start:#x}..{end:#x} of a region of {region_len:#x} bytes at {region_start:#x}: {reason}; {remedy}"
     )]
@@ -193,16 +195,22 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the caller asked for something that makes no sense (as opposed to something that did not work).
+    /// Whether the caller asked for something that makes no sense (as opposed to something that did
+    /// not work).
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::BadArgument { .. } | Error::BadRange { .. } | Error::UnknownNode { .. })
+        matches!(
+            self,
+            Error::BadArgument { .. } | Error::BadRange { .. } | Error::UnknownNode { .. }
+        )
     }
 
     /// Describes a file of `/proc` or `/sys` that could not be read.
     pub(crate) fn system_file(path: &str, error: &std::io::Error) -> Self {
         let remedy = match error.raw_os_error() {
             Some(libc::ENOENT) => "mount procfs and sysfs in this container",
-            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n), or close some",
+            Some(libc::EMFILE | libc::ENFILE) => {
+                "raise the limit of open files (ulimit -n), or close some"
+            }
             _ => "allow this process to read it",
         };
         Error::SystemFile { path: path.into(), reason: error.to_string(), remedy }
@@ -210,7 +218,12 @@ impl Error {
 
     /// Describes a failed system call with the remedy that fits its error number.
     pub(crate) fn call(call: Call, addr: usize, len: usize, errno: Errno) -> Self {
-        Error::Call { call, range: AddressRange::new(addr, len), errno, remedy: remedy(call, errno) }
+        Error::Call {
+            call,
+            range: AddressRange::new(addr, len),
+            errno,
+            remedy: remedy(call, errno),
+        }
     }
 }
 
@@ -222,19 +235,25 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
              vm.max_map_count (sysctl -w vm.max_map_count=262144) or the limit; with huge pages, others may have reserved those \
              that were free"
         }
-        (Call::Populate, libc::EINVAL) => "MADV_POPULATE_WRITE needs Linux 5.14: use a newer kernel",
+        (Call::Populate, libc::EINVAL) => {
+            "MADV_POPULATE_WRITE needs Linux 5.14: use a newer kernel"
+        }
         (Call::Populate, libc::EFAULT | libc::ENOMEM) => {
             "the node, the memory cgroup or, with vm.overcommit_memory=2, CommitLimit ran out of pages: make the pool smaller or free memory"
         }
         (Call::Reserve | Call::Vacate | Call::Release, libc::ENOMEM) => {
             "free memory, raise RLIMIT_AS, or raise vm.max_map_count (sysctl -w vm.max_map_count=262144)"
         }
-        (Call::CreateFile, libc::EFBIG) => "raise RLIMIT_FSIZE (ulimit -f), which also limits memory files",
+        (Call::CreateFile, libc::EFBIG) => {
+            "raise RLIMIT_FSIZE (ulimit -f), which also limits memory files"
+        }
         (Call::Lock, _) => "raise RLIMIT_MEMLOCK (ulimit -l) or grant CAP_IPC_LOCK",
         (_, libc::EPERM | libc::ENOSYS | libc::EACCES) => {
             "a seccomp filter or a missing capability refuses the call (in a container: allow it, or grant CAP_SYS_NICE)"
         }
-        (Call::CreateFile, libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+        (Call::CreateFile, libc::EMFILE | libc::ENFILE) => {
+            "raise the limit of open files (ulimit -n)"
+        }
         (_, libc::ENOMEM) => "free memory or raise RLIMIT_AS",
         _ => "this is unexpected: please report it with the kernel version",
     }

@@ -1,4 +1,5 @@
-//! Moves exactly the pages that you name between memory nodes, while threads keep reading and writing them, and always finishes.
+//! Moves exactly the pages that you name between memory nodes, while threads keep reading and
+//! writing them, and always finishes.
 //!
 //! ```no_run
 //! use pageleap::{Migration, NodeId, Placement, Pool, Region};
@@ -16,8 +17,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Data flows one way: [`topology`] → [`pool`] → [`Region`] → [`Migration`] → [`Job`] → [`Report`]. `ARCHITECTURE.md` is the map,
-//! `docs/protocol.md` the argument why nothing is lost. Read [the contract of a region](Region) before you use one.
+//! Data flows one way: [`topology`] → [`pool`] → [`Region`] → [`Migration`] → [`Job`] → [`Report`].
+//! `ARCHITECTURE.md` is the map, `docs/protocol.md` the argument why nothing is lost. Read [the
+//! contract of a region](Region) before you use one.
 
 #![cfg(target_os = "linux")]
 // Loom builds the protocol alone; what it leaves out uses the rest.
@@ -57,8 +59,8 @@ pub use {
     audit::audit,
     engine::mprotect::fault::{MAX_THREADS, install as install_fault_handler},
     migrate::{
-        DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, EngineUse, Job, Migration, PageCounts, PageOutcome,
-        PageRun, Phase, Progress, Report, Waits,
+        DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, EngineUse, Job, Migration, PageCounts,
+        PageOutcome, PageRun, Phase, Progress, Report, Waits,
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},

@@ -1,5 +1,5 @@
-//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. The observer is never the code that
-//! made the effect.
+//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. The
+//! observer is never the code that made the effect.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,8 +19,8 @@ fn unreadable(path: &str, error: std::io::Error) -> Error {
     Error::system_file(path, &error)
 }
 
-/// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from end to end, which takes about a
-/// millisecond per thousand mappings.
+/// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from
+/// end to end, which takes about a millisecond per thousand mappings.
 pub fn mapping_count() -> Result<usize, Error> {
     count_mappings(|_| true)
 }
@@ -43,8 +43,9 @@ pub fn max_mapping_count() -> Option<usize> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
-/// How many bytes of a range lie on which node, as `/proc/self/numa_maps` says for whole mappings: for processes that may not ask about pages. On a
-/// kernel without NUMA everything that is mapped there lies on the one node.
+/// How many bytes of a range lie on which node, as `/proc/self/numa_maps` says for whole mappings:
+/// for processes that may not ask about pages. On a kernel without NUMA everything that is mapped
+/// there lies on the one node.
 ///
 /// # Errors
 /// If the file cannot be read, or a mapping lies in the range with a part of it only.
@@ -58,14 +59,18 @@ pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Err
             if inside.iter().any(|(from, to)| *from < start || *to > end) {
                 return Err(Error::SystemFile {
                     path: NUMA_MAPS.to_owned(),
-                    reason: format!("a mapping is partly outside {}", AddressRange::new(start, len)),
+                    reason: format!(
+                        "a mapping is partly outside {}",
+                        AddressRange::new(start, len)
+                    ),
                     remedy: "allow move_pages (in a container: its seccomp profile), which tells page by page",
                 });
             }
             Ok(node_bytes_in(&text, |mapping| inside.iter().any(|(from, _)| *from == mapping)))
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let bytes = inside.iter().map(|(from, to)| (to.min(&end) - from.max(&start)) as u64).sum();
+            let bytes =
+                inside.iter().map(|(from, to)| (to.min(&end) - from.max(&start)) as u64).sum();
             Ok(BTreeMap::from([(NodeId(0), bytes)]))
         }
         Err(e) => Err(unreadable(NUMA_MAPS, e)),
@@ -78,8 +83,8 @@ fn hex_range(text: &str) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
 }
 
-/// Sums up the mappings, by their first addresses, that are `wanted` (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in pages of
-/// `kernelpagesize_kB`).
+/// Sums up the mappings, by their first addresses, that are `wanted`
+/// (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in pages of `kernelpagesize_kB`).
 fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId, u64> {
     let mut bytes = BTreeMap::new();
     for line in text.lines() {
@@ -94,9 +99,12 @@ fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId,
                 Some((name, value.parse().ok()?))
             })
             .collect();
-        let page_kb = fields.iter().find(|(name, _)| *name == "kernelpagesize_kB").map_or(4, |(_, kb)| *kb);
+        let page_kb =
+            fields.iter().find(|(name, _)| *name == "kernelpagesize_kB").map_or(4, |(_, kb)| *kb);
         for (name, pages) in fields {
-            let Some(node) = name.strip_prefix('N').and_then(|id| id.parse().ok()) else { continue };
+            let Some(node) = name.strip_prefix('N').and_then(|id| id.parse().ok()) else {
+                continue;
+            };
             *bytes.entry(NodeId(node)).or_default() += pages.saturating_mul(page_kb << 10);
         }
     }
@@ -173,14 +181,16 @@ impl SmapsEntry {
         let flags = self.field("VmFlags").unwrap_or_default();
         let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
         let perm = |at: usize, c: u8| self.perms.as_bytes().get(at) == Some(&c);
-        let prot = i32::from(perm(0, b'r')) | i32::from(perm(1, b'w')) << 1 | i32::from(perm(2, b'x')) << 2;
+        let prot = i32::from(perm(0, b'r'))
+            | i32::from(perm(1, b'w')) << 1
+            | i32::from(perm(2, b'x')) << 2;
         Attributes {
             prot: Prot(prot),
             dont_fork: has("dc"),
             dont_dump: has("dd"),
             locked: has("lo"),
-            // Old kernels (6.1 does, 6.12 does not) have no letters for this flag, and it is the only one of a locked mapping of memory that they
-            // print as `??`.
+            // Old kernels (6.1 does, 6.12 does not) have no letters for this flag, and it is the
+            // only one of a locked mapping of memory that they print as `??`.
             lock_on_fault: has("lf") || has("lo") && has("??"),
             huge_pages: if has("hg") { Some(true) } else { has("nh").then_some(false) },
             random: has("rr"),
@@ -189,9 +199,13 @@ impl SmapsEntry {
     }
 }
 
-/// Reads the entries of smaps that overlap `[start, end)`. Stops behind them: producing an entry costs the kernel a walk over its page
-/// tables.
-fn smaps_entries(source: impl BufRead, start: usize, end: usize) -> std::io::Result<Vec<SmapsEntry>> {
+/// Reads the entries of smaps that overlap `[start, end)`. Stops behind them: producing an entry
+/// costs the kernel a walk over its page tables.
+fn smaps_entries(
+    source: impl BufRead,
+    start: usize,
+    end: usize,
+) -> std::io::Result<Vec<SmapsEntry>> {
     let mut entries: Vec<SmapsEntry> = Vec::new();
     for line in source.lines() {
         let line = line?;
@@ -226,8 +240,9 @@ fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
         .map_err(|e| unreadable(SMAPS, e))
 }
 
-/// The attributes of `[start, start + len)`, neighbours with equal ones joined. Parts that are not mapped are left out. Costs the kernel a
-/// walk over the page tables of the range and of every mapping at lower addresses: some 30 ms per GB of base pages.
+/// The attributes of `[start, start + len)`, neighbours with equal ones joined. Parts that are not
+/// mapped are left out. Costs the kernel a walk over the page tables of the range and of every
+/// mapping at lower addresses: some 30 ms per GB of base pages.
 pub fn attributes(start: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
     Ok(attribute_runs(&smaps(start, len)?, start, len))
 }
@@ -241,7 +256,10 @@ pub(crate) fn attributes_in(text: &[u8], start: usize, len: usize) -> Vec<Attrib
 pub(crate) fn not_shown(start: usize, len: usize) -> Error {
     Error::SystemFile {
         path: SMAPS.to_owned(),
-        reason: format!("{} is not among the mappings that it shows", AddressRange::new(start, len)),
+        reason: format!(
+            "{} is not among the mappings that it shows",
+            AddressRange::new(start, len)
+        ),
         remedy: "mount /proc whole, and do not unmap parts of a region",
     }
 }
@@ -259,7 +277,9 @@ pub(crate) fn joined(runs: impl Iterator<Item = AttributeRun>) -> Vec<AttributeR
     let mut joined: Vec<AttributeRun> = Vec::new();
     for run in runs {
         match joined.last_mut() {
-            Some(last) if last.end == run.start && last.attributes == run.attributes => last.end = run.end,
+            Some(last) if last.end == run.start && last.attributes == run.attributes => {
+                last.end = run.end
+            }
             _ => joined.push(run),
         }
     }
@@ -271,7 +291,8 @@ pub(crate) fn joined(runs: impl Iterator<Item = AttributeRun>) -> Vec<AttributeR
 pub struct MappedPages {
     /// The mapping's page size in bytes (`KernelPageSize`); the smallest, if the range has several.
     pub kernel_page_size: usize,
-    /// The share of the resident bytes that lies in huge pages (hugetlb, or shmem mapped by PMD), 0 to 1.
+    /// The share of the resident bytes that lies in huge pages (hugetlb, or shmem mapped by PMD), 0
+    /// to 1.
     pub huge_mapped_ratio: f64,
 }
 
@@ -285,20 +306,31 @@ pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
         resident_kb += hugetlb + entry.kb("Rss");
     }
     let kernel_page_size = if smallest == usize::MAX { BASE_PAGE } else { smallest };
-    Ok(MappedPages { kernel_page_size, huge_mapped_ratio: huge_kb as f64 / resident_kb.max(1) as f64 })
+    Ok(MappedPages {
+        kernel_page_size,
+        huge_mapped_ratio: huge_kb as f64 / resident_kb.max(1) as f64,
+    })
 }
 
-/// The physical frame number behind each page of `page_bytes` bytes in `[start, start + len)`; 0 for a page that is not present. `None`
-/// if the kernel hides frame numbers from this process (it shows them to CAP_SYS_ADMIN only), or the file that has them.
+/// The physical frame number behind each page of `page_bytes` bytes in `[start, start + len)`; 0
+/// for a page that is not present. `None` if the kernel hides frame numbers from this process (it
+/// shows them to CAP_SYS_ADMIN only), or the file that has them.
 #[doc(alias = "pagemap")]
-pub fn frame_numbers(start: usize, len: usize, page_bytes: usize) -> Result<Option<Vec<u64>>, Error> {
+pub fn frame_numbers(
+    start: usize,
+    len: usize,
+    page_bytes: usize,
+) -> Result<Option<Vec<u64>>, Error> {
     /// Bits 0-54 of an entry are the frame number, bit 63 says that the page is present
     /// (Documentation/admin-guide/mm/pagemap.rst).
     const FRAME: u64 = (1 << 55) - 1;
     const PRESENT: u64 = 1 << 63;
     /// Entries read at a time.
     const BATCH: usize = 8192;
-    if page_bytes < BASE_PAGE || !page_bytes.is_multiple_of(BASE_PAGE) || start.checked_add(len).is_none() {
+    if page_bytes < BASE_PAGE
+        || !page_bytes.is_multiple_of(BASE_PAGE)
+        || start.checked_add(len).is_none()
+    {
         return Err(Error::BadArgument {
             what: "range or page size",
             reason: format!("{len} bytes at {start:#x} in pages of {page_bytes}"),
@@ -387,7 +419,10 @@ VmFlags: mr mw me nr
 nonsense N0=7
 ";
         let all = node_bytes_in(text, |_| true);
-        assert_eq!(all, BTreeMap::from([(NodeId(0), 8192), (NodeId(1), 10 << 20), (NodeId(4), 4096)]));
+        assert_eq!(
+            all,
+            BTreeMap::from([(NodeId(0), 8192), (NodeId(1), 10 << 20), (NodeId(4), 4096)])
+        );
         assert_eq!(node_bytes_in(text, |start| start == 0x9000), BTreeMap::new());
     }
 

@@ -22,8 +22,9 @@ pub enum Spread {
 
 /// Where the page tables go that map the pages.
 ///
-/// Page tables belong with the threads that walk them: on a miss of the TLB a CPU reads them as it reads data. They are placed in blocks
-/// of 2 MB of the range (one page of page table); a block that is shared with what lies beside the range keeps those it has.
+/// Page tables belong with the threads that walk them: on a miss of the TLB a CPU reads them as it
+/// reads data. They are placed in blocks of 2 MB of the range (one page of page table); a block
+/// that is shared with what lies beside the range keeps those it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageTables {
     /// Where the data goes; for a node without CPUs, on the nearest that has some.
@@ -33,7 +34,8 @@ pub enum PageTables {
     Node(NodeId),
 }
 
-/// Where pages, and the page tables that map them, should lie: of a pool, of a region, or after a leap.
+/// Where pages, and the page tables that map them, should lie: of a pool, of a region, or after a
+/// leap.
 ///
 /// A [`NodeId`] is a placement too: everything on that node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +44,11 @@ pub struct Placement {
     pub spread: Spread,
     /// The page tables.
     pub page_tables: PageTables,
-    /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page size. If not said: a power of two from
-    /// one page to 2 MB for small regions, so that a region has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has
-    /// at most 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region always belongs to the same node.
+    /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page
+    /// size. If not said: a power of two from one page to 2 MB for small regions, so that a region
+    /// has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has at most
+    /// 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region
+    /// always belongs to the same node.
     pub stripe_bytes: Option<usize>,
 }
 
@@ -62,7 +66,10 @@ impl Placement {
 
     /// In turn on each of these nodes, as often as its weight says.
     pub fn weighted(nodes: impl IntoIterator<Item = (NodeId, u32)>) -> Self {
-        Placement { spread: Spread::Weighted(nodes.into_iter().collect()), ..Placement::on(NodeId(0)) }
+        Placement {
+            spread: Spread::Weighted(nodes.into_iter().collect()),
+            ..Placement::on(NodeId(0))
+        }
     }
 
     /// Sets where page tables go.
@@ -122,7 +129,8 @@ impl Placement {
     /// Which pages of a region of `capacity` bytes go to which of its nodes (by their order).
     pub(crate) fn layout(&self, capacity: usize, page: PageSize) -> Result<Layout, Error> {
         let weights: Vec<u32> = self.weights()?.iter().map(|(_, weight)| *weight).collect();
-        let stripe = self.stripe_bytes.unwrap_or_else(|| default_stripe(capacity).max(page.bytes()));
+        let stripe =
+            self.stripe_bytes.unwrap_or_else(|| default_stripe(capacity).max(page.bytes()));
         if stripe == 0 || !stripe.is_multiple_of(page.bytes()) {
             return Err(Error::BadArgument {
                 what: "stripe",
@@ -140,7 +148,8 @@ impl From<NodeId> for Placement {
     }
 }
 
-/// As the kernel's weighted interleaving has it (`/sys/kernel/mm/mempolicy/weighted_interleave`, Linux 6.9).
+/// As the kernel's weighted interleaving has it (`/sys/kernel/mm/mempolicy/weighted_interleave`,
+/// Linux 6.9).
 const MAX_WEIGHT: u32 = 255;
 
 /// See [`Placement::stripe_bytes`].
@@ -153,13 +162,15 @@ fn default_stripe(capacity: usize) -> usize {
     small.max(capacity.div_ceil(MOST).next_power_of_two())
 }
 
-/// One round of the nodes: each as often as its weight, spread as evenly as possible (smooth weighted round robin).
+/// One round of the nodes: each as often as its weight, spread as evenly as possible (smooth
+/// weighted round robin).
 fn round_of(weights: &[u32]) -> Vec<usize> {
     let total: i64 = weights.iter().map(|w| i64::from(*w)).sum();
     let mut credit = vec![0i64; weights.len()];
     let next = |_| {
         credit.iter_mut().zip(weights).for_each(|(credit, weight)| *credit += i64::from(*weight));
-        let richest = (0..credit.len()).rev().max_by_key(|i| credit[*i]).expect("at least one node");
+        let richest =
+            (0..credit.len()).rev().max_by_key(|i| credit[*i]).expect("at least one node");
         credit[richest] -= total;
         richest
     };
@@ -216,8 +227,8 @@ pub struct NodeCounts {
 }
 
 impl NodeCounts {
-    /// Asks the kernel about each page of a range. Where it may not be asked about pages (Docker's default seccomp profile refuses `move_pages`), it
-    /// says how much of each mapping lies where.
+    /// Asks the kernel about each page of a range. Where it may not be asked about pages (Docker's
+    /// default seccomp profile refuses `move_pages`), it says how much of each mapping lies where.
     pub(crate) fn of_range(
         backend: &dyn Backend,
         start: usize,
@@ -226,10 +237,14 @@ impl NodeCounts {
     ) -> Result<Self, Error> {
         let mut counts = NodeCounts::default();
         match counts.add(backend, (0..pages as usize).map(|i| start + i * page.bytes())) {
-            Err((_, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS))) if backend.is_host_memory() => {
+            Err((_, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS)))
+                if backend.is_host_memory() =>
+            {
                 let by_node = observe::node_bytes(start, pages as usize * page.bytes())?;
-                let by_node: BTreeMap<NodeId, u64> =
-                    by_node.into_iter().map(|(node, bytes)| (node, bytes / page.bytes() as u64)).collect();
+                let by_node: BTreeMap<NodeId, u64> = by_node
+                    .into_iter()
+                    .map(|(node, bytes)| (node, bytes / page.bytes() as u64))
+                    .collect();
                 let present: u64 = by_node.values().sum();
                 Ok(NodeCounts { by_node, absent: pages.saturating_sub(present) })
             }
@@ -240,7 +255,8 @@ impl NodeCounts {
         }
     }
 
-    /// Asks the kernel about the page at each address, and adds what it says. On an error, says for which addresses.
+    /// Asks the kernel about the page at each address, and adds what it says. On an error, says for
+    /// which addresses.
     fn add(
         &mut self,
         backend: &dyn Backend,
@@ -292,7 +308,8 @@ impl NodeCounts {
 
 impl fmt::Display for NodeCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts: Vec<String> = self.iter().map(|(node, pages)| format!("{node}: {pages}")).collect();
+        let mut parts: Vec<String> =
+            self.iter().map(|(node, pages)| format!("{node}: {pages}")).collect();
         if self.absent > 0 {
             parts.push(format!("absent: {}", self.absent));
         }
@@ -319,7 +336,8 @@ impl Verification {
     pub(crate) fn of(found: NodeCounts, expected: &[(NodeId, u64)]) -> Self {
         let pages = found.iter().map(|(_, pages)| pages).sum::<u64>() + found.absent;
         let surplus = found.iter().map(|(node, pages)| {
-            let expected: u64 = expected.iter().filter(|(n, _)| *n == node).map(|(_, pages)| pages).sum();
+            let expected: u64 =
+                expected.iter().filter(|(n, _)| *n == node).map(|(_, pages)| pages).sum();
             pages.saturating_sub(expected)
         });
         Verification { pages, misplaced: surplus.sum(), absent: found.absent, found }
@@ -360,7 +378,11 @@ mod tests {
 
     const NODES: [NodeId; 3] = [NodeId(0), NodeId(4), NodeId(9)];
 
-    fn parts(placement: &Placement, capacity: usize, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
+    fn parts(
+        placement: &Placement,
+        capacity: usize,
+        pages: Range<u64>,
+    ) -> Vec<(Range<u64>, usize)> {
         placement.layout(capacity, PageSize::Base).unwrap().parts(pages)
     }
 
@@ -377,7 +399,10 @@ mod tests {
         assert_eq!(round_of(&[3, 1]), [0, 0, 1, 0]);
         assert_eq!(round_of(&[1, 1, 1]), [0, 1, 2]);
         let placement = Placement::weighted([(NODES[0], 2), (NODES[1], 1)]).stripe_bytes(BASE_PAGE);
-        assert_eq!(parts(&placement, 1 << 20, 0..6), [(0..1, 0), (1..2, 1), (2..4, 0), (4..5, 1), (5..6, 0)]);
+        assert_eq!(
+            parts(&placement, 1 << 20, 0..6),
+            [(0..1, 0), (1..2, 1), (2..4, 0), (4..5, 1), (5..6, 0)]
+        );
     }
 
     #[test]
@@ -411,7 +436,8 @@ mod tests {
 
     #[test]
     fn surplus_on_a_node_is_misplaced() {
-        let found = NodeCounts { by_node: BTreeMap::from([(NODES[0], 7), (NODES[1], 2)]), absent: 1 };
+        let found =
+            NodeCounts { by_node: BTreeMap::from([(NODES[0], 7), (NODES[1], 2)]), absent: 1 };
         let mut all = Verification::of(found, &[(NODES[0], 10)]);
         assert_eq!((all.pages, all.misplaced, all.absent), (10, 2, 1));
         let right = NodeCounts { by_node: BTreeMap::from([(NODES[1], 3)]), absent: 0 };
@@ -423,7 +449,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
-        /// Parts cover the range in order, belong together where they should, and each node has its weight of each round.
+        /// Parts cover the range in order, belong together where they should, and each node has its
+        /// weight of each round.
         #[test]
         fn every_page_belongs_to_one_node_in_proportion(
             weights in prop::collection::vec(1u32..20, 1..5), stripe in 1u64..9, start in 0u64..500, len in 1u64..500

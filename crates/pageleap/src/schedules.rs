@@ -1,9 +1,11 @@
-//! Whole jobs under long random schedules: pools, regions, workers, writers, and everything that a user may call beside them, on the
-//! modelled machine.
+//! Whole jobs under long random schedules: pools, regions, workers, writers, and everything that a
+//! user may call beside them, on the modelled machine.
 //!
-//! Shuttle runs all threads of a test on one, and chooses at each atomic, lock and modelled access who goes on. Each test runs
-//! [`ITERATIONS_VAR`] schedules; one that fails is printed as a string, which [`REPLAY_VAR`] takes when the test is run alone. A schedule
-//! includes all random numbers and all readings of the clock. What orders memory accesses it does not tell: that is loom's part.
+//! Shuttle runs all threads of a test on one, and chooses at each atomic, lock and modelled access
+//! who goes on. Each test runs [`ITERATIONS_VAR`] schedules; one that fails is printed as a string,
+//! which [`REPLAY_VAR`] takes when the test is run alone. A schedule includes all random numbers
+//! and all readings of the clock. What orders memory accesses it does not tell: that is loom's
+//! part.
 
 use std::env;
 use std::ops::Range;
@@ -21,8 +23,8 @@ use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
 use crate::engine::mprotect::processor::Processor;
 use crate::sync::lock;
 use crate::{
-    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
-    Region, Report, audit,
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize,
+    Phase, Pool, Region, Report, audit,
 };
 
 /// Environment variable: how many schedules each test runs.
@@ -34,8 +36,12 @@ const ITERATIONS: usize = 8000;
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
 /// Those that jobs are made to use.
-const ENGINES: [EngineChoice; 4] =
-    [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::WpSync, EngineChoice::PrecopyProtect];
+const ENGINES: [EngineChoice; 4] = [
+    EngineChoice::Mprotect,
+    EngineChoice::Precopy,
+    EngineChoice::WpSync,
+    EngineChoice::PrecopyProtect,
+];
 
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
@@ -53,9 +59,11 @@ fn below(bound: usize) -> usize {
     thread_rng().gen_range(0..bound)
 }
 
-// What is run ---------------------------------------------------------------------------------------------------------
+// What is run
+// ---------------------------------------------------------------------------------------------------------
 
-/// What happened over all schedules of a test: proof that they met what they are for. Plain statistics, outside the schedules.
+/// What happened over all schedules of a test: proof that they met what they are for. Plain
+/// statistics, outside the schedules.
 #[derive(Default)]
 struct Seen {
     completed: AtomicU64,
@@ -76,8 +84,8 @@ struct Seen {
     struck: AtomicU64,
 }
 
-/// The modelled machine with its pools, and regions that several threads use. A lock stands for the rule that whoever discards has the
-/// region alone.
+/// The modelled machine with its pools, and regions that several threads use. A lock stands for the
+/// rule that whoever discards has the region alone.
 struct Scene {
     model: Arc<Model>,
     backend: Arc<dyn Backend>,
@@ -98,11 +106,17 @@ impl Scene {
         };
         let pool = |node| {
             let bytes = (POOL_PAGES * BASE_PAGE) as u64;
-            Pool::builder(NodeId(node as u32), bytes).threads(1).backend(backend.clone()).build().unwrap()
+            Pool::builder(NodeId(node as u32), bytes)
+                .threads(1)
+                .backend(backend.clone())
+                .build()
+                .unwrap()
         };
         let pools: Vec<Pool> = (0..POOLS).map(pool).collect();
         let region = |pool: &Pool| {
-            let region = Region::reserve_with(backend.clone(), CAPACITY * BASE_PAGE, PageSize::Base).unwrap();
+            let region =
+                Region::reserve_with(backend.clone(), CAPACITY * BASE_PAGE, PageSize::Base)
+                    .unwrap();
             region.grow((STEADY + VOLATILE) * BASE_PAGE, pool).unwrap();
             region
         };
@@ -126,7 +140,8 @@ impl Scene {
         &self.pools[below(POOLS)]
     }
 
-    /// Only these refusals are no defect: what is asked for is in use by another thread of the test, or a call was made to fail.
+    /// Only these refusals are no defect: what is asked for is in use by another thread of the
+    /// test, or a call was made to fail.
     fn expect_refusal(&self, error: &Error) {
         let count = match error {
             Error::RangeBusy { .. } => &self.seen.busy_ranges,
@@ -140,13 +155,18 @@ impl Scene {
         count.fetch_add(1, Relaxed);
     }
 
-    /// A thread of the program that stores rising values to its own word of any steady page. Returns the last ones.
+    /// A thread of the program that stores rising values to its own word of any steady page.
+    /// Returns the last ones.
     fn write(&self, writer: usize, stores: u64) -> [[u64; STEADY]; REGIONS] {
         let mut last = [[0; STEADY]; REGIONS];
         for value in 1..=stores {
             let (region, page) = (below(REGIONS), below(STEADY));
             let addr = self.addr(region, page, writer);
-            assert_eq!(self.processor().load(addr), last[region][page], "LOST: page {page} of {region}");
+            assert_eq!(
+                self.processor().load(addr),
+                last[region][page],
+                "LOST: page {page} of {region}"
+            );
             self.processor().store(addr, value);
             last[region][page] = value;
         }
@@ -204,7 +224,11 @@ impl Scene {
             let bytes = pages.start * BASE_PAGE..pages.end * BASE_PAGE;
             migration = migration.range(region, bytes, self.any_pool());
         }
-        migration.start().inspect_err(|error| self.expect_refusal(error)).ok().map(|job| (job, total))
+        migration
+            .start()
+            .inspect_err(|error| self.expect_refusal(error))
+            .ok()
+            .map(|job| (job, total))
     }
 
     fn settings<'a>(&self) -> Migration<'a> {
@@ -215,7 +239,11 @@ impl Scene {
             .max_disturbed_copies(below(3) as u32)
             .pin_patience(Duration::from_millis(below(30) as u64))
             .threads(1 + below(3));
-        if below(4) == 0 { migration.timeout(Duration::from_millis(1 + below(20) as u64)) } else { migration }
+        if below(4) == 0 {
+            migration.timeout(Duration::from_millis(1 + below(20) as u64))
+        } else {
+            migration
+        }
     }
 
     fn check_report(&self, report: &Report, pages: u64) {
@@ -269,7 +297,11 @@ impl Scene {
                     for page in pages.clone() {
                         if let Page::Marked(mark) = known[page] {
                             let addr = self.addr(which, STEADY + page, MARK);
-                            assert_eq!(self.processor().load(addr), mark, "LOST: the mark of page {page}");
+                            assert_eq!(
+                                self.processor().load(addr),
+                                mark,
+                                "LOST: the mark of page {page}"
+                            );
                         }
                     }
                     (self.regions[which].write().unwrap().discard(bytes), Page::Unbacked, pages)
@@ -283,8 +315,10 @@ impl Scene {
                     (result, Page::Marked(mark), pages)
                 }
                 _ => {
-                    let grown =
-                        self.regions[which].read().unwrap().grow(CAPACITY * BASE_PAGE, self.any_pool());
+                    let grown = self.regions[which]
+                        .read()
+                        .unwrap()
+                        .grow(CAPACITY * BASE_PAGE, self.any_pool());
                     (grown, Page::Marked(mark), backed..CAPACITY - STEADY)
                 }
             };
@@ -294,7 +328,11 @@ impl Scene {
                         if after == Page::Marked(mark) {
                             let first = self.addr(which, STEADY + page, 0);
                             for addr in [first, first + MARK * 8] {
-                                assert_eq!(self.processor().load(addr), 0, "a new page has old contents");
+                                assert_eq!(
+                                    self.processor().load(addr),
+                                    0,
+                                    "a new page has old contents"
+                                );
                             }
                             self.processor().store(first, !0);
                             self.processor().store(first + MARK * 8, mark);
@@ -344,7 +382,11 @@ impl Scene {
         (0..PAGES).map(mark).for_each(|(addr, value)| self.processor().store(addr, value));
         let job = self.settings().range(&region, 0..region.len(), self.any_pool()).start();
         for (addr, value) in (0..PAGES).map(mark) {
-            assert_eq!(self.processor().load(addr), value, "LOST: the mark of a region that comes and goes");
+            assert_eq!(
+                self.processor().load(addr),
+                value,
+                "LOST: the mark of a region that comes and goes"
+            );
         }
         drop(region);
         match job {
@@ -362,7 +404,8 @@ impl Scene {
         failing.iter().for_each(|failing| failing.disarm());
         let struck = failing.and_then(|failing| failing.struck());
         seen.struck.fetch_add(u64::from(struck.is_some()), Relaxed);
-        let regions: Vec<Region> = regions.into_iter().map(|region| region.into_inner().unwrap()).collect();
+        let regions: Vec<Region> =
+            regions.into_iter().map(|region| region.into_inner().unwrap()).collect();
         for (region, start) in starts.iter().enumerate() {
             for page in 0..STEADY {
                 let addr = start + page * BASE_PAGE;
@@ -377,7 +420,8 @@ impl Scene {
             }
         }
         if struck == Some(Call::Release) {
-            // A region that could not be unmapped keeps its frames, and the model does not let files go that are mapped.
+            // A region that could not be unmapped keeps its frames, and the model does not let
+            // files go that are mapped.
             std::mem::forget(pools);
             return;
         }
@@ -409,7 +453,11 @@ impl Scene {
         }
         drop((pools, backend));
         assert_eq!(model.pages_in_use(), 0, "address space leaked");
-        assert_eq!((model.trackers_open(), model.waiting()), (0, 0), "a job has left something behind");
+        assert_eq!(
+            (model.trackers_open(), model.waiting()),
+            (0, 0),
+            "a job has left something behind"
+        );
     }
 }
 
@@ -443,7 +491,8 @@ fn everything_at_once(scene: Scene) {
     scene.check(&written);
 }
 
-// The tests -----------------------------------------------------------------------------------------------------------
+// The tests
+// -----------------------------------------------------------------------------------------------------------
 
 fn iterations() -> usize {
     env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))
@@ -457,15 +506,19 @@ fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 
     config.stack_size = 256 << 10;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
     let runs = match env::var(REPLAY_VAR) {
-        Ok(schedule) => shuttle::Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(body),
+        Ok(schedule) => {
+            shuttle::Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(body)
+        }
         Err(_) => shuttle::Runner::new(scheduler, config).run(body),
     };
     eprintln!("{runs} schedules");
 }
 
-/// Says what the schedules have met, and fails if there were many and one of the things to meet is missing.
+/// Says what the schedules have met, and fails if there were many and one of the things to meet is
+/// missing.
 fn expect(seen: &[(&str, &AtomicU64)]) {
-    let text: Vec<String> = seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
+    let text: Vec<String> =
+        seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
     eprintln!("{}", text.join(", "));
     let enough = iterations() >= 500 && env::var(REPLAY_VAR).is_err();
     let missing = seen.iter().find(|(_, n)| n.load(Relaxed) == 0);
@@ -473,7 +526,8 @@ fn expect(seen: &[(&str, &AtomicU64)]) {
 }
 
 fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    /// With few switches there are some ten disturbed copies in as many schedules as usual, and now and then none: then others are run.
+    /// With few switches there are some ten disturbed copies in as many schedules as usual, and now
+    /// and then none: then others are run.
     const MOST_RUNS: usize = 4;
     let seen = Arc::new(Seen::default());
     for _ in 0..MOST_RUNS {
@@ -508,13 +562,15 @@ fn shuttle_everything_at_once_at_random() {
     without_refusals(|| RandomScheduler::new(iterations()));
 }
 
-/// Threads run for long and are interrupted at three places: what needs one thread to sleep through much that others do.
+/// Threads run for long and are interrupted at three places: what needs one thread to sleep through
+/// much that others do.
 #[test]
 fn shuttle_everything_at_once_with_few_switches() {
     without_refusals(|| PctScheduler::new(4, iterations()));
 }
 
-/// Who gets the claims on what a job has moved gets the frames too that it has vacated, and needs no luck for it.
+/// Who gets the claims on what a job has moved gets the frames too that it has vacated, and needs
+/// no luck for it.
 #[test]
 fn shuttle_a_leap_back_finds_its_frames() {
     const PAGES: usize = 4;
@@ -575,8 +631,9 @@ fn shuttle_everybody_who_waits_for_frames_gets_some() {
             region
         };
         let regions = [0; JOBS].map(|_| make(&backend, &pools[0]));
-        let start =
-            |region| Migration::new().range(region, 0..BASE_PAGE, &pools[1]).threads(1).start().unwrap();
+        let start = |region| {
+            Migration::new().range(region, 0..BASE_PAGE, &pools[1]).threads(1).start().unwrap()
+        };
         let jobs: Vec<Job> = regions.iter().map(start).collect();
         jobs.iter().for_each(Job::wait_until_moved);
         counts.fetch_add(u64::from(pools[0].free_bytes() == 0), Relaxed);
@@ -592,7 +649,8 @@ fn shuttle_everybody_who_waits_for_frames_gets_some() {
     expect(&[("times when no frame was free yet", &waited)]);
 }
 
-/// Who gets a guard has pages that nobody discards, and who discards pages leaves none of them to a guard.
+/// Who gets a guard has pages that nobody discards, and who discards pages leaves none of them to a
+/// guard.
 #[test]
 fn shuttle_guards_and_discards_exclude_each_other() {
     const PAGES: u64 = 4;
@@ -601,8 +659,11 @@ fn shuttle_guards_and_discards_exclude_each_other() {
     explore(RandomScheduler::new(iterations()), move || {
         let backend: Arc<dyn Backend> = Arc::new(Model::new());
         let bytes = PAGES as usize * BASE_PAGE;
-        let pool =
-            Pool::builder(NodeId(0), bytes as u64).threads(1).backend(backend.clone()).build().unwrap();
+        let pool = Pool::builder(NodeId(0), bytes as u64)
+            .threads(1)
+            .backend(backend.clone())
+            .build()
+            .unwrap();
         let region = Arc::new(Region::reserve_with(backend, bytes, PageSize::Base).unwrap());
         region.grow(bytes, &pool).unwrap();
         let shared = region.clone();
@@ -632,7 +693,8 @@ fn shuttle_everything_at_once_and_one_call_is_refused() {
     explore(RandomScheduler::new(iterations()), move || {
         let model = Arc::new(Model::new());
         let mode = [FailMode::Before, FailMode::After, FailMode::Partial][below(3)];
-        let failing = FailAt::new(model.clone(), 1 + below(LATEST) as u64, mode, Errno(libc::ENOMEM));
+        let failing =
+            FailAt::new(model.clone(), 1 + below(LATEST) as u64, mode, Errno(libc::ENOMEM));
         everything_at_once(Scene::new(Some(failing), model, counts.clone()));
     });
     expect(&[

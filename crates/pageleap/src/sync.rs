@@ -1,9 +1,12 @@
-//! The synchronisation primitives that the library uses, in one place, so that a checker can stand in for them.
+//! The synchronisation primitives that the library uses, in one place, so that a checker can stand
+//! in for them.
 //!
-//! * **loom** (`--cfg loom`) runs a test of the protocol under all interleavings up to a bound (`LOOM_MAX_PREEMPTIONS`). It also
-//!   checks memory orderings, with one exception: its `SeqCst` is only acquire-release, so there everybody is woken always.
-//! * **shuttle** (`--cfg shuttle`) runs whole jobs under long random schedules. All its accesses are sequentially consistent; that
-//!   nobody is overlooked in [`WaitWord::set_and_wake`] is what it can show and loom cannot.
+//! * **loom** (`--cfg loom`) runs a test of the protocol under all interleavings up to a bound
+//!   (`LOOM_MAX_PREEMPTIONS`). It also checks memory orderings, with one exception: its `SeqCst` is
+//!   only acquire-release, so there everybody is woken always.
+//! * **shuttle** (`--cfg shuttle`) runs whole jobs under long random schedules. All its accesses
+//!   are sequentially consistent; that nobody is overlooked in [`WaitWord::set_and_wake`] is what
+//!   it can show and loom cannot.
 //!
 //! What neither can show rests on the argument that the code gives, and on the stress oracle.
 
@@ -24,7 +27,8 @@ use with_shuttle as primitives;
 use primitives::Kernel;
 pub(crate) use primitives::*;
 
-/// A cell whose accesses the caller orders, with the interface of loom's, which checks that it does.
+/// A cell whose accesses the caller orders, with the interface of loom's, which checks that it
+/// does.
 #[cfg(not(loom))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -43,15 +47,15 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Locks, also when another thread panicked while it held the lock: what the locks here protect is updated by steps that
-/// cannot leave it half-changed.
+/// Locks, also when another thread panicked while it held the lock: what the locks here protect is
+/// updated by steps that cannot leave it half-changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A word on which threads can sleep until it changes: a futex with 64 bits, so that values need not repeat. The kernel compares
-/// 32, which count the changes. In a checker a condition variable stands in for the kernel, so that a sleeper whom nobody wakes
-/// is found as a deadlock.
+/// A word on which threads can sleep until it changes: a futex with 64 bits, so that values need
+/// not repeat. The kernel compares 32, which count the changes. In a checker a condition variable
+/// stands in for the kernel, so that a sleeper whom nobody wakes is found as a deadlock.
 pub(crate) struct WaitWord {
     word: AtomicU64,
     /// Counts changes, modulo 2^32.
@@ -94,8 +98,9 @@ impl WaitWord {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Replaces `from` by `to`, releasing what came before, and says whether it was `from`. Wakes nobody. Acquires nothing: a caller that
-    /// needs to see what came before `from` has loaded it, and values do not repeat.
+    /// Replaces `from` by `to`, releasing what came before, and says whether it was `from`. Wakes
+    /// nobody. Acquires nothing: a caller that needs to see what came before `from` has loaded it,
+    /// and values do not repeat.
     pub(crate) fn exchange(&self, from: u64, to: u64) -> bool {
         self.word.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed).is_ok()
     }
@@ -106,8 +111,9 @@ impl WaitWord {
         self.wake();
     }
 
-    /// Wakes all sleepers, after a change. SeqCst, like the sleeper's announcement: of "changed the word, then looked for sleepers" and
-    /// "announced itself, then looked at the word" at least one sees the other. Async-signal-safe.
+    /// Wakes all sleepers, after a change. SeqCst, like the sleeper's announcement: of "changed the
+    /// word, then looked for sleepers" and "announced itself, then looked at the word" at least one
+    /// sees the other. Async-signal-safe.
     pub(crate) fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Loom's `SeqCst` may overlook them.
@@ -119,7 +125,8 @@ impl WaitWord {
     /// Sleeps until the word is (or may be) no longer `seen`; may return early. Async-signal-safe.
     pub(crate) fn wait_while(&self, seen: u64) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // Before the word: if it changes after that, the kernel finds another count and does not sleep.
+        // Before the word: if it changes after that, the kernel finds another count and does not
+        // sleep.
         let changes = self.changes.load(Ordering::SeqCst);
         if self.word.load(Ordering::SeqCst) == seen {
             self.kernel.wait(&self.changes, changes);

@@ -6,10 +6,12 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Bytes of a base page. Kernels with larger ones (arm64 with 64 KB) are refused when a pool or a region is made.
+/// Bytes of a base page. Kernels with larger ones (arm64 with 64 KB) are refused when a pool or a
+/// region is made.
 pub const BASE_PAGE: usize = 4096;
 
-/// The operating system's number of a memory node. Node numbers are sparse: 0 and 4 may be all there is.
+/// The operating system's number of a memory node. Node numbers are sparse: 0 and 4 may be all
+/// there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
@@ -24,14 +26,16 @@ impl fmt::Display for NodeId {
 pub enum PageSize {
     /// 4 KB pages.
     Base,
-    /// Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. Needs free memory in blocks of 2 MB, and either
-    /// Linux 6.1 (`MADV_COLLAPSE`) or `/sys/kernel/mm/transparent_hugepage/shmem_enabled` on `always`.
+    /// Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. Needs
+    /// free memory in blocks of 2 MB, and either Linux 6.1 (`MADV_COLLAPSE`) or
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled` on `always`.
     #[doc(alias = "transparent_hugepage")]
     Thp,
     /// 2 MB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`).
     #[doc(alias = "MFD_HUGE_2MB")]
     Huge2M,
-    /// 1 GB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`, best at boot: `hugepagesz=1G hugepages=N`).
+    /// 1 GB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`, best at
+    /// boot: `hugepagesz=1G hugepages=N`).
     #[doc(alias = "MFD_HUGE_1GB")]
     Huge1G,
 }
@@ -46,12 +50,14 @@ impl PageSize {
         }
     }
 
-    /// Whether its pages come from the hugetlb pool: reserved beforehand, never swapped, mapped by mappings that do not merge.
+    /// Whether its pages come from the hugetlb pool: reserved beforehand, never swapped, mapped by
+    /// mappings that do not merge.
     pub const fn is_hugetlb(self) -> bool {
         self.hugetlb_bits().is_some()
     }
 
-    /// The binary logarithm of the size where `memfd_create` wants it, `None` for memory that is not hugetlb's.
+    /// The binary logarithm of the size where `memfd_create` wants it, `None` for memory that is
+    /// not hugetlb's.
     pub(crate) const fn hugetlb_bits(self) -> Option<u32> {
         match self {
             PageSize::Base | PageSize::Thp => None,

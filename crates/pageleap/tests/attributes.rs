@@ -1,4 +1,5 @@
-//! What a user has set on parts of a region is there after a leap: access, locks and advice, as smaps shows them.
+//! What a user has set on parts of a region is there after a leap: access, locks and advice, as
+//! smaps shows them.
 
 mod common;
 
@@ -10,7 +11,8 @@ mod children;
 use children::pool_ranges;
 use common::{End, case, engines, vm_flags};
 use common::{
-    check_stamp, for_page_sizes, leap, migration, pools, region_flags, run_case, skip, stamp, surprises, turn,
+    check_stamp, for_page_sizes, leap, migration, pools, region_flags, run_case, skip, stamp,
+    surprises, turn,
 };
 use pageleap::{BASE_PAGE, Ended, Migration, PageSize, Pool, Region, audit};
 
@@ -25,14 +27,19 @@ struct Setting(&'static str, fn(*mut libc::c_void, usize) -> libc::c_int);
 macro_rules! setting {
     ($name:ident, $words:literal, |$p:ident, $len:ident| $call:expr) => {
         const $name: Setting = Setting($words, |$p, $len| {
-            // SAFETY: only for whole pages of a region, none of which any other thread uses; the call changes no contents.
+            // SAFETY: only for whole pages of a region, none of which any other thread uses; the
+            // call changes no contents.
             unsafe { $call }
         });
     };
 }
 
 setting!(LOCK, "mlock", |p, len| libc::mlock(p, len));
-setting!(LOCK_ON_FAULT, "mlock2(MLOCK_ONFAULT)", |p, len| libc::mlock2(p, len, libc::MLOCK_ONFAULT));
+setting!(LOCK_ON_FAULT, "mlock2(MLOCK_ONFAULT)", |p, len| libc::mlock2(
+    p,
+    len,
+    libc::MLOCK_ONFAULT
+));
 setting!(DONT_DUMP, "MADV_DONTDUMP", |p, len| libc::madvise(p, len, libc::MADV_DONTDUMP));
 setting!(DO_DUMP, "MADV_DODUMP", |p, len| libc::madvise(p, len, libc::MADV_DODUMP));
 setting!(DO_FORK, "MADV_DOFORK", |p, len| libc::madvise(p, len, libc::MADV_DOFORK));
@@ -43,7 +50,11 @@ setting!(HUGE_PAGES, "MADV_HUGEPAGE", |p, len| libc::madvise(p, len, libc::MADV_
 setting!(READ, "mprotect READ", |p, len| libc::mprotect(p, len, libc::PROT_READ));
 setting!(NONE, "mprotect NONE", |p, len| libc::mprotect(p, len, libc::PROT_NONE));
 setting!(WRITE, "mprotect WRITE", |p, len| libc::mprotect(p, len, libc::PROT_WRITE));
-setting!(READ_EXEC, "mprotect READ|EXEC", |p, len| libc::mprotect(p, len, libc::PROT_READ | libc::PROT_EXEC));
+setting!(READ_EXEC, "mprotect READ|EXEC", |p, len| libc::mprotect(
+    p,
+    len,
+    libc::PROT_READ | libc::PROT_EXEC
+));
 setting!(READ_WRITE, "mprotect READ|WRITE", |p, len| libc::mprotect(
     p,
     len,
@@ -67,7 +78,8 @@ fn apply(region: &Region, pages: &Range<usize>, setting: Setting) -> bool {
     false
 }
 
-/// Applies the settings to a region, lets it leap there and back twice, and compares what smaps says, and the contents.
+/// Applies the settings to a region, lets it leap there and back twice, and compares what smaps
+/// says, and the contents.
 fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
     let words: Vec<_> =
         settings.iter().map(|(pages, setting)| format!("{} on {pages:?}", setting.0)).collect();
@@ -75,7 +87,10 @@ fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
     let all = bytes(&region, &ALL);
     stamp(&region, all.clone(), 11);
     if !settings.iter().all(|(pages, setting)| apply(&region, pages, *setting)) {
-        return skip(&format!("{words:?} on {} pages", near.page_size()), &"the kernel answers EINVAL");
+        return skip(
+            &format!("{words:?} on {} pages", near.page_size()),
+            &"the kernel answers EINVAL",
+        );
     }
     let before = region_flags(&region);
     for to in [far, near, far, near] {
@@ -93,7 +108,9 @@ fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
 
 fn each_survives(test: &str, settings: &[&[(Range<usize>, Setting)]]) {
     let _turn = turn();
-    for_page_sizes(test, PAGES, |pools| settings.iter().for_each(|settings| survives(&pools, settings)));
+    for_page_sizes(test, PAGES, |pools| {
+        settings.iter().for_each(|settings| survives(&pools, settings))
+    });
 }
 
 #[test]
@@ -104,7 +121,10 @@ fn a_new_region_is_kept_from_children_and_stays_so() {
         let flags = region_flags(&region);
         assert_eq!(flags.len(), 1, "{flags:?}");
         let has = |flag| flags[0].1.split(' ').any(|f| f == flag);
-        assert!(flags[0].1.starts_with("rw-s ") && has("dc") && !has("dd") && !has("lo"), "{flags:?}");
+        assert!(
+            flags[0].1.starts_with("rw-s ") && has("dc") && !has("dd") && !has("lo"),
+            "{flags:?}"
+        );
         drop(region);
         survives(&pools, &[]);
     });
@@ -112,7 +132,10 @@ fn a_new_region_is_kept_from_children_and_stays_so() {
 
 #[test]
 fn locks_survive() {
-    each_survives("locks_survive", &[&[(ALL, LOCK)], &[(2..5, LOCK)], &[(0..1, LOCK), (7..8, LOCK)]]);
+    each_survives(
+        "locks_survive",
+        &[&[(ALL, LOCK)], &[(2..5, LOCK)], &[(0..1, LOCK), (7..8, LOCK)]],
+    );
 }
 
 #[test]
@@ -150,7 +173,11 @@ fn access_patterns_survive() {
 fn advice_on_huge_pages_survives() {
     each_survives(
         "advice_on_huge_pages_survives",
-        &[&[(ALL, NO_HUGE_PAGES)], &[(ALL, HUGE_PAGES)], &[(1..3, NO_HUGE_PAGES), (5..6, HUGE_PAGES)]],
+        &[
+            &[(ALL, NO_HUGE_PAGES)],
+            &[(ALL, HUGE_PAGES)],
+            &[(1..3, NO_HUGE_PAGES), (5..6, HUGE_PAGES)],
+        ],
     );
 }
 
@@ -223,7 +250,8 @@ fn they_survive_a_job_that_is_stopped() {
     let _turn = turn();
     for_page_sizes("they_survive_a_job_that_is_stopped", PAGES, |[near, far]| {
         let page = near.page_size().bytes();
-        let settings = [(0..6, DONT_DUMP), (2..8, LOCK), (3..4, READ), (5..7, DO_FORK), (6..7, NONE)];
+        let settings =
+            [(0..6, DONT_DUMP), (2..8, LOCK), (3..4, READ), (5..7, DO_FORK), (6..7, NONE)];
         // Stopped before it began, and then wherever it was.
         for waits in [0, 0, 100, 1_000, 10_000, 100_000] {
             let region = Region::new(&near, PAGES * page).unwrap();
@@ -244,7 +272,8 @@ fn they_survive_a_job_that_is_stopped() {
     });
 }
 
-/// Two ranges of one mapping that move at the same time: what the first job does to its areas is no attribute of the second range.
+/// Two ranges of one mapping that move at the same time: what the first job does to its areas is no
+/// attribute of the second range.
 #[test]
 fn a_moving_neighbour_lends_no_attributes() {
     let _turn = turn();
@@ -271,7 +300,8 @@ fn a_moving_neighbour_lends_no_attributes() {
     stamp(&region, 0..LONG + SHORT, 1);
 }
 
-/// A sealed mapping can neither be protected nor replaced, whatever its access. In children, because it can never be unmapped either.
+/// A sealed mapping can neither be protected nor replaced, whatever its access. In children,
+/// because it can never be unmapped either.
 #[test]
 fn a_sealed_part_fails_and_the_rest_moves() {
     const NAME: &str = "a_sealed_part_fails_and_the_rest_moves";
@@ -319,7 +349,8 @@ fn a_sealed_part_fails_and_the_rest_moves() {
     check_stamp(&region, writable, 2);
 }
 
-/// The kernel splits the mapping of a transparent huge page then; what would be left of the page cannot be said.
+/// The kernel splits the mapping of a transparent huge page then; what would be left of the page
+/// cannot be said.
 #[test]
 fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     const NAME: &str = "attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone";
@@ -334,13 +365,17 @@ fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     stamp(&region, all.clone(), 1);
     let (first, inside) = (region.as_ptr().as_ptr() as usize, 2 * page.bytes() + 3 * 4096);
     let access = |at: usize, access| {
-        // SAFETY: a part of the region, whose stamps are not touched before it may be accessed again.
+        // SAFETY: a part of the region, whose stamps are not touched before it may be accessed
+        // again.
         assert_eq!(unsafe { libc::mprotect((first + at) as *mut _, 4096, access) }, 0);
     };
     access(inside, libc::PROT_READ);
     let job = Migration::new().range(&region, all.clone(), &far).start();
     let error = job.map(drop).unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains(&format!("{:#x}", first + inside)), "{error}");
+    assert!(
+        error.is_usage() && error.to_string().contains(&format!("{:#x}", first + inside)),
+        "{error}"
+    );
     leap(&region, 0..2 * page.bytes(), &far);
     leap(&region, 3 * page.bytes()..all.end, &far);
     check_stamp(&region, all.clone(), 1);
@@ -365,7 +400,10 @@ fn locks_of_a_pool_do_not_come_along() {
         let lock_aliases = |region: Option<&Range<usize>>| {
             for range in pool_ranges().iter().filter(|range| Some(*range) != region) {
                 // SAFETY: aliases, which nobody accesses.
-                assert_eq!(unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) }, 0);
+                assert_eq!(
+                    unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) },
+                    0
+                );
             }
         };
         lock_aliases(None);
@@ -375,7 +413,11 @@ fn locks_of_a_pool_do_not_come_along() {
         assert!(!is_locked(&range), "{engine}: a new region");
         for to in [&far, &near, &far] {
             lock_aliases(Some(&range));
-            let job = Migration::new().range(&region, 0..region.len(), to).engine(engine).start().unwrap();
+            let job = Migration::new()
+                .range(&region, 0..region.len(), to)
+                .engine(engine)
+                .start()
+                .unwrap();
             assert!(job.wait().ended.is_completed());
             assert!(!is_locked(&range), "{engine}: after a leap");
         }

@@ -1,4 +1,5 @@
-//! What cannot be done is refused with an error that says what, why and what to do instead; and nothing has changed then.
+//! What cannot be done is refused with an error that says what, why and what to do instead; and
+//! nothing has changed then.
 
 mod common;
 
@@ -90,7 +91,8 @@ fn ranges_that_make_no_sense() {
         ];
         for (range, reason) in bad {
             let job = migration(&scene.region, range.clone(), &scene.pools[1]).start();
-            let shown = [format!("{:#x}..{:#x}", range.start, range.end), format!("{len:#x} bytes")];
+            let shown =
+                [format!("{:#x}..{:#x}", range.start, range.end), format!("{len:#x} bytes")];
             let words = [reason, "bad range", &shown[0], &shown[1]];
             let error = scene.refused(job, true, &words);
             let Error::BadRange { start, end, region_start, region_len, .. } = error else {
@@ -174,8 +176,18 @@ fn extreme_settings_that_do_make_sense() {
     };
     back(scene.job().threads(64).start().unwrap().wait());
     back(scene.job().area_bytes(usize::MAX & !4095).start().unwrap().wait());
-    back(scene.job().reduction_factor(u64::MAX).max_disturbed_copies(u32::MAX).start().unwrap().wait());
-    back(scene.job().engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait());
+    back(
+        scene
+            .job()
+            .reduction_factor(u64::MAX)
+            .max_disturbed_copies(u32::MAX)
+            .start()
+            .unwrap()
+            .wait(),
+    );
+    back(
+        scene.job().engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait(),
+    );
     for copies in [0, u32::MAX] {
         back(scene.job().max_disturbed_copies(copies).start().unwrap().wait());
     }
@@ -226,9 +238,15 @@ fn ranges_of_a_running_job() {
     for range in [0..4096, LONG - 4096..LONG, 0..LONG, 8192..65536] {
         let error = migration(&region, range.clone(), &near).start().map(drop).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, Error::RangeBusy { start, end } if (start..end) == range), "{text}");
+        assert!(
+            matches!(error, Error::RangeBusy { start, end } if (start..end) == range),
+            "{text}"
+        );
         assert!(text.contains(&format!("{:#x}..{:#x}", range.start, range.end)), "{text}");
-        assert!(text.contains("running job") && text.contains("wait for the job or cancel it"), "{text}");
+        assert!(
+            text.contains("running job") && text.contains("wait for the job or cancel it"),
+            "{text}"
+        );
     }
     // What lies beyond it is free.
     region.grow(LONG + 4096, &near).unwrap();
@@ -289,7 +307,9 @@ fn a_pool_that_is_too_small() {
         let job = migration(&scene.region, 0..3 * page, &small);
         let job = job.range(&scene.region, 4 * page..5 * page, &small).start();
         let error = scene.refused(job, false, &["are needed"]);
-        let Error::PoolExhausted { free_bytes, needed_bytes, .. } = error else { panic!("{error:?}") };
+        let Error::PoolExhausted { free_bytes, needed_bytes, .. } = error else {
+            panic!("{error:?}")
+        };
         assert_eq!((free_bytes, needed_bytes), (3 * page as u64, 4 * page as u64));
         assert_eq!(small.free_bytes(), small.bytes());
         leap(&scene.region, 5 * page..8 * page, &small);
@@ -338,7 +358,11 @@ fn sizes_that_cannot_be() {
         let error = scene.refused(build(1 << 45), false, &["32 TB more are needed"]);
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
         for bytes in [0, 1 << 60, usize::MAX] {
-            scene.refused(Region::reserve(bytes, page), true, &["region size", &bytes.to_string(), "2^46"]);
+            scene.refused(
+                Region::reserve(bytes, page),
+                true,
+                &["region size", &bytes.to_string(), "2^46"],
+            );
         }
     }
     scene.refused(Pool::builder(node, 4096).threads(0).build(), true, &["threads", "at least 1"]);
@@ -367,8 +391,11 @@ fn more_huge_pages_than_there_are() {
     let node = topology.nodes().iter().find(|n| n.total_bytes > 0).unwrap();
     let pages = node.free_huge(2 << 20) + 100;
     let pool = Pool::builder(node.id, pages * (2 << 20)).page_size(PageSize::Huge2M).build();
-    let error =
-        scene.refused(pool, false, &["2 MB huge pages", "echo ", "nr_hugepages", &node.id.to_string()]);
+    let error = scene.refused(
+        pool,
+        false,
+        &["2 MB huge pages", "echo ", "nr_hugepages", &node.id.to_string()],
+    );
     let Error::OutOfMemory { needed_bytes, .. } = error else { panic!("{error:?}") };
     assert_eq!(needed_bytes, pages * (2 << 20));
 }

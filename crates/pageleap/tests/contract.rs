@@ -1,4 +1,5 @@
-//! The contract of a region, shown: what children, other programs, core dumps and the kernel itself see of it.
+//! The contract of a region, shown: what children, other programs, core dumps and the kernel itself
+//! see of it.
 
 #[path = "common/children.rs"]
 mod children;
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 
 use children::{mapped_in_a_child, pool_ranges};
 use common::{
-    End, StopOnDrop, can_follow, case, check_stamp, engines, for_page_sizes, leap, migration, nodes, pools,
-    run_case, skip, soon, stamp, turn, vm_flags,
+    End, StopOnDrop, can_follow, case, check_stamp, engines, for_page_sizes, leap, migration,
+    nodes, pools, run_case, skip, soon, stamp, turn, vm_flags,
 };
 use moving::{BYTES, address, no_core_dump, while_migrating};
 use pageleap::backend::{Call, Errno, Linux};
@@ -59,8 +60,9 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
             let _stop = StopOnDrop(&stop);
             let mut forks = 0;
             while leaps.load(Relaxed) < 50 || forks < 300 {
-                // Pages of hugetlb can be inherited in the moment between two calls that move them, and so can the alias of transparent huge pages that have
-                // been followed, or of base pages whose page tables go to another node (docs/protocol.md, section 10).
+                // Pages of hugetlb can be inherited in the moment between two calls that move them,
+                // and so can the alias of transparent huge pages that have been followed, or of
+                // base pages whose page tables go to another node (docs/protocol.md, section 10).
                 let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
                 match region.page_size() {
                     PageSize::Base if !tables_move => {
@@ -109,7 +111,8 @@ fn absent(range: &std::ops::Range<usize>) -> usize {
     entries.chunks(8).filter(|entry| entry[7] >> 7 == 0).count()
 }
 
-/// A child could inherit a mapping before it is hidden from children. What is filled already need not fault when it is used again.
+/// A child could inherit a mapping before it is hidden from children. What is filled already need
+/// not fault when it is used again.
 #[test]
 fn pages_leap_and_are_given_back_without_new_mappings() {
     let _turn = turn();
@@ -120,7 +123,8 @@ fn pages_leap_and_are_given_back_without_new_mappings() {
             count.fetch_add(u64::from(request.call == Call::Map), Relaxed);
             None
         }));
-        let build = |node| Pool::builder(node, BYTES as u64).backend(watched.clone()).build().unwrap();
+        let build =
+            |node| Pool::builder(node, BYTES as u64).backend(watched.clone()).build().unwrap();
         let [near, far] = nodes().map(build);
         let region = Region::new(&near, BYTES).unwrap();
         let before = made.swap(0, Relaxed);
@@ -227,13 +231,17 @@ fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
         let text = String::from_utf8_lossy(&head.stderr).into_owned();
         assert!(!head.status.success() && text.contains("Permission denied"), "{text}");
     }
-    // What the table of descriptors does let through: this is how far the protection goes, and the documentation says so.
+    // What the table of descriptors does let through: this is how far the protection goes, and the
+    // documentation says so.
     let file = &files[0];
     assert!(run("chmod", &["600", file]).status.success());
     assert!(run("head", &["-c", "1", file]).status.success());
     // SAFETY: as above.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
-    assert!(!run("head", &["-c", "1", file]).status.success(), "the remedy that the documentation names");
+    assert!(
+        !run("head", &["-c", "1", file]).status.success(),
+        "the remedy that the documentation names"
+    );
 }
 
 fn pipe() -> [RawFd; 2] {
@@ -284,7 +292,8 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
             let data: Vec<u8> = (0..CHUNK).map(|i| (i * 31 + round) as u8).collect();
             // At odd places, so that a call ends within pages.
             let at = (round * 4711) % (BYTES - CHUNK);
-            // SAFETY: from memory of this function into the pipe, which has room; and into bytes that are atomics.
+            // SAFETY: from memory of this function into the pipe, which has room; and into bytes
+            // that are atomics.
             unsafe {
                 assert_eq!(libc::write(pipe[1], data.as_ptr().cast(), CHUNK), CHUNK as isize);
                 let mut done = 0;
@@ -313,7 +322,8 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
     });
 }
 
-/// Whoever gave up a commit then would have two owners of one address, and whoever took it would destroy what another thread has.
+/// Whoever gave up a commit then would have two owners of one address, and whoever took it would
+/// destroy what another thread has.
 #[test]
 fn memory_of_others_where_a_region_was_ends_the_process() {
     const NAME: &str = "memory_of_others_where_a_region_was_ends_the_process";
@@ -329,18 +339,22 @@ fn memory_of_others_where_a_region_was_ends_the_process() {
     let backend = Arc::new(Refusing::new(Arc::new(Linux), |request| {
         (request.call == Call::Exchange && request.addr == REGION.load(Relaxed)).then(|| {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: in place of the region's one page, as if the call had unmapped it, and another thread had then been given the address.
-            let other =
-                unsafe { libc::mmap(request.addr as *mut _, BASE_PAGE, libc::PROT_NONE, flags, -1, 0) };
+            // SAFETY: in place of the region's one page, as if the call had unmapped it, and
+            // another thread had then been given the address.
+            let other = unsafe {
+                libc::mmap(request.addr as *mut _, BASE_PAGE, libc::PROT_NONE, flags, -1, 0)
+            };
             assert_eq!(other as usize, request.addr);
             Errno(libc::ENOMEM)
         })
     }));
-    let pools =
-        nodes().map(|node| Pool::builder(node, BASE_PAGE as u64).backend(backend.clone()).build().unwrap());
+    let pools = nodes().map(|node| {
+        Pool::builder(node, BASE_PAGE as u64).backend(backend.clone()).build().unwrap()
+    });
     let region = Region::new(&pools[0], BASE_PAGE).unwrap();
     REGION.store(address(&region), Relaxed);
-    let job = Migration::new().range(&region, 0..BASE_PAGE, &pools[1]).engine(EngineChoice::Mprotect);
+    let job =
+        Migration::new().range(&region, 0..BASE_PAGE, &pools[1]).engine(EngineChoice::Mprotect);
     let report = job.start().unwrap().wait();
     panic!("{report}");
 }
@@ -355,7 +369,8 @@ fn a_write_from_a_moving_area_always_succeeds() {
             let at = (round as usize * 997) % (words.len() - 512);
             words[at..at + 512].iter().for_each(|word| word.store(round, Relaxed));
             let mut back = [0u64; 512];
-            // SAFETY: 4096 bytes out of atomics into the pipe, which is empty, and from there into an array.
+            // SAFETY: 4096 bytes out of atomics into the pipe, which is empty, and from there into
+            // an array.
             unsafe {
                 let put = libc::write(pipe[1], words[at].as_ptr().cast(), 4096);
                 assert_eq!(put, 4096, "{}", std::io::Error::last_os_error());
@@ -392,7 +407,9 @@ fn private_futexes_keep_their_waiters() {
                 word.store(2 * round + 1, Relaxed);
                 assert!(soon(|| {
                     // SAFETY: wakes who sleeps on the word.
-                    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | private, 1) };
+                    unsafe {
+                        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | private, 1)
+                    };
                     word.load(Relaxed) == 2 * round + 2
                 }));
             }
@@ -400,7 +417,8 @@ fn private_futexes_keep_their_waiters() {
     });
 }
 
-/// A child that its parent allowed to have a region keeps the old frames; it does not see later writes.
+/// A child that its parent allowed to have a region keeps the old frames; it does not see later
+/// writes.
 #[test]
 fn a_region_that_is_given_to_children_still_leaps() {
     const NAME: &str = "a_region_that_is_given_to_children_still_leaps";
@@ -412,7 +430,10 @@ fn a_region_that_is_given_to_children_still_leaps() {
     let [near, far]: [Pool; 2] = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&near, BYTES).unwrap();
     // SAFETY: advice on the region.
-    assert_eq!(unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) }, 0);
+    assert_eq!(
+        unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) },
+        0
+    );
     stamp(&region, 0..BYTES, 1);
     leap(&region, 0..BYTES, &far);
     assert_eq!(mapped_in_a_child(&[address(&region), address(&region) + BYTES - 4096]), 2);

@@ -1,5 +1,6 @@
-//! Each call of a whole job fails once, before its effect, after it, and half-way; and some calls fail each time. Whatever happens, the
-//! job ends, every page is there with its latest contents, the books are right, and the next job works.
+//! Each call of a whole job fails once, before its effect, after it, and half-way; and some calls
+//! fail each time. Whatever happens, the job ends, every page is there with its latest contents,
+//! the books are right, and the next job works.
 
 mod common;
 #[path = "common/refusing.rs"]
@@ -14,7 +15,9 @@ use common::{
     pool_mappings, region_flags, skip_page_size, surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
-use pageleap::{Ended, Engine, EngineChoice, Error, Job, Migration, PageSize, Pool, Region, Report, audit};
+use pageleap::{
+    Ended, Engine, EngineChoice, Error, Job, Migration, PageSize, Pool, Region, Report, audit,
+};
 use refusing::{Refusing, Request};
 
 const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -49,8 +52,8 @@ fn build(backend: Arc<dyn Backend>, page: PageSize, pages: usize) -> Result<Pool
     Pool::builder(nodes()[0], bytes).page_size(page).threads(1).backend(backend).build()
 }
 
-/// Runs `case` with the Nth call failing for N = 1, 2, ... in each mode, until it makes fewer than N calls. Returns how many calls were
-/// made to fail.
+/// Runs `case` with the Nth call failing for N = 1, 2, ... in each mode, until it makes fewer than
+/// N calls. Returns how many calls were made to fail.
 fn sweep(
     errno: Errno,
     modes: &[FailMode],
@@ -93,7 +96,8 @@ fn check_report(report: &Report, pages: usize, what: &str) {
     assert_eq!(report.pages.migrated, pages as u64, "{what}: {report}");
 }
 
-// The model -----------------------------------------------------------------------------------------------------------
+// The model
+// -----------------------------------------------------------------------------------------------------------
 
 struct OnModel {
     model: Arc<Model>,
@@ -124,13 +128,18 @@ impl OnModel {
     fn check(&self, what: &str) {
         for page in 0..PAGES {
             let (prot, ..) = self.model.attributes_at(self.page(page)).unwrap();
-            assert_eq!(self.model.load(self.page(page)), Ok(page as u64 + 100), "{what}: page {page}");
+            assert_eq!(
+                self.model.load(self.page(page)),
+                Ok(page as u64 + 100),
+                "{what}: page {page}"
+            );
             let stored = self.model.store(self.page(page), page as u64 + 100);
             assert_eq!(stored.is_ok(), prot.writable(), "{what}: page {page}");
         }
         let frames: u64 = self.pools.iter().map(Pool::free_bytes).sum();
         assert_eq!(frames, (PAGES * 4096) as u64, "{what}: frames leaked");
-        audit(&[&self.pools[0], &self.pools[1]], &[&self.region]).unwrap_or_else(|e| panic!("{what}: {e}"));
+        audit(&[&self.pools[0], &self.pools[1]], &[&self.region])
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
     }
 }
 
@@ -138,8 +147,11 @@ impl OnModel {
 fn on_the_model_any_call_may_fail() {
     let _turn = turn();
     let mut calls = std::collections::BTreeSet::new();
-    let errors = [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..2]), (libc::EPERM, &MODES[..])];
-    for ((errno, modes), engine) in errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine))) {
+    let errors =
+        [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..2]), (libc::EPERM, &MODES[..])];
+    for ((errno, modes), engine) in
+        errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine)))
+    {
         let struck = sweep(Errno(errno), modes, |sabotage| {
             let scene = OnModel::new(sabotage());
             let what = format!("{engine}: {:?}", sabotage());
@@ -161,15 +173,25 @@ fn on_the_model_any_call_may_fail() {
             check_report(&report, PAGES, &what);
             scene.check(&what);
             if scene.attributes() != before {
-                assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
+                assert!(
+                    report.warnings.iter().any(|w| w.contains("attribute")),
+                    "{what}: {report}"
+                );
             }
             for to in [&scene.pools[0], &scene.pools[1]] {
-                check_report(&start_forced(engine, &scene.region, to).unwrap().wait(), PAGES, &what);
+                check_report(
+                    &start_forced(engine, &scene.region, to).unwrap().wait(),
+                    PAGES,
+                    &what,
+                );
                 scene.check(&what);
             }
             let OnModel { model, pools, region, .. } = scene;
             drop(region);
-            assert!(pools.iter().all(|pool| pool.free_bytes() == pool.bytes()), "{what}: frames leaked");
+            assert!(
+                pools.iter().all(|pool| pool.free_bytes() == pool.bytes()),
+                "{what}: frames leaked"
+            );
             drop(pools);
             assert_eq!(model.pages_in_use(), 0, "{what}: address space leaked");
             assert_eq!(model.trackers_open(), 0, "{what}: a tracker was left open");
@@ -177,8 +199,11 @@ fn on_the_model_any_call_may_fail() {
         });
         assert!(struck >= 20 * modes.len() as u64, "only {struck} calls were made to fail");
     }
-    let followed = [Call::Track, Call::Untrack, Call::MarkClean, Call::Scan, Call::Wake, Call::OpenTracker];
-    for call in [Call::Protect, Call::Exchange, Call::Advise, Call::Lock].into_iter().chain(followed) {
+    let followed =
+        [Call::Track, Call::Untrack, Call::MarkClean, Call::Scan, Call::Wake, Call::OpenTracker];
+    for call in
+        [Call::Protect, Call::Exchange, Call::Advise, Call::Lock].into_iter().chain(followed)
+    {
         assert!(calls.contains(&call), "{call:?} never failed: {calls:?}");
     }
 }
@@ -199,7 +224,8 @@ fn on_the_model_pages_without_access_move_again_and_again() {
         // SAFETY: pages of a region that nothing else changes now.
         unsafe { scene.model.protect(scene.page(0), all, Prot::NONE) }.unwrap();
         scene.failing.arm();
-        let mut report = start_forced(EngineChoice::Auto, &scene.region, &scene.pools[1]).unwrap().wait();
+        let mut report =
+            start_forced(EngineChoice::Auto, &scene.region, &scene.pools[1]).unwrap().wait();
         scene.failing.disarm();
         for to in [&scene.pools[0], &scene.pools[1]] {
             check_report(&report, PAGES, &format!("{:?}", sabotage()));
@@ -255,8 +281,9 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
 
         failing.arm();
         let region = Region::reserve_with(failing.clone(), 7 * 4096, PageSize::Base);
-        let grown =
-            region.as_ref().map(|region| (region.grow(2 * 4096, &pool), region.grow(7 * 4096, &pool)));
+        let grown = region
+            .as_ref()
+            .map(|region| (region.grow(2 * 4096, &pool), region.grow(7 * 4096, &pool)));
         failing.disarm();
         if let Ok((two, seven)) = grown {
             let region = region.as_ref().unwrap();
@@ -265,7 +292,12 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
             region.grow(7 * 4096, &pool).unwrap();
             for page in 0..7 {
                 let at = region.as_ptr().as_ptr() as usize + page * 4096;
-                assert_eq!((model.load(at), model.store(at, 8)), (Ok(0), Ok(())), "{}: page {page}", what());
+                assert_eq!(
+                    (model.load(at), model.store(at, 8)),
+                    (Ok(0), Ok(())),
+                    "{}: page {page}",
+                    what()
+                );
                 assert_eq!(
                     model.attributes_at(at),
                     Some((Prot::READ_WRITE, true, false, false)),
@@ -295,7 +327,9 @@ fn on_the_model_discarded_frames_come_back() {
         audit(&[&pools[0]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
         if discarded.is_ok() {
             region.back(2 * 4096..5 * 4096, &pools[0]).unwrap_or_else(|e| panic!("{what}: {e}"));
-            (2..5).for_each(|p| assert_eq!(model.load(region.as_ptr().as_ptr() as usize + p * 4096), Ok(0)));
+            (2..5).for_each(|p| {
+                assert_eq!(model.load(region.as_ptr().as_ptr() as usize + p * 4096), Ok(0))
+            });
         }
         drop(region);
         assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "{what}: frames leaked");
@@ -304,13 +338,14 @@ fn on_the_model_discarded_frames_come_back() {
     assert!(struck > 0);
 }
 
-// The kernel ----------------------------------------------------------------------------------------------------------
+// The kernel
+// ----------------------------------------------------------------------------------------------------------
 
 /// Words of each page that belong to the writer; the test itself owns the rest.
 const WRITTEN: usize = 64;
 
-/// Runs `body` while a thread writes rising values to each page of the region, and another sees that none falls back. In the end every
-/// word has the value that was written last.
+/// Runs `body` while a thread writes rising values to each page of the region, and another sees
+/// that none falls back. In the end every word has the value that was written last.
 fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let ready = Barrier::new(3);
@@ -368,21 +403,26 @@ fn touch_all(region: &Region, value: u64) {
 fn check_all(region: &Region, value: u64, what: &str) {
     let words = region.atomics_u64(0..region.len()).unwrap();
     for (i, page) in words.chunks(region.page_size().bytes() / 8).enumerate() {
-        let lost = page[WRITTEN..].iter().step_by(97).filter(|word| word.load(Relaxed) != value).count();
+        let lost =
+            page[WRITTEN..].iter().step_by(97).filter(|word| word.load(Relaxed) != value).count();
         assert_eq!(lost, 0, "{what}: LOST {lost} words of page {i}");
     }
 }
 
 /// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
-fn on_the_kernel(engine: EngineChoice, sabotage: Sabotage, page: PageSize) -> Result<Option<Call>, Error> {
+fn on_the_kernel(
+    engine: EngineChoice,
+    sabotage: Sabotage,
+    page: PageSize,
+) -> Result<Option<Call>, Error> {
     let start = |region: &Region, to: &Pool| start_forced(engine, region, to);
     let (struck, reports) = run_on_the_kernel(sabotage, None, page, PAGES, start)?;
     check_engine(engine, &reports[0], struck, &ladder(page));
     Ok(struck)
 }
 
-/// One run on the kernel, with jobs as `start` has them: the one that is disturbed, and one more each way. Returns which call failed and the
-/// reports, or the error if the pools cannot be had.
+/// One run on the kernel, with jobs as `start` has them: the one that is disturbed, and one more
+/// each way. Returns which call failed and the reports, or the error if the pools cannot be had.
 fn run_on_the_kernel(
     sabotage: Sabotage,
     second: Option<Sabotage>,
@@ -427,7 +467,10 @@ fn run_on_the_kernel(
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
     });
     drop(region);
-    assert!(pools.iter().all(|pool| pool.free_bytes() == pool.bytes()), "{sabotage:?}: frames leaked");
+    assert!(
+        pools.iter().all(|pool| pool.free_bytes() == pool.bytes()),
+        "{sabotage:?}: frames leaked"
+    );
     drop(pools);
     assert_eq!((pool_mappings(), own_descriptors_but_events()), (vec![], vec![]), "{sabotage:?}");
     Ok((failing.struck(), reports))
@@ -440,12 +483,14 @@ fn own_descriptors_but_events() -> Vec<String> {
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load() {
     let _turn = turn();
-    let errors = [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1]), (libc::EPERM, &MODES[..1])];
+    let errors =
+        [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..1]), (libc::EPERM, &MODES[..1])];
     for ((errno, modes), engine) in
         errors.iter().flat_map(|errors| engines().into_iter().map(move |engine| (*errors, engine)))
     {
-        let struck =
-            sweep(Errno(errno), modes, |sabotage| on_the_kernel(engine, sabotage(), PageSize::Base).unwrap());
+        let struck = sweep(Errno(errno), modes, |sabotage| {
+            on_the_kernel(engine, sabotage(), PageSize::Base).unwrap()
+        });
         assert!(struck >= 10 * modes.len() as u64, "only {struck} calls were made to fail");
     }
 }
@@ -467,8 +512,9 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             // Half-way is the worst; what else there is, base pages have shown for each engine.
             let modes = if engine == EngineChoice::Auto { &MODES[..] } else { &MODES[2..] };
             for (errno, modes) in [(libc::ENOMEM, modes), (libc::EINVAL, &MODES[..1])] {
-                let struck =
-                    sweep(Errno(errno), modes, |sabotage| on_the_kernel(engine, sabotage(), page).unwrap());
+                let struck = sweep(Errno(errno), modes, |sabotage| {
+                    on_the_kernel(engine, sabotage(), page).unwrap()
+                });
                 assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
             }
         }
@@ -510,7 +556,8 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     let _turn = turn();
     for engine in engines() {
         let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
-        let run = |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
+        let run =
+            |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
         let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
         let calls = (0..3).map(|_| run(harmless).1[0].calls.values().sum::<u64>()).min().unwrap();
         assert!(calls > 300, "{calls}"); // it depends on how often the writer gets in between
@@ -529,7 +576,11 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
     let _turn = turn();
     for page in PAGE_SIZES {
         if let Err(error) = build(Arc::new(Linux), page, PAGES) {
-            skip_page_size("on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left", page, error);
+            skip_page_size(
+                "on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left",
+                page,
+                error,
+            );
             continue;
         }
         let struck = sweep(ENOMEM, &MODES, |sabotage| {
@@ -556,7 +607,8 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
     }
 }
 
-// Calls that fail each time -------------------------------------------------------------------------------------------
+// Calls that fail each time
+// -------------------------------------------------------------------------------------------
 
 /// Two pools and a region over a kernel that refuses what `rule` says once `armed` is set.
 fn refusing(
@@ -589,9 +641,12 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let start_of = region.as_ptr().as_ptr() as usize;
     stubborn.store((start_of + 2 * 4096) as u64, Relaxed);
     refused.store(0, Relaxed);
-    let report =
-        with_load(&region, || start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait());
-    let Ended::Failed(Error::Call { call, errno, range, remedy }) = &report.ended else { panic!("{report}") };
+    let report = with_load(&region, || {
+        start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait()
+    });
+    let Ended::Failed(Error::Call { call, errno, range, remedy }) = &report.ended else {
+        panic!("{report}")
+    };
     assert_eq!((*call, *errno), (Call::Protect, ENOMEM));
     assert_eq!(range.0, start_of + 2 * 4096..start_of + 4 * 4096);
     assert!(remedy.contains("max_map_count"), "{remedy}");
@@ -625,7 +680,11 @@ fn an_area_that_was_protected_is_writable_again_although_that_is_forbidden_for_a
     assert_eq!(region_flags(&region), before, "{report}");
     check_all(&region, 1, "after the failure");
     touch_all(&region, 2);
-    check_report(&start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(), PAGES, "next");
+    check_report(
+        &start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(),
+        PAGES,
+        "next",
+    );
     check_all(&region, 2, "after the next job");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
@@ -638,11 +697,17 @@ fn without_exchanges_files_are_mapped() {
         let before = region_flags(&region);
         refused.store(0, Relaxed);
         for to in [&pools[1], &pools[0]] {
-            let report = with_load(&region, || start_forced(EngineChoice::Auto, &region, to).unwrap().wait());
+            let report = with_load(&region, || {
+                start_forced(EngineChoice::Auto, &region, to).unwrap().wait()
+            });
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
             // Without a freeze nobody can be held up but by a signal.
-            let told = report.warnings.iter().filter(|w| w.contains("moved by the engine mprotect")).count();
+            let told = report
+                .warnings
+                .iter()
+                .filter(|w| w.contains("moved by the engine mprotect"))
+                .count();
             assert_eq!(told, usize::from(report.engine == Engine::Precopy), "{report}");
             assert_eq!(surprises(&report).len(), told, "{report}");
         }
@@ -660,9 +725,13 @@ fn without_advice_for_the_alias_files_are_mapped() {
     let before = region_flags(&region);
     refused.store(0, Relaxed);
     for to in [&pools[1], &pools[0]] {
-        let report = with_load(&region, || start_forced(EngineChoice::Auto, &region, to).unwrap().wait());
+        let report =
+            with_load(&region, || start_forced(EngineChoice::Auto, &region, to).unwrap().wait());
         check_report(&report, PAGES, "no advice");
-        assert!(report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(), "{report}");
+        assert!(
+            report.calls.contains_key(Call::Map.name()) && surprises(&report).is_empty(),
+            "{report}"
+        );
     }
     assert!(refused.load(Relaxed) > 0);
     assert_eq!(region_flags(&region), before);
@@ -670,7 +739,8 @@ fn without_advice_for_the_alias_files_are_mapped() {
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
 
-/// The call that lets a writer in is made in the signal handler, where nobody can be told that it failed.
+/// The call that lets a writer in is made in the signal handler, where nobody can be told that it
+/// failed.
 #[test]
 fn writers_that_cannot_be_let_in_are_held() {
     let _turn = turn();
@@ -689,8 +759,9 @@ fn writers_that_cannot_be_let_in_are_held() {
         let mut rounds = 0;
         // Until a writer did come in the way.
         while refused.load(Relaxed) == 0 || rounds < 20 {
-            let report =
-                start_forced(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
+            let report = start_forced(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2])
+                .unwrap()
+                .wait();
             check_report(&report, PAGES, "held");
             rounds += 1;
         }

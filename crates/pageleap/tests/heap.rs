@@ -1,4 +1,5 @@
-//! The allocator of the process may live in the region that moves: nothing between closing and opening an area may touch the heap.
+//! The allocator of the process may live in the region that moves: nothing between closing and
+//! opening an area may touch the heap.
 
 mod common;
 
@@ -15,13 +16,15 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static START: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: pieces of the region are disjoint, aligned and mapped for as long as the process lives; everything else is the system's.
+// SAFETY: pieces of the region are disjoint, aligned and mapped for as long as the process lives;
+// everything else is the system's.
 unsafe impl GlobalAlloc for FromRegion {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let end = END.load(Relaxed);
         let place = |next: usize| next.next_multiple_of(layout.align());
-        let fits =
-            |next| (end != 0 && place(next) + layout.size() <= end).then(|| place(next) + layout.size());
+        let fits = |next| {
+            (end != 0 && place(next) + layout.size() <= end).then(|| place(next) + layout.size())
+        };
         match NEXT.fetch_update(Relaxed, Relaxed, fits) {
             Ok(next) => place(next) as *mut u8,
             // SAFETY: forwarded to the caller.
@@ -69,7 +72,10 @@ fn the_heap_moves_while_the_job_uses_it() {
         while !job.is_finished() {
             numbers.push(vec![numbers.len(); 100]);
             if numbers.len() > 1000 {
-                assert!(numbers.iter().enumerate().all(|(i, v)| v.iter().all(|n| *n == i)), "LOST a write");
+                assert!(
+                    numbers.iter().enumerate().all(|(i, v)| v.iter().all(|n| *n == i)),
+                    "LOST a write"
+                );
                 numbers.clear();
             }
             std::thread::yield_now();

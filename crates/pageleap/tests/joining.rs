@@ -1,4 +1,5 @@
-//! Mappings that the kernel does not join by itself, threads that copy together, and what a job says of its engines.
+//! Mappings that the kernel does not join by itself, threads that copy together, and what a job
+//! says of its engines.
 
 mod common;
 
@@ -24,7 +25,8 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
         Ok(reserved) => reserved,
         Err(error) => return skip(NAME, &error),
     };
-    let pools = [(); 2].map(|()| Pool::builder(NodeId(0), bytes as u64).page_size(PAGE).build().unwrap());
+    let pools =
+        [(); 2].map(|()| Pool::builder(NodeId(0), bytes as u64).page_size(PAGE).build().unwrap());
     let region = Region::new(&pools[0], bytes).unwrap();
     stamp(&region, 0..bytes, 1);
     let ways = [
@@ -39,14 +41,16 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
         let report = job.area_bytes(PAGE.bytes()).threads(threads).start().unwrap().wait();
         assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
         assert_eq!((report.pages.migrated, report.threads), (PAGES as u64, threads), "{report}");
-        // Each page, the block when its last page has moved, and the rest at the end; each of them is a window.
+        // Each page, the block when its last page has moved, and the rest at the end; each of them
+        // is a window.
         assert_eq!(
             (report.calls[MAP], report.windows.count),
             (PAGES as u64 + 2, PAGES as u64 + 2),
             "{report}"
         );
         assert_eq!(report.bytes_copied, bytes as u64);
-        // Of a page that nobody writes to the window is one call with `wp-sync`; `mprotect` keeps areas closed for long.
+        // Of a page that nobody writes to the window is one call with `wp-sync`; `mprotect` keeps
+        // areas closed for long.
         let first = match engine {
             EngineChoice::WpSync => 2,
             EngineChoice::PrecopyProtect => PAGES as u64 + 2,
@@ -76,7 +80,11 @@ fn the_report_says_which_engine_moved_what_and_why() {
     let _turn = turn();
     let model = Arc::new(Model::new());
     let pools = [(); 2].map(|()| {
-        Pool::builder(NodeId(0), (PAGES * 4096) as u64).threads(1).backend(model.clone()).build().unwrap()
+        Pool::builder(NodeId(0), (PAGES * 4096) as u64)
+            .threads(1)
+            .backend(model.clone())
+            .build()
+            .unwrap()
     });
     let region = Region::new(&pools[0], PAGES * 4096).unwrap();
     let start = region.as_ptr().as_ptr() as usize;

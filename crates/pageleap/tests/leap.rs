@@ -1,4 +1,5 @@
-//! What a leap does, seen from outside: contents, frames, placement, outcomes, mappings, and what is left when all is gone.
+//! What a leap does, seen from outside: contents, frames, placement, outcomes, mappings, and what
+//! is left when all is gone.
 
 mod common;
 
@@ -13,7 +14,9 @@ use common::{
     pool_mappings, pools, region_flags, rest, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
-use pageleap::{BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit};
+use pageleap::{
+    BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit,
+};
 
 /// A region that takes long enough in single pages for a thread to step in between.
 fn long() -> usize {
@@ -44,9 +47,17 @@ fn region_mappings(region: &Region) -> usize {
 }
 
 /// Checks which pages have other frames than before. Says so where the kernel hides frame numbers.
-fn check_frames(test: &str, region: &Region, before: Option<Vec<u64>>, moved: impl Fn(usize) -> bool) {
+fn check_frames(
+    test: &str,
+    region: &Region,
+    before: Option<Vec<u64>>,
+    moved: impl Fn(usize) -> bool,
+) {
     let (Some(before), Some(now)) = (before, region.frame_numbers().unwrap()) else {
-        return skip(&format!("{test} (frame numbers)"), &"the kernel hides frame numbers from this process");
+        return skip(
+            &format!("{test} (frame numbers)"),
+            &"the kernel hides frame numbers from this process",
+        );
     };
     assert_eq!(before.len(), now.len());
     for (page, (then, now)) in before.iter().zip(&now).enumerate() {
@@ -91,13 +102,17 @@ fn contents_stay_and_frames_change() {
         assert_eq!(region_flags(&region), flags);
         assert_eq!((near.free_bytes(), far.free_bytes()), (near.bytes(), 0));
         let mapped = region.mapped_pages().unwrap();
-        assert_eq!(mapped.kernel_page_size, if near.page_size().is_hugetlb() { page } else { BASE_PAGE });
+        assert_eq!(
+            mapped.kernel_page_size,
+            if near.page_size().is_hugetlb() { page } else { BASE_PAGE }
+        );
         assert_eq!(mapped.huge_mapped_ratio, if page > BASE_PAGE { 1.0 } else { 0.0 });
         audit(&[near, far], &[&region]).unwrap();
     });
 }
 
-/// The pools are larger than the region, so that the aliases of moved frames have neighbours that never moved.
+/// The pools are larger than the region, so that the aliases of moved frames have neighbours that
+/// never moved.
 #[test]
 fn a_round_trip_leaves_as_many_mappings_as_before() {
     let _turn = turn();
@@ -110,7 +125,13 @@ fn a_round_trip_leaves_as_many_mappings_as_before() {
             leap(&region, 0..8 * page, &near);
         }
         let now = pool_mappings();
-        assert_eq!(now.len(), before.len(), "before:\n{}\nnow:\n{}", before.join("\n"), now.join("\n"));
+        assert_eq!(
+            now.len(),
+            before.len(),
+            "before:\n{}\nnow:\n{}",
+            before.join("\n"),
+            now.join("\n")
+        );
     });
 }
 
@@ -149,8 +170,9 @@ fn a_region_may_have_memory_here_and_there() {
         region.extend(3 * page).unwrap();
         assert_eq!(region.len(), 12 * page);
         assert!(region.atomics_u64(0..8).is_err(), "it has no memory yet");
-        let resident =
-            |region: &Region| (0..12).filter(|i| region.atomics_u64(i * page..i * page + 8).is_ok()).count();
+        let resident = |region: &Region| {
+            (0..12).filter(|i| region.atomics_u64(i * page..i * page + 8).is_ok()).count()
+        };
         for at in [11, 0, 5] {
             region.back(at * page..(at + 1) * page, &near).unwrap();
             stamp(&region, at * page..(at + 1) * page, 3);
@@ -206,7 +228,8 @@ fn scattered_ranges_of_one_job_have_their_own_outcomes() {
         let report = job.start().unwrap().wait();
 
         use PageOutcome::{Migrated, Unchanged};
-        let outcomes: Vec<_> = report.runs.iter().map(|run| (run.range.clone(), run.outcome)).collect();
+        let outcomes: Vec<_> =
+            report.runs.iter().map(|run| (run.range.clone(), run.outcome)).collect();
         let expected = [
             (bytes(10..11), Migrated),
             (bytes(1..2), Migrated),
@@ -260,7 +283,10 @@ fn unbacked_parts_stay_unbacked() {
         assert_eq!((report.pages.migrated, report.pages.unchanged), (5, 3));
         assert_eq!(far.free_bytes(), 3 * page as u64, "an unbacked page took a frame");
         let error = region.atomics_u64(page..3 * page).unwrap_err();
-        assert!(matches!(error, Error::BadRange { reason, .. } if reason.contains("unbacked")), "{error}");
+        assert!(
+            matches!(error, Error::BadRange { reason, .. } if reason.contains("unbacked")),
+            "{error}"
+        );
         let flags = region_flags(&region);
         assert_eq!(flags.len(), 3, "{flags:?}");
         assert!(flags[1].1.starts_with("---p"), "{flags:?}");
@@ -304,8 +330,11 @@ fn frames_come_back_zeroed() {
 
         // Taken by a job that moved nothing into them.
         stamp(&region, all.clone(), 9);
-        let report =
-            migration(&region, all.clone(), &near).timeout(Duration::from_nanos(1)).start().unwrap().wait();
+        let report = migration(&region, all.clone(), &near)
+            .timeout(Duration::from_nanos(1))
+            .start()
+            .unwrap()
+            .wait();
         assert_eq!(report.pages.not_attempted, 8, "{report}");
         let fourth = Region::new(&near, 8 * page).unwrap();
         assert!(is_zero(&fourth, all.clone()), "a frame of a stopped job is not zero");
@@ -389,7 +418,8 @@ fn jobs_on_disjoint_ranges_run_at_the_same_time() {
         stop.store(true, Relaxed);
         for (owner, writer) in writers.into_iter().enumerate() {
             let last = writer.join().unwrap();
-            let lost = words.iter().skip(owner).step_by(512).filter(|w| w.load(Relaxed) != last).count();
+            let lost =
+                words.iter().skip(owner).step_by(512).filter(|w| w.load(Relaxed) != last).count();
             assert_eq!(lost, 0, "LOST {lost} writes of writer {owner}");
         }
     });
@@ -421,10 +451,14 @@ fn one_job_moves_several_regions_to_several_pools() {
             .unwrap()
             .wait();
         assert!(report.ended.is_completed(), "{report}");
-        let runs: Vec<_> = report.runs.iter().map(|r| (r.region, r.range.len(), r.outcome)).collect();
+        let runs: Vec<_> =
+            report.runs.iter().map(|r| (r.region, r.range.len(), r.outcome)).collect();
         let moved = PageOutcome::Migrated;
-        let expected =
-            [(first.id(), 4 * page, moved), (third.id(), 3 * page, moved), (second.id(), page, moved)];
+        let expected = [
+            (first.id(), 4 * page, moved),
+            (third.id(), 3 * page, moved),
+            (second.id(), page, moved),
+        ];
         assert_eq!(runs, expected);
         for (region, seed) in [(&first, 1), (&second, 2), (&third, 3)] {
             check_stamp(region, 0..region.len(), seed);
@@ -486,7 +520,8 @@ fn a_timeout_stops_a_job_between_areas() {
         let region = Region::new(near, 8 * page).unwrap();
         stamp(&region, 0..8 * page, 1);
         let mappings = pool_mappings().len();
-        let start = |time| migration(&region, 0..8 * page, far).timeout(time).start().unwrap().wait();
+        let start =
+            |time| migration(&region, 0..8 * page, far).timeout(time).start().unwrap().wait();
         let report = start(Duration::from_nanos(1));
         assert!(matches!(report.ended, Ended::TimedOut), "{report}");
         assert_eq!((report.pages.not_attempted, report.bytes_copied), (8, 0), "{report}");
@@ -636,7 +671,8 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
     assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
 }
 
-/// Gives back what it reserves. Machines that have run for a while may have no gigabyte in one piece.
+/// Gives back what it reserves. Machines that have run for a while may have no gigabyte in one
+/// piece.
 #[test]
 fn pages_of_a_gigabyte_leap_under_a_writer() {
     const NAME: &str = "pages_of_a_gigabyte_leap_under_a_writer";
@@ -644,8 +680,11 @@ fn pages_of_a_gigabyte_leap_under_a_writer() {
     let page = PageSize::Huge1G;
     let nodes = pools(PageSize::Base, BASE_PAGE as u64).unwrap().map(|pool| pool.nodes()[0]);
     let mut reservations = Vec::new();
-    let wanted =
-        if nodes[0] == nodes[1] { vec![(nodes[0], 2)] } else { nodes.map(|node| (node, 1)).to_vec() };
+    let wanted = if nodes[0] == nodes[1] {
+        vec![(nodes[0], 2)]
+    } else {
+        nodes.map(|node| (node, 1)).to_vec()
+    };
     for (node, pages) in wanted {
         match HugePageReservation::reserve(node, page, pages) {
             Ok(reservation) => reservations.push(reservation),
@@ -683,7 +722,11 @@ fn pages_of_a_gigabyte_leap_under_a_writer() {
     });
     let written = written.load(Relaxed);
     for value in written.saturating_sub(words.len() as u64)..written {
-        assert_eq!(words[value as usize * 4099 % words.len()].load(Relaxed), value, "LOST: write {value}");
+        assert_eq!(
+            words[value as usize * 4099 % words.len()].load(Relaxed),
+            value,
+            "LOST: write {value}"
+        );
     }
     let mapped = region.mapped_pages().unwrap();
     assert_eq!((mapped.kernel_page_size, mapped.huge_mapped_ratio), (page.bytes(), 1.0));

@@ -1,4 +1,5 @@
-//! What happens when the process runs out of descriptors, address space or mappings: clear errors, nothing lost, and all is well when there are more.
+//! What happens when the process runs out of descriptors, address space or mappings: clear errors,
+//! nothing lost, and all is well when there are more.
 //!
 //! The limits hold for the whole process: each case runs in a child.
 
@@ -35,7 +36,10 @@ fn without_descriptors() {
                     assert!(job.wait().ended.is_completed());
                     drop(region);
                     set_file_limit(4096);
-                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, BYTES as u64));
+                    assert_eq!(
+                        (pools[0].free_bytes(), pools[1].free_bytes()),
+                        (BYTES as u64, BYTES as u64)
+                    );
                     let region = Region::new(&pools[1], BYTES).unwrap();
                     assert!(is_zero(&region, 0..BYTES));
                     leap(&region, 0..BYTES, &pools[0]);
@@ -65,14 +69,20 @@ fn without_descriptors() {
                             let Err(error) = result else { continue };
                             refusals += 1;
                             let text = error.to_string();
-                            assert!(text.contains("EMFILE") || text.contains("open files"), "{text}");
+                            assert!(
+                                text.contains("EMFILE") || text.contains("open files"),
+                                "{text}"
+                            );
                             assert!(
                                 !error.is_usage() && !text.contains("mount "),
                                 "the remedy does not help: {text}"
                             );
                         }
                         leap(&region, 0..BYTES, &pools[0]);
-                        assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (0, BYTES as u64));
+                        assert_eq!(
+                            (pools[0].free_bytes(), pools[1].free_bytes()),
+                            (0, BYTES as u64)
+                        );
                         check_stamp(&region, 0..BYTES, 1);
                         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
                     }
@@ -135,8 +145,8 @@ fn without_address_space() {
                 FINE,
             ),
             (
-                // A call under way when the limit falls leaves a hole, which is filled once the limit allows it; after that no area is
-                // attempted while the limit is exceeded.
+                // A call under way when the limit falls leaves a hole, which is filled once the
+                // limit allows it; after that no area is attempted while the limit is exceeded.
                 "a running job",
                 || {
                     const LONG: usize = 64 << 20;
@@ -149,8 +159,14 @@ fn without_address_space() {
                     std::thread::sleep(std::time::Duration::from_millis(100));
                     limit_address_space(None);
                     let report = job.wait();
-                    let ended = matches!(report.ended, Ended::Failed(Error::Call { .. }) | Ended::Completed);
-                    assert!(ended && report.pages.busy + report.pages.not_attempted == 0, "{report}");
+                    let ended = matches!(
+                        report.ended,
+                        Ended::Failed(Error::Call { .. }) | Ended::Completed
+                    );
+                    assert!(
+                        ended && report.pages.busy + report.pages.not_attempted == 0,
+                        "{report}"
+                    );
                     check_stamp(&region, 0..LONG, 1);
                     audit(&[&near, &far], &[&region]).unwrap();
                     leap(&region, 0..LONG, &far);
@@ -162,7 +178,8 @@ fn without_address_space() {
     );
 }
 
-/// Takes mappings until `spare` are left. One large mapping of which every other page has another protection.
+/// Takes mappings until `spare` are left. One large mapping of which every other page has another
+/// protection.
 struct Hog {
     /// The limit that was there before, if this machine is ours to change.
     limit: Option<String>,
@@ -188,7 +205,8 @@ impl Hog {
         let pages = observe::max_mapping_count().unwrap() + 16;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
-        let start = unsafe { libc::mmap(ptr::null_mut(), pages * 4096, libc::PROT_NONE, flags, -1, 0) };
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), pages * 4096, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
         Hog { limit, start: start as usize, pages, taken: 0 }
     }
@@ -210,9 +228,11 @@ impl Hog {
         self.take(self.pages);
     }
 
-    /// Takes or gives back until about `spare` are left: never more than that is taken, not even for an instant.
+    /// Takes or gives back until about `spare` are left: never more than that is taken, not even
+    /// for an instant.
     fn leave(&mut self, spare: usize) {
-        let room = observe::max_mapping_count().unwrap().saturating_sub(observe::mapping_count().unwrap());
+        let room =
+            observe::max_mapping_count().unwrap().saturating_sub(observe::mapping_count().unwrap());
         // Each page whose access changes cuts one mapping into three.
         self.take(room.saturating_sub(spare) / 2);
         for _ in 0..spare.saturating_sub(room).div_ceil(2) {
@@ -245,7 +265,8 @@ fn without_mappings() {
                     leap(&region, 0..BYTES, &pools[1]);
                     let mut hog = Hog::new();
                     hog.take_all();
-                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
+                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop)
+                    else {
                         panic!("not refused")
                     };
                     let text = error.to_string();
@@ -282,13 +303,19 @@ fn without_mappings() {
                     hog.leave(PLENTY);
                     for round in 0..20 {
                         let to = &pools[round % 2];
-                        let job =
-                            migration(&region, 0..BYTES, to).area_bytes(4096).threads(2).start().unwrap();
+                        let job = migration(&region, 0..BYTES, to)
+                            .area_bytes(4096)
+                            .threads(2)
+                            .start()
+                            .unwrap();
                         hog.take_all();
                         hog.leave(PLENTY);
                         let report = job.wait();
                         assert!(
-                            matches!(report.ended, Ended::Completed | Ended::Failed(Error::Call { .. })),
+                            matches!(
+                                report.ended,
+                                Ended::Completed | Ended::Failed(Error::Call { .. })
+                            ),
                             "{report}"
                         );
                         check_stamp(&region, 0..BYTES, 1);
@@ -309,12 +336,20 @@ fn without_mappings() {
                     hog.leave(PLENTY);
                     let before = observe::mapping_count().unwrap();
                     let every_second = (0..PAGES).step_by(2);
-                    let guards: Vec<_> =
-                        every_second.map(|page| region.pin(page * 4096..page * 4096 + 1).unwrap()).collect();
+                    let guards: Vec<_> = every_second
+                        .map(|page| region.pin(page * 4096..page * 4096 + 1).unwrap())
+                        .collect();
                     let job = || Migration::new().range(&region, 0..PAGES * 4096, &pools[1]);
-                    let report = job().pin_patience(Duration::from_millis(1)).start().unwrap().wait();
-                    assert!(matches!(report.ended, Ended::Failed(Error::Pinned { .. })), "{report}");
-                    assert!(report.warnings.iter().any(|w| w.contains("max_map_count")), "{report}");
+                    let report =
+                        job().pin_patience(Duration::from_millis(1)).start().unwrap().wait();
+                    assert!(
+                        matches!(report.ended, Ended::Failed(Error::Pinned { .. })),
+                        "{report}"
+                    );
+                    assert!(
+                        report.warnings.iter().any(|w| w.contains("max_map_count")),
+                        "{report}"
+                    );
                     let pages = &report.pages;
                     assert!(
                         pages.migrated > 0 && pages.busy > PAGES as u64 / 2 && pages.failed == 0,

@@ -1,8 +1,10 @@
-//! The model and the kernel in lockstep: random programs of pools, regions, jobs and attributes run on both, and after each step both must
-//! have given the same answer and must show the same pages, with the same frames, contents and attributes.
+//! The model and the kernel in lockstep: random programs of pools, regions, jobs and attributes run
+//! on both, and after each step both must have given the same answer and must show the same pages,
+//! with the same frames, contents and attributes.
 //!
-//! What loom, shuttle and fault injection show on the model is worth as much as the model is like the kernel; this compares them. The state
-//! of the kernel is read from `/proc`, not from the library. A program that fails is shrunk and printed as the Rust that repeats it.
+//! What loom, shuttle and fault injection show on the model is worth as much as the model is like
+//! the kernel; this compares them. The state of the kernel is read from `/proc`, not from the
+//! library. A program that fails is shrunk and printed as the Rust that repeats it.
 
 #[path = "model_and_kernel/account.rs"]
 mod account;
@@ -61,13 +63,19 @@ fn compare(program: &Program, seen: &mut Seen) -> Result<(), String> {
     Err(format!("left over on the model {model:?}, on the kernel {kernel:?}"))
 }
 
-fn run_in_lockstep(program: &Program, machines: &mut [Machine; 2], seen: &mut Seen) -> Result<(), String> {
+fn run_in_lockstep(
+    program: &Program,
+    machines: &mut [Machine; 2],
+    seen: &mut Seen,
+) -> Result<(), String> {
     let mut account = Some(Account::new());
     for (number, step) in program.steps.iter().enumerate() {
         let at = format!("step {number}, {step:?}");
         let [on_model, on_kernel] = machines.each_mut().map(|machine| machine.run(step));
         if on_model != on_kernel {
-            return Err(format!("{at}:\non the model   {on_model:?}\non the kernel  {on_kernel:?}"));
+            return Err(format!(
+                "{at}:\non the model   {on_model:?}\non the kernel  {on_kernel:?}"
+            ));
         }
         seen.steps += 1;
         match &on_model {
@@ -111,8 +119,8 @@ fn run_in_lockstep(program: &Program, machines: &mut [Machine; 2], seen: &mut Se
 /// Runs many programs.
 fn compare_all(programs: impl Strategy<Value = Program>) -> Option<Seen> {
     let _turn = turn();
-    let cases =
-        std::env::var("PROPTEST_CASES").map_or(CASES, |text| text.parse().expect("a number of programs"));
+    let cases = std::env::var("PROPTEST_CASES")
+        .map_or(CASES, |text| text.parse().expect("a number of programs"));
     let config = ProptestConfig {
         cases,
         failure_persistence: None,
@@ -120,8 +128,9 @@ fn compare_all(programs: impl Strategy<Value = Program>) -> Option<Seen> {
         ..ProptestConfig::default()
     };
     let seen = RefCell::new(Seen::default());
-    let result = TestRunner::new(config)
-        .run(&programs, |program| compare(&program, &mut seen.borrow_mut()).map_err(TestCaseError::fail));
+    let result = TestRunner::new(config).run(&programs, |program| {
+        compare(&program, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
+    });
     if let Err(error) = result {
         panic!("{error}");
     }

@@ -1,8 +1,10 @@
-//! What needs several memory nodes: that pages, and the page tables that map them, really lie where they should. `cargo xtask lab` runs this on
-//! emulated machines; on a machine with one node each test says that it is skipped.
+//! What needs several memory nodes: that pages, and the page tables that map them, really lie where
+//! they should. `cargo xtask lab` runs this on emulated machines; on a machine with one node each
+//! test says that it is skipped.
 //!
-//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in `numa_maps` and in the nodes' `meminfo`. What
-//! happens where something is short or refused is in `nodes_adverse.rs`.
+//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in
+//! `numa_maps` and in the nodes' `meminfo`. What happens where something is short or refused is in
+//! `nodes_adverse.rs`.
 
 mod common;
 #[path = "common/nodes.rs"]
@@ -12,14 +14,17 @@ use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{
-    End, can_follow, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp, surprises, turn,
+    End, can_follow, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp,
+    surprises, turn,
 };
 use on_nodes::{
-    check_bound, check_on, for_page_sizes, go, go_part, is_root, lab_machine, numa_maps, pools_on, several,
+    check_bound, check_on, for_page_sizes, go, go_part, is_root, lab_machine, numa_maps, pools_on,
+    several,
 };
 use pageleap::topology::{Access, Topology};
 use pageleap::{
-    Ended, Engine, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit, observe,
+    Ended, Engine, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit,
+    observe,
 };
 
 const MB: usize = 1 << 20;
@@ -37,12 +42,14 @@ fn meminfo(node: NodeId, field: &str) -> usize {
         // Counters that CPUs keep to themselves are added up.
         fs::write("/proc/sys/vm/stat_refresh", "1").unwrap();
     }
-    let text = fs::read_to_string(format!("/sys/devices/system/node/node{}/meminfo", node.0)).unwrap();
+    let text =
+        fs::read_to_string(format!("/sys/devices/system/node/node{}/meminfo", node.0)).unwrap();
     let line = text.lines().find_map(|line| line.split_once(&format!(" {field}:"))).unwrap().1;
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Each CPU counts for itself first, and adds that to the whole once a second, or when this file is read.
+/// Each CPU counts for itself first, and adds that to the whole once a second, or when this file is
+/// read.
 fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
     let _ = fs::read("/proc/sys/vm/stat_refresh");
     nodes.iter().map(|node| meminfo(*node, field)).collect()
@@ -85,7 +92,10 @@ fn the_machine_is_the_one_that_was_ordered() {
                 assert_eq!(node.cpus.len(), b as usize, "{fact}: {node:?}");
                 // The kernel keeps some for itself.
                 let ordered = u64::from(c) << 20;
-                assert!((ordered * 3 / 4..=ordered).contains(&node.total_bytes), "{fact}: {node:?}");
+                assert!(
+                    (ordered * 3 / 4..=ordered).contains(&node.total_bytes),
+                    "{fact}: {node:?}"
+                );
             }
             "distance" => assert_eq!(topology.distance(NodeId(a), NodeId(b)), Some(c), "{fact}"),
             "latency" => {
@@ -109,8 +119,14 @@ fn pools_lie_on_their_nodes() {
     for page in PAGE_SIZES {
         for (i, node) in nodes.iter().enumerate() {
             let field = if page.is_hugetlb() { "MemUsed" } else { "Shmem" };
-            let free_huge =
-                || Topology::read().unwrap().nodes().iter().map(|n| n.free_huge(2 << 20)).collect::<Vec<_>>();
+            let free_huge = || {
+                Topology::read()
+                    .unwrap()
+                    .nodes()
+                    .iter()
+                    .map(|n| n.free_huge(2 << 20))
+                    .collect::<Vec<_>>()
+            };
             let (before, huge_before) = (settled(&nodes, field), free_huge());
             let pool = match Pool::builder(*node, BYTES as u64).page_size(page).build() {
                 Ok(pool) => pool,
@@ -136,7 +152,10 @@ fn pools_lie_on_their_nodes() {
                 }
             }
             let verified = pool.verify().unwrap();
-            assert!(verified.is_right() && verified.pages as usize == BYTES / page.bytes(), "{verified}");
+            assert!(
+                verified.is_right() && verified.pages as usize == BYTES / page.bytes(),
+                "{verified}"
+            );
             let region = Region::new(&pool, BYTES).unwrap();
             check_on(&region, *node);
             check_bound(&region, *node);
@@ -172,7 +191,8 @@ fn regions_leap_between_all_nodes() {
     });
 }
 
-/// The kernel joins neighbouring mappings only if their memory policies are equal; a region in pieces cannot leap by exchanging page tables.
+/// The kernel joins neighbouring mappings only if their memory policies are equal; a region in
+/// pieces cannot leap by exchanging page tables.
 #[test]
 fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
     const NAME: &str = "mappings_are_joined_again_whatever_the_pools_were_bound_to";
@@ -196,7 +216,11 @@ fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
         check_stamp(&region, 0..BYTES, 1);
         assert_eq!(common::region_flags(&region).len(), 1, "mappings of the region, {page} pages");
         drop(region);
-        assert_eq!(observe::pool_mapping_count().unwrap(), pools.len(), "mappings of pools, {page} pages");
+        assert_eq!(
+            observe::pool_mapping_count().unwrap(),
+            pools.len(),
+            "mappings of pools, {page} pages"
+        );
     });
 }
 
@@ -214,7 +238,10 @@ fn gigabyte_pages_leap_between_nodes() {
     let pools = pools_on(&with, PageSize::Huge1G, GB).unwrap();
     for node in without {
         let error = Pool::builder(node, GB as u64).page_size(PageSize::Huge1G).build().unwrap_err();
-        assert!(matches!(&error, Error::OutOfMemory { node: named, .. } if *named == node), "{error}");
+        assert!(
+            matches!(&error, Error::OutOfMemory { node: named, .. } if *named == node),
+            "{error}"
+        );
         assert!(error.to_string().contains("hugepages-1048576kB"), "a remedy: {error}");
     }
     let region = Region::new(&pools[0], GB).unwrap();
@@ -240,14 +267,16 @@ fn placements_spread_pages_as_they_say() {
     for page in PAGE_SIZES {
         // Each node's share holds all of a region.
         let everywhere = Placement::interleave(nodes.clone());
-        let pool =
-            match Pool::builder(everywhere.clone(), (nodes.len() * BYTES) as u64).page_size(page).build() {
-                Ok(pool) => pool,
-                Err(error) => {
-                    skip_page_size(NAME, page, error);
-                    continue;
-                }
-            };
+        let pool = match Pool::builder(everywhere.clone(), (nodes.len() * BYTES) as u64)
+            .page_size(page)
+            .build()
+        {
+            Ok(pool) => pool,
+            Err(error) => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
         let region = Region::new(pool.on(nodes[0]), BYTES).unwrap();
         stamp(&region, 0..BYTES, 2);
         check_on(&region, nodes[0]);
@@ -260,7 +289,10 @@ fn placements_spread_pages_as_they_say() {
             for (node, weight) in shares {
                 let wanted = BYTES * weight / parts;
                 let bytes = seen.get(node).copied().unwrap_or(0);
-                assert!(bytes.abs_diff(wanted) <= stripe, "{node}: {bytes} of {wanted} bytes: {seen:?}");
+                assert!(
+                    bytes.abs_diff(wanted) <= stripe,
+                    "{node}: {bytes} of {wanted} bytes: {seen:?}"
+                );
             }
             assert_eq!(seen.values().sum::<usize>(), BYTES, "{seen:?}");
             assert!(region.verify().unwrap().is_right());
@@ -271,7 +303,10 @@ fn placements_spread_pages_as_they_say() {
         let weighted = Placement::weighted([(nodes[0], 3), (last, 1)]).stripe_bytes(stripe);
         check(weighted, &[(nodes[0], 3), (last, 1)]);
         check(Placement::on(last), &[(last, 1)]);
-        check(Placement::interleave([last, nodes[0]]).stripe_bytes(stripe), &[(last, 1), (nodes[0], 1)]);
+        check(
+            Placement::interleave([last, nodes[0]]).stripe_bytes(stripe),
+            &[(last, 1), (nodes[0], 1)],
+        );
         audit(&[&pool], &[&region]).unwrap();
     }
 }
@@ -288,9 +323,10 @@ const STRAY: usize = 24 << 10;
 /// Where the data of a region goes, and where its page tables are told to go.
 type Leg = (usize, Option<usize>);
 
-/// Makes a region as the first leg says and moves it as the others say; then takes its mapping away, behind the library's back, and sees by the
-/// kernel's counters on which node the page tables were that went away with it. Those of pools, which come and go with leaps, do not matter
-/// then. Ends the process.
+/// Makes a region as the first leg says and moves it as the others say; then takes its mapping
+/// away, behind the library's back, and sees by the kernel's counters on which node the page tables
+/// were that went away with it. Those of pools, which come and go with leaps, do not matter then.
+/// Ends the process.
 fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     let pools = pools_on(nodes, PageSize::Base, WIDE).unwrap();
     let place = |(data, tables): Leg| match tables {
@@ -305,15 +341,18 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
         let report = go(&region, place(*leg));
         // By each engine on one kernel of the lab or another.
         assert_eq!(report.engine == Engine::Precopy, can_follow(), "{report}");
-        let surprising = surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
+        let surprising =
+            surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
         assert_eq!(surprising.count(), 0, "{report}");
         check_stamp(&region, 0..WIDE, 1);
     }
     let (data, tables) = legs[legs.len() - 1];
     check_on(&region, nodes[data]);
-    let at = tables.map_or_else(|| Topology::read().unwrap().nearest_with_cpus(nodes[data]), |i| nodes[i]);
+    let at = tables
+        .map_or_else(|| Topology::read().unwrap().nearest_with_cpus(nodes[data]), |i| nodes[i]);
     let before = each_meminfo(nodes, "PageTables");
-    // SAFETY: nobody looks at the region any more; the process ends below without giving anything back.
+    // SAFETY: nobody looks at the region any more; the process ends below without giving anything
+    // back.
     assert_eq!(unsafe { libc::munmap(region.as_ptr().as_ptr().cast(), WIDE) }, 0);
     let after = each_meminfo(nodes, "PageTables");
     for (i, node) in nodes.iter().enumerate() {
@@ -365,7 +404,8 @@ fn page_tables_go_where_they_are_told() {
             vec![told(0, last)],
             vec![(0, None), told(last, 0)],
             swapped,
-            // What an earlier leap has left with the pool's frames is not what the next one is given.
+            // What an earlier leap has left with the pool's frames is not what the next one is
+            // given.
             vec![told(0, last), (last, None), (0, None)],
         ]
     });
@@ -379,27 +419,47 @@ fn a_node_without_room_is_an_error_and_nobody_is_killed() {
     let killed = oom_kills();
     for node in &nodes {
         let free = Topology::read().unwrap().node(*node).unwrap().free_bytes;
-        let before: Vec<u64> = Topology::read().unwrap().nodes().iter().map(|n| n.free_bytes).collect();
+        let before: Vec<u64> =
+            Topology::read().unwrap().nodes().iter().map(|n| n.free_bytes).collect();
         for page in [PageSize::Base, PageSize::Thp] {
-            let error = Pool::builder(*node, free + (64 << 20)).page_size(page).build().unwrap_err();
+            let error =
+                Pool::builder(*node, free + (64 << 20)).page_size(page).build().unwrap_err();
             let Error::OutOfMemory { node: named, needed_bytes, free_bytes, .. } = &error else {
                 panic!("{error}")
             };
             assert_eq!(*named, *node);
             assert!(*needed_bytes > *free_bytes, "{error}");
         }
-        let free_huge =
-            || Topology::read().unwrap().nodes().iter().map(|n| n.free_huge(2 << 20)).collect::<Vec<_>>();
+        let free_huge = || {
+            Topology::read()
+                .unwrap()
+                .nodes()
+                .iter()
+                .map(|n| n.free_huge(2 << 20))
+                .collect::<Vec<_>>()
+        };
         let huge_before = free_huge();
         let here = Topology::read().unwrap().node(*node).unwrap().free_huge(2 << 20);
-        let error =
-            Pool::builder(*node, (here + 1) * (2 << 20)).page_size(PageSize::Huge2M).build().unwrap_err();
+        let error = Pool::builder(*node, (here + 1) * (2 << 20))
+            .page_size(PageSize::Huge2M)
+            .build()
+            .unwrap_err();
         let text = error.to_string();
-        assert!(matches!(&error, Error::OutOfMemory { node: named, .. } if named == node), "{text}");
-        assert!(text.contains(&format!("node{}/hugepages/hugepages-2048kB", node.0)), "a remedy: {text}");
+        assert!(
+            matches!(&error, Error::OutOfMemory { node: named, .. } if named == node),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("node{}/hugepages/hugepages-2048kB", node.0)),
+            "a remedy: {text}"
+        );
         assert_eq!(free_huge(), huge_before, "huge pages of other nodes are not taken");
         for (node, before) in Topology::read().unwrap().nodes().iter().zip(before) {
-            assert!(node.free_bytes + (64 << 20) > before, "memory of {} was not given back", node.id);
+            assert!(
+                node.free_bytes + (64 << 20) > before,
+                "memory of {} was not given back",
+                node.id
+            );
         }
         // What there is can be had.
         drop(Pool::builder(*node, BYTES as u64).build().unwrap());
@@ -484,16 +544,25 @@ fn a_cpuset_that_changes_ends_a_job_between_nodes() {
     if case().is_some() {
         let set = Cpuset::new("changing", &ids(&nodes)).unwrap();
         set.enter();
-        let [near, far] = [nodes[0], last].map(|node| Pool::builder(node, WIDE as u64).build().unwrap());
+        let [near, far] =
+            [nodes[0], last].map(|node| Pool::builder(node, WIDE as u64).build().unwrap());
         let region = Region::new(&near, WIDE).unwrap();
         stamp(&region, 0..WIDE, 1);
         // Page by page, so that it takes long enough for the job to look at its cpuset.
-        let job = Migration::new().range(&region, 0..WIDE, &far).area_bytes(4096).threads(1).start().unwrap();
+        let job = Migration::new()
+            .range(&region, 0..WIDE, &far)
+            .area_bytes(4096)
+            .threads(1)
+            .start()
+            .unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         set.write("cpuset.mems", &nodes[0].0.to_string()).unwrap();
         let report = job.wait();
         assert!(matches!(report.ended, Ended::CpusetChanged), "{report}");
-        assert!(report.warnings.iter().any(|warning| warning.contains(&last.to_string())), "{report}");
+        assert!(
+            report.warnings.iter().any(|warning| warning.contains(&last.to_string())),
+            "{report}"
+        );
         assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
         assert_eq!(report.pages.total() as usize, WIDE / 4096, "{report}");
         check_stamp(&region, 0..WIDE, 1);
@@ -534,7 +603,8 @@ fn an_unprivileged_user_leaps_between_nodes() {
         return scene();
     }
     if case().is_some() {
-        // SAFETY: changes this process only, which runs nothing else; afterwards its own files of /proc belong to it again.
+        // SAFETY: changes this process only, which runs nothing else; afterwards its own files of
+        // /proc belong to it again.
         unsafe {
             assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
             assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
@@ -587,11 +657,16 @@ fn verification_notices_what_the_kernel_has_moved() {
     assert!(all_moved, "{status:?}, {}", std::io::Error::last_os_error());
     assert_eq!(numa_maps(&region)[&last], MOVED * 4096);
     for verified in [region.verify().unwrap(), pools[0].verify().unwrap()] {
-        assert_eq!((verified.misplaced, verified.found.on(last)), (MOVED as u64, MOVED as u64), "{verified}");
+        assert_eq!(
+            (verified.misplaced, verified.found.on(last)),
+            (MOVED as u64, MOVED as u64),
+            "{verified}"
+        );
         assert!(!verified.is_right());
     }
     check_stamp(&region, 0..BYTES, 1);
-    // A leap brings everything where it belongs again; the frames left behind stay where the kernel has put them, and are noticed there.
+    // A leap brings everything where it belongs again; the frames left behind stay where the kernel
+    // has put them, and are noticed there.
     go(&region, &pools[1]);
     check_on(&region, last);
     assert_eq!(pools[0].verify().unwrap().misplaced, MOVED as u64);
@@ -625,12 +700,16 @@ fn numa_balancing_leaves_pages_where_they_were_put() {
     let mut round = 0;
     for to in [1, 0, 1, 0] {
         go(&region, &pools[to]);
-        // As long as the kernel needs for a round of its own: it looks at a process about once a second.
+        // As long as the kernel needs for a round of its own: it looks at a process about once a
+        // second.
         let began = std::time::Instant::now();
         while began.elapsed() < std::time::Duration::from_millis(1500) {
             round += 1;
             words.iter().step_by(512).for_each(|word| word.store(round, Relaxed));
-            assert!(words.iter().step_by(512).all(|word| word.load(Relaxed) == round), "LOST a write");
+            assert!(
+                words.iter().step_by(512).all(|word| word.load(Relaxed) == round),
+                "LOST a write"
+            );
         }
         check_on(&region, [nodes[0], last][to]);
     }

@@ -1,5 +1,6 @@
-//! Leaps between memory nodes under writers, and where something is short or refused: each works all the same, or ends with an error that says
-//! what to do, and nothing is lost. On a machine with one node each test says that it is skipped; see `nodes.rs`.
+//! Leaps between memory nodes under writers, and where something is short or refused: each works
+//! all the same, or ends with an error that says what to do, and nothing is lost. On a machine with
+//! one node each test says that it is skipped; see `nodes.rs`.
 
 mod common;
 #[path = "common/filter.rs"]
@@ -25,9 +26,15 @@ const MB: usize = 1 << 20;
 /// Bytes of most regions here.
 const BYTES: usize = 4 * MB;
 
-/// Writes rising values into every `threads`th word of those at `stride`, from the `first`, until told to stop; each value is checked before the
-/// next one replaces it.
-fn write_until(stop: &AtomicBool, rounds: &AtomicU64, region: &Region, first: usize, threads: usize) {
+/// Writes rising values into every `threads`th word of those at `stride`, from the `first`, until
+/// told to stop; each value is checked before the next one replaces it.
+fn write_until(
+    stop: &AtomicBool,
+    rounds: &AtomicU64,
+    region: &Region,
+    first: usize,
+    threads: usize,
+) {
     const STRIDE: usize = 64;
     let words = region.atomics_u64(0..region.len()).unwrap();
     let mine = || words.iter().step_by(STRIDE).skip(first).step_by(threads);
@@ -123,7 +130,9 @@ fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
             Ok(report) => {
                 assert_eq!(report.pages.total() as usize, BYTES / 4096, "{report}");
                 assert_eq!((report.pages.busy, report.pages.not_attempted), (0, 0), "{report}");
-                let Ended::Failed(error) = report.ended else { panic!("{spare} mappings were enough") };
+                let Ended::Failed(error) = report.ended else {
+                    panic!("{spare} mappings were enough")
+                };
                 error
             }
         };
@@ -156,7 +165,12 @@ fn calls_that_a_filter_refuses_are_done_without_or_named() {
         ("userfaultfd", &[libc::SYS_userfaultfd]),
         (
             "what Docker refuses",
-            &[libc::SYS_mbind, libc::SYS_move_pages, libc::SYS_set_mempolicy, libc::SYS_userfaultfd],
+            &[
+                libc::SYS_mbind,
+                libc::SYS_move_pages,
+                libc::SYS_set_mempolicy,
+                libc::SYS_userfaultfd,
+            ],
         ),
         ("policies", &[libc::SYS_mbind, libc::SYS_set_mempolicy]),
     ];
@@ -167,14 +181,19 @@ fn calls_that_a_filter_refuses_are_done_without_or_named() {
         let calls = FILTERS.iter().find(|(name, _)| *name == filter).unwrap().1;
         install_filter(Action::Errno(errno.parse().unwrap()), calls).unwrap();
         let topology = Topology::read().unwrap();
-        // Threads on the node's CPUs take memory of the node, whatever is refused. A node without CPUs needs a policy, of the pool or of the
-        // threads that fill it.
-        let policies = [libc::SYS_mbind, libc::SYS_set_mempolicy].iter().any(|call| !calls.contains(call));
-        let reachable = |node: &&NodeId| policies || !topology.node(**node).unwrap().cpus.is_empty();
+        // Threads on the node's CPUs take memory of the node, whatever is refused. A node without
+        // CPUs needs a policy, of the pool or of the threads that fill it.
+        let policies =
+            [libc::SYS_mbind, libc::SYS_set_mempolicy].iter().any(|call| !calls.contains(call));
+        let reachable =
+            |node: &&NodeId| policies || !topology.node(**node).unwrap().cpus.is_empty();
         let (near, beyond): (Vec<&NodeId>, Vec<&NodeId>) = nodes.iter().partition(reachable);
         for node in beyond {
             let error = Pool::builder(*node, BYTES as u64).build().unwrap_err();
-            assert!(matches!(&error, Error::Misplaced { node: named, .. } if named == node), "{error}");
+            assert!(
+                matches!(&error, Error::Misplaced { node: named, .. } if named == node),
+                "{error}"
+            );
             assert!(error.to_string().contains("mbind"), "a remedy: {error}");
         }
         let pools = near.iter().map(|node| Pool::builder(**node, BYTES as u64).build());

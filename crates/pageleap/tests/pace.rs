@@ -1,4 +1,5 @@
-//! How fast a job copies, and how long others wait for it: what the user may say, and what the report says back.
+//! How fast a job copies, and how long others wait for it: what the user may say, and what the
+//! report says back.
 
 mod common;
 
@@ -26,7 +27,8 @@ fn a_rate_limit_is_kept() {
         let job = Migration::new().range(&region, 0..BYTES, &pools[1]).engine(engine);
         let report = job.rate_limit(PER_SECOND).threads(2).start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
-        // The last areas, one of each thread, are not waited for, and a hundredth of a second may be made up for.
+        // The last areas, one of each thread, are not waited for, and a hundredth of a second may
+        // be made up for.
         let paid = report.bytes_copied - 2 * report.area_bytes as u64 - PER_SECOND / 100;
         assert!(report.migrate_ns as f64 >= paid as f64 / PER_SECOND as f64 * 1e9, "{report}");
         assert!(report.area_bytes <= 2 << 20, "{report}");
@@ -58,7 +60,8 @@ fn a_job_ends_with_its_last_area() {
     let _turn = turn();
     for engine in engines() {
         let (pools, region) = scene();
-        let job = Migration::new().range(&region, 0..BYTES, &pools[1]).engine(engine).area_bytes(BYTES);
+        let job =
+            Migration::new().range(&region, 0..BYTES, &pools[1]).engine(engine).area_bytes(BYTES);
         let report = job.rate_limit(1).threads(2).start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
     }
@@ -99,7 +102,11 @@ fn windows_are_compared_with_the_budget() {
         assert_eq!(generous.windows_over_budget, 0, "{generous}");
         // A budget that cannot be met makes small areas, as far as that may help.
         let smaller = impossible.windows.count > generous.windows.count;
-        assert_eq!(smaller, impossible.engine != pageleap::Engine::Mprotect, "{impossible}\n{generous}");
+        assert_eq!(
+            smaller,
+            impossible.engine != pageleap::Engine::Mprotect,
+            "{impossible}\n{generous}"
+        );
         check_stamp(&region, 0..BYTES, 1);
     }
 }

@@ -1,4 +1,5 @@
-//! Guards: pages that a device or the kernel has by their frames stay where they are, in both directions; and what happens without.
+//! Guards: pages that a device or the kernel has by their frames stay where they are, in both
+//! directions; and what happens without.
 
 #[path = "common/calls.rs"]
 mod calls;
@@ -36,7 +37,8 @@ fn scene() -> ([Pool; 2], Region) {
 }
 
 fn leap(region: &Region, to: &Pool, engine: EngineChoice, patience: Duration) -> Report {
-    let job = Migration::new().range(region, 0..region.len(), to).engine(engine).pin_patience(patience);
+    let job =
+        Migration::new().range(region, 0..region.len(), to).engine(engine).pin_patience(patience);
     job.start().unwrap().wait()
 }
 
@@ -57,7 +59,8 @@ fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
 }
 
-/// A guard that is asked for while its page is being discarded is not given: the frame is somebody else's next.
+/// A guard that is asked for while its page is being discarded is not given: the frame is somebody
+/// else's next.
 #[test]
 fn no_guard_is_given_on_what_is_being_discarded() {
     let _turn = turn();
@@ -105,7 +108,8 @@ fn guarded_pages_stay_and_the_others_move() {
         let Ended::Failed(Error::Pinned { range }) = &report.ended else { panic!("{report}") };
         let start = region.as_ptr().as_ptr() as usize;
         assert_eq!(range.0, start + 5 * BASE_PAGE..start + 7 * BASE_PAGE);
-        let busy: Vec<_> = report.runs.iter().filter(|run| run.outcome == PageOutcome::Busy).collect();
+        let busy: Vec<_> =
+            report.runs.iter().filter(|run| run.outcome == PageOutcome::Busy).collect();
         assert_eq!(busy.len(), 2, "{report}");
         if let (Some(before), Some(now)) = (before, region.frame_numbers().unwrap()) {
             let kept: Vec<usize> = (0..PAGES).filter(|page| before[*page] == now[*page]).collect();
@@ -126,7 +130,8 @@ fn guarded_pages_stay_and_the_others_move() {
 fn a_job_waits_for_guards_and_is_cancelled_while_it_waits() {
     let _turn = turn();
     let (pools, region) = scene();
-    let job = |to| Migration::new().range(&region, 0..BYTES, to).pin_patience(LONG).start().unwrap();
+    let job =
+        |to| Migration::new().range(&region, 0..BYTES, to).pin_patience(LONG).start().unwrap();
     let guard = region.pin(0..1).unwrap();
     let waiting = job(&pools[1]);
     assert!(soon(|| waiting.progress().bytes_migrated == (BYTES - BASE_PAGE) as u64));
@@ -152,7 +157,10 @@ fn pages_whose_guards_have_gone_are_moved() {
     for (engine, to) in engines().into_iter().zip([1, 0, 1]) {
         let early = region.pin(0..BASE_PAGE).unwrap();
         let last = region.pin(BYTES - 1..BYTES).unwrap();
-        let job = Migration::new().range(&region, 0..BYTES, &pools[to]).engine(engine).area_bytes(BASE_PAGE);
+        let job = Migration::new()
+            .range(&region, 0..BYTES, &pools[to])
+            .engine(engine)
+            .area_bytes(BASE_PAGE);
         let job = job.rate_limit(128 << 10).pin_patience(Duration::ZERO).start().unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         drop(early);
@@ -201,7 +209,9 @@ fn while_leaping(body: impl FnOnce(&Region)) {
         let _stop = StopOnDrop(&stop);
         body(&region);
         let now = leaps.load(Relaxed);
-        assert!(soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()) && !mover.is_finished());
+        assert!(
+            soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()) && !mover.is_finished()
+        );
     });
 }
 
@@ -225,7 +235,8 @@ fn a_guard_is_given_when_no_attempt_is_under_way() {
     });
 }
 
-/// A registered buffer: the kernel writes to the frame that was there at registration, whenever the data comes.
+/// A registered buffer: the kernel writes to the frame that was there at registration, whenever the
+/// data comes.
 fn fixed_read(guarded: bool) -> Option<(bool, Report)> {
     let (pools, region) = scene();
     let mut ring = IoUring::new(2).ok()?;
@@ -235,7 +246,8 @@ fn fixed_read(guarded: bool) -> Option<(bool, Report)> {
     // SAFETY: the buffer lies in a region that outlives the ring.
     unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
     let (from, mut to) = pipe();
-    let read = opcode::ReadFixed::new(Fd(from.as_raw_fd()), page[0].as_ptr(), BASE_PAGE as u32, 0).build();
+    let read =
+        opcode::ReadFixed::new(Fd(from.as_raw_fd()), page[0].as_ptr(), BASE_PAGE as u32, 0).build();
     // SAFETY: as above; what the entry names lives until it is done, which is waited for.
     unsafe { ring.submission().push(&read) }.unwrap();
     ring.submit().unwrap();
@@ -295,11 +307,15 @@ fn a_spliced_page_is_sent_with_a_guard_and_another_without() {
     assert!(!spliced(false), "without a guard the frame was expected to be somebody else's by now");
 }
 
-/// A file on a disk that devices read from and write to memory by themselves; `None` where the file system cannot.
+/// A file on a disk that devices read from and write to memory by themselves; `None` where the file
+/// system cannot.
 fn direct_file() -> Option<File> {
     // The machines of the lab do not have the folder that was there when this was built.
-    let built = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).filter(|folder| folder.is_dir());
-    let path = built.unwrap_or_else(std::env::temp_dir).join(format!("pageleap-pins-{}", std::process::id()));
+    let built =
+        option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    let path = built
+        .unwrap_or_else(std::env::temp_dir)
+        .join(format!("pageleap-pins-{}", std::process::id()));
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
     let file = options.open(&path).ok()?;
@@ -342,7 +358,8 @@ fn process_vm_writev_is_kept_with_guards() {
     });
 }
 
-/// Writes pages to the file and reads them back, past the page cache, while the region leaps. Returns how many were wrong.
+/// Writes pages to the file and reads them back, past the page cache, while the region leaps.
+/// Returns how many were wrong.
 fn direct_rounds(file: &File, guarded: bool) -> usize {
     const ROUNDS: usize = 200;
     let mut wrong = 0;
@@ -350,7 +367,8 @@ fn direct_rounds(file: &File, guarded: bool) -> usize {
         for round in 0..ROUNDS {
             let page = round % PAGES;
             let bytes = bytes_of(region, page);
-            let pin = || guarded.then(|| region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap());
+            let pin =
+                || guarded.then(|| region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap());
             // SAFETY: the page lives; that the device accesses it is what this is about.
             let slice = |guarded: bool| unsafe {
                 let _ = guarded;
@@ -367,8 +385,8 @@ fn direct_rounds(file: &File, guarded: bool) -> usize {
             drop(guard);
             match read {
                 Ok(BASE_PAGE) => wrong += usize::from(!holds(bytes, round)),
-                // Where the kernel copies (memory file systems): with the engine mprotect, and without a guard, the page may be
-                // protected before the copy, or during it.
+                // Where the kernel copies (memory file systems): with the engine mprotect, and
+                // without a guard, the page may be protected before the copy, or during it.
                 Ok(_) if !guarded => wrong += 1,
                 Err(error) if !guarded && error.raw_os_error() == Some(libc::EFAULT) => wrong += 1,
                 other => panic!("{other:?}"),

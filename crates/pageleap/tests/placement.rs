@@ -1,5 +1,6 @@
-//! Placements: which pages go to which node, where page tables go, what verification notices, what a change of the cpuset does. What
-//! needs several nodes runs on the model; what one node can show, on the kernel.
+//! Placements: which pages go to which node, where page tables go, what verification notices, what
+//! a change of the cpuset does. What needs several nodes runs on the model; what one node can show,
+//! on the kernel.
 
 mod common;
 #[path = "common/refusing.rs"]
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, surprises, turn};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
 use pageleap::{
-    Ended, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement, Pool, Region, Verification,
-    audit,
+    Ended, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement, Pool, Region,
+    Verification, audit,
 };
 use refusing::{Refusing, Request};
 
@@ -37,7 +38,8 @@ fn address(region: &Region, page: usize) -> usize {
 
 /// Writes into each page of a region of a model.
 fn mark(model: &Model, region: &Region) {
-    (0..region.len() / PAGE).for_each(|page| model.store(address(region, page), page as u64 + 1).unwrap());
+    (0..region.len() / PAGE)
+        .for_each(|page| model.store(address(region, page), page as u64 + 1).unwrap());
 }
 
 fn check_marks(model: &Model, region: &Region) {
@@ -76,7 +78,10 @@ fn a_region_is_spread_as_its_placement_says_and_leaps_to_another() {
     go(&region, pool.on(stripes));
     assert_eq!(counts(&region), [32, 0, 32]);
     let file = |page| model.frame_at(address(&region, page)).unwrap().0;
-    assert!((0..PAGES).all(|page| file(page) == file(page / 8 % 2 * 8)), "stripes of eight pages alternate");
+    assert!(
+        (0..PAGES).all(|page| file(page) == file(page / 8 % 2 * 8)),
+        "stripes of eight pages alternate"
+    );
 
     check_marks(&model, &region);
     audit(&[&pool], &[&region]).unwrap();
@@ -106,7 +111,8 @@ fn page_tables_follow_the_data_unless_told_otherwise() {
     go(&region, pool.on(NODES[1]));
     assert_eq!(tables(&region), NODES[1]);
 
-    // The page tables on node 4 have stayed with the frames of node 0, and must not be handed out as node 0's.
+    // The page tables on node 4 have stayed with the frames of node 0, and must not be handed out
+    // as node 0's.
     go(&region, pool.on(NODES[0]));
     assert_eq!(tables(&region), NODES[0]);
     check_marks(&model, &region);
@@ -118,7 +124,8 @@ fn page_tables_follow_the_data_unless_told_otherwise() {
     assert_eq!(tables(&region), NODES[0]);
     assert_eq!(pool.free_bytes_on(NODES[0]), 0);
     audit(&[&pool], &[&region]).unwrap();
-    // A dropped region leaves frames whose alias this thread has mapped again, wherever its page tables are.
+    // A dropped region leaves frames whose alias this thread has mapped again, wherever its page
+    // tables are.
     drop(Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap());
     let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
     assert_eq!(tables(&region), NODES[1]);
@@ -149,7 +156,8 @@ fn destinations_that_the_pool_does_not_have_are_named() {
     let (_, pool) = model_pool(PAGES);
     let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
     let refused = |placement: Placement, named: &str| {
-        let migration = Migration::new().range(&region, 0..region.len(), pool.on(placement.clone()));
+        let migration =
+            Migration::new().range(&region, 0..region.len(), pool.on(placement.clone()));
         let started = migration.start().map(drop);
         for result in [started, Region::new(pool.on(placement), PAGE).map(drop)] {
             let error = result.unwrap_err();
@@ -166,9 +174,15 @@ fn destinations_that_the_pool_does_not_have_are_named() {
     // The pages of node 3 are taken before it turns out that node 0 has none.
     let last = Placement::interleave([NODES[1], NODES[0]]);
     let region = Region::new(pool.on(last.clone()), 3 * PAGE).map(drop);
-    assert!(matches!(region, Err(Error::PoolExhausted { node: NodeId(0), .. })), "nothing is free on node 0");
+    assert!(
+        matches!(region, Err(Error::PoolExhausted { node: NodeId(0), .. })),
+        "nothing is free on node 0"
+    );
     assert_eq!(pool.free_bytes(), (2 * PAGES * PAGE) as u64, "what had been taken is back");
-    let job = Migration::new().range(&region_of_others(&pool), 0..3 * PAGE, pool.on(last)).start().map(drop);
+    let job = Migration::new()
+        .range(&region_of_others(&pool), 0..3 * PAGE, pool.on(last))
+        .start()
+        .map(drop);
     assert!(matches!(job, Err(Error::PoolExhausted { node: NodeId(0), .. })));
     assert_eq!(pool.free_bytes(), (2 * PAGES * PAGE) as u64, "what had been taken is back");
 }
@@ -208,8 +222,12 @@ fn verification_during_leaps_finds_nothing_wrong() {
     let region = Region::new(&pool, 2 * PAGES * PAGE).unwrap();
     for round in 0..if cfg!(debug_assertions) { 30 } else { 300 } {
         let to = pool.on(NODES[round % 3]);
-        let job =
-            Migration::new().range(&region, 0..region.len(), to).area_bytes(PAGE).threads(2).start().unwrap();
+        let job = Migration::new()
+            .range(&region, 0..region.len(), to)
+            .area_bytes(PAGE)
+            .threads(2)
+            .start()
+            .unwrap();
         while !job.is_finished() {
             let verified = region.verify().unwrap();
             assert!(verified.is_right() && verified.pages == 2 * PAGES as u64, "{verified}");
@@ -218,7 +236,8 @@ fn verification_during_leaps_finds_nothing_wrong() {
     }
 }
 
-/// What is free and needed is said of the whole call and of the share that is too small, not of the part at which that came out.
+/// What is free and needed is said of the whole call and of the share that is too small, not of the
+/// part at which that came out.
 #[test]
 fn a_pool_that_is_too_small_says_what_was_free_before() {
     let pages = |pages: usize| (pages * PAGE) as u64;
@@ -237,7 +256,9 @@ fn a_pool_that_is_too_small_says_what_was_free_before() {
     let region = Region::new(&large, 48 * PAGE).unwrap();
     let move_to = |pools: [&Pool; 2]| {
         let job = Migration::new().range(&region, 0..12 * PAGE, pools[0].on(NODES[2]));
-        job.range(&region, 12 * PAGE..24 * PAGE, pools[1].on(NODES[2])).start().map(|job| job.wait())
+        job.range(&region, 12 * PAGE..24 * PAGE, pools[1].on(NODES[2]))
+            .start()
+            .map(|job| job.wait())
     };
     says(move_to([&pool, &pool]).unwrap_err(), NODES[2], pages(16), pages(24));
     let job = Migration::new().range(&region, 0..20 * PAGE, pool.on(NODES[2]));
@@ -250,8 +271,8 @@ fn a_pool_that_is_too_small_says_what_was_free_before() {
     assert_eq!(pool.free_bytes(), pool.bytes());
 }
 
-/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again: page tables of an alias that has been filled
-/// again, or mapped anew where this was refused.
+/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again:
+/// page tables of an alias that has been filled again, or mapped anew where this was refused.
 #[test]
 fn page_tables_are_put_right_after_a_refused_policy() {
     for refill in [true, false] {
@@ -269,7 +290,8 @@ fn page_tables_are_put_right_after_a_refused_policy() {
         };
         let backend = Arc::new(Refusing::new(model.clone(), refuses));
         let bytes = (NODES.len() * PAGES * PAGE) as u64;
-        let pool = Pool::builder(Placement::interleave(NODES), bytes).backend(backend).build().unwrap();
+        let pool =
+            Pool::builder(Placement::interleave(NODES), bytes).backend(backend).build().unwrap();
         let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
         let tables = |region: &Region| {
             let all = (0..PAGES).map(|page| model.tables_at(address(region, page)));
@@ -283,8 +305,12 @@ fn page_tables_are_put_right_after_a_refused_policy() {
         let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
         assert_ne!(tables(&region), [Some(NODES[1].0)].into());
         let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
-        let report =
-            Migration::new().range(&region, 0..region.len(), stripes).threads(2).start().unwrap().wait();
+        let report = Migration::new()
+            .range(&region, 0..region.len(), stripes)
+            .threads(2)
+            .start()
+            .unwrap()
+            .wait();
         assert!(report.ended.is_completed(), "{report}");
         let warned = report.warnings.iter().filter(|w| w.contains("set_mempolicy")).count();
         assert_eq!(warned, 1, "{report}");
@@ -300,17 +326,21 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
     let mut struck = 0;
     for at in 1..60 {
         let model = Arc::new(Model::new());
-        let failing = Arc::new(FailAt::new(model.clone(), at, FailMode::Before, Errno(libc::ENOMEM)));
+        let failing =
+            Arc::new(FailAt::new(model.clone(), at, FailMode::Before, Errno(libc::ENOMEM)));
         let bytes = (NODES.len() * PAGES * PAGE) as u64;
-        let pool =
-            Pool::builder(Placement::interleave(NODES), bytes).backend(failing.clone()).build().unwrap();
+        let pool = Pool::builder(Placement::interleave(NODES), bytes)
+            .backend(failing.clone())
+            .build()
+            .unwrap();
         let region = Region::new(pool.on(NODES[0]), 8 * PAGE).unwrap();
         mark(&model, &region);
         let first = address(&region, 0);
         // SAFETY: a range of the model.
         unsafe { model.advise(first, 4 * PAGE, Advice::DontDump) }.unwrap();
         let set: Vec<_> = (0..8).map(|page| model.attributes_at(address(&region, page))).collect();
-        // Of the last eight frames of node 3 this thread has filled every second alias again; to the others a leap has given theirs back.
+        // Of the last eight frames of node 3 this thread has filled every second alias again; to
+        // the others a leap has given theirs back.
         let rest = Region::new(pool.on(NODES[1]), (PAGES - 8) * PAGE).unwrap();
         let last = Region::new(pool.on(NODES[1]), 8 * PAGE).unwrap();
         for page in (0..8).step_by(2) {
@@ -320,7 +350,8 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
         }
         drop(last);
         failing.arm();
-        let migration = Migration::new().range(&region, 0..8 * PAGE, pool.on(NODES[1])).area_bytes(8 * PAGE);
+        let migration =
+            Migration::new().range(&region, 0..8 * PAGE, pool.on(NODES[1])).area_bytes(8 * PAGE);
         let report = migration.threads(1).start();
         // Still armed while it runs.
         if let Ok(job) = report {
@@ -346,12 +377,16 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
     mark(&model, &region);
     let to = pool.on(Placement::interleave([NODES[0], NODES[1]]).stripe_bytes(2 * PAGE));
     let migration = Migration::new().range(&region, 0..region.len(), to);
-    let job = migration.area_bytes(PAGE).threads(2).rate_limit((MANY * PAGE / 4) as u64).start().unwrap();
+    let job =
+        migration.area_bytes(PAGE).threads(2).rate_limit((MANY * PAGE / 4) as u64).start().unwrap();
     assert!(common::soon(|| job.progress().bytes_migrated > 0));
     model.forbid_node(NODES[1].0);
     let report = job.wait();
     assert!(matches!(report.ended, Ended::CpusetChanged), "{report}");
-    assert!(report.warnings.iter().any(|w| w.contains("cpuset") && w.contains("node 3")), "{report}");
+    assert!(
+        report.warnings.iter().any(|w| w.contains("cpuset") && w.contains("node 3")),
+        "{report}"
+    );
     assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
     assert_eq!(report.pages.total(), MANY as u64, "{report}");
     let PageCounts { migrated, unchanged, not_attempted, .. } = report.pages;
@@ -368,7 +403,8 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
     check_marks(&model, &region);
 }
 
-// On the kernel ---------------------------------------------------------------------------------------------------------
+// On the kernel
+// ---------------------------------------------------------------------------------------------------------
 
 const MB: usize = 1 << 20;
 
@@ -399,8 +435,10 @@ fn page_tables_can_be_placed_on_the_kernel() {
     leap(&region, 0..8 * MB, &near);
     check_stamp(&region, 0..8 * MB, 1);
     audit(&[&near, &far], &[&region]).unwrap();
-    let error =
-        Region::new(near.on(Placement::on(near.nodes()[0]).page_tables(PageTables::Node(NodeId(999)))), PAGE);
+    let error = Region::new(
+        near.on(Placement::on(near.nodes()[0]).page_tables(PageTables::Node(NodeId(999)))),
+        PAGE,
+    );
     assert!(matches!(error, Err(Error::UnknownNode { .. })));
 }
 
@@ -423,7 +461,10 @@ fn pools_verify_frames_in_use_and_during_a_leap() {
             let job = Migration::new().range(&region, 0..bytes, pool).start().unwrap();
             for verified in [near.verify(), far.verify(), region.verify()] {
                 let verified = verified.unwrap();
-                assert!(verified.is_right() && verified.pages == (bytes / page.bytes()) as u64, "{verified}");
+                assert!(
+                    verified.is_right() && verified.pages == (bytes / page.bytes()) as u64,
+                    "{verified}"
+                );
             }
             assert!(job.wait().ended.is_completed());
         }
@@ -436,12 +477,15 @@ fn pools_verify_frames_in_use_and_during_a_leap() {
 #[test]
 fn where_pages_lie_is_found_out_without_asking_about_pages() {
     let _turn = turn();
-    let refuses = |request: &Request| (request.call == Call::QueryNodes).then_some(Errno(libc::EPERM));
+    let refuses =
+        |request: &Request| (request.call == Call::QueryNodes).then_some(Errno(libc::EPERM));
     let backend: Arc<dyn Backend> = Arc::new(Refusing::new(Arc::new(Linux), refuses));
     let nodes = pools(PageSize::Base, PAGE as u64).unwrap().map(|pool| pool.nodes()[0]);
     for page in common::PAGE_SIZES {
         let bytes = 8 * page.bytes();
-        let build = |node| Pool::builder(node, bytes as u64).page_size(page).backend(backend.clone()).build();
+        let build = |node| {
+            Pool::builder(node, bytes as u64).page_size(page).backend(backend.clone()).build()
+        };
         let [near, far] = match nodes.map(build) {
             [Ok(near), Ok(far)] => [near, far],
             [Err(error), _] | [_, Err(error)] => {
@@ -500,7 +544,8 @@ fn locked_pools_are_locked_once_and_for_good() {
         .collect::<Vec<_>>();
     files.sort();
     assert!(
-        files.len() == 2 && files.iter().all(|flags| flags.contains(" dc") && flags.contains(" dd")),
+        files.len() == 2
+            && files.iter().all(|flags| flags.contains(" dc") && flags.contains(" dd")),
         "{files:?}"
     );
     let far = Pool::builder(node, 4 * MB as u64).build().unwrap();
@@ -518,13 +563,17 @@ fn locked_pools_are_locked_once_and_for_good() {
 
     // SAFETY: a plain system call.
     if unsafe { libc::geteuid() } != 0 {
-        return skip(&format!("{NAME} (a user without CAP_IPC_LOCK)"), &"only root can become another user");
+        return skip(
+            &format!("{NAME} (a user without CAP_IPC_LOCK)"),
+            &"only root can become another user",
+        );
     }
     let (end, text) = run_case(NAME, "limit");
     assert_eq!(end, End::Exited(0), "{text}");
 }
 
-/// The kernel drops an entry, or is just moving a page, at the moment when it is asked where the pages of a new pool lie.
+/// The kernel drops an entry, or is just moving a page, at the moment when it is asked where the
+/// pages of a new pool lie.
 #[test]
 fn pages_that_are_out_for_a_moment_are_looked_for_again() {
     let _turn = turn();

@@ -1,5 +1,6 @@
-//! Several jobs, regions and pools at the same time: ranges that change places among pools under writers, with cancellations and time-outs
-//! at any point; a region whose pages lie checkered over two pools; leaps that begin before the last one has recycled its frames.
+//! Several jobs, regions and pools at the same time: ranges that change places among pools under
+//! writers, with cancellations and time-outs at any point; a region whose pages lie checkered over
+//! two pools; leaps that begin before the last one has recycled its frames.
 
 mod common;
 #[path = "common/load.rs"]
@@ -10,13 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Random, StopOnDrop, check_stamp, engines, for_page_sizes, pool_mappings, pools, soon, stamp, surprises,
-    turn,
+    Random, StopOnDrop, check_stamp, engines, for_page_sizes, pool_mappings, pools, soon, stamp,
+    surprises, turn,
 };
 use load::{each_frame_once, word_of};
 use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
 
-/// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last one of each.
+/// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last
+/// one of each.
 fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Vec<u64> {
     let words = region.atomics_u64(0..region.len()).unwrap();
     let mut random = Random::new(owner as u64 + 1);
@@ -33,7 +35,8 @@ fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Ve
 
 fn check_written(region: &Region, last: &[Vec<u64>]) {
     let words = region.atomics_u64(0..region.len()).unwrap();
-    let lost = words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != last[i % last.len()][*i]);
+    let lost =
+        words.iter().enumerate().filter(|(i, word)| word.load(Relaxed) != last[i % last.len()][*i]);
     assert_eq!(lost.count(), 0, "LOST writes");
 }
 
@@ -84,7 +87,9 @@ fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool)
     let report = job.wait();
     assert!(surprises(&report).is_empty() && report.pages.failed == 0, "{report}");
     match report.ended {
-        Ended::Completed => assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}"),
+        Ended::Completed => {
+            assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}")
+        }
         Ended::Cancelled | Ended::TimedOut => {}
         ref other => panic!("{other:?}"),
     }
@@ -116,10 +121,15 @@ fn parts_of_regions_change_places_under_writers() {
                         let piece = |n: usize| range.start + n * PART / pieces / 4096 * 4096;
                         let mut ranges = Vec::new();
                         for n in (0..pieces).filter(|n| pieces == 1 || n % 2 == 0) {
-                            ranges.extend(regions.iter().map(|region| (region, piece(n)..piece(n + 1))));
+                            ranges.extend(
+                                regions.iter().map(|region| (region, piece(n)..piece(n + 1))),
+                            );
                         }
                         let to = &pools[random.below(3) as usize];
-                        moved.fetch_add(random_job(&mut random, &ranges, to).pages.migrated, Relaxed);
+                        moved.fetch_add(
+                            random_job(&mut random, &ranges, to).pages.migrated,
+                            Relaxed,
+                        );
                     }
                 });
             }
@@ -149,7 +159,8 @@ fn a_checkered_region_leaps_whole() {
             let region = Region::new(&pools[0], PAGES * page).unwrap();
             let mappings = pool_mappings().len();
             let to = |pool: usize| {
-                let all = Migration::new().engine(engine).range(&region, 0..PAGES * page, &pools[pool]);
+                let all =
+                    Migration::new().engine(engine).range(&region, 0..PAGES * page, &pools[pool]);
                 let report = all.start().unwrap().wait();
                 assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
                 report.pages
@@ -169,7 +180,11 @@ fn a_checkered_region_leaps_whole() {
             audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
             to(0);
             let huge = region.mapped_pages().unwrap().huge_mapped_ratio;
-            assert_eq!(huge, if page > 4096 { 1.0 } else { 0.0 }, "huge pages arrive huge, followed or not");
+            assert_eq!(
+                huge,
+                if page > 4096 { 1.0 } else { 0.0 },
+                "huge pages arrive huge, followed or not"
+            );
             let now = pool_mappings();
             assert!(now.len() <= mappings, "{mappings} mappings before:\n{}", now.join("\n"));
             check_stamp(&region, 0..PAGES * page, 7);
@@ -203,16 +218,20 @@ fn a_leap_back_begins_while_frames_are_recycled() {
                     assert_eq!(report.pages.migrated, (bytes / 4096) as u64, "{report}");
                 }
                 last.as_ref().unwrap().wait_until_moved();
-                // Frames that are free already have been recycled before the pages were anybody's to move.
-                let recycled =
-                    pools.iter().map(Pool::free_bytes).sum::<u64>() == (2 * pool_bytes - bytes) as u64;
+                // Frames that are free already have been recycled before the pages were anybody's
+                // to move.
+                let recycled = pools.iter().map(Pool::free_bytes).sum::<u64>()
+                    == (2 * pool_bytes - bytes) as u64;
                 overlaps && !recycled
             };
             for _ in 0..8 {
                 overlaps += u32::from(leap());
             }
             // How soon a thread runs is chance; with frames to go to it happens nearly always.
-            assert!(pool_bytes == bytes || overlaps > 0 || soon(&mut leap), "nothing ever overlapped");
+            assert!(
+                pool_bytes == bytes || overlaps > 0 || soon(&mut leap),
+                "nothing ever overlapped"
+            );
             assert!(last.unwrap().wait().ended.is_completed());
         });
         audit(&[&pools[0], &pools[1]], &[region]).unwrap();

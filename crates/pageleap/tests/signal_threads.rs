@@ -1,5 +1,5 @@
-//! Threads of all kinds survive a migration: those without a usual signal stack, those that look at errno, those that are interrupted; and a
-//! thread that could not survive one is named before.
+//! Threads of all kinds survive a migration: those without a usual signal stack, those that look at
+//! errno, those that are interrupted; and a thread that could not survive one is named before.
 //!
 //! Each case runs in a child: a failure may end the process.
 
@@ -15,7 +15,8 @@ use common::{StopOnDrop, can_follow, leap, migration, soon};
 use moving::{BYTES, FINE, address, cases, scene, while_migrating, write_rounds};
 use pageleap::{EngineChoice, Error, Region};
 
-// Threads -------------------------------------------------------------------------------------------------------------
+// Threads
+// -------------------------------------------------------------------------------------------------------------
 
 fn block_sigsegv(how: i32) {
     // SAFETY: the mask of this thread.
@@ -45,7 +46,10 @@ fn a_thread_that_blocks_the_signal_is_refused_and_named() {
                         state.store(3, Relaxed);
                         assert!(soon(|| state.load(Relaxed) == 4));
                     };
-                    std::thread::Builder::new().name("deaf".into()).spawn_scoped(scope, thread).unwrap();
+                    std::thread::Builder::new()
+                        .name("deaf".into())
+                        .spawn_scoped(scope, thread)
+                        .unwrap();
                     assert!(soon(|| state.load(Relaxed) == 1));
                     let migration = || migration(&region, 0..BYTES, &pools[0]);
                     let by_signals = migration().engine(EngineChoice::Mprotect).start();
@@ -70,7 +74,8 @@ fn a_thread_that_blocks_the_signal_is_refused_and_named() {
     );
 }
 
-/// The C library blocks all signals for an instant in threads that begin, end or fork, and so does the handler in threads that wait.
+/// The C library blocks all signals for an instant in threads that begin, end or fork, and so does
+/// the handler in threads that wait.
 #[test]
 fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
     cases(
@@ -105,7 +110,10 @@ fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
                                 scope.spawn(|| {
                                     while !stop.load(Relaxed) {
                                         let words = busy.atomics_u64(0..BYTES).unwrap();
-                                        words.iter().step_by(64).for_each(|word| word.store(1, Relaxed));
+                                        words
+                                            .iter()
+                                            .step_by(64)
+                                            .for_each(|word| word.store(1, Relaxed));
                                     }
                                 });
                             }
@@ -123,7 +131,8 @@ fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
     );
 }
 
-/// Runs `body` in a new thread of the C library that uses `stack` as its alternate signal stack, or none.
+/// Runs `body` in a new thread of the C library that uses `stack` as its alternate signal stack, or
+/// none.
 fn with_signal_stack(stack: Option<usize>, body: fn(&Region), region: &Region) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -136,7 +145,12 @@ fn with_signal_stack(stack: Option<usize>, body: fn(&Region), region: &Region) {
             let mut before = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
             // SAFETY: the new stack lives until the old one is back.
             unsafe {
-                assert_eq!(libc::sigaltstack(&wanted, &mut before), 0, "{}", std::io::Error::last_os_error());
+                assert_eq!(
+                    libc::sigaltstack(&wanted, &mut before),
+                    0,
+                    "{}",
+                    std::io::Error::last_os_error()
+                );
                 body(region);
                 assert_eq!(libc::sigaltstack(&before, ptr::null_mut()), 0);
             }
@@ -155,7 +169,9 @@ fn threads_with_small_signal_stacks_or_none_survive() {
             (
                 "none",
                 || {
-                    while_migrating(|region| with_signal_stack(None, |r| write_rounds(r, 300), region));
+                    while_migrating(|region| {
+                        with_signal_stack(None, |r| write_rounds(r, 300), region)
+                    });
                 },
                 FINE,
             ),
@@ -186,7 +202,12 @@ fn threads_with_small_signal_stacks_or_none_survive() {
                                 Some(std::mem::transmute::<&Region, &'static Region>(region));
                             let mut thread = std::mem::zeroed();
                             assert_eq!(
-                                libc::pthread_create(&mut thread, ptr::null(), body, ptr::null_mut()),
+                                libc::pthread_create(
+                                    &mut thread,
+                                    ptr::null(),
+                                    body,
+                                    ptr::null_mut()
+                                ),
                                 0
                             );
                             assert_eq!(libc::pthread_join(thread, ptr::null_mut()), 0);
@@ -226,7 +247,8 @@ fn errno_survives_a_fault() {
     );
 }
 
-// A signal handler that uses the region -------------------------------------------------------------------------------
+// A signal handler that uses the region
+// -------------------------------------------------------------------------------
 
 static COUNTER: AtomicUsize = AtomicUsize::new(0);
 static TICKS: AtomicU64 = AtomicU64::new(0);
@@ -251,10 +273,14 @@ fn signal_handlers_may_use_the_region() {
                         it_interval: libc::timeval { tv_sec: 0, tv_usec: microseconds },
                         it_value: libc::timeval { tv_sec: 0, tv_usec: microseconds },
                     };
-                    // SAFETY: the handler does one atomic addition; the timer is stopped before the region goes.
+                    // SAFETY: the handler does one atomic addition; the timer is stopped before the
+                    // region goes.
                     unsafe {
                         libc::signal(libc::SIGALRM, on_alarm as *const () as usize);
-                        assert_eq!(libc::setitimer(libc::ITIMER_REAL, &every(200), ptr::null_mut()), 0);
+                        assert_eq!(
+                            libc::setitimer(libc::ITIMER_REAL, &every(200), ptr::null_mut()),
+                            0
+                        );
                     }
                     let words = region.atomics_u64(0..BYTES).unwrap();
                     assert!(soon(|| {
@@ -262,7 +288,10 @@ fn signal_handlers_may_use_the_region() {
                         TICKS.load(Relaxed) > 500
                     }));
                     // SAFETY: stops the timer.
-                    assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &every(0), ptr::null_mut()) }, 0);
+                    assert_eq!(
+                        unsafe { libc::setitimer(libc::ITIMER_REAL, &every(0), ptr::null_mut()) },
+                        0
+                    );
                     assert!(
                         soon(|| words[1].load(Relaxed) == TICKS.load(Relaxed)),
                         "LOST additions of the handler"

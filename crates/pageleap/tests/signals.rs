@@ -1,5 +1,5 @@
-//! The fault handler among others: faults that are not pageleap's reach whoever would have had them, and a handler that would take its
-//! place is refused.
+//! The fault handler among others: faults that are not pageleap's reach whoever would have had
+//! them, and a handler that would take its place is refused.
 //!
 //! Signal actions belong to the process, and some cases end it: each runs in a child.
 
@@ -40,7 +40,9 @@ fn set_action(handler: usize, flags: i32, also_blocked: &[i32]) -> libc::sigacti
         let mut old: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
         action.sa_flags = flags;
-        also_blocked.iter().for_each(|signal| assert_eq!(libc::sigaddset(&mut action.sa_mask, *signal), 0));
+        also_blocked
+            .iter()
+            .for_each(|signal| assert_eq!(libc::sigaddset(&mut action.sa_mask, *signal), 0));
         assert_eq!(libc::sigaction(libc::SIGSEGV, &action, &mut old), 0);
         old
     }
@@ -225,7 +227,8 @@ fn a_sent_signal_does_what_it_did() {
     );
 }
 
-// Handlers of the application -----------------------------------------------------------------------------------------
+// Handlers of the application
+// -----------------------------------------------------------------------------------------
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -242,7 +245,9 @@ static TRAP: AtomicUsize = AtomicUsize::new(0);
 fn blocked() -> u64 {
     let mut mask = 0u64;
     // SAFETY: the kernel writes eight bytes.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, ptr::null::<u64>(), &mut mask, 8) };
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, ptr::null::<u64>(), &mut mask, 8)
+    };
     mask
 }
 
@@ -258,12 +263,20 @@ extern "C" fn one_argument(signal: libc::c_int) {
     BLOCKED.store(blocked(), Relaxed);
     // SAFETY: the trap page belongs to the case; async-signal-safe.
     unsafe {
-        libc::mprotect(TRAP.load(Relaxed) as *mut libc::c_void, 4096, libc::PROT_READ | libc::PROT_WRITE);
+        libc::mprotect(
+            TRAP.load(Relaxed) as *mut libc::c_void,
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+        );
         *libc::__errno_location() = libc::EDOM;
     }
 }
 
-extern "C" fn three_arguments(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn three_arguments(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: the kernel, or who chains, passed a valid `info`.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     CODE.store(code, Relaxed);
@@ -298,7 +311,10 @@ fn a_handler_that_was_there_gets_foreign_faults() {
                         assert_eq!((CALLS.load(Relaxed), SIGNAL.load(Relaxed)), (1, libc::SIGSEGV));
                         /// `SEGV_ACCERR`: mapped, but forbidden.
                         const FORBIDDEN: i32 = 2;
-                        assert_eq!((FAULT.load(Relaxed), CODE.load(Relaxed)), (page + 17, FORBIDDEN));
+                        assert_eq!(
+                            (FAULT.load(Relaxed), CODE.load(Relaxed)),
+                            (page + 17, FORBIDDEN)
+                        );
                         assert_ne!(CONTEXT.load(Relaxed), 0);
                         write_rounds(region, 50);
                         assert_eq!(CALLS.load(Relaxed), 1);
@@ -333,7 +349,10 @@ fn a_handler_that_was_there_gets_foreign_faults() {
                     // SAFETY: errno is this thread's own.
                     unsafe { *libc::__errno_location() = libc::EXDEV };
                     poke(address(&region) + 5000);
-                    assert_eq!((CALLS.load(Relaxed), FAULT.load(Relaxed)), (1, address(&region) + 5000));
+                    assert_eq!(
+                        (CALLS.load(Relaxed), FAULT.load(Relaxed)),
+                        (1, address(&region) + 5000)
+                    );
                     assert_eq!(ERRNO.load(Relaxed), libc::EXDEV, "our handler changed errno");
                 },
                 FINE,
@@ -437,17 +456,23 @@ fn a_handler_that_comes_later_is_refused_and_named() {
                 set_action(theirs, 0, &[]);
                 let free = pools[0].free_bytes();
                 for _ in 0..2 {
-                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
+                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop)
+                    else {
                         panic!("not refused")
                     };
                     let text = error.to_string();
-                    assert!(matches!(error, Error::EngineRefused { engine: "mprotect", .. }), "{text}");
                     assert!(
-                        text.contains("another SIGSEGV handler") && text.contains(&format!("{theirs:#x}")),
+                        matches!(error, Error::EngineRefused { engine: "mprotect", .. }),
                         "{text}"
                     );
                     assert!(
-                        text.contains("before the first job") && text.contains("install_fault_handler"),
+                        text.contains("another SIGSEGV handler")
+                            && text.contains(&format!("{theirs:#x}")),
+                        "{text}"
+                    );
+                    assert!(
+                        text.contains("before the first job")
+                            && text.contains("install_fault_handler"),
                         "{text}"
                     );
                     assert_eq!(pools[0].free_bytes(), free);

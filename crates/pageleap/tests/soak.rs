@@ -1,12 +1,15 @@
-//! Everything at once, for as long as one likes: regions and pools of all page sizes, jobs by all engines, started, stopped, refused and made to fail, while
-//! threads write and read, the kernel does so for them, pages are pinned under guards, processes are forked, signals arrive. Whenever
+//! Everything at once, for as long as one likes: regions and pools of all page sizes, jobs by all
+//! engines, started, stopped, refused and made to fail, while threads write and read, the kernel
+//! does so for them, pages are pinned under guards, processes are forked, signals arrive. Whenever
 //! nobody is at work everything is checked, and then goes on.
 //!
-//! Rounds follow each other. What a round consists of, and each actor's random numbers, follow from the seed and the round's number; which thread runs when
-//! is up to the system. So a seed brings back the same load, not the same schedule. Both are printed with each failure.
+//! Rounds follow each other. What a round consists of, and each actor's random numbers, follow from
+//! the seed and the round's number; which thread runs when is up to the system. So a seed brings
+//! back the same load, not the same schedule. Both are printed with each failure.
 //!
-//! `PAGELEAP_SOAK_SECONDS` sets the duration, `PAGELEAP_SOAK_SEED` the seed, `PAGELEAP_SOAK_ROUND` the first round, and `PAGELEAP_SOAK_AGAIN=1` repeats that one;
-//! `cargo xtask soak` sets them for you. SIGINT ends it with a summary.
+//! `PAGELEAP_SOAK_SECONDS` sets the duration, `PAGELEAP_SOAK_SEED` the seed, `PAGELEAP_SOAK_ROUND`
+//! the first round, and `PAGELEAP_SOAK_AGAIN=1` repeats that one; `cargo xtask soak` sets them for
+//! you. SIGINT ends it with a summary.
 
 #[path = "soak/actors.rs"]
 mod actors;
@@ -122,7 +125,8 @@ fn play(scene: &Scene, part: u64, length: Duration, alive: &Alive) {
         let mut actor = 0;
         let mut cast = |name: &str, number: usize, body: Box<dyn FnOnce(Part) + Send>| {
             actor += 1;
-            let (random, name, stop) = (round.random(actor, part), format!("{name} {number}"), &stop);
+            let (random, name, stop) =
+                (round.random(actor, part), format!("{name} {number}"), &stop);
             let alive = name.clone();
             let body = move || body(Part { scene, random, stop, alive: Alive::new(alive) });
             thread::Builder::new().name(name).spawn_scoped(scope, body).unwrap();
@@ -135,7 +139,11 @@ fn play(scene: &Scene, part: u64, length: Duration, alive: &Alive) {
         }
         for number in 0..round.kernel_writers {
             let owner = MOST_WRITERS + number;
-            cast("kernel writer", owner, Box::new(move |part| actors::let_kernel_write(part, owner)));
+            cast(
+                "kernel writer",
+                owner,
+                Box::new(move |part| actors::let_kernel_write(part, owner)),
+            );
         }
         for number in 0..round.movers {
             cast("mover", number, Box::new(move |part| movers::start_jobs(part, number)));

@@ -1,10 +1,13 @@
-//! The stress oracle: many threads write, read and disturb a region that leaps back and forth, and afterwards every write must be there.
+//! The stress oracle: many threads write, read and disturb a region that leaps back and forth, and
+//! afterwards every write must be there.
 //!
-//! Each writer owns its words of the region, writes rising values to them in random order, and keeps a shadow of each. One writer lets the
-//! kernel write for it (`read(2)`). Readers check that no word ever falls back. A bystander maps and faults memory that has nothing to
-//! do with it. After each leap the kernel's view is checked; in the end each word must equal its shadow.
+//! Each writer owns its words of the region, writes rising values to them in random order, and
+//! keeps a shadow of each. One writer lets the kernel write for it (`read(2)`). Readers check that
+//! no word ever falls back. A bystander maps and faults memory that has nothing to do with it.
+//! After each leap the kernel's view is checked; in the end each word must equal its shadow.
 //!
-//! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word LOST.
+//! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
+//! LOST.
 
 mod common;
 #[path = "common/load.rs"]
@@ -15,8 +18,8 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{
-    Random, StopOnDrop, engines, in_lab, pool_mappings, pools, skip, skip_page_size, stress_seconds,
-    surprises, works,
+    Random, StopOnDrop, engines, in_lab, pool_mappings, pools, skip, skip_page_size,
+    stress_seconds, surprises, works,
 };
 use load::{bystander, each_frame_once, word_of};
 use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
@@ -79,7 +82,8 @@ fn kernel_writer(
     while !stop.load(Ordering::Relaxed) {
         let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
-        // SAFETY: eight bytes from `value` into the pipe, and from there into an aligned word of the region.
+        // SAFETY: eight bytes from `value` into the pipe, and from there into an aligned word of
+        // the region.
         unsafe {
             assert_eq!(libc::write(pipe[1], (&raw const value).cast(), 8), 8);
             loop {
@@ -152,7 +156,8 @@ fn check_kernels_view(
     Some(frames)
 }
 
-/// There are so many leaps, however long they take: where CPUs are emulated, some take longer than a case should.
+/// There are so many leaps, however long they take: where CPUs are emulated, some take longer than
+/// a case should.
 const LEAPS: u64 = 4;
 
 fn run(case: Case, pools: [Pool; 2]) {
@@ -161,7 +166,8 @@ fn run(case: Case, pools: [Pool; 2]) {
     let stop = AtomicBool::new(false);
     let kernel = KernelWrites::default();
     let start = Barrier::new(WRITERS + READERS + 3);
-    let (mut leaps, mut stopped, mut disturbed, mut holds, mut longest_wait) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    let (mut leaps, mut stopped, mut disturbed, mut holds, mut longest_wait) =
+        (0u64, 0u64, 0u64, 0u64, 0u64);
     let (mut shadows, mut again, mut engine) = (Vec::<Vec<u64>>::new(), 0, Engine::Mprotect);
 
     std::thread::scope(|scope| {
@@ -225,7 +231,9 @@ fn run(case: Case, pools: [Pool; 2]) {
             assert!(surprises(&report).is_empty(), "{report}");
             let all = report.pages.migrated == report.pages.total();
             match report.ended {
-                Ended::Completed => assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}"),
+                Ended::Completed => {
+                    assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}")
+                }
                 Ended::Cancelled | Ended::TimedOut => stopped += 1,
                 ref other => panic!("{other:?}"),
             }
@@ -267,7 +275,11 @@ fn run(case: Case, pools: [Pool; 2]) {
         longest_wait / 1000
     );
     if matches!(engine, Engine::Precopy | Engine::WpSync) {
-        assert_eq!(kernel.efaults.load(Ordering::Relaxed), 0, "a system call failed because of a leap");
+        assert_eq!(
+            kernel.efaults.load(Ordering::Relaxed),
+            0,
+            "a system call failed because of a leap"
+        );
     }
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
     assert!(writes > 1000, "the load did not run");

@@ -1,6 +1,8 @@
-//! System calls that read or write a region while it leaps: with the engine `precopy` none fails, and what they write is kept.
+//! System calls that read or write a region while it leaps: with the engine `precopy` none fails,
+//! and what they write is kept.
 //!
-//! Not here: calls that pin pages (`process_vm_writev`, O_DIRECT, registered buffers), which the contract forbids in a moving area.
+//! Not here: calls that pin pages (`process_vm_writev`, O_DIRECT, registered buffers), which the
+//! contract forbids in a moving area.
 
 #[path = "common/calls.rs"]
 mod calls;
@@ -20,7 +22,8 @@ fn rounds() -> usize {
     130 * common::stress_seconds() as usize
 }
 
-/// Leaps by `precopy`, in areas of all sizes, while `body` runs, which can wait until all pages have leapt once more.
+/// Leaps by `precopy`, in areas of all sizes, while `body` runs, which can wait until all pages
+/// have leapt once more.
 fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&pools[0], BYTES).unwrap();
@@ -52,7 +55,8 @@ fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     });
 }
 
-/// Makes a call so often at changing places, each time with other data, and shows `check` what it did: its data, and the place.
+/// Makes a call so often at changing places, each time with other data, and shows `check` what it
+/// did: its data, and the place.
 fn make(
     test: &str,
     (name, by_ring): (&str, bool),
@@ -81,7 +85,8 @@ fn make(
 }
 
 fn check_shadow(region: &[AtomicU8], shadow: &[u8], what: &str) {
-    let lost = region.iter().zip(shadow).filter(|(byte, value)| byte.load(Relaxed) != **value).count();
+    let lost =
+        region.iter().zip(shadow).filter(|(byte, value)| byte.load(Relaxed) != **value).count();
     assert_eq!(lost, 0, "LOST {lost} bytes after {what}");
 }
 
@@ -99,7 +104,11 @@ fn what_the_kernel_writes_into_a_leaping_region_is_kept() {
             (writing.take)(ends, bytes[0].as_ptr(), CHUNK, 0)
         };
         make(NAME, (writing.name, writing.by_ring), &mut ends, call, |_, data, bytes| {
-            let lost = bytes.iter().zip(data).filter(|(byte, value)| byte.load(Relaxed) != **value).count();
+            let lost = bytes
+                .iter()
+                .zip(data)
+                .filter(|(byte, value)| byte.load(Relaxed) != **value)
+                .count();
             assert_eq!(lost, 0, "LOST {lost} bytes of {}", writing.name);
         });
     }
@@ -124,7 +133,8 @@ fn the_kernel_reads_from_a_leaping_region_what_is_there() {
     }
 }
 
-/// The kernel may drop page table entries whenever it likes (it does when it swaps), and what it knows of writes goes with them.
+/// The kernel may drop page table entries whenever it likes (it does when it swaps), and what it
+/// knows of writes goes with them.
 #[test]
 fn entries_that_are_dropped_under_writers_lose_nothing() {
     const NAME: &str = "entries_that_are_dropped_under_writers_lose_nothing";
@@ -141,8 +151,9 @@ fn entries_that_are_dropped_under_writers_lose_nothing() {
             shadow[at + round % 4096] = value;
             let first = at & !((64 << 10) - 1);
             // SAFETY: drops page table entries of a shared mapping; the bytes stay in the file.
-            let dropped =
-                unsafe { libc::madvise(region[first].as_ptr().cast(), 64 << 10, libc::MADV_DONTNEED) };
+            let dropped = unsafe {
+                libc::madvise(region[first].as_ptr().cast(), 64 << 10, libc::MADV_DONTNEED)
+            };
             assert_eq!(dropped, 0, "{}", std::io::Error::last_os_error());
             assert_eq!(byte.load(Relaxed), value, "LOST a write");
         }

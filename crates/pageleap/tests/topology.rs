@@ -52,7 +52,8 @@ fn what_all_recorded_machines_have_in_common() {
         for node in topology.nodes() {
             assert_eq!(topology.distance(node.id, node.id), Some(10), "{name}");
             assert!(
-                node.free_bytes <= node.total_bytes && (node.total_bytes == 0 || node.free_bytes > 0),
+                node.free_bytes <= node.total_bytes
+                    && (node.total_bytes == 0 || node.free_bytes > 0),
                 "{name}"
             );
             let sizes: Vec<u64> = node.huge_pages.iter().map(|pages| pages.page_bytes).collect();
@@ -93,7 +94,10 @@ fn two_nodes() {
 #[test]
 fn four_nodes_in_a_cpuset() {
     let topology = recorded("four");
-    assert_eq!(each(&topology, |node| node.cpus.clone()), [vec![0, 1], vec![2, 3], vec![4, 5], vec![6]]);
+    assert_eq!(
+        each(&topology, |node| node.cpus.clone()),
+        [vec![0, 1], vec![2, 3], vec![4, 5], vec![6]]
+    );
     assert_eq!(numbers(topology.allowed_nodes()), [1, 2]);
     assert_eq!(topology.allowed_cpus(), [2, 3, 4]);
     let row = |from| [0, 1, 2, 3].map(|to| topology.distance(NodeId(from), NodeId(to)).unwrap());
@@ -108,7 +112,10 @@ fn four_nodes_in_a_cpuset() {
 #[test]
 fn eight_nodes() {
     let topology = recorded("eight");
-    assert_eq!(each(&topology, |node| node.cpus.clone()), [0, 1, 2, 3, 4, 5, 6, 7].map(|cpu| vec![cpu]));
+    assert_eq!(
+        each(&topology, |node| node.cpus.clone()),
+        [0, 1, 2, 3, 4, 5, 6, 7].map(|cpu| vec![cpu])
+    );
     let distance = |from, to| topology.distance(NodeId(from), NodeId(to)).unwrap();
     assert_eq!([distance(0, 3), distance(3, 4), distance(7, 5)], [12, 32, 12]);
 }
@@ -142,8 +149,9 @@ fn a_slower_tier_without_cpus() {
         read_latency_ns: Some(latency),
         write_latency_ns: Some(latency),
     };
-    let both =
-        |initiator, bandwidth, latency| [0, 1].map(|class| access(class, initiator, bandwidth, latency));
+    let both = |initiator, bandwidth, latency| {
+        [0, 1].map(|class| access(class, initiator, bandwidth, latency))
+    };
     let expected = [both(0, 20_000, 90), both(1, 20_000, 90), both(0, 5_000, 300)];
     assert_eq!(each(&topology, |node| node.access.clone()), expected);
 }
@@ -151,7 +159,10 @@ fn a_slower_tier_without_cpus() {
 #[test]
 fn cpus_without_memory() {
     let topology = recorded("apart");
-    assert_eq!(each(&topology, |node| (node.cpus.len(), node.total_bytes > 0)), [(2, false), (0, true)]);
+    assert_eq!(
+        each(&topology, |node| (node.cpus.len(), node.total_bytes > 0)),
+        [(2, false), (0, true)]
+    );
     assert_eq!(numbers(topology.allowed_nodes()), [1]);
     assert_eq!(topology.nearest_with_cpus(NodeId(1)), NodeId(0));
     assert!(topology.node(NodeId(0)).unwrap_err().is_usage());
@@ -338,5 +349,8 @@ fn a_folder_that_does_not_exist_is_no_machine() {
     let files = SysFiles::at("/nonexistent/folder");
     let error = Topology::read_from(&files).unwrap_err().to_string();
     assert!(error.starts_with("/nonexistent/folder:"), "{error}");
-    assert!(refusal(&Tree::empty()).contains("sys/devices/system/cpu/online"), "neither nodes nor CPUs");
+    assert!(
+        refusal(&Tree::empty()).contains("sys/devices/system/cpu/online"),
+        "neither nodes nor CPUs"
+    );
 }

@@ -1,5 +1,5 @@
-//! Trying a system call in a process of its own: what it changes there (policies, descriptors) ends with it, and a filter that ends the
-//! caller ends only the trial.
+//! Trying a system call in a process of its own: what it changes there (policies, descriptors) ends
+//! with it, and a filter that ends the caller ends only the trial.
 
 use std::mem::MaybeUninit;
 
@@ -17,21 +17,24 @@ pub enum Trial {
     Killed(i32),
 }
 
-/// Runs `trial` in a new process that shares this one's memory, and nothing else (`clone(CLONE_VM|CLONE_VFORK)`); the calling thread waits.
-/// Nobody is told of that process: it sends no SIGCHLD and `wait` does not see it.
+/// Runs `trial` in a new process that shares this one's memory, and nothing else
+/// (`clone(CLONE_VM|CLONE_VFORK)`); the calling thread waits. Nobody is told of that process: it
+/// sends no SIGCHLD and `wait` does not see it.
 ///
 /// # Errors
 /// If the process cannot be made (EAGAIN: as many as `pids.max` or `ulimit -u` allow).
 ///
 /// # Safety
-/// `trial` only makes system calls: it allocates nothing, takes no lock, does not panic, and changes no memory but its own stack.
+/// `trial` only makes system calls: it allocates nothing, takes no lock, does not panic, and
+/// changes no memory but its own stack.
 pub unsafe fn call_apart(trial: &dyn Fn() -> Result<usize, Errno>) -> Result<Trial, Errno> {
     struct Job<'a> {
         trial: &'a dyn Fn() -> Result<usize, Errno>,
         returned: Option<Result<usize, Errno>>,
     }
     extern "C" fn run(job: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: the job outlives this process: the thread that made it is suspended until the end.
+        // SAFETY: the job outlives this process: the thread that made it is suspended until the
+        // end.
         let job = unsafe { &mut *job.cast::<Job<'_>>() };
         job.returned = Some((job.trial)());
         // SAFETY: ends this process without running anything of the other one's.
@@ -39,8 +42,9 @@ pub unsafe fn call_apart(trial: &dyn Fn() -> Result<usize, Errno>) -> Result<Tri
     }
     let mut job = Job { trial, returned: None };
     let mut stack: Box<[MaybeUninit<u128>]> = Box::new_uninit_slice(STACK / size_of::<u128>());
-    // SAFETY: the stack and the job outlive the process, which has ended, or will never begin, when `clone` returns. All signals
-    // are blocked meanwhile, so that no handler of the program runs in it. The wait reaps that very process.
+    // SAFETY: the stack and the job outlive the process, which has ended, or will never begin, when
+    // `clone` returns. All signals are blocked meanwhile, so that no handler of the program runs in
+    // it. The wait reaps that very process.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -59,7 +63,8 @@ pub unsafe fn call_apart(trial: &dyn Fn() -> Result<usize, Errno>) -> Result<Tri
             }
         });
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        // It has ended in any case; another thread that waits for everything may have been told instead.
+        // It has ended in any case; another thread that waits for everything may have been told
+        // instead.
         let status = match ended {
             Err(Errno(libc::ECHILD)) => 0,
             other => other?,
@@ -93,7 +98,9 @@ mod tests {
         }
         // SAFETY: each makes one system call.
         unsafe {
-            let Trial::Returned(Ok(pid)) = call_apart(&fine).unwrap() else { panic!("it did not return") };
+            let Trial::Returned(Ok(pid)) = call_apart(&fine).unwrap() else {
+                panic!("it did not return")
+            };
             assert_ne!(pid as u32, std::process::id());
             assert_eq!(call_apart(&refused), Ok(Trial::Returned(Err(Errno(libc::EBADF)))));
             assert_eq!(call_apart(&ended), Ok(Trial::Killed(libc::SIGKILL)));
@@ -117,7 +124,8 @@ mod tests {
         let Ok(Trial::Returned(Ok(fd))) = opened else { panic!("{opened:?}") };
         // SAFETY: asks about a number.
         let flags = unsafe { libc::fcntl(fd as i32, libc::F_GETFD) };
-        // Another test may have opened the same number since: then it is not a duplicate of descriptor 2 that we see.
+        // Another test may have opened the same number since: then it is not a duplicate of
+        // descriptor 2 that we see.
         let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
         assert!(
             flags < 0 || link.ok() != std::fs::read_link("/proc/self/fd/2").ok(),

@@ -1,5 +1,5 @@
-//! The kernel's error number as a value: copyable, comparable and made without allocating, so that it can be carried
-//! through a signal handler and a freeze window.
+//! The kernel's error number as a value: copyable, comparable and made without allocating, so that
+//! it can be carried through a signal handler and a freeze window.
 
 use std::fmt;
 

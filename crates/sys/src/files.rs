@@ -6,16 +6,18 @@ use std::ptr::NonNull;
 
 use crate::errno::{Errno, check};
 
-/// Opens `path` for reading such that no step of the resolution leaves `folder`: absolute links, links and `..` that lead above it,
-/// and `/proc`'s magic links fail with `EXDEV` or `ELOOP`. Needs Linux 5.6; older kernels report `ENOSYS`, and seccomp filters that do not
-/// know the call `ENOSYS` or `EPERM`. `flags` are those of `open(2)`; descriptors are always close-on-exec.
+/// Opens `path` for reading such that no step of the resolution leaves `folder`: absolute links,
+/// links and `..` that lead above it, and `/proc`'s magic links fail with `EXDEV` or `ELOOP`. Needs
+/// Linux 5.6; older kernels report `ENOSYS`, and seccomp filters that do not know the call `ENOSYS`
+/// or `EPERM`. `flags` are those of `open(2)`; descriptors are always close-on-exec.
 #[doc(alias = "openat2")]
 pub fn open_beneath(folder: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     // SAFETY: zero is a valid value of each field, and the documented default.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (flags | libc::O_CLOEXEC) as u64;
     how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: the path and the struct outlive the call, which only reads them; the size is the struct's.
+    // SAFETY: the path and the struct outlive the call, which only reads them; the size is the
+    // struct's.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -29,8 +31,8 @@ pub fn open_beneath(folder: BorrowedFd, path: &CStr, flags: libc::c_int) -> Resu
     check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Opens one entry of `folder` (`openat(2)`). `name` must contain no `/`; a link is not followed: with `O_PATH` it is opened itself, else
-/// `ELOOP` is the answer.
+/// Opens one entry of `folder` (`openat(2)`). `name` must contain no `/`; a link is not followed:
+/// with `O_PATH` it is opened itself, else `ELOOP` is the answer.
 pub fn open_entry(folder: BorrowedFd, name: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: the name outlives the call. Without O_CREAT there is no mode argument.
@@ -39,13 +41,16 @@ pub fn open_entry(folder: BorrowedFd, name: &CStr, flags: libc::c_int) -> Result
     check(rc.into()).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// The target of a link that was opened with `O_PATH` (`readlinkat(2)` with an empty path, Linux 2.6.39). Targets of `PATH_MAX` bytes and
-/// more, which the kernel does not resolve either, give `ENAMETOOLONG`.
+/// The target of a link that was opened with `O_PATH` (`readlinkat(2)` with an empty path, Linux
+/// 2.6.39). Targets of `PATH_MAX` bytes and more, which the kernel does not resolve either, give
+/// `ENAMETOOLONG`.
 pub fn link_target(link: BorrowedFd) -> Result<CString, Errno> {
     let mut target = vec![0u8; libc::PATH_MAX as usize];
-    // SAFETY: the kernel writes at most `len` bytes into the buffer; the empty path outlives the call.
-    let rc =
-        unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
+    // SAFETY: the kernel writes at most `len` bytes into the buffer; the empty path outlives the
+    // call.
+    let rc = unsafe {
+        libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len())
+    };
     let len = check(rc as libc::c_long)?;
     if len == target.len() {
         return Err(Errno(libc::ENAMETOOLONG));
@@ -79,9 +84,11 @@ impl Iterator for Entries {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            // SAFETY: `errno` is the calling thread's own. The end of the stream leaves it alone, an error sets it.
+            // SAFETY: `errno` is the calling thread's own. The end of the stream leaves it alone,
+            // an error sets it.
             unsafe { *libc::__errno_location() = 0 };
-            // SAFETY: the stream is open until this is dropped, and `&mut self` keeps other threads away.
+            // SAFETY: the stream is open until this is dropped, and `&mut self` keeps other threads
+            // away.
             let entry = unsafe { libc::readdir64(self.0.as_ptr()) };
             if entry.is_null() {
                 return match Errno::last() {
@@ -89,7 +96,8 @@ impl Iterator for Entries {
                     errno => Some(Err(errno)),
                 };
             }
-            // SAFETY: the entry and its terminated name are valid until the next call on this stream; the name is copied before.
+            // SAFETY: the entry and its terminated name are valid until the next call on this
+            // stream; the name is copied before.
             let name = unsafe { CStr::from_ptr((&raw const (*entry).d_name).cast()) };
             if name != c"." && name != c".." {
                 return Some(Ok(name.to_owned()));

@@ -1,8 +1,9 @@
-//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, memory-file flags, futexes, threads,
-//! files below a folder, and copies of memory that other threads may be writing.
+//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies,
+//! memory-file flags, futexes, threads, files below a folder, and copies of memory that other
+//! threads may be writing.
 //!
-//! Nothing here decides anything. Each function is one system call (or one loop of machine instructions), returns the
-//! kernel's error number unchanged, and says which kernel brought it.
+//! Nothing here decides anything. Each function is one system call (or one loop of machine
+//! instructions), returns the kernel's error number unchanged, and says which kernel brought it.
 
 #![cfg(target_os = "linux")]
 
@@ -25,18 +26,19 @@ pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
     Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,
-    is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create, memfd_create_with,
-    memfd_seal, protect, read_at, reserve, reserve_at, reserve_below, set_advice, signal_event, unlock,
-    unmap, vacate,
+    is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create,
+    memfd_create_with, memfd_seal, protect, read_at, reserve, reserve_at, reserve_below,
+    set_advice, signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
     Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, is_ordinary,
-    kernel_release, policy_mode, resource_limit, run_first, run_shortly, thp_disabled, thread_cpu_time_ns,
+    kernel_release, policy_mode, resource_limit, run_first, run_shortly, thp_disabled,
+    thread_cpu_time_ns,
 };
 pub use threads::Thread;
 pub use uffd::{
-    uffd_drain, uffd_feature, uffd_handshake, uffd_let_write, uffd_mode, uffd_register, uffd_unregister,
-    uffd_wake, uffd_write_protect, userfaultfd, userfaultfd_from_device,
+    uffd_drain, uffd_feature, uffd_handshake, uffd_let_write, uffd_mode, uffd_register,
+    uffd_unregister, uffd_wake, uffd_write_protect, userfaultfd, userfaultfd_from_device,
 };

@@ -1,7 +1,8 @@
-//! Mapping calls: memory files, fixed shared mappings, protection, advice, and the exchange of page tables.
+//! Mapping calls: memory files, fixed shared mappings, protection, advice, and the exchange of page
+//! tables.
 //!
-//! Addresses are plain integers: most of them belong to ranges in which other threads read and write, so that a Rust
-//! reference or a pointer with provenance would promise too much.
+//! Addresses are plain integers: most of them belong to ranges in which other threads read and
+//! write, so that a Rust reference or a pointer with provenance would promise too much.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,7 +14,8 @@ pub const MFD_NOEXEC_SEAL: libc::c_uint = 0x0008;
 const MFD_HUGE_SHIFT: u32 = 26;
 
 /// Creates a memory file that children do not inherit across `exec`, sealable and never executable.
-/// `huge_page_bits` is the binary logarithm of the hugetlb page size (21 for 2 MB), or `None` for base pages.
+/// `huge_page_bits` is the binary logarithm of the hugetlb page size (21 for 2 MB), or `None` for
+/// base pages.
 pub fn memfd_create(name: &CStr, huge_page_bits: Option<u32>) -> Result<OwnedFd, Errno> {
     let huge = huge_page_bits.map_or(0, |bits| libc::MFD_HUGETLB | (bits << MFD_HUGE_SHIFT));
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
@@ -32,11 +34,13 @@ pub fn memfd_create_with(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Er
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would turn our next access
-/// into SIGBUS. Takes all permissions off it, so that other processes of the user do not open it through `/proc/PID/fd` by accident (they can
-/// still do so on purpose: the file is theirs as well).
+/// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would
+/// turn our next access into SIGBUS. Takes all permissions off it, so that other processes of the
+/// user do not open it through `/proc/PID/fd` by accident (they can still do so on purpose: the
+/// file is theirs as well).
 pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the first call writes one struct; the others change only the file behind the descriptor.
+    // SAFETY: the first call writes one struct; the others change only the file behind the
+    // descriptor.
     unsafe {
         // A file larger than RLIMIT_FSIZE would not be refused, but end the process by SIGXFSZ.
         let mut limit: libc::rlimit = std::mem::zeroed();
@@ -51,14 +55,15 @@ pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
     }
 }
 
-/// Reserves address space: no access, no memory, aligned to `align` (a power of two, at least the base page).
+/// Reserves address space: no access, no memory, aligned to `align` (a power of two, at least the
+/// base page).
 pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     let spare = len.checked_add(align).ok_or(Errno(libc::ENOMEM))?;
     // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
     let start = unsafe { map_nothing(0, spare, 0) }?;
     let aligned = start.next_multiple_of(align);
-    // SAFETY: both ends lie inside the mapping made above, which nobody else knows yet. A failing trim only wastes
-    // address space.
+    // SAFETY: both ends lie inside the mapping made above, which nobody else knows yet. A failing
+    // trim only wastes address space.
     unsafe {
         if aligned > start {
             let _ = unmap(start, aligned - start);
@@ -71,8 +76,8 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     Ok(aligned)
 }
 
-/// Maps `[addr, addr + len)` to nothing (no access, no memory), in place of whatever is there; the address space stays
-/// ours.
+/// Maps `[addr, addr + len)` to nothing (no access, no memory), in place of whatever is there; the
+/// address space stays ours.
 ///
 /// # Safety
 /// The caller owns the range and nobody accesses it any more.
@@ -99,12 +104,14 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
     check(unsafe { libc::munmap(addr as *mut _, len) }.into()).map(drop)
 }
 
-/// Maps `len` bytes of `file` from `offset` on, shared, at exactly `addr`, in place of whatever is there. With `populate`
-/// the page tables are filled before the call returns, as far as memory is there (a failure to fill is not reported).
+/// Maps `len` bytes of `file` from `offset` on, shared, at exactly `addr`, in place of whatever is
+/// there. With `populate` the page tables are filled before the call returns, as far as memory is
+/// there (a failure to fill is not reported).
 ///
 /// # Safety
-/// The caller owns the range. Threads that access it meanwhile must expect the old or the new contents, and, when the
-/// call fails, a hole (kernels before 6.12 can fail after they have unmapped the old mapping).
+/// The caller owns the range. Threads that access it meanwhile must expect the old or the new
+/// contents, and, when the call fails, a hole (kernels before 6.12 can fail after they have
+/// unmapped the old mapping).
 pub unsafe fn map_file(
     addr: usize,
     len: usize,
@@ -116,11 +123,14 @@ pub unsafe fn map_file(
     let populate = if populate { libc::MAP_POPULATE } else { 0 };
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | populate;
     // SAFETY: forwarded to the caller.
-    let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t) };
+    let p = unsafe {
+        libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t)
+    };
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
-/// The same, but only where nothing is mapped: EEXIST otherwise (`MAP_FIXED_NOREPLACE`, Linux 4.17). Page tables stay empty.
+/// The same, but only where nothing is mapped: EEXIST otherwise (`MAP_FIXED_NOREPLACE`, Linux
+/// 4.17). Page tables stay empty.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -133,7 +143,9 @@ pub unsafe fn map_file_into_hole(
 ) -> Result<(), Errno> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: forwarded to the caller; nothing is replaced.
-    let p = unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t) };
+    let p = unsafe {
+        libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t)
+    };
     if p == libc::MAP_FAILED {
         return Err(Errno::last());
     }
@@ -146,7 +158,8 @@ pub unsafe fn map_file_into_hole(
     Ok(())
 }
 
-/// Whether every page of a range is mapped, whatever its access (`mincore(2)` reports ENOMEM for holes). Allocates nothing.
+/// Whether every page of a range is mapped, whatever its access (`mincore(2)` reports ENOMEM for
+/// holes). Allocates nothing.
 pub fn is_mapped(addr: usize, len: usize) -> bool {
     /// Pages asked for at a time.
     const PAGES: usize = 256;
@@ -164,13 +177,16 @@ pub fn is_mapped(addr: usize, len: usize) -> bool {
     })
 }
 
-/// Whether `headroom` more bytes would take the process over the address space that `RLIMIT_AS` allows. With 0: whether it is over it, so that
-/// calls which unmap first and map then would fail in between. Allocates nothing.
+/// Whether `headroom` more bytes would take the process over the address space that `RLIMIT_AS`
+/// allows. With 0: whether it is over it, so that calls which unmap first and map then would fail
+/// in between. Allocates nothing.
 pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
     // SAFETY: writes one struct.
     let limit = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
-        if libc::getrlimit(libc::RLIMIT_AS, &mut limit) != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        if libc::getrlimit(libc::RLIMIT_AS, &mut limit) != 0
+            || limit.rlim_cur == libc::RLIM_INFINITY
+        {
             return false;
         }
         limit.rlim_cur
@@ -191,13 +207,14 @@ pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
     pages * page as u64 + headroom > limit
 }
 
-/// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of whatever is mapped there. `from` stays
-/// mapped to the same file, with empty page tables that fill again on access
-/// (`mremap(2)` with `MREMAP_DONTUNMAP`: Linux 5.13 for shared mappings; EINVAL for hugetlb).
+/// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of whatever is
+/// mapped there. `from` stays mapped to the same file, with empty page tables that fill again on
+/// access (`mremap(2)` with `MREMAP_DONTUNMAP`: Linux 5.13 for shared mappings; EINVAL for
+/// hugetlb).
 ///
 /// # Safety
-/// The caller owns both ranges, which do not overlap. Threads that access `to` meanwhile must expect the old or the new
-/// contents, and, when the call fails, a hole.
+/// The caller owns both ranges, which do not overlap. Threads that access `to` meanwhile must
+/// expect the old or the new contents, and, when the call fails, a hole.
 pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     // SAFETY: forwarded to the caller.
@@ -205,15 +222,18 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
     if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
 }
 
-/// Reserves one base page just below the lowest mapping of the process, so that it comes first in `/proc/self/smaps`. `lowest` is
-/// the address of that mapping. Fails with EEXIST if another thread was faster.
+/// Reserves one base page just below the lowest mapping of the process, so that it comes first in
+/// `/proc/self/smaps`. `lowest` is the address of that mapping. Fails with EEXIST if another thread
+/// was faster.
 pub fn reserve_below(lowest: usize, page: usize) -> Result<usize, Errno> {
     // A page apart, so that the two are never joined.
-    let at = lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
+    let at =
+        lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
     reserve_at(at, page).map(|()| at)
 }
 
-/// Reserves `[at, at + len)`. EEXIST if something is mapped there (`MAP_FIXED_NOREPLACE`, Linux 4.17).
+/// Reserves `[at, at + len)`. EEXIST if something is mapped there (`MAP_FIXED_NOREPLACE`, Linux
+/// 4.17).
 pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the flag keeps the kernel from replacing anything.
     let got = unsafe { map_nothing(at, len, libc::MAP_FIXED_NOREPLACE) }?;
@@ -229,8 +249,9 @@ pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
 /// Nothing is placed below: near-null pointers must keep faulting.
 const MIN_ADDRESS: usize = 1 << 20;
 
-/// Makes a second mapping of the page at `from`, with the attributes of the first and empty page tables, at `to`, in place of what is
-/// mapped there (`mremap(2)` with an old size of 0: shared mappings only).
+/// Makes a second mapping of the page at `from`, with the attributes of the first and empty page
+/// tables, at `to`, in place of what is mapped there (`mremap(2)` with an old size of 0: shared
+/// mappings only).
 ///
 /// # Safety
 /// The caller owns `to`, and unmaps it again before the first mapping changes.
@@ -271,13 +292,14 @@ pub enum Advice {
     HugePage,
     /// Huge pages are not.
     NoHugePage,
-    /// Fill the page tables with writable entries, allocating what is missing (Linux 5.14). Fails with EFAULT instead of
-    /// raising SIGBUS, and with EINVAL or EFAULT where the mapping does not allow writing: so it also tells whether an
-    /// address is writable, without changing a byte.
+    /// Fill the page tables with writable entries, allocating what is missing (Linux 5.14). Fails
+    /// with EFAULT instead of raising SIGBUS, and with EINVAL or EFAULT where the mapping does not
+    /// allow writing: so it also tells whether an address is writable, without changing a byte.
     PopulateWrite,
     /// The same for reading (Linux 5.14).
     PopulateRead,
-    /// Make huge pages of the range now, whatever the switches in sysfs say (Linux 6.1). Needs at least one page in each of them.
+    /// Make huge pages of the range now, whatever the switches in sysfs say (Linux 6.1). Needs at
+    /// least one page in each of them.
     Collapse,
 }
 
@@ -304,7 +326,8 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)
 }
 
-/// Locks a range into memory; with `on_fault` only pages that are (or become) present (`mlock2(2)`, Linux 4.4).
+/// Locks a range into memory; with `on_fault` only pages that are (or become) present (`mlock2(2)`,
+/// Linux 4.4).
 ///
 /// # Safety
 /// The caller owns the range.
@@ -323,11 +346,17 @@ pub unsafe fn unlock(addr: usize, len: usize) -> Result<(), Errno> {
     check(unsafe { libc::munlock(addr as *const _, len) }.into()).map(drop)
 }
 
-/// Reads `len` bytes of a file from `offset` on into memory, all of them (`pread(2)`). EIO where the file ends earlier.
+/// Reads `len` bytes of a file from `offset` on into memory, all of them (`pread(2)`). EIO where
+/// the file ends earlier.
 ///
 /// # Safety
 /// `dst` has `len` bytes that nobody else accesses.
-pub unsafe fn read_at(file: BorrowedFd<'_>, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+pub unsafe fn read_at(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    dst: usize,
+    len: usize,
+) -> Result<(), Errno> {
     let mut done = 0;
     while done < len {
         let (to, at) = ((dst + done) as *mut libc::c_void, (offset + done as u64) as libc::off_t);

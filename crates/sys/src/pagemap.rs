@@ -1,4 +1,5 @@
-//! `/proc/self/pagemap`: which pages have been written, and write-protecting them again in the same step (`PAGEMAP_SCAN`, Linux 6.7).
+//! `/proc/self/pagemap`: which pages have been written, and write-protecting them again in the same
+//! step (`PAGEMAP_SCAN`, Linux 6.7).
 //!
 //! Structures and numbers are those of `include/uapi/linux/fs.h`, Linux 6.18.
 
@@ -83,9 +84,11 @@ impl PageQuery {
         PageQuery { inverted: 0, all_of: page_is::WRITTEN, any_of: 0, tell: page_is::WRITTEN };
 }
 
-/// Fills `found` with the pages of `[start, end)` that `query` asks for; returns how many entries were filled, and the address up to which it has
-/// looked: `end`, unless `found` was full. `flags` are those of [`scan_flag`]. With [`PageQuery::WRITTEN`], an empty `found` and
-/// [`scan_flag::WP_MATCHING`] all pages of the range are protected that have a page table, in the quickest way there is. ENOTTY before Linux 6.7.
+/// Fills `found` with the pages of `[start, end)` that `query` asks for; returns how many entries
+/// were filled, and the address up to which it has looked: `end`, unless `found` was full. `flags`
+/// are those of [`scan_flag`]. With [`PageQuery::WRITTEN`], an empty `found` and
+/// [`scan_flag::WP_MATCHING`] all pages of the range are protected that have a page table, in the
+/// quickest way there is. ENOTTY before Linux 6.7.
 ///
 /// # Safety
 /// With [`scan_flag::WP_MATCHING`] the caller owns the range.
@@ -110,8 +113,10 @@ pub unsafe fn pagemap_scan(
         category_anyof_mask: query.any_of,
         return_mask: query.tell,
     };
-    // SAFETY: the kernel reads and writes `arg` and at most `vec_len` entries of `found`; both outlive the call.
-    let entries = check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg).into() })?;
+    // SAFETY: the kernel reads and writes `arg` and at most `vec_len` entries of `found`; both
+    // outlive the call.
+    let entries =
+        check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg).into() })?;
     Ok((entries, arg.walk_end as usize))
 }
 

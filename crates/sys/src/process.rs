@@ -35,13 +35,15 @@ pub fn effective_capabilities() -> Result<u64, Errno> {
     Ok(u64::from(data[1].effective) << 32 | u64::from(data[0].effective))
 }
 
-/// Whether a seccomp filter applies to the calling thread (`prctl(PR_GET_SECCOMP)`); EINVAL on kernels without seccomp.
+/// Whether a seccomp filter applies to the calling thread (`prctl(PR_GET_SECCOMP)`); EINVAL on
+/// kernels without seccomp.
 pub fn has_seccomp_filter() -> Result<bool, Errno> {
     // SAFETY: the call takes no pointer.
     check(unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
 }
 
-/// Whether transparent huge pages are switched off for this process (`prctl(PR_GET_THP_DISABLE)`, Linux 3.15).
+/// Whether transparent huge pages are switched off for this process (`prctl(PR_GET_THP_DISABLE)`,
+/// Linux 3.15).
 pub fn thp_disabled() -> Result<bool, Errno> {
     // SAFETY: the call takes no pointer.
     check(unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
@@ -119,20 +121,24 @@ pub fn is_ordinary() -> bool {
     unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER }
 }
 
-/// Puts the calling thread before all ordinary ones (`SCHED_FIFO`, lowest priority), or back among them. Children and new threads do not inherit
-/// it. EPERM without CAP_SYS_NICE or an RLIMIT_RTPRIO above 0.
+/// Puts the calling thread before all ordinary ones (`SCHED_FIFO`, lowest priority), or back among
+/// them. Children and new threads do not inherit it. EPERM without CAP_SYS_NICE or an RLIMIT_RTPRIO
+/// above 0.
 pub fn run_first(first: bool) -> Result<(), Errno> {
     // The flag stays: to take it away needs CAP_SYS_NICE, even where RLIMIT_RTPRIO allows the rest.
-    let policy = if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER } | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: all zero bytes are a priority; the C library may have more fields in the struct than the one that counts.
+    let policy =
+        if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER } | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: all zero bytes are a priority; the C library may have more fields in the struct than
+    // the one that counts.
     let mut priority: libc::sched_param = unsafe { std::mem::zeroed() };
     priority.sched_priority = i32::from(first);
     // SAFETY: reads the struct, which outlives the call.
     check(unsafe { libc::sched_setscheduler(0, policy, &priority) }.into()).map(drop)
 }
 
-/// Has the scheduler give the calling, ordinary thread the CPU for 0.1 ms at a time: in exchange it is let in sooner when it wakes (Linux 6.12; before
-/// that nothing changes). It gets no more time than others. Needs no privilege.
+/// Has the scheduler give the calling, ordinary thread the CPU for 0.1 ms at a time: in exchange it
+/// is let in sooner when it wakes (Linux 6.12; before that nothing changes). It gets no more time
+/// than others. Needs no privilege.
 pub fn run_shortly() -> Result<(), Errno> {
     /// `struct sched_attr` of `include/uapi/linux/sched/types.h`, first version.
     #[repr(C)]

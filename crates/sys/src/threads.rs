@@ -1,18 +1,20 @@
-//! Threads that start with what memory there is. Those of the standard library set up a signal stack when they begin, and end the
-//! process if that fails: a library must not, whose host has used up its mappings or its address space.
+//! Threads that start with what memory there is. Those of the standard library set up a signal
+//! stack when they begin, and end the process if that fails: a library must not, whose host has
+//! used up its mappings or its address space.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Bytes of a thread's stack, which are reserved and used as needed: as many as the standard library gives.
+/// Bytes of a thread's stack, which are reserved and used as needed: as many as the standard
+/// library gives.
 const STACK_BYTES: usize = 2 << 20;
 
 type Body = Box<dyn FnOnce() + Send>;
 
-/// A thread that somebody must join or leave alone. Dropped, it does what [`Thread::detach`] does, but its memory is not given back when
-/// it has ended.
+/// A thread that somebody must join or leave alone. Dropped, it does what [`Thread::detach`] does,
+/// but its memory is not given back when it has ended.
 #[must_use]
 pub struct Thread(libc::pthread_t);
 
@@ -20,10 +22,15 @@ pub struct Thread(libc::pthread_t);
 unsafe impl Send for Thread {}
 
 impl Thread {
-    /// Starts a thread of that name, which has at most 15 bytes (`pthread_create(3)`: EAGAIN without memory, mappings or permission
-    /// for another thread). It has no signal stack, so it ends the process by an ordinary SIGSEGV if its stack overflows. It blocks all signals but those that a fault raises, so that
-    /// handlers of the program never run on it, perhaps while it holds an area closed. `body` must not unwind: the process is aborted.
-    pub fn start(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<Thread, Errno> {
+    /// Starts a thread of that name, which has at most 15 bytes (`pthread_create(3)`: EAGAIN
+    /// without memory, mappings or permission for another thread). It has no signal stack, so it
+    /// ends the process by an ordinary SIGSEGV if its stack overflows. It blocks all signals but
+    /// those that a fault raises, so that handlers of the program never run on it, perhaps while it
+    /// holds an area closed. `body` must not unwind: the process is aborted.
+    pub fn start(
+        name: &'static CStr,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<Thread, Errno> {
         let body: Box<Body> = Box::new(Box::new(move || {
             // SAFETY: the call reads the name. A name is not worth an error.
             unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
@@ -57,12 +64,15 @@ fn create(argument: *mut c_void) -> Result<libc::pthread_t, Errno> {
     // Miri has no attributes.
     if cfg!(miri) {
         // SAFETY: without attributes; the caller has made the argument for `run`.
-        check(unsafe { libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, argument) })?;
+        check(unsafe {
+            libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, argument)
+        })?;
     } else {
         let mut attributes = MaybeUninit::uninit();
         // SAFETY: the call initialises them.
         check(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
-        // SAFETY: they are initialised, and destroyed once; the caller has made the argument for `run`.
+        // SAFETY: they are initialised, and destroyed once; the caller has made the argument for
+        // `run`.
         check(unsafe {
             libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
             let error = without_signals(|| {
@@ -98,7 +108,8 @@ fn application_signals() -> libc::sigset_t {
     }
 }
 
-/// Makes a call with these blocked, and only these: a thread that begins in it inherits that, whatever its caller blocks.
+/// Makes a call with these blocked, and only these: a thread that begins in it inherits that,
+/// whatever its caller blocks.
 fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: changes the mask of the calling thread only, and back.
     unsafe {

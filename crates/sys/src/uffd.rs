@@ -1,4 +1,5 @@
-//! userfaultfd: descriptors by three ways, the handshake, registration, waking, messages (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//! userfaultfd: descriptors by three ways, the handshake, registration, waking, messages
+//! (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
 //!
 //! Structures and numbers are those of `include/uapi/linux/userfaultfd.h`, Linux 6.18.
 
@@ -8,7 +9,8 @@ use crate::errno::{Errno, check};
 
 /// The version of the interface that every kernel speaks.
 const UFFD_API: u64 = 0xaa;
-/// Only faults of user code are handled: none that the kernel has on the process' behalf (Linux 5.11).
+/// Only faults of user code are handled: none that the kernel has on the process' behalf (Linux
+/// 5.11).
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 
 /// `_IO(0xAA, 0)`: a descriptor from `/dev/userfaultfd` (Linux 6.1).
@@ -116,13 +118,15 @@ struct UffdioWriteProtect {
     mode: u64,
 }
 
-/// Flags of every descriptor made here: children do not inherit it across `exec`, reading never blocks.
+/// Flags of every descriptor made here: children do not inherit it across `exec`, reading never
+/// blocks.
 const fn flags(user_mode_only: bool) -> libc::c_int {
     libc::O_CLOEXEC | libc::O_NONBLOCK | if user_mode_only { UFFD_USER_MODE_ONLY } else { 0 }
 }
 
-/// Makes a descriptor by the system call. With `user_mode_only` the kernel's own accesses to registered memory fail with EFAULT instead
-/// of waiting; without it the call needs CAP_SYS_PTRACE or `vm.unprivileged_userfaultfd=1` (EPERM).
+/// Makes a descriptor by the system call. With `user_mode_only` the kernel's own accesses to
+/// registered memory fail with EFAULT instead of waiting; without it the call needs CAP_SYS_PTRACE
+/// or `vm.unprivileged_userfaultfd=1` (EPERM).
 pub fn userfaultfd(user_mode_only: bool) -> Result<OwnedFd, Errno> {
     // SAFETY: the call touches no memory.
     let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags(user_mode_only)) })?;
@@ -130,8 +134,12 @@ pub fn userfaultfd(user_mode_only: bool) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The same through an open `/dev/userfaultfd`, whose file permissions take the place of the privilege (Linux 6.1).
-pub fn userfaultfd_from_device(device: BorrowedFd<'_>, user_mode_only: bool) -> Result<OwnedFd, Errno> {
+/// The same through an open `/dev/userfaultfd`, whose file permissions take the place of the
+/// privilege (Linux 6.1).
+pub fn userfaultfd_from_device(
+    device: BorrowedFd<'_>,
+    user_mode_only: bool,
+) -> Result<OwnedFd, Errno> {
     // SAFETY: the request takes a number, no pointer.
     let fd = check(unsafe {
         libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags(user_mode_only)).into()
@@ -140,8 +148,9 @@ pub fn userfaultfd_from_device(device: BorrowedFd<'_>, user_mode_only: bool) -> 
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The handshake, possible once per descriptor: asks for `features` and returns all that the kernel has. EINVAL for an unknown one, EPERM for
-/// [`uffd_feature::EVENT_FORK`] without CAP_SYS_PTRACE. Some kernels between 6.4 and 6.6 ignore unknown features: look at what is returned.
+/// The handshake, possible once per descriptor: asks for `features` and returns all that the kernel
+/// has. EINVAL for an unknown one, EPERM for [`uffd_feature::EVENT_FORK`] without CAP_SYS_PTRACE.
+/// Some kernels between 6.4 and 6.6 ignore unknown features: look at what is returned.
 pub fn uffd_handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
     let mut api = UffdioApi { api: UFFD_API, features, ioctls: 0 };
     // SAFETY: reads and writes the struct, which outlives the call.
@@ -153,10 +162,16 @@ pub fn uffd_handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno>
 ///
 /// # Safety
 /// The caller owns the range. Threads that touch it wait for whoever serves the descriptor.
-pub unsafe fn uffd_register(uffd: BorrowedFd<'_>, addr: usize, len: usize, mode: u64) -> Result<u64, Errno> {
+pub unsafe fn uffd_register(
+    uffd: BorrowedFd<'_>,
+    addr: usize,
+    len: usize,
+    mode: u64,
+) -> Result<u64, Errno> {
     let range = UffdioRange { start: addr as u64, len: len as u64 };
     let mut register = UffdioRegister { range, mode, ioctls: 0 };
-    // SAFETY: reads and writes the struct, which outlives the call; the rest is forwarded to the caller.
+    // SAFETY: reads and writes the struct, which outlives the call; the rest is forwarded to the
+    // caller.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER as _, &mut register).into() })?;
     Ok(register.ioctls)
 }
@@ -165,45 +180,56 @@ pub unsafe fn uffd_register(uffd: BorrowedFd<'_>, addr: usize, len: usize, mode:
 pub fn uffd_unregister(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
     let mut range = UffdioRange { start: addr as u64, len: len as u64 };
     // SAFETY: reads the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &mut range).into() }).map(drop)
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &mut range).into() })
+        .map(drop)
 }
 
-/// Has every thread go on that waits for a page of `[addr, addr + len)`; it repeats its access. Whether anything is registered, or even mapped,
-/// there now does not matter.
+/// Has every thread go on that waits for a page of `[addr, addr + len)`; it repeats its access.
+/// Whether anything is registered, or even mapped, there now does not matter.
 pub fn uffd_wake(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
     let mut range = UffdioRange { start: addr as u64, len: len as u64 };
     // SAFETY: reads the struct, which outlives the call.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &mut range).into() }).map(drop)
 }
 
-/// Lifts that protection and has everybody go on who waits for it. Page table entries stay read-only: the next write has one more fault.
+/// Lifts that protection and has everybody go on who waits for it. Page table entries stay
+/// read-only: the next write has one more fault.
 pub fn uffd_let_write(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
     let range = UffdioRange { start: addr as u64, len: len as u64 };
     let mut protect = UffdioWriteProtect { range, mode: 0 };
     // SAFETY: reads the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() }).map(drop)
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() })
+        .map(drop)
 }
 
-/// Write-protects `[addr, addr + len)`, registered with [`uffd_mode::WP`]. Huge pages of shared memory are mapped by base pages from then on
-/// (page by page as they are touched). EAGAIN while an `mremap` of registered memory waits for its message to be read.
+/// Write-protects `[addr, addr + len)`, registered with [`uffd_mode::WP`]. Huge pages of shared
+/// memory are mapped by base pages from then on (page by page as they are touched). EAGAIN while an
+/// `mremap` of registered memory waits for its message to be read.
 ///
 /// # Safety
 /// The caller owns the range.
-pub unsafe fn uffd_write_protect(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+pub unsafe fn uffd_write_protect(
+    uffd: BorrowedFd<'_>,
+    addr: usize,
+    len: usize,
+) -> Result<(), Errno> {
     let range = UffdioRange { start: addr as u64, len: len as u64 };
     let mut protect = UffdioWriteProtect { range, mode: WRITEPROTECT_MODE_WP };
     // SAFETY: reads the struct, which outlives the call; the rest is forwarded to the caller.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() }).map(drop)
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() })
+        .map(drop)
 }
 
-/// Reads all messages that there are. That is all that an announced event asks for: the call that caused it goes on. Whoever waits for a page goes
-/// on waiting; `write` gets the address of each write to a protected page. Allocates nothing.
+/// Reads all messages that there are. That is all that an announced event asks for: the call that
+/// caused it goes on. Whoever waits for a page goes on waiting; `write` gets the address of each
+/// write to a protected page. Allocates nothing.
 pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
     let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 }; 8];
     loop {
         // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
-        let read =
-            unsafe { libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages)) };
+        let read = unsafe {
+            libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages))
+        };
         let Some(read @ 1..) = usize::try_from(read).ok() else { return };
         for message in &messages[..read / size_of::<Message>()] {
             if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
@@ -232,8 +258,14 @@ mod tests {
             libc::c_ulong::from(direction << 30 | (bytes as u32) << 16 | 0xaa << 8 | number)
         };
         assert_eq!(UFFDIO_API, request(3, uapi::_UFFDIO_API, size_of::<UffdioApi>()));
-        assert_eq!(UFFDIO_REGISTER, request(3, uapi::_UFFDIO_REGISTER, size_of::<UffdioRegister>()));
-        assert_eq!(UFFDIO_UNREGISTER, request(2, uapi::_UFFDIO_UNREGISTER, size_of::<UffdioRange>()));
+        assert_eq!(
+            UFFDIO_REGISTER,
+            request(3, uapi::_UFFDIO_REGISTER, size_of::<UffdioRegister>())
+        );
+        assert_eq!(
+            UFFDIO_UNREGISTER,
+            request(2, uapi::_UFFDIO_UNREGISTER, size_of::<UffdioRange>())
+        );
         assert_eq!(UFFDIO_WAKE, request(2, uapi::_UFFDIO_WAKE, size_of::<UffdioRange>()));
         assert_eq!(
             UFFDIO_WRITEPROTECT,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Everything of the plan was done. QEMU's exit code becomes `(code << 1) | 1`, 129, which no other ending has.
+/// Everything of the plan was done. QEMU's exit code becomes `(code << 1) | 1`, 129, which no other
+/// ending has.
 pub const DONE: u8 = 0x40;
 
 /// The plan could not be carried out.
@@ -30,7 +31,8 @@ pub fn machine(code: u8) -> ! {
 fn debug_exit(code: u8) {
     /// Where the host places the device.
     const PORT: u16 = 0xf4;
-    // SAFETY: the port belongs to the device that ends the machine, or to nobody; no memory is touched.
+    // SAFETY: the port belongs to the device that ends the machine, or to nobody; no memory is
+    // touched.
     unsafe {
         if libc::iopl(3) == 0 {
             std::arch::asm!("out dx, al", in("dx") PORT, in("al") code, options(nomem, nostack, preserves_flags));

@@ -1,5 +1,5 @@
-//! The first process (`/init`) of a guest of `cargo xtask lab`: does what `/lab/plan` says, tells the host over the second serial port, and
-//! ends the machine.
+//! The first process (`/init`) of a guest of `cargo xtask lab`: does what `/lab/plan` says, tells
+//! the host over the second serial port, and ends the machine.
 //!
 //! The host decides what passed; this program only tells what happened, line by line:
 //!
@@ -50,7 +50,8 @@ impl Host {
     /// Opens the port and makes it pass bytes on as they are.
     fn open() -> std::io::Result<Host> {
         let port = OpenOptions::new().write(true).open(RESULTS)?;
-        // SAFETY: both calls work on one structure of ours, which zeros are a value of; the descriptor is open.
+        // SAFETY: both calls work on one structure of ours, which zeros are a value of; the
+        // descriptor is open.
         unsafe {
             let mut settings: libc::termios = std::mem::zeroed();
             if libc::tcgetattr(port.as_raw_fd(), &mut settings) == 0 {
@@ -64,7 +65,8 @@ impl Host {
     /// Sends one line.
     pub fn say(&self, line: &str) {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let text: String = line.chars().map(|c| if c == '\n' || c == '\r' { ' ' } else { c }).collect();
+        let text: String =
+            line.chars().map(|c| if c == '\n' || c == '\r' { ' ' } else { c }).collect();
         // Nobody else could be told that the port is gone; the host misses the line.
         let _ = port.write_all(format!("{text}\n").as_bytes());
     }
@@ -141,7 +143,8 @@ fn run() -> Result<(), String> {
             persona::exhaust();
         }
         Mode::BrokenCut => {
-            // A result that stops in the middle of a line, as if the port had been cut off, and an ending that looks well.
+            // A result that stops in the middle of a line, as if the port had been cut off, and an
+            // ending that looks well.
             host.say("@begin 0");
             let mut port = host.0.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = port.write_all(b"@end 0 exi");
@@ -149,7 +152,8 @@ fn run() -> Result<(), String> {
         }
         Mode::BrokenEarly => return Ok(()),
         Mode::BrokenWarning => {
-            // As WARN_ON says it: at this level, and with these words. Without a line end it would wait for one.
+            // As WARN_ON says it: at this level, and with these words. Without a line end it would
+            // wait for one.
             fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1\n")
                 .map_err(|error| error.to_string())?;
         }
@@ -245,7 +249,8 @@ fn command(host: &Host, plan: &Plan) -> Result<(), String> {
 fn become_somebody(who: Who) -> std::io::Result<()> {
     /// The user without rights that every system has.
     const NOBODY: libc::uid_t = 65534;
-    /// Calls that concern this library and that Docker's default profile lets only processes with CAP_SYS_NICE make, or none.
+    /// Calls that concern this library and that Docker's default profile lets only processes with
+    /// CAP_SYS_NICE make, or none.
     const REFUSED: [libc::c_long; 5] = [
         libc::SYS_get_mempolicy,
         libc::SYS_set_mempolicy,
@@ -268,15 +273,24 @@ fn become_somebody(who: Who) -> std::io::Result<()> {
     }
 }
 
-/// An interactive shell on the console, in a session of its own so that the console can be its terminal.
+/// An interactive shell on the console, in a session of its own so that the console can be its
+/// terminal.
 fn shell(plan: &Plan) -> Result<(), String> {
     /// Where the host's terminal is.
     const CONSOLE: &str = "/dev/ttyS0";
     install_busybox()?;
-    let terminal =
-        || OpenOptions::new().read(true).write(true).open(CONSOLE).map_err(|e| format!("{CONSOLE}: {e}"));
+    let terminal = || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(CONSOLE)
+            .map_err(|e| format!("{CONSOLE}: {e}"))
+    };
     let mut command = Command::new("/bin/busybox");
-    command.args(["setsid", "-c", "sh", "-l"]).envs(plan.variables.iter().cloned()).current_dir("/tmp");
+    command
+        .args(["setsid", "-c", "sh", "-l"])
+        .envs(plan.variables.iter().cloned())
+        .current_dir("/tmp");
     command.stdin(terminal()?).stdout(terminal()?).stderr(terminal()?);
     command.status().map_err(|error| format!("/bin/busybox: {error}"))?;
     Ok(())

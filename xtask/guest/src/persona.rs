@@ -1,4 +1,5 @@
-//! Stands in for a test binary that misbehaves, under the name [`NAME`]: proof that the lab notices. Tests of it, by name:
+//! Stands in for a test binary that misbehaves, under the name [`NAME`]: proof that the lab
+//! notices. Tests of it, by name:
 //!
 //! * `passes`: what a harness prints for a test that has passed; the control,
 //! * `sleeps`: never ends,
@@ -24,7 +25,9 @@ pub fn is_wanted() -> bool {
 /// Plays the part that the arguments name (`--exact NAME …`).
 pub fn play() -> ! {
     match std::env::args().nth(2).as_deref() {
-        Some("passes") => println!("test passes ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored"),
+        Some("passes") => {
+            println!("test passes ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored")
+        }
         Some("sleeps") => exit::stop(),
         Some("eats") => exhaust(),
         Some("dies") => panic!("as it should"),

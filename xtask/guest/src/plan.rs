@@ -97,11 +97,16 @@ impl Plan {
                 "test" => {
                     let mut words = value.splitn(3, ' ');
                     let seconds = words.next().and_then(|word| word.parse().ok());
-                    let (Some(seconds), Some(binary), Some(name)) = (seconds, words.next(), words.next())
+                    let (Some(seconds), Some(binary), Some(name)) =
+                        (seconds, words.next(), words.next())
                     else {
                         return Err(bad());
                     };
-                    plan.tests.push(Test { seconds, binary: binary.to_owned(), name: name.to_owned() });
+                    plan.tests.push(Test {
+                        seconds,
+                        binary: binary.to_owned(),
+                        name: name.to_owned(),
+                    });
                 }
                 _ => return Err(bad()),
             }
@@ -154,9 +159,15 @@ mod tests {
 
     #[test]
     fn what_is_no_plan_is_refused() {
-        for text in
-            ["nonsense", "mode nothing", "as somebody", "test x leap t", "test 1 leap", "env A", "colour red"]
-        {
+        for text in [
+            "nonsense",
+            "mode nothing",
+            "as somebody",
+            "test x leap t",
+            "test 1 leap",
+            "env A",
+            "colour red",
+        ] {
             assert!(Plan::parse(text).unwrap_err().contains(text), "{text}");
         }
     }

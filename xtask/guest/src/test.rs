@@ -31,7 +31,8 @@ pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
     for line in fs::read_to_string(SKIP_LOG).unwrap_or_default().lines() {
         host.say(&format!("@skip {number} {line}"));
     }
-    let count = |kind: &str| output.iter().rev().find_map(|line| harness_count(line, kind)).unwrap_or(0);
+    let count =
+        |kind: &str| output.iter().rev().find_map(|line| harness_count(line, kind)).unwrap_or(0);
     let (passed, ignored) = (count("passed"), count("ignored"));
     if ending != "exit:0" || passed + ignored != 1 {
         output.iter().for_each(|line| host.say(&format!("@out {number} {line}")));
@@ -41,12 +42,16 @@ pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
     host.say(&format!("@end {number} {ending} {passed} {ignored} {killed} {ms}"));
 }
 
-/// Runs it in a process group of its own, whose rest is killed when it has ended. Returns how it ended, and the end of its output.
+/// Runs it in a process group of its own, whose rest is killed when it has ended. Returns how it
+/// ended, and the end of its output.
 fn execute(plan: &Plan, test: &Test) -> std::io::Result<(String, VecDeque<String>)> {
     let (reader, writer) = std::io::pipe()?;
     let mut command = Command::new(format!("/lab/bin/{}", test.binary));
     command.args(["--exact", &test.name, "--nocapture", "--test-threads=1"]);
-    command.env("PAGELEAP_SKIP_LOG", SKIP_LOG).envs(plan.variables.iter().cloned()).current_dir("/tmp");
+    command
+        .env("PAGELEAP_SKIP_LOG", SKIP_LOG)
+        .envs(plan.variables.iter().cloned())
+        .current_dir("/tmp");
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let mut child = command.spawn()?;
     drop(command); // closes our ends of the pipe
@@ -130,8 +135,7 @@ mod tests {
 
     #[test]
     fn totals_of_the_harness_are_read() {
-        let line =
-            "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 9 filtered out; finished in 0.01s";
+        let line = "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured; 9 filtered out; finished in 0.01s";
         assert_eq!(harness_count(line, "passed"), Some(1));
         assert_eq!(harness_count(line, "ignored"), Some(2));
         assert_eq!(harness_count("test a ... ok", "passed"), None);

@@ -1,4 +1,5 @@
-//! The packages, tried where nothing else is: in a Debian that debootstrap has just made, with compilers, pkg-config and man.
+//! The packages, tried where nothing else is: in a Debian that debootstrap has just made, with
+//! compilers, pkg-config and man.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// What it has besides the smallest Debian there is.
 const PACKAGES: &str = "--include=g++,pkg-config,man-db";
 
-/// What is tried there, in order: each in a shell, as root, which stops at the first command that fails.
+/// What is tried there, in order: each in a shell, as root, which stops at the first command that
+/// fails.
 const CHECKS: [(&str, &str); 8] = [
     (
         "the .deb installs",
@@ -104,10 +106,12 @@ fn missing() -> Option<String> {
         return Some("there is no debootstrap; get it by: apt-get install debootstrap".to_owned());
     }
     let mount = in_private("mount --rbind /proc /proc").output();
-    (!mount.is_ok_and(|output| output.status.success())).then(|| "no mounts are allowed here".to_owned())
+    (!mount.is_ok_and(|output| output.status.success()))
+        .then(|| "no mounts are allowed here".to_owned())
 }
 
-/// A shell whose mounts are gone when its last process is, however that ends: the root can be removed then, and nothing of the machine with it.
+/// A shell whose mounts are gone when its last process is, however that ends: the root can be
+/// removed then, and nothing of the machine with it.
 fn in_private(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", script]);

@@ -1,5 +1,5 @@
-//! Guests and tests that are broken on purpose: the lab boots them first and has to notice each. A lab that would take them for good could not
-//! be believed.
+//! Guests and tests that are broken on purpose: the lab boots them first and has to notice each. A
+//! lab that would take them for good could not be believed.
 
 use std::time::Duration;
 
@@ -95,10 +95,15 @@ const GUESTS: [Case; 7] = [
 
 /// How its test was judged: the guest has begun it, or has not.
 fn verdict_of(mode: &str) -> &'static str {
-    if matches!(mode, "broken-early" | "broken-warning") { "before it began" } else { "while it ran" }
+    if matches!(mode, "broken-early" | "broken-warning") {
+        "before it began"
+    } else {
+        "while it ran"
+    }
 }
 
-/// Tests that misbehave in a guest that works, and how each has to be judged. An empty text means that it has to pass.
+/// Tests that misbehave in a guest that works, and how each has to be judged. An empty text means
+/// that it has to pass.
 const TESTS: [(&str, &str); 5] = [
     ("passes", ""),
     ("sleeps", "time-out"),
@@ -133,15 +138,21 @@ pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<V
             ..Job::new(&topology, kernel)
         };
         let judged = lab.run(&job, |_, _, _| {})?.judged;
-        let row = Row { test: next()?, outcome: judge_guest(case, &judged), parts: Vec::new(), ms: 0 };
+        let row =
+            Row { test: next()?, outcome: judge_guest(case, &judged), parts: Vec::new(), ms: 0 };
         on_row(&row);
         rows.push(row);
     }
-    let tests: Vec<TestId> =
-        TESTS.iter().map(|(name, _)| TestId { binary: "broken".into(), name: (*name).to_owned() }).collect();
+    let tests: Vec<TestId> = TESTS
+        .iter()
+        .map(|(name, _)| TestId { binary: "broken".into(), name: (*name).to_owned() })
+        .collect();
     let job = Job {
         name: format!("{NAME}-tests"),
-        plan: tests.iter().map(|test| format!("test {TEST_SECONDS} {} {}", test.binary, test.name)).collect(),
+        plan: tests
+            .iter()
+            .map(|test| format!("test {TEST_SECONDS} {} {}", test.binary, test.name))
+            .collect(),
         programs: Programs::from([("broken".to_owned(), lab.guest.clone())]),
         tests,
         limit: LONG,
@@ -175,7 +186,10 @@ fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
     }
     // Also a guest that never came up looks broken, but proves nothing.
     let wanted = verdict_of(case.mode);
-    if !judged.rows.iter().all(|row| matches!(&row.outcome, Outcome::Failed(why, _) if why.contains(wanted)))
+    if !judged
+        .rows
+        .iter()
+        .all(|row| matches!(&row.outcome, Outcome::Failed(why, _) if why.contains(wanted)))
     {
         return failed(format!(
             "its test was not judged as one with which it ended {wanted}: {:?}",
@@ -191,6 +205,8 @@ fn judge_test(wanted: &str, seen: &Outcome) -> Outcome {
         (wanted, Outcome::Failed(reason, _)) if !wanted.is_empty() && reason.contains(wanted) => {
             Outcome::Passed
         }
-        (wanted, seen) => Outcome::Failed(format!("judged as {seen:?} instead of `{wanted}`"), Vec::new()),
+        (wanted, seen) => {
+            Outcome::Failed(format!("judged as {seen:?} instead of `{wanted}`"), Vec::new())
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! Static builds of what runs in a guest: the test binaries, the first process, and the `pageleap` command.
+//! Static builds of what runs in a guest: the test binaries, the first process, and the `pageleap`
+//! command.
 //!
-//! They are compiled for the host's own target, only without shared libraries, so the host can run them too: it asks the test binaries for
-//! their tests.
+//! They are compiled for the host's own target, only without shared libraries, so the host can run
+//! them too: it asks the test binaries for their tests.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,8 +18,8 @@ use crate::soak;
 /// Stock kernels boot on this only.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The test binaries that mean something on another kernel or another machine; `topology` looks at recorded machines only, and
-/// `joining` takes more huge pages than machines of the lab have.
+/// The test binaries that mean something on another kernel or another machine; `topology` looks at
+/// recorded machines only, and `joining` takes more huge pages than machines of the lab have.
 pub const TEST_BINARIES: [&str; 19] = [
     "attributes",
     "bad_input",
@@ -87,7 +88,8 @@ pub fn tests(workspace: &Workspace) -> Result<Tests> {
 
 /// Builds the soak.
 pub fn soak(workspace: &Workspace) -> Result<PathBuf> {
-    let mut programs = build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
+    let mut programs =
+        build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
     programs.remove(soak::TEST).context("cargo has built no soak")
 }
 
@@ -108,7 +110,8 @@ fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
         cfg!(target_arch = "x86_64"),
         "the lab boots x86-64 kernels: it needs an x86-64 machine to build on"
     );
-    // Its own folder: other compiler flags would throw away what the other steps have built, and the other way round.
+    // Its own folder: other compiler flags would throw away what the other steps have built, and
+    // the other way round.
     let own = Workspace { target: workspace.target.join("lab").join("build"), ..workspace.clone() };
     let mut command = own.cargo(arguments);
     let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();

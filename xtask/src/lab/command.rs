@@ -7,7 +7,9 @@ use super::kernels::{self, Kernel};
 use super::machine::{Done, Job, Lab};
 use super::topology::Topology;
 use super::transcript::{DONE, Event};
-use super::{Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab};
+use super::{
+    Flags, USUAL_SERIES, USUAL_TOPOLOGY, chosen_series, chosen_topologies, kernel_folder, lab,
+};
 use crate::built::Programs;
 use crate::commands::Workspace;
 use crate::soak;
@@ -34,7 +36,11 @@ fn single(workspace: &Workspace, flags: &Flags) -> Result<(Topology, Kernel)> {
 }
 
 /// A job with the `pageleap` command in its guest.
-fn with_pageleap<'a>(workspace: &Workspace, topology: &'a Topology, kernel: &'a Kernel) -> Result<Job<'a>> {
+fn with_pageleap<'a>(
+    workspace: &Workspace,
+    topology: &'a Topology,
+    kernel: &'a Kernel,
+) -> Result<Job<'a>> {
     let mut job = Job::new(topology, kernel);
     job.programs = Programs::from([("pageleap".to_owned(), build::pageleap(workspace)?)]);
     job.plan.push("env PATH=/lab/bin:/bin".to_owned());
@@ -53,7 +59,10 @@ pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
     println!("lab: software emulation: times mean nothing here");
     let ended = lab.interactive(&job)?;
-    ensure!(ended.code() == Some(DONE) || ended.code() == Some(0), "the machine did not end well: {ended}");
+    ensure!(
+        ended.code() == Some(DONE) || ended.code() == Some(0),
+        "the machine did not end well: {ended}"
+    );
     Ok(0)
 }
 
@@ -90,7 +99,8 @@ pub fn in_guest(
     run_job(&lab, job, who, command, on_line)
 }
 
-/// Soaks on each of the kernels, one after the other, with sizes for emulated machines. Returns the exit code.
+/// Soaks on each of the kernels, one after the other, with sizes for emulated machines. Returns the
+/// exit code.
 pub fn soak(workspace: &Workspace, flags: &Flags, course: &soak::Course) -> Result<u8> {
     let lab = lab(workspace, flags)?;
     let program = build::soak(workspace)?;
@@ -104,7 +114,8 @@ pub fn soak(workspace: &Workspace, flags: &Flags, course: &soak::Course) -> Resu
         job.limit = course.limit() + job.limit;
         job.plan.push("env PATH=/lab/bin:/bin".to_owned());
         job.plan.push(format!("env PAGELEAP_LAB={}", topology.description()));
-        job.plan.extend(course.variables().iter().map(|(name, value)| format!("env {name}={value}")));
+        job.plan
+            .extend(course.variables().iter().map(|(name, value)| format!("env {name}={value}")));
         let words = [soak::TEST].into_iter().chain(soak::ARGUMENTS);
         let command: Vec<String> = words.map(str::to_owned).collect();
         let done = run_job(&lab, job, WHO[0], &command, |line| println!("{line}"))?;

@@ -1,5 +1,6 @@
-//! Archives that the kernel unpacks into its first file system: cpio in the `newc` format, uncompressed. Several may follow each other in one
-//! file (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Archives that the kernel unpacks into its first file system: cpio in the `newc` format,
+//! uncompressed. Several may follow each other in one file (Linux,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::io::{self, Write};
 
@@ -47,13 +48,33 @@ impl<W: Write> Archive<W> {
         Ok(self.out)
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), contents: &[u8]) -> io::Result<()> {
+    fn entry(
+        &mut self,
+        path: &str,
+        mode: u32,
+        device: (u32, u32),
+        contents: &[u8],
+    ) -> io::Result<()> {
         self.inode += 1;
-        let size =
-            u32::try_from(contents.len()).map_err(|_| io::Error::other(format!("{path} is too large")))?;
-        // In this order: inode, mode, user, group, links, time, size, device of the file, device that it is, length of the name with its
-        // NUL, checksum (unused).
-        let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, path.len() as u32 + 1, 0];
+        let size = u32::try_from(contents.len())
+            .map_err(|_| io::Error::other(format!("{path} is too large")))?;
+        // In this order: inode, mode, user, group, links, time, size, device of the file, device
+        // that it is, length of the name with its NUL, checksum (unused).
+        let fields = [
+            self.inode,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            size,
+            0,
+            0,
+            device.0,
+            device.1,
+            path.len() as u32 + 1,
+            0,
+        ];
         let mut head = String::from("070701");
         fields.iter().for_each(|field| head += &format!("{field:08X}"));
         self.write(head.as_bytes())?;

@@ -1,6 +1,8 @@
-//! Debian's kernels for cloud machines: downloaded as packages, unpacked without being installed, kept below `target/lab/kernels`.
+//! Debian's kernels for cloud machines: downloaded as packages, unpacked without being installed,
+//! kept below `target/lab/kernels`.
 //!
-//! These have everything built in that the lab needs: NUMA, hugetlb, cgroups, serial ports. Nothing of them is loaded as a module.
+//! These have everything built in that the lab needs: NUMA, hugetlb, cgroups, serial ports. Nothing
+//! of them is loaded as a module.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -9,7 +11,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The series that the lab knows: the one of Debian 12, the oldest that is tested, and the one of its security updates (and of Debian 13).
+/// The series that the lab knows: the one of Debian 12, the oldest that is tested, and the one of
+/// its security updates (and of Debian 13).
 pub const SERIES: [&str; 2] = ["6.1", "6.12"];
 
 /// A kernel that can be booted.
@@ -132,9 +135,12 @@ mod tests {
         assert!(!is_cached(scratch.path(), "6.12"));
         let folder = scratch.path().join("6.12");
         fs::create_dir_all(&folder).unwrap();
-        for release in
-            ["6.12.9+deb12-cloud-amd64", "6.12.117+deb12-cloud-amd64", "6.18.1-cloud-amd64", "6.121"]
-        {
+        for release in [
+            "6.12.9+deb12-cloud-amd64",
+            "6.12.117+deb12-cloud-amd64",
+            "6.18.1-cloud-amd64",
+            "6.121",
+        ] {
             fs::write(folder.join(format!("vmlinuz-{release}")), "").unwrap();
         }
         let kernel = get(scratch.path(), "6.12").unwrap();

@@ -23,7 +23,8 @@ pub const QEMU: &str = "qemu-system-x86_64";
 /// Where a guest has its programs.
 pub const PROGRAMS: &str = "/lab/bin";
 
-/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow, but not by a factor of 60.
+/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow,
+/// but not by a factor of 60.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// What stays the same for all guests of a run.
@@ -125,7 +126,8 @@ impl Lab {
             process::Ending::Silent => format!("it hung: silent for {} s", job.silence.as_secs()),
             _ => ending.reason(job.limit),
         };
-        let text = fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
+        let text =
+            fs::read(&console).with_context(|| format!("cannot read {}", console.display()))?;
         let judged = transcript.judge(&expected, ending, &why, &String::from_utf8_lossy(&text));
         Ok(Done { judged, exit: transcript.exit, elapsed: begun.elapsed(), folder })
     }
@@ -143,13 +145,15 @@ impl Lab {
     fn prepare(&self, job: &Job<'_>) -> Result<(Own, Expected)> {
         let folder = self.folder.join(&job.name);
         let path = self.folder.join(format!("{}.lock", job.name));
-        let lock = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let lock =
+            File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         // SAFETY: takes no pointers; the descriptor is open.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             bail!("another lab has a guest {} in this target folder: wait for it", job.name);
         }
         if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("cannot clear {}", folder.display()))?;
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("cannot clear {}", folder.display()))?;
         }
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let nonce = nonce();
@@ -162,7 +166,8 @@ impl Lab {
             plan += &format!("{line}\n");
         }
         let path = folder.join("initramfs");
-        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file =
+            File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut archive = Archive::new(BufWriter::new(file));
         for folder in ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"] {
             archive.folder(folder)?;
@@ -194,9 +199,10 @@ impl Lab {
         command.args(job.topology.qemu_options());
         command.arg("-kernel").arg(&job.kernel.image).arg("-initrd").arg(folder.join("initramfs"));
         let options = job.topology.kernel_options();
-        // Nothing but pageleap moves pages unless a test turns it on; and the kernel itself always lies in the same place, because at some places
-        // it would be in the way of pages of a gigabyte.
-        // Warnings (level 4) have to reach the console, which `quiet` alone would keep from it.
+        // Nothing but pageleap moves pages unless a test turns it on; and the kernel itself always
+        // lies in the same place, because at some places it would be in the way of pages of a
+        // gigabyte. Warnings (level 4) have to reach the console, which `quiet` alone would keep
+        // from it.
         let append = format!(
             "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr numa_balancing=disable{options}"
         );

@@ -1,7 +1,8 @@
-//! `cargo xtask lab`: the tests that ask the kernel for something, on real kernels with several memory nodes, in QEMU's software emulation.
+//! `cargo xtask lab`: the tests that ask the kernel for something, on real kernels with several
+//! memory nodes, in QEMU's software emulation.
 //!
-//! One guest for each topology and kernel, two at a time at most, with many tests in each. The lab is for truth, never for speed: times of
-//! emulated machines mean nothing.
+//! One guest for each topology and kernel, two at a time at most, with many tests in each. The lab
+//! is for truth, never for speed: times of emulated machines mean nothing.
 
 mod broken;
 mod build;
@@ -39,8 +40,9 @@ use transcript::{Event, Outcome, Row};
 pub use report::Summary;
 pub use setup::{Missing, missing};
 
-/// Software emulation, with one thread of the host for all CPUs of a guest, which take turns. With a thread for each, a guest's CPUs wait for
-/// each other's answers (to flush their TLBs) until the host's scheduler gets round to them: tests took eight times as long on two CPUs.
+/// Software emulation, with one thread of the host for all CPUs of a guest, which take turns. With
+/// a thread for each, a guest's CPUs wait for each other's answers (to flush their TLBs) until the
+/// host's scheduler gets round to them: tests took eight times as long on two CPUs.
 const ACCEL: &str = "tcg,thread=single";
 
 /// Guests that run at the same time.
@@ -49,7 +51,8 @@ const AT_A_TIME: usize = 2;
 /// Seconds that a test may take. The slowest takes a seventh of it on an emulated machine.
 const TEST_SECONDS: u64 = 480;
 
-/// Tests that take minutes where every instruction is emulated: they run with `--full` only, and have [`SLOW_TEST_SECONDS`] then.
+/// Tests that take minutes where every instruction is emulated: they run with `--full` only, and
+/// have [`SLOW_TEST_SECONDS`] then.
 const SLOW: [&str; 12] = [
     "attributes::a_moving_neighbour_lends_no_attributes",
     "demo::an_interrupted_run_ends_cleanly",
@@ -115,7 +118,8 @@ enum Action {
     Shell,
     /// Runs a command in a guest and passes on its output and exit code
     Run {
-        /// Who runs it: root, nobody, or nobody in a container that refuses what Docker's default profile refuses
+        /// Who runs it: root, nobody, or nobody in a container that refuses what Docker's default
+        /// profile refuses
         #[arg(long = "as", value_name = "WHO", default_value = command::WHO[0], value_parser = command::WHO)]
         who: String,
         /// The command, for example: pageleap demo
@@ -124,7 +128,8 @@ enum Action {
     },
     /// Everything at once for some time, on each of the kernels (see `cargo xtask soak`)
     Soak(soak::Course),
-    /// Asks `pageleap doctor` on all kernels, as several users, and writes the table of docs/kernel-policy.md
+    /// Asks `pageleap doctor` on all kernels, as several users, and writes the table of
+    /// docs/kernel-policy.md
     Policy,
 }
 
@@ -200,7 +205,8 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
     if !flags.full {
         // Whoever names one gets it.
-        let (slow, rest) = all_tests.into_iter().partition(|test| is_slow(test) && flags.filter.is_empty());
+        let (slow, rest) =
+            all_tests.into_iter().partition(|test| is_slow(test) && flags.filter.is_empty());
         let slow: Vec<TestId> = slow;
         all_tests = rest;
         slow.iter().for_each(|test| println!("lab: {test} is slow, and left to --full"));
@@ -220,7 +226,8 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
             }
         }
     }
-    let broken = flags.topology.is_empty() || flags.topology.iter().any(|name| name == broken::NAME);
+    let broken =
+        flags.topology.is_empty() || flags.topology.iter().any(|name| name == broken::NAME);
     let broken: Vec<TestId> = broken::names()
         .into_iter()
         .filter(|test| broken && test.to_string().contains(&flags.filter))
@@ -233,11 +240,13 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
 
     let mut kernels = Vec::new();
     let booted = planned.iter().map(|(_, series, _)| *series);
-    let needed: BTreeSet<&'static str> = booted.chain((!broken.is_empty()).then_some(USUAL_SERIES)).collect();
+    let needed: BTreeSet<&'static str> =
+        booted.chain((!broken.is_empty()).then_some(USUAL_SERIES)).collect();
     for series in needed {
         kernels.push(kernels::get(&kernel_folder(workspace), series)?);
     }
-    let of = |series: &str| kernels.iter().find(|kernel| kernel.series == series).context("got above");
+    let of =
+        |series: &str| kernels.iter().find(|kernel| kernel.series == series).context("got above");
     let mut guests = VecDeque::new();
     for (topology, series, tests) in planned {
         guests.push_back(Planned { topology, kernel: of(series)?, tests });
@@ -247,7 +256,11 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
 
     let lab = lab(workspace, flags)?;
     let mut groups = run_guests(&lab, guests, &built, flags.keep, |lab| {
-        if broken.is_empty() { Ok(None) } else { run_broken(lab, of(USUAL_SERIES)?, flags.keep).map(Some) }
+        if broken.is_empty() {
+            Ok(None)
+        } else {
+            run_broken(lab, of(USUAL_SERIES)?, flags.keep).map(Some)
+        }
     })?;
     if flags.topology.is_empty() && flags.kernel.is_empty() && flags.filter.is_empty() {
         report::deny_what_nobody_has_run(&mut groups);
@@ -270,7 +283,8 @@ fn list(planned: &[(&Topology, &'static str, Vec<TestId>)], broken: &[TestId]) {
         let about = "broken on purpose: the lab has to notice";
         table.row(&[broken::NAME, USUAL_SERIES, &broken.len().to_string(), about]);
     }
-    let tests: BTreeSet<&TestId> = planned.iter().flat_map(|(_, _, tests)| tests).chain(broken).collect();
+    let tests: BTreeSet<&TestId> =
+        planned.iter().flat_map(|(_, _, tests)| tests).chain(broken).collect();
     tests.iter().for_each(|test| println!("{test}"));
     print!("\n{table}");
     let total: usize = planned.iter().map(|(_, _, tests)| tests.len()).sum();
@@ -296,7 +310,8 @@ fn chosen_series(flags: &Flags) -> Result<Vec<&'static str>> {
     if let Some(unknown) = flags.kernel.iter().find(|name| !SERIES.contains(&name.as_str())) {
         bail!("the lab knows no kernel {unknown}; it knows {}", SERIES.join(", "));
     }
-    let asked = |series: &&str| flags.kernel.is_empty() || flags.kernel.iter().any(|name| name == series);
+    let asked =
+        |series: &&str| flags.kernel.is_empty() || flags.kernel.iter().any(|name| name == series);
     Ok(SERIES.into_iter().filter(asked).collect())
 }
 
@@ -304,7 +319,12 @@ fn lab(workspace: &Workspace, flags: &Flags) -> Result<Lab> {
     let folder = workspace.target.join("lab").join("guests");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let guest = build::guest(workspace)?;
-    Ok(Lab { folder: folder.canonicalize()?, guest, busybox: setup::busybox(), accel: flags.accel.clone() })
+    Ok(Lab {
+        folder: folder.canonicalize()?,
+        guest,
+        busybox: setup::busybox(),
+        accel: flags.accel.clone(),
+    })
 }
 
 /// Runs all guests, [`AT_A_TIME`], with `first` as one of the things to do.
@@ -323,7 +343,9 @@ fn run_guests(
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(guest) = next else { return Ok(()) };
             // The others are worth running whatever happened to this one.
-            done(run_guest(lab, &guest, built, keep).unwrap_or_else(|error| not_run(&guest, &error)));
+            done(
+                run_guest(lab, &guest, built, keep).unwrap_or_else(|error| not_run(&guest, &error)),
+            );
         }
     };
     thread::scope(|scope| {
@@ -392,7 +414,9 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     let begun = Instant::now();
     let run = || {
         lab.run(&job, |transcript, expected, event| match event {
-            Event::Booted => println!("lab: {name}: booted [{:.1} s]", begun.elapsed().as_secs_f64()),
+            Event::Booted => {
+                println!("lab: {name}: booted [{:.1} s]", begun.elapsed().as_secs_f64())
+            }
             Event::Ended(number) if number < expected.tests.len() => {
                 show(&name, &transcript.row(expected, number));
             }
@@ -401,10 +425,13 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     };
     let mut done = run()?;
     // What had failed by then has failed.
-    if let Some(line) = done.judged.impossible.clone().filter(|_| !done.judged.has_failed_by_itself()) {
+    if let Some(line) =
+        done.judged.impossible.clone().filter(|_| !done.judged.has_failed_by_itself())
+    {
         let kept = lab.folder.join(format!("{}-erred", job.name));
         let _ = fs::remove_dir_all(&kept);
-        fs::rename(&done.folder, &kept).with_context(|| format!("cannot keep {}", kept.display()))?;
+        fs::rename(&done.folder, &kept)
+            .with_context(|| format!("cannot keep {}", kept.display()))?;
         println!(
             "lab: {name}: QEMU HAS ERRED, no kernel can do this: {line}; all of it is run again, once; its files are in {}",
             kept.display()
@@ -415,7 +442,12 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     let judged = done.judged;
     let expects = |skip: &str| topology.expects_skip(series, skip).map(str::to_owned);
     let group = Group::new(&topology.name, series, judged.rows, expects);
-    let group = Group { problems: judged.problems, console: judged.console, elapsed: done.elapsed, ..group };
+    let group = Group {
+        problems: judged.problems,
+        console: judged.console,
+        elapsed: done.elapsed,
+        ..group
+    };
     println!("lab: {name}: {}", group.counts());
     if !keep && group.counts().failed == 0 {
         if let Err(error) = fs::remove_dir_all(&done.folder) {
@@ -445,7 +477,9 @@ fn run_broken(lab: &Lab, kernel: &Kernel, keep: bool) -> Result<Group> {
     let group = Group { elapsed: begun.elapsed(), ..group };
     if !keep && group.counts().failed == 0 {
         for entry in fs::read_dir(&lab.folder)?.flatten() {
-            if entry.path().is_dir() && entry.file_name().to_string_lossy().starts_with(broken::NAME) {
+            if entry.path().is_dir()
+                && entry.file_name().to_string_lossy().starts_with(broken::NAME)
+            {
                 fs::remove_dir_all(entry.path())?;
             }
         }

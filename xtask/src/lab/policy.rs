@@ -1,4 +1,5 @@
-//! The table of `docs/kernel-policy.md`: what `pageleap doctor` finds on each kernel of the lab, as each user.
+//! The table of `docs/kernel-policy.md`: what `pageleap doctor` finds on each kernel of the lab, as
+//! each user.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +21,8 @@ const TOPOLOGY: &str = "gigabyte";
 /// Page sizes of which a trial leap is made.
 const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
-/// What the doctor looks at that depends on the kernel or on who asks: its name there, and in words.
+/// What the doctor looks at that depends on the kernel or on who asks: its name there, and in
+/// words.
 const FEATURES: [(&str, &str); 16] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
@@ -61,7 +63,8 @@ struct Column {
 /// Boots each kernel as each user and writes the tables into the document.
 pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
     let path = workspace.root.join("docs/kernel-policy.md");
-    let document = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let document =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let (mut releases, mut heads, mut columns) = (Vec::new(), Vec::new(), Vec::new());
     for series in SERIES {
         let release = kernels::get(&kernel_folder(workspace), series)?.release;
@@ -97,13 +100,23 @@ fn ask(workspace: &Workspace, flags: &Flags, series: &str, who: &str) -> Result<
     );
     let mut lines = Vec::new();
     let command = ["sh", "-c", &script].map(str::to_owned);
-    let done = command::in_guest(workspace, &flags, who, &command, |line| lines.push(line.to_owned()))?;
-    ensure!(done.judged.problems.is_empty(), "{series} as {who}: {}", done.judged.problems.join("; "));
+    let done =
+        command::in_guest(workspace, &flags, who, &command, |line| lines.push(line.to_owned()))?;
+    ensure!(
+        done.judged.problems.is_empty(),
+        "{series} as {who}: {}",
+        done.judged.problems.join("; ")
+    );
     column(&lines).with_context(|| format!("{series} as {who}: {}", lines.join("\n")))
 }
 
 fn column(lines: &[String]) -> Result<Column> {
-    ensure!(lines.len() == PAGE_SIZES.len(), "{} lines instead of {}", lines.len(), PAGE_SIZES.len());
+    ensure!(
+        lines.len() == PAGE_SIZES.len(),
+        "{} lines instead of {}",
+        lines.len(),
+        PAGE_SIZES.len()
+    );
     let mut column = Column::default();
     for (size, line) in PAGE_SIZES.into_iter().zip(lines) {
         let value: Value = serde_json::from_str(line).context("that is no JSON")?;
@@ -111,14 +124,18 @@ fn column(lines: &[String]) -> Result<Column> {
             let id = finding["id"].as_str().context("a finding has no name")?;
             let state = finding["state"].as_str().context("a finding has no state")?.to_owned();
             if id == "leap" {
-                let saw = finding["observed"].as_array().into_iter().flatten().filter_map(Value::as_str);
-                let engine = saw.filter_map(|line| line.strip_prefix("engine ")?.split(':').next()).next();
+                let saw =
+                    finding["observed"].as_array().into_iter().flatten().filter_map(Value::as_str);
+                let engine =
+                    saw.filter_map(|line| line.strip_prefix("engine ")?.split(':').next()).next();
                 column.leaps.insert(size, engine.map_or(state, |engine| format!("`{engine}`")));
             } else {
                 column.states.insert(id.to_owned(), state);
             }
         }
-        for feature in value["userfaultfd"].as_array().context("it has no features of userfaultfd")? {
+        for feature in
+            value["userfaultfd"].as_array().context("it has no features of userfaultfd")?
+        {
             let name = feature["name"].as_str().context("a feature has no name")?.to_owned();
             let since = feature["since"].as_str().context("a feature has no version")?.to_owned();
             column.userfaultfd.insert(name, (since, feature["call"] == Value::Bool(true)));
@@ -181,8 +198,12 @@ fn tables(heads: &[String], columns: &[Column]) -> String {
     row(&mut rule(kernels.len() + 2));
     for (name, since) in names {
         let offers = kernels.iter().map(|(_, column)| {
-            if column.userfaultfd.get(name).is_some_and(|(_, offered)| *offered) { "yes" } else { "no" }
-                .to_owned()
+            if column.userfaultfd.get(name).is_some_and(|(_, offered)| *offered) {
+                "yes"
+            } else {
+                "no"
+            }
+            .to_owned()
         });
         row(&mut [format!("`{name}`"), since.clone()].into_iter().chain(offers));
     }
@@ -191,9 +212,11 @@ fn tables(heads: &[String], columns: &[Column]) -> String {
 
 /// The document with other tables.
 fn replace(document: &str, tables: &str) -> Result<String> {
-    let (before, rest) =
-        document.split_once(BEGIN).with_context(|| format!("the document lacks the line {BEGIN}"))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("the document lacks the line {END}"))?;
+    let (before, rest) = document
+        .split_once(BEGIN)
+        .with_context(|| format!("the document lacks the line {BEGIN}"))?;
+    let (_, after) =
+        rest.split_once(END).with_context(|| format!("the document lacks the line {END}"))?;
     Ok(format!("{before}{BEGIN}\n{tables}{END}{after}"))
 }
 
@@ -223,7 +246,8 @@ mod tests {
             assert!(text.contains(row), "{row} is not in\n{text}");
         }
         assert!(
-            column(&lines[1..]).is_err() && column(&["x".into(), "".into(), "".into(), "".into()]).is_err()
+            column(&lines[1..]).is_err()
+                && column(&["x".into(), "".into(), "".into(), "".into()]).is_err()
         );
     }
 
@@ -231,7 +255,8 @@ mod tests {
     fn the_tests_that_the_document_names_are_there() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let sources = fs::read_dir(root.join("crates/pageleap/tests")).unwrap().flatten();
-        let sources: String = sources.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect();
+        let sources: String =
+            sources.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect();
         let document = fs::read_to_string(root.join("docs/kernel-policy.md")).unwrap();
         let rows = document.lines().skip_while(|line| !line.contains("| tested by |")).skip(2);
         let named: Vec<&str> = rows

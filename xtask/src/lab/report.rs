@@ -39,7 +39,9 @@ impl Group {
         let (mut expected, mut unexpected) = (Vec::new(), Vec::new());
         for row in &rows {
             let whole = match &row.outcome {
-                Outcome::Skipped(reason) => Some(Skip { name: row.test.to_string(), reason: reason.clone() }),
+                Outcome::Skipped(reason) => {
+                    Some(Skip { name: row.test.to_string(), reason: reason.clone() })
+                }
                 _ => None,
             };
             let parts = row.parts.iter().map(|part| Skip {
@@ -65,9 +67,11 @@ impl Group {
         }
     }
 
-    /// How many tests ended how. A guest with which something is wrong is one more failure; parts are not counted.
+    /// How many tests ended how. A guest with which something is wrong is one more failure; parts
+    /// are not counted.
     pub fn counts(&self) -> Counts {
-        let mut counts = Counts { failed: usize::from(!self.problems.is_empty()), ..Counts::default() };
+        let mut counts =
+            Counts { failed: usize::from(!self.problems.is_empty()), ..Counts::default() };
         for row in &self.rows {
             match row.outcome {
                 Outcome::Passed => counts.passed += 1,
@@ -100,7 +104,9 @@ impl Summary {
     /// Whether a guest has run the test, or the part of a test, that was skipped elsewhere.
     pub fn has_run(&self, skipped: &str) -> bool {
         let test = skipped.split(" (").next().unwrap_or_default();
-        self.passed.iter().any(|(name, parts)| name == test && !parts.iter().any(|part| part == skipped))
+        self.passed
+            .iter()
+            .any(|(name, parts)| name == test && !parts.iter().any(|part| part == skipped))
     }
 }
 
@@ -115,14 +121,15 @@ pub fn summary(groups: &[Group]) -> Summary {
             summary.failed.push(format!("{} (the guest)", group.name()));
         }
         let passed = group.rows.iter().filter(|row| row.outcome == Outcome::Passed);
-        summary
-            .passed
-            .extend(passed.map(|row| {
-                (row.test.name.clone(), row.parts.iter().map(|part| part.name.clone()).collect())
-            }));
+        summary.passed.extend(passed.map(|row| {
+            (row.test.name.clone(), row.parts.iter().map(|part| part.name.clone()).collect())
+        }));
         let skips = group.unexpected.iter();
         summary.skips.extend(
-            skips.map(|skip| Skip { name: format!("{} {}", group.name(), skip.name), ..skip.clone() }),
+            skips.map(|skip| Skip {
+                name: format!("{} {}", group.name(), skip.name),
+                ..skip.clone()
+            }),
         );
     }
     summary
@@ -162,8 +169,8 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
     for group in groups {
         let counts = group.counts();
         let parts: usize = group.rows.iter().map(|row| row.parts.len()).sum();
-        let numbers =
-            [group.rows.len(), counts.passed, counts.failed, counts.skipped, parts].map(|n| n.to_string());
+        let numbers = [group.rows.len(), counts.passed, counts.failed, counts.skipped, parts]
+            .map(|n| n.to_string());
         let result = if counts.failed > 0 { "FAILED" } else { "ok" };
         let mut cells = vec![group.topology.as_str(), group.kernel.as_str(), result];
         cells.extend(numbers.iter().map(String::as_str));
@@ -173,8 +180,10 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
     }
     // Writing to a String cannot fail.
     let _ = write!(out, "\n{table}");
-    let _ =
-        writeln!(out, "(seconds of software emulation: they say nothing about the speed of what was tested)");
+    let _ = writeln!(
+        out,
+        "(seconds of software emulation: they say nothing about the speed of what was tested)"
+    );
     for group in groups {
         for row in &group.rows {
             if let Outcome::Failed(reason, output) = &row.outcome {
@@ -212,7 +221,12 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
         });
     }
     let listed: usize = groups.iter().map(|group| group.rows.len()).sum();
-    let _ = writeln!(out, "\n{} in {} machines; {listed} tests were listed", summary.counts, groups.len());
+    let _ = writeln!(
+        out,
+        "\n{} in {} machines; {listed} tests were listed",
+        summary.counts,
+        groups.len()
+    );
     out
 }
 
@@ -222,7 +236,12 @@ mod tests {
     use super::*;
 
     fn row(name: &str, outcome: Outcome) -> Row {
-        Row { test: TestId { binary: "leap".into(), name: name.into() }, outcome, parts: Vec::new(), ms: 0 }
+        Row {
+            test: TestId { binary: "leap".into(), name: name.into() },
+            outcome,
+            parts: Vec::new(),
+            ms: 0,
+        }
     }
 
     fn group() -> Group {
@@ -233,7 +252,9 @@ mod tests {
             second,
             row("three", Outcome::Failed("exit 101".into(), vec!["left != right".into()])),
         ];
-        Group::new("tier", "6.1", rows, |name| (name == "leap::one").then(|| "it is right".to_owned()))
+        Group::new("tier", "6.1", rows, |name| {
+            (name == "leap::one").then(|| "it is right".to_owned())
+        })
     }
 
     #[test]
@@ -249,7 +270,12 @@ mod tests {
         assert_eq!(ran, [true, true, false, false, false, false]);
         deny_what_nobody_has_run(&mut groups);
         assert!(groups[0].expected.is_empty(), "nobody has run leap::one");
-        assert!(groups[0].unexpected.iter().any(|skip| skip.reason.starts_with("no machine has run it")));
+        assert!(
+            groups[0]
+                .unexpected
+                .iter()
+                .any(|skip| skip.reason.starts_with("no machine has run it"))
+        );
         groups[0].rows.push(row("one", Outcome::Passed));
         let mut again = [Group::new("tier", "6.1", groups[0].rows.clone(), |name| {
             (name == "leap::one").then(|| "it is right".to_owned())
@@ -262,7 +288,9 @@ mod tests {
         groups[0].console.push("the last line".into());
         assert_eq!(summary(&groups).counts.failed, 2, "a guest in trouble is a failure of its own");
         let text = text(&groups, true);
-        for wanted in ["left != right", "it hung", "the last line", "it is right", "--deny-skip", "3 tests"] {
+        for wanted in
+            ["left != right", "it hung", "the last line", "it is right", "--deny-skip", "3 tests"]
+        {
             assert!(text.contains(wanted), "{wanted} is not in {text}");
         }
     }

@@ -31,7 +31,8 @@ pub fn missing(kernel_folder: &Path) -> Option<Missing> {
     }
     if busybox().is_none() {
         return Some(Missing {
-            what: "there is no static busybox, for tests and shells that start other programs".to_owned(),
+            what: "there is no static busybox, for tests and shells that start other programs"
+                .to_owned(),
             remedy: format!("{} && cargo xtask lab setup", install_line()),
         });
     }
@@ -55,7 +56,9 @@ pub fn install(kernel_folder: &Path) -> Result<()> {
         if !is_root || find("apt-get").is_none() {
             bail!("only root can install packages, on Debian: {}", install_line());
         }
-        for arguments in [&["update", "-q"][..], &["install", "-y", "-q", "--no-install-recommends"]] {
+        for arguments in
+            [&["update", "-q"][..], &["install", "-y", "-q", "--no-install-recommends"]]
+        {
             let mut command = Command::new("apt-get");
             command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
             if arguments[0] == "install" {
@@ -74,7 +77,10 @@ pub fn install(kernel_folder: &Path) -> Result<()> {
 }
 
 fn install_line() -> String {
-    format!("sudo apt-get update && sudo apt-get install --no-install-recommends {}", PACKAGES.join(" "))
+    format!(
+        "sudo apt-get update && sudo apt-get install --no-install-recommends {}",
+        PACKAGES.join(" ")
+    )
 }
 
 /// A busybox without shared libraries: the programs of a guest.

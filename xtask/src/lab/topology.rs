@@ -1,4 +1,5 @@
-//! The machines of the lab: read from `lab/topologies/*.toml`, turned into QEMU's options and into settings of the guest.
+//! The machines of the lab: read from `lab/topologies/*.toml`, turned into QEMU's options and into
+//! settings of the guest.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A machine, and what is tested on it. The files explain themselves; `two-nodes.toml` is the one to copy.
+/// A machine, and what is tested on it. The files explain themselves; `two-nodes.toml` is the one
+/// to copy.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
@@ -23,7 +25,8 @@ pub struct Topology {
     /// What the firmware's HMAT says. With an empty list there is none.
     #[serde(default)]
     pub access: Vec<Access>,
-    /// Test binaries, or beginnings of names `binary::test`, that this machine is for; all if left out.
+    /// Test binaries, or beginnings of names `binary::test`, that this machine is for; all if left
+    /// out.
     #[serde(default)]
     pub tests: Vec<String>,
     /// Skips that are right on this machine.
@@ -53,8 +56,9 @@ pub struct Node {
     pub initiator: Option<u32>,
 }
 
-/// CPUs that could be plugged into a hole. With more than eight in all, the firmware asks for interrupts to be addressed to single CPUs; Linux 6.1
-/// would otherwise address sets of CPUs, and lose interrupts to those whose numbers differ from their APICs' because of the hole.
+/// CPUs that could be plugged into a hole. With more than eight in all, the firmware asks for
+/// interrupts to be addressed to single CPUs; Linux 6.1 would otherwise address sets of CPUs, and
+/// lose interrupts to those whose numbers differ from their APICs' because of the hole.
 const HOLE_SOCKETS: u32 = 8;
 
 impl Node {
@@ -85,7 +89,8 @@ pub struct Access {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpectedSkip {
-    /// The beginning of the test's name (`binary::test`), or of the part that it skips. Behind a `*`, which stands for anything, comes its end.
+    /// The beginning of the test's name (`binary::test`), or of the part that it skips. Behind a
+    /// `*`, which stands for anything, comes its end.
     pub test: String,
     /// On this kernel only.
     pub kernel: Option<String>,
@@ -96,7 +101,9 @@ pub struct ExpectedSkip {
 impl ExpectedSkip {
     fn is(&self, kernel: &str, name: &str) -> bool {
         let named = match self.test.split_once('*') {
-            Some((beginning, end)) => name.strip_prefix(beginning).is_some_and(|rest| rest.ends_with(end)),
+            Some((beginning, end)) => {
+                name.strip_prefix(beginning).is_some_and(|rest| rest.ends_with(end))
+            }
             None => name.starts_with(&self.test),
         };
         named && self.kernel.as_ref().is_none_or(|only| only == kernel)
@@ -114,16 +121,19 @@ impl Topology {
     /// All of a folder, by name. `skips.toml` beside it has the skips of all machines.
     pub fn read_all(folder: &Path) -> Result<Vec<Topology>> {
         let path = folder.with_file_name("skips.toml");
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let common: CommonSkips = toml::from_str(&text).with_context(|| path.display().to_string())?;
-        let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let common: CommonSkips =
+            toml::from_str(&text).with_context(|| path.display().to_string())?;
+        let entries =
+            fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
         let mut all = Vec::new();
         for entry in entries {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "toml") {
                 let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                let text =
-                    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                let text = fs::read_to_string(&path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
                 let mut topology =
                     Topology::parse(&name, &text).with_context(|| path.display().to_string())?;
                 topology.skip.extend(common.skip.iter().cloned());
@@ -141,26 +151,37 @@ impl Topology {
         let nodes = &topology.node;
         ensure!(nodes.is_sorted_by(|a, b| a.id < b.id), "nodes have rising numbers");
         let online = |id: u32| nodes.iter().any(|node| node.id == id && !node.is_hole());
-        ensure!(nodes.iter().any(|node| node.cpus > 0 && node.memory_mb > 0), "no node has CPUs and memory");
+        ensure!(
+            nodes.iter().any(|node| node.cpus > 0 && node.memory_mb > 0),
+            "no node has CPUs and memory"
+        );
         let square = topology.distances.iter().all(|row| row.len() == nodes.len());
         ensure!(
             topology.distances.is_empty() || square && topology.distances.len() == nodes.len(),
             "distances are a row and a column for each node"
         );
         for access in &topology.access {
-            ensure!(online(access.from) && online(access.to), "access names a node that is not there");
+            ensure!(
+                online(access.from) && online(access.to),
+                "access names a node that is not there"
+            );
         }
         for node in nodes {
             let huge = node.huge_2m * 2 + node.huge_1g * 1024;
             ensure!(huge <= node.memory_mb, "node {} has less memory than huge pages", node.id);
-            ensure!(node.initiator.is_none_or(online), "initiator of node {} is not there", node.id);
+            ensure!(
+                node.initiator.is_none_or(online),
+                "initiator of node {} is not there",
+                node.id
+            );
         }
         Ok(topology)
     }
 
     /// The nodes that will be online, as the kernel lists them (`0-1,4`).
     pub fn online(&self) -> String {
-        let ids: Vec<u32> = self.node.iter().filter(|node| !node.is_hole()).map(|node| node.id).collect();
+        let ids: Vec<u32> =
+            self.node.iter().filter(|node| !node.is_hole()).map(|node| node.id).collect();
         let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
             [only] => only.to_string(),
             _ => format!("{}-{}", run[0], run[run.len() - 1]),
@@ -168,22 +189,31 @@ impl Topology {
         runs.collect::<Vec<_>>().join(",")
     }
 
-    /// Options of QEMU that make the machine. Each CPU is a socket of its own, so that any node can have any of them.
+    /// Options of QEMU that make the machine. Each CPU is a socket of its own, so that any node can
+    /// have any of them.
     pub fn qemu_options(&self) -> Vec<String> {
         let mut options = Vec::new();
         let mut add = |option: &str, value: String| options.extend([option.to_owned(), value]);
         let hmat = !self.access.is_empty();
         add("-machine", format!("q35{}", if hmat { ",hmat=on" } else { "" }));
         add("-m", format!("{}M", self.node.iter().map(|node| node.memory_mb).sum::<u64>()));
-        // A hole is the node of a CPU that could be plugged in. Firmware lists CPUs by their sockets, and the kernel numbers nodes in that order:
-        // so sockets go by node, and CPUs behind the first hole are plugged in.
+        // A hole is the node of a CPU that could be plugged in. Firmware lists CPUs by their
+        // sockets, and the kernel numbers nodes in that order: so sockets go by node, and CPUs
+        // behind the first hole are plugged in.
         let sockets: u32 = self.node.iter().map(Node::sockets).sum();
-        let at_once: u32 = self.node.iter().take_while(|node| !node.is_hole()).map(|node| node.cpus).sum();
-        add("-smp", format!("cpus={at_once},maxcpus={sockets},sockets={sockets},cores=1,threads=1"));
+        let at_once: u32 =
+            self.node.iter().take_while(|node| !node.is_hole()).map(|node| node.cpus).sum();
+        add(
+            "-smp",
+            format!("cpus={at_once},maxcpus={sockets},sockets={sockets},cores=1,threads=1"),
+        );
         for node in &self.node {
             let mut text = format!("node,nodeid={}", node.id);
             if node.memory_mb > 0 {
-                add("-object", format!("memory-backend-ram,size={}M,id=m{}", node.memory_mb, node.id));
+                add(
+                    "-object",
+                    format!("memory-backend-ram,size={}M,id=m{}", node.memory_mb, node.id),
+                );
                 text += &format!(",memdev=m{}", node.id);
             }
             if hmat && !node.is_hole() {
@@ -196,7 +226,10 @@ impl Topology {
             for _ in 0..node.sockets() {
                 add("-numa", format!("cpu,node-id={},socket-id={socket}", node.id));
                 if socket >= at_once && !node.is_hole() {
-                    add("-device", format!("max-x86_64-cpu,socket-id={socket},core-id=0,thread-id=0"));
+                    add(
+                        "-device",
+                        format!("max-x86_64-cpu,socket-id={socket},core-id=0,thread-id=0"),
+                    );
                 }
                 socket += 1;
             }
@@ -209,7 +242,8 @@ impl Topology {
             }
         }
         for Access { from, to, latency_ns, bandwidth_mb } in &self.access {
-            let common = format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access-");
+            let common =
+                format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access-");
             add("-numa", format!("{common}latency,latency={latency_ns}"));
             add("-numa", format!("{common}bandwidth,bandwidth={bandwidth_mb}M"));
         }
@@ -219,7 +253,8 @@ impl Topology {
     /// What the kernel has to be told at boot: pages of 1 GB are found only then.
     pub fn kernel_options(&self) -> String {
         let with_pages = self.node.iter().filter(|node| node.huge_1g > 0);
-        let counts: Vec<String> = with_pages.map(|node| format!("{}:{}", node.id, node.huge_1g)).collect();
+        let counts: Vec<String> =
+            with_pages.map(|node| format!("{}:{}", node.id, node.huge_1g)).collect();
         if counts.is_empty() {
             String::new()
         } else {
@@ -241,20 +276,25 @@ impl Topology {
         reserve.map(write).collect()
     }
 
-    /// The machine in words that a test in it compares with what it sees: `node ID CPUS MEGABYTES`, `distance FROM TO VALUE`, and, for the nodes
-    /// that reach a memory fastest, `latency FROM TO NANOSECONDS`.
+    /// The machine in words that a test in it compares with what it sees: `node ID CPUS MEGABYTES`,
+    /// `distance FROM TO VALUE`, and, for the nodes that reach a memory fastest, `latency FROM TO
+    /// NANOSECONDS`.
     pub fn description(&self) -> String {
         let online: Vec<&Node> = self.node.iter().filter(|node| !node.is_hole()).collect();
-        let nodes = online.iter().map(|node| format!("node {} {} {}", node.id, node.cpus, node.memory_mb));
+        let nodes =
+            online.iter().map(|node| format!("node {} {} {}", node.id, node.cpus, node.memory_mb));
         let rows = self.node.iter().zip(&self.distances);
         let distances = rows.flat_map(|(from, row)| {
-            let cells = self.node.iter().zip(row).filter(|(to, _)| !from.is_hole() && !to.is_hole());
+            let cells =
+                self.node.iter().zip(row).filter(|(to, _)| !from.is_hole() && !to.is_hole());
             cells
                 .map(|(to, distance)| format!("distance {} {} {distance}", from.id, to.id))
                 .collect::<Vec<_>>()
         });
         let fastest = |access: &&Access| {
-            self.access.iter().all(|other| other.to != access.to || other.latency_ns >= access.latency_ns)
+            self.access
+                .iter()
+                .all(|other| other.to != access.to || other.latency_ns >= access.latency_ns)
         };
         let latencies = self.access.iter().filter(fastest);
         let latencies = latencies.map(|a| format!("latency {} {} {}", a.from, a.to, a.latency_ns));
@@ -264,7 +304,8 @@ impl Topology {
     /// Whether a test (`binary::test`) is among those that this machine is for.
     pub fn wants(&self, test: &str) -> bool {
         let fits = |wanted: &String| {
-            test.starts_with(wanted) && (wanted.contains("::") || test[wanted.len()..].starts_with("::"))
+            test.starts_with(wanted)
+                && (wanted.contains("::") || test[wanted.len()..].starts_with("::"))
         };
         self.tests.is_empty() || self.tests.iter().any(fits)
     }
@@ -310,7 +351,8 @@ mod tests {
         assert!(options.contains("-smp cpus=2,maxcpus=11,sockets=11"), "{options}");
         assert!(options.contains("-numa cpu,node-id=1,socket-id=2"), "{options}");
         assert!(
-            options.contains("-device max-x86_64-cpu,socket-id=10") && !options.contains("cpu,socket-id=2"),
+            options.contains("-device max-x86_64-cpu,socket-id=10")
+                && !options.contains("cpu,socket-id=2"),
             "{options}"
         );
         assert!(options.contains("-m 768M") && !options.contains("id=m1"), "{options}");
@@ -324,7 +366,10 @@ mod tests {
         assert_eq!(topology.expects_skip("6.12", "nodes::a (2m pages)"), Some("there are none"));
         assert_eq!(topology.expects_skip("6.12", "nodes::a"), None);
         assert_eq!(topology.expects_skip("6.12", "leap::a (2m pages)"), None);
-        assert!(topology.wants("leap::small") && topology.wants("leap_more::x"), "all, if it names none");
+        assert!(
+            topology.wants("leap::small") && topology.wants("leap_more::x"),
+            "all, if it names none"
+        );
         let topology = Topology { tests: vec!["leap".into(), "nodes::giga".into()], ..topology };
         assert!(topology.wants("leap::small") && topology.wants("nodes::gigabyte"));
         assert!(!topology.wants("leap_more::x") && !topology.wants("nodes::small"));

@@ -1,7 +1,8 @@
 //! What a guest has told, and what follows from it: pure. `xtask/guest/src/main.rs` has the lines.
 //!
-//! Everything that is not proven to be a pass is a failure: a test without an ending, an ending without a counted test, a guest that did not
-//! echo the nonce or did not say that it had done everything, a kernel that complained.
+//! Everything that is not proven to be a pass is a failure: a test without an ending, an ending
+//! without a counted test, a guest that did not echo the nonce or did not say that it had done
+//! everything, a kernel that complained.
 
 use std::collections::BTreeMap;
 
@@ -83,7 +84,8 @@ pub struct Judged {
 impl Judged {
     /// Whether a test has failed for another reason than that the guest ended.
     pub fn has_failed_by_itself(&self) -> bool {
-        let failed = |row: &Row| matches!(&row.outcome, Outcome::Failed(why, _) if !why.starts_with(ENDED));
+        let failed =
+            |row: &Row| matches!(&row.outcome, Outcome::Failed(why, _) if !why.starts_with(ENDED));
         self.rows.iter().any(failed)
     }
 }
@@ -169,7 +171,9 @@ impl Transcript {
                     "skip" => heard.skips.push(Skip::parse(rest).ok_or(())?),
                     _ => {
                         let words: Vec<&str> = rest.split(' ').collect();
-                        let [ending, passed, ignored, killed, ms] = words[..] else { return Err(()) };
+                        let [ending, passed, ignored, killed, ms] = words[..] else {
+                            return Err(());
+                        };
                         let number = |text: &str| text.parse().map_err(drop);
                         if heard.end.is_some() {
                             return Err(());
@@ -200,8 +204,9 @@ impl Transcript {
             return Row { test, outcome, parts: Vec::new(), ms: 0 };
         };
         let failed = |reason: String| Outcome::Failed(reason, heard.output.clone());
-        let is_whole =
-            |skip: &&Skip| skip.name == test.name || test.name.ends_with(&format!("::{}", skip.name));
+        let is_whole = |skip: &&Skip| {
+            skip.name == test.name || test.name.ends_with(&format!("::{}", skip.name))
+        };
         let whole = heard.skips.iter().find(is_whole);
         let outcome = match &heard.end {
             None if heard.begun => failed(format!("{ENDED} while it ran")),
@@ -209,8 +214,12 @@ impl Transcript {
             Some(end) if end.killed > 0 => {
                 failed(format!("the kernel killed {} process(es) for memory", end.killed))
             }
-            Some(end) if end.ending != "exit:0" => failed(end.ending.replace('_', " ").replacen(':', " ", 1)),
-            Some(End { passed: 0, ignored: 1, .. }) => Outcome::Skipped("marked #[ignore]".to_owned()),
+            Some(end) if end.ending != "exit:0" => {
+                failed(end.ending.replace('_', " ").replacen(':', " ", 1))
+            }
+            Some(End { passed: 0, ignored: 1, .. }) => {
+                Outcome::Skipped("marked #[ignore]".to_owned())
+            }
             Some(End { passed: 1, ignored: 0, .. }) => match whole {
                 Some(skip) => Outcome::Skipped(skip.reason.clone()),
                 None => Outcome::Passed,
@@ -221,9 +230,11 @@ impl Transcript {
         Row { test, outcome, parts, ms: heard.end.as_ref().map_or(0, |end| end.ms) }
     }
 
-    /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the guest's) and what stood on the console.
+    /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the
+    /// guest's) and what stood on the console.
     pub fn judge(&self, expected: &Expected, ending: Ending, why: &str, text: &str) -> Judged {
-        let mut problems: Vec<String> = self.setup.iter().map(|line| format!("setting up: {line}")).collect();
+        let mut problems: Vec<String> =
+            self.setup.iter().map(|line| format!("setting up: {line}")).collect();
         match &self.hello[..] {
             [] => problems.push("it never said hello".to_owned()),
             [(nonce, release, nodes)] => {
@@ -254,7 +265,10 @@ impl Transcript {
         }
         if !self.strange.is_empty() {
             let last = &self.strange[self.strange.len() - 1];
-            problems.push(format!("{} line(s) that are no results, the last: {last}", self.strange.len()));
+            problems.push(format!(
+                "{} line(s) that are no results, the last: {last}",
+                self.strange.len()
+            ));
         }
         if let Some(number) = self.tests.keys().find(|&&number| number >= expected.tests.len()) {
             problems.push(format!("it spoke of a test {number} that it was not given"));
@@ -267,7 +281,8 @@ impl Transcript {
 
 /// The first complaint of the kernel with what follows it, and the end.
 fn last_lines(text: &str) -> Vec<String> {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<&str> =
+        text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     let end = lines.len().saturating_sub(CONSOLE_LINES);
     let complaint = lines.iter().position(|line| is_complaint(line)).unwrap_or(end).min(end);
     let mut shown: Vec<String> =
@@ -280,8 +295,10 @@ fn last_lines(text: &str) -> Vec<String> {
     shown
 }
 
-/// A state of the processor in which no kernel can have brought it, as the console has it: then what runs the guest has erred, and not the guest. In 64-bit mode
-/// EFLAGS.VM, bit 17, is always clear, whatever a program loads (AMD64 manual, volume 2, 3.1.6). QEMU 7.2 has been seen with it after an interrupted `rep stos`.
+/// A state of the processor in which no kernel can have brought it, as the console has it: then
+/// what runs the guest has erred, and not the guest. In 64-bit mode EFLAGS.VM, bit 17, is always
+/// clear, whatever a program loads (AMD64 manual, volume 2, 3.1.6). QEMU 7.2 has been seen with it
+/// after an interrupted `rep stos`.
 fn impossible(console: &str) -> Option<String> {
     const VM: u32 = 1 << 17;
     let mut in_kernel = false;
@@ -379,7 +396,11 @@ mod tests {
         ];
         for (lines, ending, console, named) in cases {
             let judged = judge(&lines, ending, console);
-            assert!(judged.problems.iter().any(|p| p.contains(named)), "{named}: {:?}", judged.problems);
+            assert!(
+                judged.problems.iter().any(|p| p.contains(named)),
+                "{named}: {:?}",
+                judged.problems
+            );
         }
     }
 
@@ -407,11 +428,19 @@ mod tests {
     #[test]
     fn the_console_is_shown_from_the_complaint_and_from_the_end() {
         let text = |complaint: &str| {
-            (0..40).map(|i| format!("{i}{}\n", if i == 5 { complaint } else { "" })).collect::<String>()
+            (0..40)
+                .map(|i| format!("{i}{}\n", if i == 5 { complaint } else { "" }))
+                .collect::<String>()
         };
         let shown = last_lines(&text(" BUG: x"));
-        assert_eq!((shown[0].as_str(), shown[6].as_str(), shown[7].as_str()), ("5 BUG: x", "[...]", "28"));
-        assert_eq!((shown.len(), shown[18].as_str()), (CONSOLE_LINES / 2 + 1 + CONSOLE_LINES, "39"));
+        assert_eq!(
+            (shown[0].as_str(), shown[6].as_str(), shown[7].as_str()),
+            ("5 BUG: x", "[...]", "28")
+        );
+        assert_eq!(
+            (shown.len(), shown[18].as_str()),
+            (CONSOLE_LINES / 2 + 1 + CONSOLE_LINES, "39")
+        );
         assert_eq!(last_lines(&text("")), (28..40).map(|i| i.to_string()).collect::<Vec<_>>());
         assert_eq!(last_lines("a\nb\n"), ["a", "b"]);
     }

@@ -23,31 +23,37 @@ pub enum BenchCommand {
     Engines(Box<EnginesArgs>),
 }
 
-/// Compare the engines with a one-thread memcpy of the same bytes, without load and while a thread writes.
+/// Compare the engines with a one-thread memcpy of the same bytes, without load and while a thread
+/// writes.
 ///
-/// For each page size and each load, every run times a memcpy, and then one leap with each engine and size of areas, in
-/// turns and in this process; shown are medians over the runs. Each leap goes from the same pool to the other one and
-/// back, the way back unmeasured. On a machine with one node both pools lie on it: frames are new, the node is the same,
-/// and nothing here is a NUMA speed-up.
+/// For each page size and each load, every run times a memcpy, and then one leap with each engine
+/// and size of areas, in turns and in this process; shown are medians over the runs. Each leap goes
+/// from the same pool to the other one and back, the way back unmeasured. On a machine with one
+/// node both pools lie on it: frames are new, the node is the same, and nothing here is a NUMA
+/// speed-up.
 ///
-/// The writer keeps a shadow copy, which is compared with the region after every leap, and so does a thread beside it for which
-/// the kernel writes words of 64 pages every 5 ms (preadv). They end with the job, so that rates and gaps include the recycling of vacated
-/// frames. Threads are not bound to CPUs; use `numactl` for that.
+/// The writer keeps a shadow copy, which is compared with the region after every leap, and so does
+/// a thread beside it for which the kernel writes words of 64 pages every 5 ms (preadv). They end
+/// with the job, so that rates and gaps include the recycling of vacated frames. Threads are not
+/// bound to CPUs; use `numactl` for that.
 ///
-/// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request that this machine or
-/// this program cannot take; 130 interrupted by Ctrl-C (what is complete until then is shown).
+/// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request
+/// that this machine or this program cannot take; 130 interrupted by Ctrl-C (what is complete until
+/// then is shown).
 #[derive(Args, Clone, Debug)]
 pub struct EnginesArgs {
     /// Bytes that leap, such as 64m or 1g; rounded up to whole pages
     #[arg(long, value_name = "BYTES", default_value = "1g", allow_hyphen_values = true, value_parser = size)]
     pub size: u64,
 
-    /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m and 1g (reserved huge pages; skipped where too few are free)
+    /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m and 1g (reserved huge pages;
+    /// skipped where too few are free)
     #[arg(long, value_name = "SIZES", default_value = "4k,thp", value_delimiter = ',')]
     pub page_size: Vec<PageSize>,
 
-    /// Loads, by comma: quiet (nobody writes), uniform (random words), skewed (75 % of the writes to 3.125 % of the region),
-    /// bystander (nobody writes, a thread maps, faults and unmaps other memory all the time)
+    /// Loads, by comma: quiet (nobody writes), uniform (random words), skewed (75 % of the writes
+    /// to 3.125 % of the region), bystander (nobody writes, a thread maps, faults and unmaps other
+    /// memory all the time)
     #[arg(
         long,
         value_name = "LOADS",
@@ -65,7 +71,8 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "N", default_value = "5", allow_hyphen_values = true, value_parser = runs)]
     pub runs: usize,
 
-    /// Threads that write, where any do: each to its part of the region, and at its part of the rate
+    /// Threads that write, where any do: each to its part of the region, and at its part of the
+    /// rate
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
     pub writers: usize,
 
@@ -190,7 +197,9 @@ impl EnginesArgs {
                 LoadKind::Skewed => Rows::Skewed,
             };
             loads.extend(
-                once_each(&self.rates).into_iter().map(|rate| Load { kind, work: Work::Write(rate, rows) }),
+                once_each(&self.rates)
+                    .into_iter()
+                    .map(|rate| Load { kind, work: Work::Write(rate, rows) }),
             );
         }
         loads
@@ -275,7 +284,8 @@ mod tests {
     #[test]
     fn lists_have_each_item_once_in_the_order_asked_for() {
         let args =
-            parse(&["--page-size", "thp,4k,thp", "--load", "skewed,skewed", "--rates", "5,max,5"]).unwrap();
+            parse(&["--page-size", "thp,4k,thp", "--load", "skewed,skewed", "--rates", "5,max,5"])
+                .unwrap();
         assert_eq!(args.page_sizes(), [PageSize::Thp, PageSize::Base]);
         assert_eq!(
             args.loads(),

@@ -1,4 +1,5 @@
-//! What runs beside the leap, other than the writer: a thread for which the kernel writes, and one that has nothing to do with the region.
+//! What runs beside the leap, other than the writer: a thread for which the kernel writes, and one
+//! that has nothing to do with the region.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -15,9 +16,11 @@ use crate::writer::WriteLog;
 
 /// Of so many words, one for each base page, the last is the kernel's to write.
 pub const KERNEL_EVERY: usize = BASE_PAGE / size_of::<u64>();
-/// Words that one call writes, evenly spread: some of them lie in the area that is moving, whichever it is.
+/// Words that one call writes, evenly spread: some of them lie in the area that is moving,
+/// whichever it is.
 const SPREAD: usize = 64;
-/// Between two calls: often enough to meet most areas, and rarely enough to cost nobody a measurable share of a CPU.
+/// Between two calls: often enough to meet most areas, and rarely enough to cost nobody a
+/// measurable share of a CPU.
 const KERNEL_PAUSE: Duration = Duration::from_millis(5);
 /// Set in every value that the kernel writes, and in no other.
 const KERNEL_MARK: u64 = 1 << 62;
@@ -35,13 +38,16 @@ pub struct KernelLog {
     pub efaults: u64,
 }
 
-/// Has `preadv` write words of a region, one in each base page and [`SPREAD`] in each call, until `stage` says stop. `calls` have come before.
+/// Has `preadv` write words of a region, one in each base page and [`SPREAD`] in each call, until
+/// `stage` says stop. `calls` have come before.
 pub fn kernel_writer(words: &[AtomicU64], calls: u64, stage: &Stage) -> Result<KernelLog, Stop> {
     // SAFETY: a constant name; the descriptor is fresh, and the file takes it over.
     let file = unsafe {
         let fd = libc::memfd_create(c"pageleap-bench".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
-            return Err(anyhow::Error::from(std::io::Error::last_os_error()).context("memfd_create").into());
+            return Err(anyhow::Error::from(std::io::Error::last_os_error())
+                .context("memfd_create")
+                .into());
         }
         File::from_raw_fd(fd)
     };
@@ -52,7 +58,8 @@ pub fn kernel_writer(words: &[AtomicU64], calls: u64, stage: &Stage) -> Result<K
         let value = KERNEL_MARK | (calls + log.calls);
         // A step that meets every page in the end.
         let first = (log.calls as usize).wrapping_mul(0x9E37_79B9) % pages;
-        let chosen: Vec<usize> = (0..spread).map(|at| (first + at * pages / spread) % pages).collect();
+        let chosen: Vec<usize> =
+            (0..spread).map(|at| (first + at * pages / spread) % pages).collect();
         let pieces: Vec<libc::iovec> = chosen
             .iter()
             .map(|page| words[page * KERNEL_EVERY + KERNEL_EVERY - 1].as_ptr())
@@ -76,7 +83,8 @@ fn read_words(file: &File, pieces: &[libc::iovec]) -> Result<bool, Stop> {
         let rest = &pieces[done..];
         let at = (done * size_of::<u64>()) as libc::off_t;
         // SAFETY: the kernel writes the eight bytes of words that nobody else writes.
-        let got = unsafe { libc::preadv(file.as_raw_fd(), rest.as_ptr(), rest.len() as libc::c_int, at) };
+        let got =
+            unsafe { libc::preadv(file.as_raw_fd(), rest.as_ptr(), rest.len() as libc::c_int, at) };
         let error = std::io::Error::last_os_error();
         match usize::try_from(got) {
             // A word that was begun is written again.
@@ -98,13 +106,16 @@ pub fn reader(words: &[AtomicU64], stage: &Stage) {
     const LOOK_EVERY: usize = 4096;
     while !stage.stopped() {
         for part in words.chunks(LOOK_EVERY).take_while(|_| !stage.stopped()) {
-            std::hint::black_box(part.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed)));
+            std::hint::black_box(
+                part.iter().fold(0, |sum, word| sum ^ word.load(Ordering::Relaxed)),
+            );
         }
     }
 }
 
-/// Maps, faults and unmaps memory that has nothing to do with the region, all the time, until `stage` says stop. The log has no writes but rounds, and
-/// the time from the end of one to the end of the next.
+/// Maps, faults and unmaps memory that has nothing to do with the region, all the time, until
+/// `stage` says stop. The log has no writes but rounds, and the time from the end of one to the end
+/// of the next.
 pub fn bystander(shadow: Vec<u64>, stage: &Stage, completed: &AtomicU64) -> WriteLog {
     let mut log = WriteLog::none(shadow);
     let mut gaps = Times::new();
@@ -121,8 +132,10 @@ pub fn bystander(shadow: Vec<u64>, stage: &Stage, completed: &AtomicU64) -> Writ
 
 /// Returns whether there was a mapping to be had.
 fn map_and_fault() -> bool {
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address that the kernel chooses, written within its bounds and unmapped again.
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a fresh mapping at an address that the kernel chooses, written within its bounds and
+    // unmapped again.
     unsafe {
         let memory = libc::mmap(std::ptr::null_mut(), BYSTANDER_BYTES, access, kind, -1, 0);
         if memory == libc::MAP_FAILED {
@@ -139,7 +152,10 @@ fn map_and_fault() -> bool {
 mod tests {
     use super::*;
 
-    fn while_running<T: Send>(run: impl FnOnce(&Stage) -> T + Send, enough: impl Fn() -> bool) -> T {
+    fn while_running<T: Send>(
+        run: impl FnOnce(&Stage) -> T + Send,
+        enough: impl Fn() -> bool,
+    ) -> T {
         let stage = Stage::new();
         thread::scope(|scope| {
             let running = scope.spawn(|| run(&stage));
@@ -159,7 +175,10 @@ mod tests {
     fn the_kernel_writes_one_word_of_each_page() {
         let words = words(300);
         let written = || words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
-        let log = while_running(|stage| kernel_writer(&words, 5, stage).ok().unwrap(), || written() == 300);
+        let log = while_running(
+            |stage| kernel_writer(&words, 5, stage).ok().unwrap(),
+            || written() == 300,
+        );
         assert_eq!((written(), log.efaults), (300, 0));
         for (page, last) in log.last.iter().enumerate() {
             let at = page * KERNEL_EVERY + KERNEL_EVERY - 1;
@@ -171,12 +190,16 @@ mod tests {
     #[test]
     fn calls_that_fail_are_counted_and_repeated() {
         // A region whose second page may not be written for a while.
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a fresh mapping, looked at as atomics, which all bytes are.
         let (base, words) = unsafe {
             let base = libc::mmap(std::ptr::null_mut(), 2 * BASE_PAGE, access, kind, -1, 0);
             assert_ne!(base, libc::MAP_FAILED);
-            (base.cast::<u8>(), std::slice::from_raw_parts(base.cast::<AtomicU64>(), 2 * KERNEL_EVERY))
+            (
+                base.cast::<u8>(),
+                std::slice::from_raw_parts(base.cast::<AtomicU64>(), 2 * KERNEL_EVERY),
+            )
         };
         let protect = |access| {
             // SAFETY: a page of that mapping, which this thread does not touch meanwhile.

@@ -16,8 +16,8 @@ use crate::stop::Stop;
 use crate::writer::{self, WriteLog};
 use crate::{interrupt, progress};
 
-/// How often the main thread looks at the signals, the mappings and the memory while a leap is under way. Rarely, because to look at mappings holds
-/// up those who change them.
+/// How often the main thread looks at the signals, the mappings and the memory while a leap is
+/// under way. Rarely, because to look at mappings holds up those who change them.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The writer runs at least so long before anything is measured beside it.
 const WARM_UP: Duration = Duration::from_millis(10);
@@ -26,7 +26,8 @@ const LONGEST_WARM_UP: Duration = Duration::from_millis(200);
 /// The writer's rate beside a memcpy is taken over at least this time, however small the region.
 const BESIDE_TIME: Duration = Duration::from_millis(50);
 
-/// In the values that are written, a writer's number begins at this bit: below it a bench counts its writes, above it are marks.
+/// In the values that are written, a writer's number begins at this bit: below it a bench counts
+/// its writes, above it are marks.
 const WRITER_SHIFT: u32 = 54;
 
 /// What one leap showed.
@@ -41,13 +42,15 @@ pub struct Leap {
     pub during_per_s: Option<f64>,
     /// Gaps between the writer's batches.
     pub gaps: Times,
-    /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if it writes nothing.
+    /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if it
+    /// writes nothing.
     pub efaults: Option<u64>,
     /// First touch of all pages less a second one.
     pub first_touch_ns: i64,
     /// Mappings of region and pools before the leap, at most, and after it.
     pub mappings: [usize; 3],
-    /// Anonymous memory at most, less that before; `None` if the leap was over before anybody looked.
+    /// Anonymous memory at most, less that before; `None` if the leap was over before anybody
+    /// looked.
     pub overhead_bytes: Option<u64>,
     /// Words that do not contain what was written to them last.
     pub lost: u64,
@@ -65,7 +68,8 @@ pub fn measure(
     for run in 0..args.runs {
         let (memcpy_ns, beside_per_s) = memcpys(args, place, load)?;
         for turn in 0..engines.len() {
-            // Another engine comes first in each run, so that none has always the state that the memcpy leaves.
+            // Another engine comes first in each run, so that none has always the state that the
+            // memcpy leaves.
             let at = (run + turn) % engines.len();
             let leap = leap(args, place, load, &engines[at], (memcpy_ns, beside_per_s))?;
             leaps[at].push(leap);
@@ -82,7 +86,8 @@ fn memcpys(args: &EnginesArgs, place: &mut Place, load: Load) -> Result<(u64, Op
     let scratch = Region::new(&place.destination, place.region.len())?;
     let copy = |region: &Region| {
         let start = Instant::now();
-        // SAFETY: both regions have so many bytes and do not overlap; nobody else knows the copy, and nobody looks at it.
+        // SAFETY: both regions have so many bytes and do not overlap; nobody else knows the copy,
+        // and nobody looks at it.
         unsafe { leaping::memcpy(scratch.as_ptr(), region.as_ptr(), region.len()) };
         start.elapsed()
     };
@@ -105,7 +110,8 @@ fn memcpys(args: &EnginesArgs, place: &mut Place, load: Load) -> Result<(u64, Op
     Ok((memcpy_ns, (load.work != Work::Rest).then_some(rate)))
 }
 
-/// Does something while the load's threads run. They have ended when it returns: their gaps, and how many of the kernel's writes failed.
+/// Does something while the load's threads run. They have ended when it returns: their gaps, and
+/// how many of the kernel's writes failed.
 fn under_load<T>(
     args: &EnginesArgs,
     place: &mut Place,
@@ -140,10 +146,9 @@ fn under_load<T>(
                     // No two store the same value.
                     let written = *written | (writer as u64) << WRITER_SHIFT;
                     let load = writer::Load { rate, rows, seed, written, leaves_each };
-                    workers.push(
-                        thread("writer")
-                            .spawn_scoped(scope, move || writer::run(part, mine, load, stage, completed)),
-                    );
+                    workers.push(thread("writer").spawn_scoped(scope, move || {
+                        writer::run(part, mine, load, stage, completed)
+                    }));
                 }
                 for _ in 0..args.readers {
                     thread("reader")
@@ -152,14 +157,16 @@ fn under_load<T>(
                 }
             }
             Work::Map | Work::Rest => workers.push(
-                thread("bystander").spawn_scoped(scope, move || beside::bystander(mine, stage, completed)),
+                thread("bystander")
+                    .spawn_scoped(scope, move || beside::bystander(mine, stage, completed)),
             ),
         }
         let workers: Vec<_> =
             workers.into_iter().collect::<Result<_, _>>().context("no thread for the load")?;
         let before = *kernel_calls;
         let by_kernel = matches!(load.work, Work::Write(..)).then(|| {
-            thread("kernel-writer").spawn_scoped(scope, move || beside::kernel_writer(words, before, stage))
+            thread("kernel-writer")
+                .spawn_scoped(scope, move || beside::kernel_writer(words, before, stage))
         });
         let by_kernel = by_kernel.transpose().context("no thread for the load")?;
         let start = Instant::now();
@@ -177,8 +184,8 @@ fn under_load<T>(
             log.writes += part.writes;
             log.gaps.join(&part.gaps);
         }
-        let kernel =
-            by_kernel.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        let kernel = by_kernel
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         Ok::<_, Stop>((result, log, kernel.transpose()?))
     })?;
     *shadow = log.shadow;
@@ -204,33 +211,36 @@ fn leap(
 ) -> Result<Leap, Stop> {
     stop_if_received(place)?;
     let mappings_before = observe::pool_mapping_count()?;
-    let (watched, gaps, efaults) = under_load(args, place, load, |region, destination, stage, completed| {
-        let mut migration = Migration::new()
-            .range(region, 0..region.len(), destination)
-            .engine(engine.choice)
-            .threads(args.threads);
-        if let Some(area) = engine.area {
-            migration = migration.area_bytes(area);
-        }
-        let (mut mappings_peak, mut anonymous_peak) = (0, None);
-        let anonymous_before = anonymous_bytes();
-        let writes_before = completed.load(Ordering::Relaxed);
-        stage.enter(Phase::During);
-        let start = Instant::now();
-        let job = migration.start()?;
-        while !finished_within(&job, LOOK_EVERY) {
-            mappings_peak = mappings_peak.max(observe::pool_mapping_count()?);
-            anonymous_peak = anonymous_peak.max(anonymous_bytes());
-            if interrupt::received().is_some() {
-                job.cancel();
+    let (watched, gaps, efaults) =
+        under_load(args, place, load, |region, destination, stage, completed| {
+            let mut migration = Migration::new()
+                .range(region, 0..region.len(), destination)
+                .engine(engine.choice)
+                .threads(args.threads);
+            if let Some(area) = engine.area {
+                migration = migration.area_bytes(area);
             }
-        }
-        let elapsed = start.elapsed().as_secs_f64();
-        stage.enter(Phase::After);
-        let writes = completed.load(Ordering::Relaxed) - writes_before;
-        let overhead = anonymous_peak.zip(anonymous_before).map(|(peak, before)| peak.saturating_sub(before));
-        Ok((job.wait(), writes as f64 / elapsed, mappings_peak, overhead))
-    })?;
+            let (mut mappings_peak, mut anonymous_peak) = (0, None);
+            let anonymous_before = anonymous_bytes();
+            let writes_before = completed.load(Ordering::Relaxed);
+            stage.enter(Phase::During);
+            let start = Instant::now();
+            let job = migration.start()?;
+            while !finished_within(&job, LOOK_EVERY) {
+                mappings_peak = mappings_peak.max(observe::pool_mapping_count()?);
+                anonymous_peak = anonymous_peak.max(anonymous_bytes());
+                if interrupt::received().is_some() {
+                    job.cancel();
+                }
+            }
+            let elapsed = start.elapsed().as_secs_f64();
+            stage.enter(Phase::After);
+            let writes = completed.load(Ordering::Relaxed) - writes_before;
+            let overhead = anonymous_peak
+                .zip(anonymous_before)
+                .map(|(peak, before)| peak.saturating_sub(before));
+            Ok((job.wait(), writes as f64 / elapsed, mappings_peak, overhead))
+        })?;
     let (report, per_s, mappings_peak, overhead_bytes) = watched;
     let first = touch(place)?;
     let first_touch_ns = first.as_nanos() as i64 - touch(place)?.as_nanos() as i64;
@@ -256,7 +266,11 @@ fn leap(
         gaps,
         efaults,
         first_touch_ns,
-        mappings: [mappings_before, mappings_peak.max(mappings_before).max(mappings_after), mappings_after],
+        mappings: [
+            mappings_before,
+            mappings_peak.max(mappings_before).max(mappings_after),
+            mappings_after,
+        ],
         overhead_bytes,
         lost,
     })
@@ -279,8 +293,8 @@ fn back(place: &Place) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Writes the first word of each base page, whatever the size of the region's pages: a huge page that is mapped in pieces
-/// shows. The word keeps its value, and nobody else writes now.
+/// Writes the first word of each base page, whatever the size of the region's pages: a huge page
+/// that is mapped in pieces shows. The word keeps its value, and nobody else writes now.
 fn touch(place: &Place) -> Result<Duration, Stop> {
     let words = place.words()?;
     let start = Instant::now();
@@ -290,7 +304,8 @@ fn touch(place: &Place) -> Result<Duration, Stop> {
     Ok(start.elapsed())
 }
 
-/// Anonymous memory of the process (RssAnon), to which regions and pools do not count; `None` if the kernel hides it.
+/// Anonymous memory of the process (RssAnon), to which regions and pools do not count; `None` if
+/// the kernel hides it.
 fn anonymous_bytes() -> Option<u64> {
     rss_anon(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
@@ -312,7 +327,9 @@ fn stop_if_received(place: &Place) -> Result<(), Stop> {
         return Ok(());
     }
     match writer::lost(place.words()?, &place.shadow) {
-        0 => interrupt::stop_if_received(|| "the region is whole, and no write was lost".to_owned()),
+        0 => {
+            interrupt::stop_if_received(|| "the region is whole, and no write was lost".to_owned())
+        }
         lost => Err(anyhow!("{}", mismatch(lost)).into()),
     }
 }

@@ -1,7 +1,8 @@
 //! `pageleap bench engines`: what each engine costs, beside a memcpy of the same bytes.
 //!
-//! For each page size ([`args`]) two pools and a region are made ([`place`]); for each load, memcpy and the leaps of all
-//! engines take turns ([`measure`], with [`beside`]); the runs become rows ([`statistics`], [`report`]).
+//! For each page size ([`args`]) two pools and a region are made ([`place`]); for each load, memcpy
+//! and the leaps of all engines take turns ([`measure`], with [`beside`]); the runs become rows
+//! ([`statistics`], [`report`]).
 
 mod args;
 mod beside;
@@ -69,7 +70,9 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     }
     ended?;
     if bench.rows.is_empty() {
-        return Err(Refusal::new(format!("nothing was measured: {}", bench.skipped.join("; "))).into());
+        return Err(
+            Refusal::new(format!("nothing was measured: {}", bench.skipped.join("; "))).into()
+        );
     }
     Ok(())
 }
@@ -105,16 +108,21 @@ fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Res
             steps.now(format!("{page}, {}", load.kind));
             let measured = measure::measure(args, &mut place, *load, &engines, &steps)?;
             let rows = engines.iter().zip(&measured);
-            bench.rows.extend(
-                rows.filter_map(|(engine, leaps)| Row::of(args, engine, &page.to_string(), *load, leaps)),
-            );
+            bench.rows.extend(rows.filter_map(|(engine, leaps)| {
+                Row::of(args, engine, &page.to_string(), *load, leaps)
+            }));
         }
     }
     Ok(())
 }
 
-/// Region and pools, or why there are none for pages of this size. Pages of 4 KB are no reason to go on without them.
-fn place_for(args: &EnginesArgs, page: PageSize, bench: &Bench) -> Result<Result<Place, String>, Stop> {
+/// Region and pools, or why there are none for pages of this size. Pages of 4 KB are no reason to
+/// go on without them.
+fn place_for(
+    args: &EnginesArgs,
+    page: PageSize,
+    bench: &Bench,
+) -> Result<Result<Place, String>, Stop> {
     let (from, to) = (bench.setting.from, bench.setting.to);
     let bytes = args.region_bytes(page);
     let nodes = machine::nodes(page)?;
@@ -123,7 +131,9 @@ fn place_for(args: &EnginesArgs, page: PageSize, bench: &Bench) -> Result<Result
     }
     match Place::build(bytes, page, from, to) {
         Ok(place) => Ok(Ok(place)),
-        Err(Stop::Refused(why) | Stop::Failed(why)) if page != PageSize::Base => Ok(Err(format!("{why:#}"))),
+        Err(Stop::Refused(why) | Stop::Failed(why)) if page != PageSize::Base => {
+            Ok(Err(format!("{why:#}")))
+        }
         Err(stop) => Err(stop),
     }
 }

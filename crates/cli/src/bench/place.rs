@@ -17,8 +17,8 @@ const USABLE_SHARE: f64 = 0.95;
 /// More threads than this fill a pool no faster.
 const MOST_THREADS: usize = 16;
 
-/// A region and the pools between which it leaps. The fields are dropped in this order: the region gives its frames back
-/// to the pools first.
+/// A region and the pools between which it leaps. The fields are dropped in this order: the region
+/// gives its frames back to the pools first.
 pub struct Place {
     /// What leaps.
     pub region: Region,
@@ -54,7 +54,8 @@ impl Place {
     /// Why an engine cannot be measured here: tried with a page, which goes back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
         let page = 0..self.region.page_size().bytes();
-        let to = |pool| Migration::new().range(&self.region, page.clone(), pool).engine(engine.choice);
+        let to =
+            |pool| Migration::new().range(&self.region, page.clone(), pool).engine(engine.choice);
         match to(&self.destination).start() {
             Ok(job) => drop(job.wait()),
             Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
@@ -82,8 +83,11 @@ pub fn check_memory(
     let largest = ordinary.iter().map(|page| args.region_bytes(*page)).max().unwrap_or(0);
     let shadow = pages.iter().map(|page| args.region_bytes(*page)).max().unwrap_or(0);
     let pools = if ordinary.is_empty() { 0 } else { 1 };
-    let demands =
-        if from == to { vec![(from, 2 * pools, 1)] } else { vec![(from, pools, 1), (to, pools, 0)] };
+    let demands = if from == to {
+        vec![(from, 2 * pools, 1)]
+    } else {
+        vec![(from, pools, 1), (to, pools, 0)]
+    };
     for (id, pools, shadows) in demands {
         let free = nodes.iter().find(|node| node.id == id).map_or(0, |node| node.free_bytes);
         let needed = pools as f64 * largest as f64 + shadows as f64 * shadow as f64;
@@ -91,8 +95,11 @@ pub fn check_memory(
         if needed > usable {
             // Rounded down to what the flag takes as it is printed.
             let fits = (usable / f64::from(pools + shadows)) as u64 >> 20;
-            let remedy =
-                if fits == 0 { "free some memory".to_owned() } else { format!("use --size {fits}m or less") };
+            let remedy = if fits == 0 {
+                "free some memory".to_owned()
+            } else {
+                format!("use --size {fits}m or less")
+            };
             return Err(Refusal::new(format!(
                 "--size {}: needs {} on node {id} (pools, and a shadow copy of the region), which has {} free; {remedy}",
                 args.size,
@@ -116,7 +123,8 @@ pub fn missing_huge_pages(
         return None;
     }
     let pages = bytes / page.bytes() as u64;
-    let demands = if from == to { vec![(from, 2 * pages)] } else { vec![(from, pages), (to, pages)] };
+    let demands =
+        if from == to { vec![(from, 2 * pages)] } else { vec![(from, pages), (to, pages)] };
     demands.into_iter().find_map(|(id, needed)| {
         let free = nodes.iter().find(|node| node.id == id).map_or(0, |node| node.free_huge_pages);
         (free < needed).then(|| {
@@ -172,12 +180,14 @@ mod tests {
             let named = refusal.split("use --size ").nth(1).unwrap().split(' ').next().unwrap();
             let fits = args(named);
             assert!(fits.size < 2 << 30);
-            // To the other node what fits on the first may still be too much for the second, which is named then.
+            // To the other node what fits on the first may still be too much for the second, which
+            // is named then.
             if to == 0 {
                 check_memory(&fits, &[PageSize::Base], &nodes, 0, to).unwrap();
             }
         }
-        let refusal = check_memory(&args("4k"), &[PageSize::Base], &[node(0, 0, 0)], 0, 0).unwrap_err();
+        let refusal =
+            check_memory(&args("4k"), &[PageSize::Base], &[node(0, 0, 0)], 0, 0).unwrap_err();
         assert!(refusal.to_string().ends_with("free some memory"), "{refusal}");
     }
 
@@ -196,7 +206,11 @@ mod tests {
         assert_eq!(unfit_area(None, PageSize::Huge1G), None);
         assert_eq!(unfit_area(Some(512 << 10), PageSize::Base), None);
         assert_eq!(unfit_area(Some(16 << 20), PageSize::Thp), None);
-        assert!(unfit_area(Some(512 << 10), PageSize::Thp).unwrap().contains("512 KiB are none of 2 MiB"));
+        assert!(
+            unfit_area(Some(512 << 10), PageSize::Thp)
+                .unwrap()
+                .contains("512 KiB are none of 2 MiB")
+        );
         assert!(unfit_area(Some(16 << 20), PageSize::Huge1G).is_some());
     }
 }

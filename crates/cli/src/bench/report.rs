@@ -13,8 +13,9 @@ use crate::figures::{human_bytes, human_ns, optional_ns, percent};
 use crate::phase::{Phase, Times};
 use crate::writer::Rate;
 
-/// One row: an engine under a load, with pages of one size. Medians over the runs, where nothing else is said. Field
-/// names carry the units: `_ns` nanoseconds, `_per_s` per second; sizes are bytes. Null is what is not known.
+/// One row: an engine under a load, with pages of one size. Medians over the runs, where nothing
+/// else is said. Field names carry the units: `_ns` nanoseconds, `_per_s` per second; sizes are
+/// bytes. Null is what is not known.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Engine that moved the pages.
@@ -23,13 +24,15 @@ pub struct Row {
     pub requested_engine: String,
     /// Page size of region and pools: 4k, thp, 2m or 1g.
     pub page_size: String,
-    /// Kind of the load. With `bystander`, what is said of writes is said of its rounds: 256 KiB mapped, faulted and unmapped.
+    /// Kind of the load. With `bystander`, what is said of writes is said of its rounds: 256 KiB
+    /// mapped, faulted and unmapped.
     pub load: String,
     /// Writes per second asked for; 0 without a writer, null for as many as it can.
     pub writes_per_s: Option<u64>,
     /// Threads that copied, at most.
     pub copy_threads: usize,
-    /// How many of them copied at the end of the leap, because it was hardly faster with more; the fewest of all runs.
+    /// How many of them copied at the end of the leap, because it was hardly faster with more; the
+    /// fewest of all runs.
     pub copy_threads_settled: usize,
     /// Threads that wrote beside it, and the next that read.
     pub writers: usize,
@@ -41,7 +44,8 @@ pub struct Row {
     pub uid: u32,
     /// From the start of the job until the last page had moved.
     pub migrate_ns: u64,
-    /// `migrate_ns` / the time of a one-thread memcpy of the same bytes in the same run, without load.
+    /// `migrate_ns` / the time of a one-thread memcpy of the same bytes in the same run, without
+    /// load.
     pub ratio_to_memcpy: f64,
     /// Lowest of all runs.
     pub ratio_to_memcpy_min: f64,
@@ -49,11 +53,13 @@ pub struct Row {
     pub ratio_to_memcpy_max: f64,
     /// Bytes copied again because they were written meanwhile / all bytes.
     pub extra_copied_ratio: f64,
-    /// Writes per second from the start of the job to its end / `writes_beside_memcpy_per_s` of the same run.
+    /// Writes per second from the start of the job to its end / `writes_beside_memcpy_per_s` of the
+    /// same run.
     pub writes_kept_ratio: Option<f64>,
     /// The writer's rate beside a memcpy.
     pub writes_beside_memcpy_per_s: Option<f64>,
-    /// Longest time between two batches of writes during the leaps of all runs; includes the writer's own pauses.
+    /// Longest time between two batches of writes during the leaps of all runs; includes the
+    /// writer's own pauses.
     pub max_gap_ns: Option<u64>,
     /// 999 of 1000 of those times in all runs are not longer.
     pub p999_gap_ns: Option<u64>,
@@ -63,14 +69,17 @@ pub struct Row {
     pub window_p99_ns: Option<u64>,
     /// Longest of all runs.
     pub window_max_ns: Option<u64>,
-    /// In which share of the windows of all runs the thread that kept the area closed went before others (SCHED_FIFO).
+    /// In which share of the windows of all runs the thread that kept the area closed went before
+    /// others (SCHED_FIFO).
     pub windows_first_ratio: Option<f64>,
-    /// Calls (preadv into 64 pages all over the region, every 5 ms) that failed with EFAULT or stopped short, in all runs; null where nobody writes.
+    /// Calls (preadv into 64 pages all over the region, every 5 ms) that failed with EFAULT or
+    /// stopped short, in all runs; null where nobody writes.
     pub efault_count: Option<u64>,
-    /// Writing a word of each 4 KB after the leap, less doing so again: what the leap leaves for later. Below 0 where that
-    /// is less than the noise.
+    /// Writing a word of each 4 KB after the leap, less doing so again: what the leap leaves for
+    /// later. Below 0 where that is less than the noise.
     pub first_touch_ns: i64,
-    /// CPU time that the library takes after the last page has moved, to make vacated frames ready for use again.
+    /// CPU time that the library takes after the last page has moved, to make vacated frames ready
+    /// for use again.
     pub recycle_cpu_ns: Option<u64>,
     /// Mappings of region and pools before the leaps; the most of all runs, as are the next two.
     pub mappings_before: usize,
@@ -95,12 +104,15 @@ impl Row {
     ) -> Option<Row> {
         let first = leaps.first()?;
         let writes = matches!(load.work, Work::Write(..));
-        let middle = |value: &dyn Fn(&Leap) -> f64| median(&leaps.iter().map(value).collect::<Vec<_>>());
+        let middle =
+            |value: &dyn Fn(&Leap) -> f64| median(&leaps.iter().map(value).collect::<Vec<_>>());
         let known = |value: &dyn Fn(&Leap) -> Option<f64>| {
             median_if_all_known(&leaps.iter().map(value).collect::<Vec<_>>())
         };
-        let ratios: Vec<f64> =
-            leaps.iter().map(|leap| leap.report.migrate_ns as f64 / leap.memcpy_ns as f64).collect();
+        let ratios: Vec<f64> = leaps
+            .iter()
+            .map(|leap| leap.report.migrate_ns as f64 / leap.memcpy_ns as f64)
+            .collect();
         let (lowest, highest) = extremes(&ratios)?;
         let mut gaps = Times::new();
         leaps.iter().for_each(|leap| gaps.join(&leap.gaps));
@@ -129,7 +141,9 @@ impl Row {
             ratio_to_memcpy: median(&ratios)?,
             ratio_to_memcpy_min: lowest,
             ratio_to_memcpy_max: highest,
-            extra_copied_ratio: middle(&|leap| leap.report.bytes_recopied as f64 / leap.report.bytes as f64)?,
+            extra_copied_ratio: middle(&|leap| {
+                leap.report.bytes_recopied as f64 / leap.report.bytes as f64
+            })?,
             writes_kept_ratio: known(&|leap| {
                 let beside = leap.beside_per_s.filter(|rate| *rate > 0.0)?;
                 Some(leap.during_per_s? / beside)
@@ -158,7 +172,8 @@ impl Row {
 
     /// The cells of the table, in the order of [`COLUMNS`].
     fn cells(&self) -> [String; COLUMNS.len()] {
-        let signed = |ns: i64| format!("{}{}", if ns < 0 { "-" } else { "" }, human_ns(ns.unsigned_abs()));
+        let signed =
+            |ns: i64| format!("{}{}", if ns < 0 { "-" } else { "" }, human_ns(ns.unsigned_abs()));
         let share = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), percent);
         [
             self.requested_engine.clone(),
@@ -172,7 +187,11 @@ impl Row {
             },
             human_ns(self.migrate_ns),
             three_digits(self.ratio_to_memcpy),
-            format!("{}-{}", three_digits(self.ratio_to_memcpy_min), three_digits(self.ratio_to_memcpy_max)),
+            format!(
+                "{}-{}",
+                three_digits(self.ratio_to_memcpy_min),
+                three_digits(self.ratio_to_memcpy_max)
+            ),
             percent(self.extra_copied_ratio),
             self.writes_beside_memcpy_per_s.map_or_else(|| "-".to_owned(), short),
             share(self.writes_kept_ratio),
@@ -192,8 +211,9 @@ impl Row {
 
 /// Heads of the columns, one word each.
 const COLUMNS: [&str; 21] = [
-    "engine", "area", "page", "load", "asked/s", "leap", "ratio", "min-max", "again", "beside/s", "kept",
-    "gap", "p99.9", "window", "longest", "efault", "touch", "recycle", "memory", "maps", "lost",
+    "engine", "area", "page", "load", "asked/s", "leap", "ratio", "min-max", "again", "beside/s",
+    "kept", "gap", "p99.9", "window", "longest", "efault", "touch", "recycle", "memory", "maps",
+    "lost",
 ];
 /// Columns of a terminal that the table shall fit.
 const WIDTH: usize = 160;
@@ -266,8 +286,9 @@ impl Bench {
 
     fn write_text(&self, out: &mut String) -> fmt::Result {
         let setting = &self.setting;
-        let plural =
-            |number: usize, thing: &str| format!("{number} {thing}{}", if number == 1 { "" } else { "s" });
+        let plural = |number: usize, thing: &str| {
+            format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+        };
         writeln!(
             out,
             "machine   Linux {}, {}, {} with memory; {}, {}, {}, seed {}",
@@ -307,8 +328,10 @@ impl Bench {
                 *lowest = lowest.min(ratio);
             }
         }
-        let first: Vec<_> =
-            first.into_iter().map(|(engine, ratio)| format!("{engine} {}", percent(ratio))).collect();
+        let first: Vec<_> = first
+            .into_iter()
+            .map(|(engine, ratio)| format!("{engine} {}", percent(ratio)))
+            .collect();
         if !first.is_empty() {
             writeln!(
                 out,
@@ -362,7 +385,8 @@ fn short(number: f64) -> String {
     if value.fract() == 0.0 { format!("{value}{unit}") } else { three_digits(value) + unit }
 }
 
-/// With as many decimals as three significant digits leave; ratios of leaps far shorter than their start are wide otherwise.
+/// With as many decimals as three significant digits leave; ratios of leaps far shorter than their
+/// start are wide otherwise.
 fn three_digits(value: f64) -> String {
     let digits = match value {
         value if value >= 99.95 => 0,
@@ -466,7 +490,10 @@ mod tests {
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{}: {line}", line.chars().count());
         }
-        assert!(text.contains("no NUMA speed-up") && text.contains("skipped   --page-size 2m: none free"));
+        assert!(
+            text.contains("no NUMA speed-up")
+                && text.contains("skipped   --page-size 2m: none free")
+        );
         assert!(!text.contains("share 2 CPUs"));
         let two = bench(0, 1).text();
         assert!(two.contains("node 0 -> node 1") && !two.contains("NUMA"));

@@ -19,7 +19,8 @@ pub fn extremes(values: &[f64]) -> Option<(f64, f64)> {
     Some((lowest, highest))
 }
 
-/// The median of those that are known; `None` if not all are, because a median of some would look like one of all.
+/// The median of those that are known; `None` if not all are, because a median of some would look
+/// like one of all.
 pub fn median_if_all_known(values: &[Option<f64>]) -> Option<f64> {
     median(&values.iter().copied().collect::<Option<Vec<f64>>>()?)
 }

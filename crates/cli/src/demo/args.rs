@@ -14,16 +14,17 @@ const MAX_SCALE_FACTOR: f64 = 1e9;
 
 /// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
 ///
-/// Generates lineitem, keeps all its columns in a region on one node, repeats Q1 and Q6 in one thread while another
-/// writes L_ORDERKEY of random rows, moves the region, and compares the time with a memcpy of the same bytes in the
-/// same run. Then it verifies that the query results are equal, that every write is present and that the physical
-/// frames have changed. On a machine with one node the region moves to a second pool on that node: its frames are
-/// new, the node is the same.
+/// Generates lineitem, keeps all its columns in a region on one node, repeats Q1 and Q6 in one
+/// thread while another writes L_ORDERKEY of random rows, moves the region, and compares the time
+/// with a memcpy of the same bytes in the same run. Then it verifies that the query results are
+/// equal, that every write is present and that the physical frames have changed. On a machine with
+/// one node the region moves to a second pool on that node: its frames are new, the node is the
+/// same.
 ///
 /// The threads are not bound to CPUs; use `numactl --cpunodebind=N pageleap demo` for that.
 ///
-/// Exit code: 0 everything verified; 1 a mismatch or a failure; 2 a request that this machine or this program cannot
-/// take; 130 interrupted by Ctrl-C.
+/// Exit code: 0 everything verified; 1 a mismatch or a failure; 2 a request that this machine or
+/// this program cannot take; 130 interrupted by Ctrl-C.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
     /// TPC-H scale factor; 1 makes 6 million rows, 0.84 GB
@@ -34,7 +35,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "NODE")]
     pub from: Option<u32>,
 
-    /// Node to move the table to [default: the next node with memory, or the same one if there is no other]
+    /// Node to move the table to [default: the next node with memory, or the same one if there is
+    /// no other]
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
@@ -66,7 +68,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
-    /// With --page-size 2m or 1g: reserve the huge pages for the run and give them back afterwards (needs root)
+    /// With --page-size 2m or 1g: reserve the huge pages for the run and give them back afterwards
+    /// (needs root)
     #[arg(long)]
     pub reserve_huge_pages: bool,
 
@@ -126,14 +129,17 @@ fn timeout(text: &str) -> Result<Duration, String> {
         Some(digits) => (digits, 1e-3),
         None => (text.strip_suffix('s').unwrap_or(text), 1.0),
     };
-    let seconds: f64 = digits.parse().map_err(|_| "expected seconds such as 10, 0.5s or 250ms".to_owned())?;
+    let seconds: f64 =
+        digits.parse().map_err(|_| "expected seconds such as 10, 0.5s or 250ms".to_owned())?;
     if seconds.is_nan() || seconds <= 0.0 {
         return Err("a timeout must be longer than 0; leave it out to wait for ever".to_owned());
     }
     match Duration::try_from_secs_f64(seconds * unit) {
         Ok(Duration::ZERO) => Err("a timeout must be at least one nanosecond".to_owned()),
         Ok(timeout) => Ok(timeout),
-        Err(_) => Err("longer than this program can count; leave it out to wait for ever".to_owned()),
+        Err(_) => {
+            Err("longer than this program can count; leave it out to wait for ever".to_owned())
+        }
     }
 }
 
@@ -150,7 +156,8 @@ mod tests {
     }
 
     fn parse(flags: &[&str]) -> Result<DemoArgs, String> {
-        let line = Line::try_parse_from(["demo"].iter().chain(flags)).map_err(|error| error.to_string())?;
+        let line = Line::try_parse_from(["demo"].iter().chain(flags))
+            .map_err(|error| error.to_string())?;
         line.args.check()?;
         Ok(line.args)
     }
@@ -178,14 +185,20 @@ mod tests {
 
     #[test]
     fn areas() {
-        for (text, bytes) in [("4096", 4096), ("512k", 512 << 10), ("16M", 16 << 20), ("1g", 1 << 30)] {
+        for (text, bytes) in
+            [("4096", 4096), ("512k", 512 << 10), ("16M", 16 << 20), ("1g", 1 << 30)]
+        {
             assert_eq!(area(text), Ok(bytes));
         }
         for text in ["0", "0k", "", "k", "-1", "1.5m", "99999999999g", "16mb", "+4k"] {
             assert!(area(text).is_err(), "{text}");
         }
         assert!(parse(&["--area", "5000"]).unwrap_err().contains("multiple of 4096"));
-        assert!(parse(&["--area", "512k", "--page-size", "2m"]).unwrap_err().contains("multiple of 2097152"));
+        assert!(
+            parse(&["--area", "512k", "--page-size", "2m"])
+                .unwrap_err()
+                .contains("multiple of 2097152")
+        );
         assert_eq!(parse(&["--area", "2m", "--page-size", "2m"]).unwrap().area, Some(2 << 20));
     }
 

@@ -1,4 +1,5 @@
-//! Builds what the demo measures: huge pages if asked for, two pools, the region, and the table in it.
+//! Builds what the demo measures: huge pages if asked for, two pools, the region, and the table in
+//! it.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -19,8 +20,8 @@ const MOST_THREADS: usize = 16;
 
 /// The table in its region, and where it can leap to.
 ///
-/// The fields are dropped in this order: the region gives its frames back to the pools, the pools give theirs back
-/// to the kernel, and only then can reserved huge pages be returned.
+/// The fields are dropped in this order: the region gives its frames back to the pools, the pools
+/// give theirs back to the kernel, and only then can reserved huge pages be returned.
 pub struct Built {
     /// The region that holds the table.
     pub region: Region,
@@ -48,15 +49,17 @@ impl Built {
     /// Every byte behind the column that the writer changes.
     pub fn other_columns(&self) -> Result<&[u64], Stop> {
         let range = self.layout.range(Array::PartKey).start..self.region.len();
-        // SAFETY: after `build` nothing writes outside L_ORDERKEY; the range starts at a multiple of 64 and ends with a page.
+        // SAFETY: after `build` nothing writes outside L_ORDERKEY; the range starts at a multiple
+        // of 64 and ends with a page.
         Ok(unsafe { self.region.slice::<u64>(range) }?)
     }
 
     /// The columns that the queries read.
     pub fn columns(&self) -> Result<Columns<'_>, Stop> {
         let range = |array| -> Range<usize> { self.layout.range(array) };
-        // SAFETY: after `build` nothing writes these columns, and they contain elements of these types. That their pages move
-        // is the region's promise: readers see the same bytes throughout.
+        // SAFETY: after `build` nothing writes these columns, and they contain elements of these
+        // types. That their pages move is the region's promise: readers see the same bytes
+        // throughout.
         unsafe {
             Ok(Columns {
                 quantity: self.region.slice(range(Array::Quantity))?,
@@ -105,7 +108,11 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         // Two reservations on one node could count the same free pages twice.
         let pages = (bytes / page) as u64;
         if from == to {
-            reservations.push(HugePageReservation::reserve(NodeId(from), args.page_size, 2 * pages)?);
+            reservations.push(HugePageReservation::reserve(
+                NodeId(from),
+                args.page_size,
+                2 * pages,
+            )?);
         } else {
             reservations.push(HugePageReservation::reserve(NodeId(from), args.page_size, pages)?);
             reservations.push(HugePageReservation::reserve(NodeId(to), args.page_size, pages)?);
@@ -133,7 +140,8 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         bar.inc(rows);
         interrupt::received().is_none()
     };
-    // SAFETY: the region starts at a page and is at least as long as the layout; nobody else knows it yet.
+    // SAFETY: the region starts at a page and is at least as long as the layout; nobody else knows
+    // it yet.
     unsafe { generator.write(region.as_ptr(), &watch) };
     bar.finish_and_clear();
     super::stop_if_interrupted()?;

@@ -6,14 +6,14 @@
 //! ^ 0                      ^ multiple of 64              padding of < 64 bytes
 //! ```
 //!
-//! Decimals are hundredths in an `i64`, dates are days since 1970-01-01 in an `i32`, flags are one byte, the two
-//! short texts are padded with spaces to their declared width. `L_COMMENT` takes two arrays: where each row's text
-//! starts (with one more entry for the end), and the texts one after the other. The starts are 4 bytes wide, or 8
-//! where the texts exceed 4 GiB.
+//! Decimals are hundredths in an `i64`, dates are days since 1970-01-01 in an `i32`, flags are one
+//! byte, the two short texts are padded with spaces to their declared width. `L_COMMENT` takes two
+//! arrays: where each row's text starts (with one more entry for the end), and the texts one after
+//! the other. The starts are 4 bytes wide, or 8 where the texts exceed 4 GiB.
 //!
-//! The rows are generated twice: once to learn how many rows and comment bytes each part has, once to write them.
-//! That costs a second or two at scale factor 1 and saves a second copy of the table, so that the largest table a
-//! machine can show depends on its two pools only.
+//! The rows are generated twice: once to learn how many rows and comment bytes each part has, once
+//! to write them. That costs a second or two at scale factor 1 and saves a second copy of the
+//! table, so that the largest table a machine can show depends on its two pools only.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -36,7 +36,8 @@ pub const MIN_SCALE_FACTOR: f64 = 0.0001;
 /// Rows of `lineitem` at scale factor 1; other factors differ from a multiple of it by chance only.
 pub const ROWS_AT_SF1: u64 = 6_001_215;
 
-/// Orders at scale factor 1. Their number is exact at every scale, and `lineitem` has 1 to 7 rows for each.
+/// Orders at scale factor 1. Their number is exact at every scale, and `lineitem` has 1 to 7 rows
+/// for each.
 const ORDERS_AT_SF1: f64 = 1_500_000.0;
 
 /// Average bytes of a row over all arrays at scale factor 1, rounded up.
@@ -187,8 +188,8 @@ struct PartSize {
     comment_bytes: usize,
 }
 
-/// Makes the text that comments are cut from. It belongs to the caller, so that its memory can be given back before
-/// anything is measured.
+/// Makes the text that comments are cut from. It belongs to the caller, so that its memory can be
+/// given back before anything is measured.
 pub fn text_pool() -> TextPool {
     TextPool::new(TEXT_POOL_BYTES as i32, Distributions::static_default())
 }
@@ -206,7 +207,8 @@ impl<'a> Generator<'a> {
         (scale_factor * ROWS_AT_SF1 as f64) as u64
     }
 
-    /// Generates every row once, in `threads` parts, to learn their sizes. `None` if the watch stopped it.
+    /// Generates every row once, in `threads` parts, to learn their sizes. `None` if the watch
+    /// stopped it.
     pub fn size(
         text: &'a TextPool,
         scale_factor: f64,
@@ -239,8 +241,8 @@ impl<'a> Generator<'a> {
     ///
     /// # Safety
     ///
-    /// `base` is aligned to [`ARRAY_ALIGN`], [`Layout::bytes`] bytes from it are mapped and writable, and nothing
-    /// else reads or writes them during the call.
+    /// `base` is aligned to [`ARRAY_ALIGN`], [`Layout::bytes`] bytes from it are mapped and
+    /// writable, and nothing else reads or writes them during the call.
     pub unsafe fn write(&self, base: NonNull<u8>, watch: Watch) -> bool {
         let layout = self.layout();
         let target = Target { base: base.as_ptr(), layout: &layout };
@@ -250,9 +252,9 @@ impl<'a> Generator<'a> {
             let mut row_index: usize = before.iter().map(|part| part.rows).sum();
             let mut text_at: usize = before.iter().map(|part| part.comment_bytes).sum();
             for_each_row(self.text, self.scale_factor, part, parts, watch, |row| {
-                // SAFETY: the parts start where the sizes of the parts before them end, and the generator is
-                // deterministic, so every row index is below `rows`, every text inside the text array, and no two
-                // threads write the same row.
+                // SAFETY: the parts start where the sizes of the parts before them end, and the
+                // generator is deterministic, so every row index is below `rows`, every text inside
+                // the text array, and no two threads write the same row.
                 unsafe { target.write_row(row_index, text_at, row) };
                 row_index += 1;
                 text_at += row.l_comment.len();
@@ -270,7 +272,10 @@ fn in_parallel<T: Send>(parts: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T
     let work = &work;
     thread::scope(|scope| {
         let threads: Vec<_> = (0..parts).map(|part| scope.spawn(move || work(part))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
     })
 }
 
@@ -320,7 +325,8 @@ impl Target<'_> {
     ///
     /// As for [`Generator::write`]; `row < rows`; the row's text fits at `text_at`.
     unsafe fn write_row(&self, row: usize, text_at: usize, item: &LineItem) {
-        // SAFETY: every array has an element for each row, `width` bytes from the start the previous one.
+        // SAFETY: every array has an element for each row, `width` bytes from the start the
+        // previous one.
         unsafe {
             self.put(Array::OrderKey, row, item.l_orderkey);
             self.put(Array::PartKey, row, item.l_partkey);
@@ -339,7 +345,9 @@ impl Target<'_> {
             self.put(Array::ShipMode, row, padded::<SHIP_MODE_BYTES>(item.l_shipmode));
             self.write_start(row, text_at);
             let text = self.layout.range(Array::CommentText).start + text_at;
-            self.base.add(text).copy_from_nonoverlapping(item.l_comment.as_ptr(), item.l_comment.len());
+            self.base
+                .add(text)
+                .copy_from_nonoverlapping(item.l_comment.as_ptr(), item.l_comment.len());
         }
     }
 
@@ -359,11 +367,12 @@ impl Target<'_> {
 
     /// # Safety
     ///
-    /// As for [`Generator::write`]; `array` has elements of the size of `T` and more than `row` of them.
+    /// As for [`Generator::write`]; `array` has elements of the size of `T` and more than `row` of
+    /// them.
     unsafe fn put<T>(&self, array: Array, row: usize, value: T) {
         let at = self.layout.at(array, row, size_of::<T>());
-        // SAFETY: inside the array by the precondition; aligned because arrays start at a multiple of 64 and
-        // elements are their own size apart.
+        // SAFETY: inside the array by the precondition; aligned because arrays start at a multiple
+        // of 64 and elements are their own size apart.
         unsafe { self.base.add(at).cast::<T>().write(value) };
     }
 }
@@ -398,7 +407,8 @@ pub(super) mod tests {
 
     impl Table {
         pub fn new(scale_factor: f64, threads: usize) -> Table {
-            let generator = Generator::size(shared_text(), scale_factor, threads, &|_| true).unwrap();
+            let generator =
+                Generator::size(shared_text(), scale_factor, threads, &|_| true).unwrap();
             let layout = generator.layout();
             let mut memory = vec![Line([0xAA; ARRAY_ALIGN]); layout.bytes().div_ceil(ARRAY_ALIGN)];
             let base = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
@@ -409,7 +419,8 @@ pub(super) mod tests {
 
         pub fn array<T: Copy>(&self, array: Array) -> &[T] {
             let range = self.layout.range(array);
-            // SAFETY: the array was written and has elements of `T`, which the callers choose to match.
+            // SAFETY: the array was written and has elements of `T`, which the callers choose to
+            // match.
             unsafe {
                 let start = self.memory.as_ptr().cast::<u8>().add(range.start);
                 std::slice::from_raw_parts(start.cast::<T>(), range.len() / size_of::<T>())
@@ -462,9 +473,18 @@ pub(super) mod tests {
                 assert_eq!(table.array::<i64>(Array::Tax)[row], item.l_tax.0);
                 assert_eq!(fixed(Array::ReturnFlag, 1), item.l_returnflag);
                 assert_eq!(fixed(Array::LineStatus, 1), item.l_linestatus);
-                assert_eq!(table.array::<i32>(Array::ShipDate)[row], item.l_shipdate.to_unix_epoch());
-                assert_eq!(table.array::<i32>(Array::CommitDate)[row], item.l_commitdate.to_unix_epoch());
-                assert_eq!(table.array::<i32>(Array::ReceiptDate)[row], item.l_receiptdate.to_unix_epoch());
+                assert_eq!(
+                    table.array::<i32>(Array::ShipDate)[row],
+                    item.l_shipdate.to_unix_epoch()
+                );
+                assert_eq!(
+                    table.array::<i32>(Array::CommitDate)[row],
+                    item.l_commitdate.to_unix_epoch()
+                );
+                assert_eq!(
+                    table.array::<i32>(Array::ReceiptDate)[row],
+                    item.l_receiptdate.to_unix_epoch()
+                );
                 assert_eq!(fixed(Array::ShipInstruct, SHIP_INSTRUCT_BYTES), item.l_shipinstruct);
                 assert_eq!(fixed(Array::ShipMode, SHIP_MODE_BYTES), item.l_shipmode);
                 let comment = &text[starts[row] as usize..starts[row + 1] as usize];
@@ -477,7 +497,8 @@ pub(super) mod tests {
 
     #[test]
     fn estimate_is_close_to_the_exact_size() {
-        let exact = Generator::size(shared_text(), 0.01, 2, &|_| true).unwrap().layout().bytes() as f64;
+        let exact =
+            Generator::size(shared_text(), 0.01, 2, &|_| true).unwrap().layout().bytes() as f64;
         let ratio = estimate_bytes(0.01) / exact;
         assert!((0.98..1.03).contains(&ratio), "{ratio}");
     }

@@ -1,4 +1,5 @@
-//! The measured part: memcpy without load, then queries and writes before, during and after the leap.
+//! The measured part: memcpy without load, then queries and writes before, during and after the
+//! leap.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -18,7 +19,8 @@ use crate::{interrupt, progress};
 
 /// How long queries and writer run before the leap, and again after it, at least.
 const PHASE_TIME: Duration = Duration::from_secs(1);
-/// How much of the first phase does not count for the writer's rate: it touches its shadow for the first time.
+/// How much of the first phase does not count for the writer's rate: it touches its shadow for the
+/// first time.
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
 /// How often the main thread looks at the clock, the signals, the mappings and the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -131,19 +133,23 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
 
 /// The whole region to `pool`, with what the arguments say about the method.
 fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<'a> {
-    let migration =
-        Migration::new().range(region, 0..region.len(), pool).engine(args.engine).threads(args.threads);
+    let migration = Migration::new()
+        .range(region, 0..region.len(), pool)
+        .engine(args.engine)
+        .threads(args.threads);
     match args.area {
         Some(area) => migration.area_bytes(area),
         None => migration,
     }
 }
 
-/// Times of leaps that nothing disturbs, to compare with the memcpy just timed. The region ends where it was.
+/// Times of leaps that nothing disturbs, to compare with the memcpy just timed. The region ends
+/// where it was.
 fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
     let bar = progress::spinner("timing leaps without load");
     let mut times = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
-    for pool in [&built.destination, &built.source].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS) {
+    for pool in [&built.destination, &built.source].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS)
+    {
         super::stop_if_interrupted()?;
         let job = migration(args, &built.region, pool).start()?;
         while !finished_within(&job, LOOK_EVERY) {
@@ -165,7 +171,12 @@ fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
 }
 
 /// Moves the region and watches it.
-fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) -> Result<Leap, Stop> {
+fn leap(
+    args: &DemoArgs,
+    built: &Built,
+    stage: &Stage,
+    completed: &AtomicU64,
+) -> Result<Leap, Stop> {
     let region = &built.region;
     let mut migration = migration(args, region, &built.destination);
     if let Some(timeout) = args.timeout {
@@ -186,7 +197,9 @@ fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) ->
         if interrupt::received().is_some() && !cancelled {
             job.cancel();
             cancelled = true;
-            bar.suspend(|| eprintln!("cancelling the leap, then waiting until the region is whole"));
+            bar.suspend(|| {
+                eprintln!("cancelling the leap, then waiting until the region is whole")
+            });
         }
     }
     let elapsed = start.elapsed();
@@ -200,7 +213,8 @@ fn leap(args: &DemoArgs, built: &Built, stage: &Stage, completed: &AtomicU64) ->
     Ok(Leap { report, elapsed, writes, mappings })
 }
 
-/// Median time of a memcpy of the region's bytes into memory of the destination that is faulted already.
+/// Median time of a memcpy of the region's bytes into memory of the destination that is faulted
+/// already.
 fn memcpy(region: &Region, destination: &Pool) -> Result<u64, Stop> {
     // Drops its frames back into the pool, which has no others for the leap.
     let scratch = Region::new(destination, region.len())?;
@@ -209,7 +223,8 @@ fn memcpy(region: &Region, destination: &Pool) -> Result<u64, Stop> {
     for run in 0..=MEMCPY_RUNS {
         super::stop_if_interrupted()?;
         let start = Instant::now();
-        // SAFETY: both regions have so many bytes, they do not overlap, and no other thread uses either yet.
+        // SAFETY: both regions have so many bytes, they do not overlap, and no other thread uses
+        // either yet.
         unsafe { leaping::memcpy(scratch.as_ptr(), region.as_ptr(), region.len()) };
         if run > 0 {
             times.push(start.elapsed());

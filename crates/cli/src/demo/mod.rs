@@ -1,8 +1,9 @@
 //! `pageleap demo`: a live table leaps, and everything that could have gone wrong is checked.
 //!
-//! The steps, in this order: choose nodes and check that the table fits ([`setup`]); build the pools and the table
-//! ([`build`], [`lineitem`]); time a memcpy, start the query thread ([`queries`]) and the writer ([`crate::writer`]), leap
-//! ([`measure`]); compare ([`verify`]); print ([`report`]).
+//! The steps, in this order: choose nodes and check that the table fits ([`setup`]); build the
+//! pools and the table ([`build`], [`lineitem`]); time a memcpy, start the query thread
+//! ([`queries`]) and the writer ([`crate::writer`]), leap ([`measure`]); compare ([`verify`]);
+//! print ([`report`]).
 
 mod args;
 mod build;
@@ -28,11 +29,15 @@ pub use args::DemoArgs;
 use build::Built;
 use measure::{Leap, Measured};
 use queries::{Decimal, Series};
-use report::{Latency, Mappings, NodePages, Pages, Placements, Queries, Quiet, Summary, TextOnly, Writes};
+use report::{
+    Latency, Mappings, NodePages, Pages, Placements, Queries, Quiet, Summary, TextOnly, Writes,
+};
 
 /// Ends the run if a signal has asked for it while nothing was at stake yet.
 fn stop_if_interrupted() -> Result<(), Stop> {
-    interrupt::stop_if_received(|| "the table is where it was, and nobody had written to it yet".to_owned())
+    interrupt::stop_if_received(|| {
+        "the table is where it was, and nobody had written to it yet".to_owned()
+    })
 }
 
 /// Runs the demo and prints its result.
@@ -92,14 +97,19 @@ struct Observed {
 
 impl Observed {
     fn of(built: &Built) -> Result<Observed, Stop> {
-        // Reading every page first, because the kernel shows no frame for a page that has not been touched since it
-        // was mapped.
+        // Reading every page first, because the kernel shows no frame for a page that has not been
+        // touched since it was mapped.
         let other_columns = verify::checksum(built.other_columns()?);
         for key in built.order_keys()?.iter().step_by(PageSize::Base.bytes() / size_of::<u64>()) {
             std::hint::black_box(key.load(Ordering::Relaxed));
         }
         Ok(Observed {
-            placement: built.region.placement()?.iter().map(|(node, pages)| (node.0, pages)).collect(),
+            placement: built
+                .region
+                .placement()?
+                .iter()
+                .map(|(node, pages)| (node.0, pages))
+                .collect(),
             frames: built.region.frame_numbers()?,
             other_columns,
         })
@@ -152,7 +162,11 @@ fn summarise(
         queries: Queries { q1: latency(&log.q1), q6: latency(&log.q6) },
         frames_changed_ratio: frames.map(|frames| frames.changed_ratio),
         placement: Placements { before: before.placement.clone(), after: after.placement.clone() },
-        mappings: Mappings { before: leap.mappings[0], peak: leap.mappings[1], after: leap.mappings[2] },
+        mappings: Mappings {
+            before: leap.mappings[0],
+            peak: leap.mappings[1],
+            after: leap.mappings[2],
+        },
         kernel: machine::kernel_release()?,
         nodes: built.nodes,
         text: TextOnly {
@@ -273,13 +287,17 @@ fn mismatches(
         ));
     }
     if summary.text.published_answers == Some(false) {
-        wrong.push("mismatch: Q1 or Q6 differs from the answer published for scale factor 1".to_owned());
+        wrong.push(
+            "mismatch: Q1 or Q6 differs from the answer published for scale factor 1".to_owned(),
+        );
     }
     let left = summary.pages.busy + summary.pages.failed + summary.pages.not_attempted;
     if interrupt::received().is_none() && (left > 0 || summary.text.ended_early.is_some()) {
         let why = summary.text.ended_early.as_deref().unwrap_or("the job ended");
         let more_time = if why == "timed out" { "; give it more time with --timeout" } else { "" };
-        wrong.push(format!("the leap is not complete ({why}): {left} pages were not moved{more_time}"));
+        wrong.push(format!(
+            "the leap is not complete ({why}): {left} pages were not moved{more_time}"
+        ));
     }
     wrong
 }

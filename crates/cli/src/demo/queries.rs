@@ -1,8 +1,9 @@
 //! TPC-H Q1 and Q6 in exact integer arithmetic, and the thread that repeats them.
 //!
-//! Prices are hundredths, so a discounted price is exact in ten-thousandths and a charge in millionths. Sums run in
-//! `i64` over a limited number of rows and are then added to an `i128`; the `i64` cannot overflow with valid data,
-//! and wraps with damaged data, which then shows as a wrong result instead of a panic.
+//! Prices are hundredths, so a discounted price is exact in ten-thousandths and a charge in
+//! millionths. Sums run in `i64` over a limited number of rows and are then added to an `i128`; the
+//! `i64` cannot overflow with valid data, and wraps with damaged data, which then shows as a wrong
+//! result instead of a panic.
 //!
 //! No query reads `L_ORDERKEY`, because the writer changes it while they run.
 
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use crate::phase::{PHASES, Phase, Stage, Times};
 
-/// Rows that are summed in `i64`: a charge is below 2^37 millionths, times 2^16 rows is far below 2^63.
+/// Rows that are summed in `i64`: a charge is below 2^37 millionths, times 2^16 rows is far below
+/// 2^63.
 const ROWS_PER_SUM: usize = 1 << 16;
 
 /// Q1 takes rows shipped up to 1998-12-01 minus 90 days, in days since 1970-01-01.
@@ -61,13 +63,20 @@ pub struct Q1Group {
     pub count: u64,
 }
 
-/// Result of Q1 by (return flag, line status). Rows with unknown flags, which only damaged memory has, count as
-/// (`?`, `?`).
+/// Result of Q1 by (return flag, line status). Rows with unknown flags, which only damaged memory
+/// has, count as (`?`, `?`).
 pub type Q1Answer = BTreeMap<(u8, u8), Q1Group>;
 
 /// Groups of Q1 by index; the last one takes everything that no other takes.
-const Q1_GROUPS: [(u8, u8); 7] =
-    [(b'A', b'F'), (b'A', b'O'), (b'N', b'F'), (b'N', b'O'), (b'R', b'F'), (b'R', b'O'), (b'?', b'?')];
+const Q1_GROUPS: [(u8, u8); 7] = [
+    (b'A', b'F'),
+    (b'A', b'O'),
+    (b'N', b'F'),
+    (b'N', b'O'),
+    (b'R', b'F'),
+    (b'R', b'O'),
+    (b'?', b'?'),
+];
 const Q1_UNKNOWN: u8 = 6;
 
 /// The share of a group's index that each return flag has.
@@ -116,7 +125,8 @@ pub fn q1(columns: Columns) -> Q1Answer {
             if date[row] > Q1_LAST_SHIP_DATE {
                 continue;
             }
-            let index = RETURN_FLAG_INDEX[flag[row] as usize] + LINE_STATUS_INDEX[status[row] as usize];
+            let index =
+                RETURN_FLAG_INDEX[flag[row] as usize] + LINE_STATUS_INDEX[status[row] as usize];
             let sum = &mut partial[index.min(Q1_UNKNOWN) as usize];
             let discounted = price[row].wrapping_mul(100i64.wrapping_sub(discount[row]));
             let charge = discounted.wrapping_mul(100i64.wrapping_add(tax[row]));
@@ -255,7 +265,13 @@ impl fmt::Display for Decimal {
         let scale = 10u128.pow(self.1);
         let magnitude = self.0.unsigned_abs();
         let sign = if self.0 < 0 { "-" } else { "" };
-        write!(f, "{sign}{}.{:0width$}", magnitude / scale, magnitude % scale, width = self.1 as usize)
+        write!(
+            f,
+            "{sign}{}.{:0width$}",
+            magnitude / scale,
+            magnitude % scale,
+            width = self.1 as usize
+        )
     }
 }
 
@@ -302,7 +318,8 @@ mod tests {
         let (month, day) = rest.split_once('-').unwrap();
         let year: i32 = year.parse().unwrap();
         let leap = |year: i32| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-        let lengths = [31, if leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let lengths =
+            [31, if leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
         let years: i32 = (1970..year).map(|year| if leap(year) { 366 } else { 365 }).sum();
         let months: i32 = lengths[..month.parse::<usize>().unwrap() - 1].iter().sum();
         years + months + day.parse::<i32>().unwrap() - 1
@@ -315,8 +332,8 @@ mod tests {
         assert_eq!(Q6_SHIP_DATES, days("1994-01-01")..days("1995-01-01"));
     }
 
-    /// The same queries over the generator's rows: dates compared as text, decimals as `i128` expressions, groups by
-    /// text.
+    /// The same queries over the generator's rows: dates compared as text, decimals as `i128`
+    /// expressions, groups by text.
     #[test]
     fn answers_equal_those_of_another_formulation() {
         let scale_factor = 0.003;
@@ -333,8 +350,9 @@ mod tests {
                 group.quantity += i128::from(row.l_quantity);
                 group.base_price += price;
                 group.discounted_price += price * 100 - price * discount;
-                group.charge +=
-                    price * 10_000 + price * tax * 100 - price * discount * 100 - price * discount * tax;
+                group.charge += price * 10_000 + price * tax * 100
+                    - price * discount * 100
+                    - price * discount * tax;
                 group.discount += discount;
                 group.count += 1;
             }
@@ -363,7 +381,8 @@ mod tests {
             let fields: Vec<&str> = line.split('|').map(str::trim).collect();
             let group = q1[&(fields[0].as_bytes()[0], fields[1].as_bytes()[0])];
             // The published sums have two digits: round half up.
-            let rounded = |value: i128, unit: i128| Decimal((value + unit / 2) / unit, 2).to_string();
+            let rounded =
+                |value: i128, unit: i128| Decimal((value + unit / 2) / unit, 2).to_string();
             assert_eq!(fields[2], Decimal(group.quantity * 100, 2).to_string());
             assert_eq!(fields[3], Decimal(group.base_price, 2).to_string());
             assert_eq!(fields[4], rounded(group.discounted_price, 100));

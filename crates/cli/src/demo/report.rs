@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::queries::Decimal;
 use crate::figures::{grouped, human_bytes, human_ns, optional_ns, percent};
 
-/// The result; serialises to the JSON object of `--json`. Field names carry the units: `_ns` nanoseconds, `_per_s`
-/// per second; sizes are bytes.
+/// The result; serialises to the JSON object of `--json`. Field names carry the units: `_ns`
+/// nanoseconds, `_per_s` per second; sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// Bytes of the region, all of which were to move.
@@ -32,7 +32,8 @@ pub struct Summary {
     pub area_bytes: u64,
     /// From the start of the job to the last commit.
     pub migrate_ns: u64,
-    /// Median of three copies of as many bytes into faulted memory of the destination, before any load, one thread.
+    /// Median of three copies of as many bytes into faulted memory of the destination, before any
+    /// load, one thread.
     pub memcpy_ns: u64,
     /// `migrate_ns` / `memcpy_ns`; null if not everything moved.
     pub ratio_to_memcpy: Option<f64>,
@@ -48,7 +49,8 @@ pub struct Summary {
     pub writes: Writes,
     /// Query latencies.
     pub queries: Queries,
-    /// Share of pages whose physical frame is another one; null when the kernel hides frame numbers.
+    /// Share of pages whose physical frame is another one; null when the kernel hides frame
+    /// numbers.
     pub frames_changed_ratio: Option<f64>,
     /// Pages by node.
     pub placement: Placements,
@@ -63,7 +65,8 @@ pub struct Summary {
     pub text: TextOnly,
 }
 
-/// Leaps of the whole region that no query and no write disturbed, to the destination and back in turns.
+/// Leaps of the whole region that no query and no write disturbed, to the destination and back in
+/// turns.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Quiet {
     /// Median time.
@@ -91,7 +94,8 @@ pub struct Pages {
     pub not_attempted: u64,
 }
 
-/// What the writer reached. Without a writer everything but `requested_per_s`, `landed_during` and `lost` is null.
+/// What the writer reached. Without a writer everything but `requested_per_s`, `landed_during` and
+/// `lost` is null.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Writes {
     /// Rate that was asked for; null for `max`.
@@ -102,7 +106,8 @@ pub struct Writes {
     pub landed_during: u64,
     /// Rows that do not contain the last value written to them.
     pub lost: u64,
-    /// Longest time between two batches of writes during the leap; includes the writer's own pauses.
+    /// Longest time between two batches of writes during the leap; includes the writer's own
+    /// pauses.
     pub max_gap_ns: Option<u64>,
     /// 999 of 1000 gaps during the leap are not longer.
     pub p999_gap_ns: Option<u64>,
@@ -264,7 +269,11 @@ impl Summary {
             Some(ratio) => write!(out, "ratio       {ratio:.2}")?,
             None => write!(out, "ratio       none, as not everything moved")?,
         }
-        writeln!(out, "; copied again because written meanwhile: {}", percent(self.extra_copied_ratio))?;
+        writeln!(
+            out,
+            "; copied again because written meanwhile: {}",
+            percent(self.extra_copied_ratio)
+        )?;
         writeln!(
             out,
             "no load     {}  ({} to {}), ratio {:.2}: leaps there and back before queries and writes began",
@@ -274,7 +283,10 @@ impl Summary {
             self.quiet.ratio_to_memcpy
         )?;
         if one_node {
-            writeln!(out, "            all on this machine and on one node: this is no NUMA speed-up")?;
+            writeln!(
+                out,
+                "            all on this machine and on one node: this is no NUMA speed-up"
+            )?;
         } else {
             writeln!(out, "            all on this machine")?;
         }
@@ -320,13 +332,16 @@ impl Summary {
             self.mappings.after
         )?;
         match self.frames_changed_ratio {
-            Some(ratio) => writeln!(out, "frames      {} changed (/proc/self/pagemap)", percent(ratio))?,
+            Some(ratio) => {
+                writeln!(out, "frames      {} changed (/proc/self/pagemap)", percent(ratio))?
+            }
             None => writeln!(
                 out,
                 "frames      not checked: the kernel hides frame numbers from processes without CAP_SYS_ADMIN"
             )?,
         }
-        // The query thread, the writer and the copy threads; the library's own waiting threads hardly run.
+        // The query thread, the writer and the copy threads; the library's own waiting threads
+        // hardly run.
         let busy = 1 + usize::from(self.writes.requested_per_s != Some(0)) + text.threads;
         if text.cpus < busy {
             writeln!(
@@ -391,7 +406,10 @@ impl Summary {
             Some(0) => "no writes to check",
             _ => "every write present (shadow copy)",
         };
-        writeln!(out, "verified    query results equal; {writes}; other columns unchanged; {frames}")?;
+        writeln!(
+            out,
+            "verified    query results equal; {writes}; other columns unchanged; {frames}"
+        )?;
         if text.published_answers == Some(true)
             && let Some(revenue) = text.q6_revenue
         {
@@ -408,8 +426,10 @@ fn placed(pages: &NodePages) -> String {
     if pages.is_empty() {
         return "nowhere".to_owned();
     }
-    let nodes: Vec<String> =
-        pages.iter().map(|(node, pages)| format!("node {node}: {} pages", grouped(*pages))).collect();
+    let nodes: Vec<String> = pages
+        .iter()
+        .map(|(node, pages)| format!("node {node}: {} pages", grouped(*pages)))
+        .collect();
     nodes.join(", ")
 }
 
@@ -521,10 +541,20 @@ mod tests {
         ];
         expected.sort_unstable();
         assert_eq!(keys(&value), expected);
-        assert_eq!(keys(&value["pages"]), ["busy", "failed", "migrated", "not_attempted", "unchanged"]);
+        assert_eq!(
+            keys(&value["pages"]),
+            ["busy", "failed", "migrated", "not_attempted", "unchanged"]
+        );
         assert_eq!(
             keys(&value["writes"]),
-            ["achieved_ratio", "landed_during", "lost", "max_gap_ns", "p999_gap_ns", "requested_per_s"]
+            [
+                "achieved_ratio",
+                "landed_during",
+                "lost",
+                "max_gap_ns",
+                "p999_gap_ns",
+                "requested_per_s"
+            ]
         );
         assert_eq!(keys(&value["queries"]["q6"]), ["after_ns", "before_ns", "during_ns", "equal"]);
         assert_eq!(value["placement"]["after"]["0"], 206_250);
@@ -536,14 +566,18 @@ mod tests {
         summary.frames_changed_ratio = None;
         summary.writes.requested_per_s = None;
         let value: Value = serde_json::from_str(&summary.json().unwrap()).unwrap();
-        assert!(value["frames_changed_ratio"].is_null() && value["writes"]["requested_per_s"].is_null());
+        assert!(
+            value["frames_changed_ratio"].is_null() && value["writes"]["requested_per_s"].is_null()
+        );
         assert!(summary.text().contains("frames not checked"));
     }
 
     #[test]
     fn text_says_plainly_what_one_node_means() {
         let one = summary().text();
-        assert!(one.contains("one node: same-node leap between two pools of node 0; new frames, same node"));
+        assert!(one.contains(
+            "one node: same-node leap between two pools of node 0; new frames, same node"
+        ));
         assert!(one.contains("this is no NUMA speed-up"));
         assert!(one.contains("\nverified "));
         let mut two = summary();

@@ -7,7 +7,8 @@ use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_b
 use crate::figures::human_bytes;
 use crate::machine::{NodeMemory, Refusal};
 
-/// Share of the free memory that the demo takes at most; the rest is for page tables and everybody else.
+/// Share of the free memory that the demo takes at most; the rest is for page tables and everybody
+/// else.
 const USABLE_SHARE: f64 = 0.95;
 
 /// What the demo wants of the memory.
@@ -38,7 +39,8 @@ impl Demand {
         }
     }
 
-    /// Whether `pools` pools of the table, and what else the demo keeps in memory if `ordinary` is set, fit on a node.
+    /// Whether `pools` pools of the table, and what else the demo keeps in memory if `ordinary` is
+    /// set, fit on a node.
     fn check_node(&self, node: &NodeMemory, pools: u32, ordinary: bool) -> Result<(), Refusal> {
         let table = estimate_bytes(self.scale_factor);
         // The shadow copy comes when the text that comments are cut from has gone.
@@ -68,7 +70,8 @@ impl Demand {
         if pool_bytes + beside <= usable {
             return Ok(());
         }
-        let largest = (usable - beside.min(TEXT_POOL_BYTES as f64)) / (pool_bytes / self.scale_factor);
+        let largest =
+            (usable - beside.min(TEXT_POOL_BYTES as f64)) / (pool_bytes / self.scale_factor);
         let largest = largest.min(usable / ((pool_bytes + shadow) / self.scale_factor));
         let remedy = if largest >= MIN_SCALE_FACTOR {
             format!("use --scale-factor {} or less", round_down(largest))
@@ -90,7 +93,10 @@ impl Demand {
 }
 
 fn find(nodes: &[NodeMemory], id: u32) -> Result<&NodeMemory, Refusal> {
-    nodes.iter().find(|node| node.id == id).ok_or_else(|| Refusal::new(format!("node {id} does not exist")))
+    nodes
+        .iter()
+        .find(|node| node.id == id)
+        .ok_or_else(|| Refusal::new(format!("node {id} does not exist")))
 }
 
 /// Two significant digits, never more than `value`.
@@ -106,7 +112,12 @@ mod tests {
     use super::*;
 
     fn node(id: u32, total_gib: u64, free_gib: u64) -> NodeMemory {
-        NodeMemory { id, total_bytes: total_gib << 30, free_bytes: free_gib << 30, free_huge_pages: 0 }
+        NodeMemory {
+            id,
+            total_bytes: total_gib << 30,
+            free_bytes: free_gib << 30,
+            free_huge_pages: 0,
+        }
     }
 
     fn demand(scale_factor: f64, to: u32) -> Demand {
@@ -121,7 +132,8 @@ mod tests {
         for (factor, to) in [(100.0, 0), (1e9, 0), (10.0, 1)] {
             let refusal = demand(factor, to).check(&nodes).unwrap_err().to_string();
             assert!(refusal.contains("free; use --scale-factor "), "{refusal}");
-            let named = refusal.split("use --scale-factor ").nth(1).unwrap().split(' ').next().unwrap();
+            let named =
+                refusal.split("use --scale-factor ").nth(1).unwrap().split(' ').next().unwrap();
             demand(named.parse().unwrap(), to).check(&nodes).unwrap();
         }
         let refusal = demand(1.0, 0).check(&[node(0, 24, 0)]).unwrap_err().to_string();
@@ -133,7 +145,10 @@ mod tests {
         let mut nodes = [node(0, 24, 22)];
         let mut demand = Demand { page: PageSize::Huge2M, ..demand(1.0, 0) };
         let refusal = demand.check(&nodes).unwrap_err().to_string();
-        assert!(refusal.contains("needs 802 free huge pages of 2 MiB on node 0, which has 0"), "{refusal}");
+        assert!(
+            refusal.contains("needs 802 free huge pages of 2 MiB on node 0, which has 0"),
+            "{refusal}"
+        );
         nodes[0].free_huge_pages = 802;
         demand.check(&nodes).unwrap();
         nodes[0].free_huge_pages = 0;
@@ -143,7 +158,9 @@ mod tests {
 
     #[test]
     fn rounding_never_exceeds() {
-        for (value, rounded) in [(12.96, 12.0), (129.0, 120.0), (0.0999, 0.099), (1.0, 1.0), (3.57, 3.5)] {
+        for (value, rounded) in
+            [(12.96, 12.0), (129.0, 120.0), (0.0999, 0.099), (1.0, 1.0), (3.57, 3.5)]
+        {
             assert!((round_down(value) - rounded).abs() < 1e-9, "{value}");
             assert!(round_down(value) <= value);
         }

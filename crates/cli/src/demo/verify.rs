@@ -1,9 +1,10 @@
-//! What is checked after the leap, each through another observer than the code that moved the pages.
+//! What is checked after the leap, each through another observer than the code that moved the
+//! pages.
 
 use std::ops::Range;
 
-/// Mixes all words into one, so that a changed, lost or swapped word shows. Four lanes, because one chain of
-/// multiplications would be slower than the memory.
+/// Mixes all words into one, so that a changed, lost or swapped word shows. Four lanes, because one
+/// chain of multiplications would be slower than the memory.
 pub fn checksum(words: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut lanes = [1u64, 2, 3, 4];
@@ -27,9 +28,9 @@ pub struct Frames {
     pub migrated_unchanged: u64,
 }
 
-/// Compares frame numbers, one per page, with the byte ranges reported as migrated. A number of 0 stands for an unknown
-/// frame and never counts as changed. Other pages may have a new frame too: the kernel moves pages for reasons of its
-/// own.
+/// Compares frame numbers, one per page, with the byte ranges reported as migrated. A number of 0
+/// stands for an unknown frame and never counts as changed. Other pages may have a new frame too:
+/// the kernel moves pages for reasons of its own.
 pub fn compare_frames(
     before: &[u64],
     after: &[u64],
@@ -37,7 +38,8 @@ pub fn compare_frames(
     migrated: impl Iterator<Item = Range<usize>>,
 ) -> Frames {
     let frame = |frames: &[u64], page: usize| frames.get(page).copied().filter(|frame| *frame != 0);
-    let differs = |page| frame(before, page).zip(frame(after, page)).is_some_and(|(old, new)| old != new);
+    let differs =
+        |page| frame(before, page).zip(frame(after, page)).is_some_and(|(old, new)| old != new);
     let pages = before.len().max(after.len());
     let changed = (0..pages).filter(|page| differs(*page)).count();
     let migrated_unchanged = migrated

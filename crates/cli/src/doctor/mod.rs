@@ -14,13 +14,15 @@ use pageleap::topology::SysFiles;
 use crate::{FAILED, USAGE, bytes};
 use report::Report;
 
-/// Say what works on this machine, for this user and in this container, and what would make the rest work.
+/// Say what works on this machine, for this user and in this container, and what would make the
+/// rest work.
 ///
-/// Every call is tried on a few pages, a leap included; nothing is inferred from the kernel's version, nothing is
-/// changed, and nothing needs privilege. Remedies come with what they grant besides, the least intrusive first; parts
-/// between angle brackets are to be filled in.
+/// Every call is tried on a few pages, a leap included; nothing is inferred from the kernel's
+/// version, nothing is changed, and nothing needs privilege. Remedies come with what they grant
+/// besides, the least intrusive first; parts between angle brackets are to be filled in.
 ///
-/// Exit code: 0 a leap (of the size and the pages asked for) is possible; 1 it is not; 2 a request that makes no sense.
+/// Exit code: 0 a leap (of the size and the pages asked for) is possible; 1 it is not; 2 a request
+/// that makes no sense.
 #[derive(Args, Clone, Debug)]
 pub struct DoctorArgs {
     /// Bytes that are to leap, such as 512m or 64g: limits are compared with two pools of that size
@@ -31,7 +33,8 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub page_size: PageSize,
 
-    /// Read /proc and /sys below this folder; calls are not tried then, so that a leap is never found possible
+    /// Read /proc and /sys below this folder; calls are not tried then, so that a leap is never
+    /// found possible
     #[arg(long, value_name = "DIR")]
     pub sysroot: Option<PathBuf>,
 

@@ -1,4 +1,5 @@
-//! What the doctor prints: the verdict first, then what works in a line each, then the rest with reasons and remedies.
+//! What the doctor prints: the verdict first, then what works in a line each, then the rest with
+//! reasons and remedies.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -18,7 +19,8 @@ const DETAIL: usize = 35;
 /// The output as an object. The order of the fields is that of the JSON text.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// Whether a leap as asked for is possible: one of a few pages was done, and no limit is in the way of one of that size.
+    /// Whether a leap as asked for is possible: one of a few pages was done, and no limit is in the
+    /// way of one of that size.
     leap_possible: bool,
     /// What was asked for.
     demand: DemandJson,
@@ -91,7 +93,10 @@ impl<'a> Report<'a> {
     pub fn of(diagnosis: &'a Diagnosis) -> Report<'a> {
         let capabilities = &diagnosis.capabilities;
         let has = |way: Way, bit: u64| {
-            capabilities.userfaultfd().iter().any(|found| found.way == way && found.features & bit != 0)
+            capabilities
+                .userfaultfd()
+                .iter()
+                .any(|found| found.way == way && found.features & bit != 0)
         };
         let features = FEATURES.iter().map(|feature| FeatureJson {
             name: feature.name,
@@ -155,7 +160,8 @@ impl<'a> Report<'a> {
         let rest = |state: State| {
             let blockers = &blockers;
             let findings = self.diagnosis.capabilities.findings().iter();
-            findings.filter(move |f| f.state == state && !blockers.iter().any(|b| b.topic == f.topic))
+            findings
+                .filter(move |f| f.state == state && !blockers.iter().any(|b| b.topic == f.topic))
         };
         for (state, heading) in [
             (State::Works, "works"),
@@ -210,8 +216,8 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// A finding with all that there is to say. `told` has the lines of remedies that were printed before, with the finding that they are under:
-/// they are not repeated.
+/// A finding with all that there is to say. `told` has the lines of remedies that were printed
+/// before, with the finding that they are under: they are not repeated.
 fn detailed<'a>(out: &mut String, finding: &'a Finding, told: &mut HashMap<&'a str, &'static str>) {
     prose(out, &format!("  {}", finding.topic.id()), &finding.summary, INDENT);
     let pad = " ".repeat(INDENT);

@@ -3,10 +3,12 @@
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns what became of it.
+/// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns what
+/// became of it.
 pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    let child = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let child =
+        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_handler(&child);
     std::thread::sleep(after);
     // SAFETY: kill takes no pointers; the child has not been waited for.
@@ -19,7 +21,8 @@ fn wait_for_handler(child: &Child) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let catches = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
+        let caught =
+            status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
         u64::from_str_radix(&caught, 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
     };
     while !catches() {

@@ -1,11 +1,14 @@
 //! Reading the attributes of a mapping without a walk over its page tables.
 //!
-//! Only smaps tells whether a mapping is locked, or kept from children and core dumps, and to print one entry the kernel visits every
-//! page of the mapping: 30 ms per GB, a quarter of the time in which the GB is copied. So the mapping is duplicated for one page: the
-//! duplicate has the same attributes and no page tables, and, placed below all other mappings, its entry is the first of
-//! the file. Where the mappings begin and end, and their access, `/proc/self/maps` tells without any walk.
+//! Only smaps tells whether a mapping is locked, or kept from children and core dumps, and to print
+//! one entry the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time in
+//! which the GB is copied. So the mapping is duplicated for one page: the duplicate has the same
+//! attributes and no page tables, and, placed below all other mappings, its entry is the first of
+//! the file. Where the mappings begin and end, and their access, `/proc/self/maps` tells without
+//! any walk.
 //!
-//! Whatever does not work here (an old kernel, hugetlb, no free page at the bottom), the slow way answers.
+//! Whatever does not work here (an old kernel, hugetlb, no free page at the bottom), the slow way
+//! answers.
 
 use std::io::Read;
 use std::ops::Range;
@@ -33,8 +36,9 @@ pub(super) fn attributes(ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, E
     let runs = observe::attributes(first.start, last.end - first.start)?;
     let within = |r: &Range<usize>| {
         let r = r.clone();
-        let parts =
-            runs.iter().filter_map(move |run| overlap(run.start..run.end, &r).map(|p| (p, run.attributes)));
+        let parts = runs
+            .iter()
+            .filter_map(move |run| overlap(run.start..run.end, &r).map(|p| (p, run.attributes)));
         parts
             .map(|(part, attributes)| AttributeRun { start: part.start, end: part.end, attributes })
             .collect::<Vec<_>>()
@@ -76,21 +80,25 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     Some(observe::joined(runs.into_iter()))
 }
 
-/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and undoes it. Says whether the page is still reserved, too.
+/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and
+/// undoes it. Says whether the page is still reserved, too.
 fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
-    // SAFETY: the page is ours; the duplicate is gone before this function returns, and the caller's claim keeps `from` as it is.
+    // SAFETY: the page is ours; the duplicate is gone before this function returns, and the
+    // caller's claim keeps `from` as it is.
     if unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }.is_err() {
         // The call may have left a hole.
         let reserved = sys::reserve_at(page, BASE_PAGE);
         return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
     }
     let mut file = std::fs::File::open("/proc/self/smaps").ok();
-    // The kernel makes as many entries as fit into what is asked for; half a kilobyte is less than one.
+    // The kernel makes as many entries as fit into what is asked for; half a kilobyte is less than
+    // one.
     let mut text = Vec::new();
     let mut part = [0u8; 512];
     while let Some(n) = file.as_mut().and_then(|f| f.read(&mut part).ok()).filter(|n| *n > 0) {
         text.extend_from_slice(&part[..n]);
-        // The last line of the first entry is complete; every byte more may be a walk over somebody's page tables.
+        // The last line of the first entry is complete; every byte more may be a walk over
+        // somebody's page tables.
         let flags = text.windows(8).position(|w| w == b"VmFlags:");
         if flags.is_some_and(|at| text[at..].contains(&b'\n')) {
             break;
@@ -124,7 +132,8 @@ mod tests {
         let len = 8 * BASE_PAGE;
         let file = linux.create_file("probe", PageSize::Base, len).unwrap();
         let addr = linux.reserve(len, BASE_PAGE).unwrap();
-        let mapping = Mapping { addr, len, file, offset: 0, prot: Prot::READ_WRITE, populate: true };
+        let mapping =
+            Mapping { addr, len, file, offset: 0, prot: Prot::READ_WRITE, populate: true };
         let page = |i: usize| addr + i * BASE_PAGE;
         // SAFETY: the range was reserved above, and nobody else knows it.
         unsafe {
@@ -137,8 +146,8 @@ mod tests {
             linux.protect(page(7), BASE_PAGE, Prot::NONE).unwrap();
         }
         let all = addr..addr + len;
-        let probed =
-            probe_all(std::slice::from_ref(&all)).expect("this kernel can duplicate a shared mapping");
+        let probed = probe_all(std::slice::from_ref(&all))
+            .expect("this kernel can duplicate a shared mapping");
         assert_eq!(probed, observe::attributes(addr, len).unwrap());
         assert_eq!(probed.len(), 8, "{probed:?}");
         let inner = probe_all(&[page(1)..page(2), page(2)..page(3), page(7)..page(8)]).unwrap();

@@ -1,13 +1,16 @@
 //! Fault injection: makes the Nth mapping call fail, before its side effect, after it, or half-way.
 //!
-//! The calls are numbered from 1 in the order in which they arrive, from all threads and from the fault handler. Tests first run
-//! a job with [`FailAt::never`] to learn how many calls it makes, and then once for each number and each mode.
+//! The calls are numbered from 1 in the order in which they arrive, from all threads and from the
+//! fault handler. Tests first run a job with [`FailAt::never`] to learn how many calls it makes,
+//! and then once for each number and each mode.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::{Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker};
+use super::{
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+};
 use crate::error::Error;
 use crate::observe::AttributeRun;
 use crate::units::PageSize;
@@ -19,8 +22,8 @@ pub enum FailMode {
     Before,
     /// It does its work and then reports an error.
     After,
-    /// It does part of its work and then reports an error: a replacing call has already unmapped its target, any other has done
-    /// the first half of the range.
+    /// It does part of its work and then reports an error: a replacing call has already unmapped
+    /// its target, any other has done the first half of the range.
     Partial,
 }
 
@@ -107,13 +110,14 @@ impl FailAt {
     }
 }
 
-/// The first half of a range, in whole base pages. (On hugetlb it may be no whole page: then the partial call does nothing.)
+/// The first half of a range, in whole base pages. (On hugetlb it may be no whole page: then the
+/// partial call does nothing.)
 fn half(len: usize) -> usize {
     (len / 2).next_multiple_of(crate::units::BASE_PAGE).min(len)
 }
 
-// SAFETY of all blocks below: each method forwards its caller's promise about the same ranges or parts of them. A hole where `map`
-// or `exchange` failed is an outcome that their contract states.
+// SAFETY of all blocks below: each method forwards its caller's promise about the same ranges or
+// parts of them. A hole where `map` or `exchange` failed is an outcome that their contract states.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Backend for FailAt {
     fn is_host_memory(&self) -> bool {
@@ -121,7 +125,8 @@ unsafe impl Backend for FailAt {
     }
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
         if self.strikes(Call::CreateFile) {
-            // A file that was created and could not be sealed is closed again before the error is reported.
+            // A file that was created and could not be sealed is closed again before the error is
+            // reported.
             return Err(self.errno);
         }
         self.inner.create_file(name, page, bytes)
@@ -147,7 +152,11 @@ unsafe impl Backend for FailAt {
         )
     }
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
-        self.run(Call::Map, || unsafe { self.inner.map(m) }, || unsafe { self.inner.release(m.addr, m.len) })
+        self.run(
+            Call::Map,
+            || unsafe { self.inner.map(m) },
+            || unsafe { self.inner.release(m.addr, m.len) },
+        )
     }
     unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
         self.run(
@@ -225,7 +234,11 @@ unsafe impl Backend for FailAt {
         self.inner.attributes(ranges)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
-        if self.strikes(Call::QueryNodes) { Err(self.errno) } else { self.inner.nodes_of(pages, status) }
+        if self.strikes(Call::QueryNodes) {
+            Err(self.errno)
+        } else {
+            self.inner.nodes_of(pages, status)
+        }
     }
     fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
         if self.strikes(Call::OpenTracker) {
@@ -243,7 +256,13 @@ unsafe impl Backend for FailAt {
     fn end_tracker(&self, tracker: Tracker) {
         self.inner.end_tracker(tracker);
     }
-    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+    unsafe fn track(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        hold: bool,
+    ) -> Result<(), Errno> {
         self.run(
             Call::Track,
             || unsafe { self.inner.track(tracker, addr, len, hold) },
@@ -257,7 +276,13 @@ unsafe impl Backend for FailAt {
             || unsafe { self.inner.untrack(tracker, addr, half(len)) },
         )
     }
-    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+    unsafe fn mark_clean(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        split: bool,
+    ) -> Result<(), Errno> {
         self.run(
             Call::MarkClean,
             || unsafe { self.inner.mark_clean(tracker, addr, len, split) },
@@ -297,7 +322,13 @@ unsafe impl Backend for FailAt {
             || self.inner.wake(tracker, addr, half(len)),
         )
     }
-    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+    unsafe fn read_file(
+        &self,
+        file: MemoryFile,
+        offset: u64,
+        dst: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
         self.run(
             Call::ReadFile,
             || unsafe { self.inner.read_file(file, offset, dst, len) },

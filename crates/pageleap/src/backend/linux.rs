@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use pageleap_sys as sys;
 
 use super::{
-    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, tracker,
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+    tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -20,13 +21,14 @@ pub struct Linux;
 impl Linux {
     /// Borrows the descriptor behind a file of ours.
     fn borrow(file: MemoryFile) -> BorrowedFd<'static> {
-        // SAFETY: a `MemoryFile` is a descriptor that `create_file` made and the owning pool closes last, after the last use.
+        // SAFETY: a `MemoryFile` is a descriptor that `create_file` made and the owning pool closes
+        // last, after the last use.
         unsafe { BorrowedFd::borrow_raw(file.0) }
     }
 }
 
-/// Whether everything that is mapped in `[start, start + len)` is a pool's, by the names in `/proc/self/maps`. Allocates nothing: the
-/// allocator may live in the range.
+/// Whether everything that is mapped in `[start, start + len)` is a pool's, by the names in
+/// `/proc/self/maps`. Allocates nothing: the allocator may live in the range.
 fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     let name = crate::observe::POOL_FILE.as_bytes();
     // SAFETY: opens, reads into a buffer of this function, closes.
@@ -55,7 +57,8 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
                 continue;
             }
             let text = &line[..used];
-            let overlaps = parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
+            let overlaps =
+                parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
             if overlaps && !text.windows(name.len()).any(|w| w == name) {
                 ours = Ok(false);
             }
@@ -77,7 +80,8 @@ fn parse_range(line: &[u8]) -> Option<(usize, usize)> {
     Some((number(&line[..dash])?, number(line.get(dash + 1..end)?)?))
 }
 
-// SAFETY of the blocks in methods marked `unsafe`: they forward their caller's promise about the same ranges.
+// SAFETY of the blocks in methods marked `unsafe`: they forward their caller's promise about the
+// same ranges.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Backend for Linux {
     fn is_host_memory(&self) -> bool {
@@ -103,7 +107,9 @@ unsafe impl Backend for Linux {
         unsafe { sys::vacate(addr, len) }
     }
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
-        unsafe { sys::map_file(m.addr, m.len, Self::borrow(m.file), m.offset, m.prot.0, m.populate) }
+        unsafe {
+            sys::map_file(m.addr, m.len, Self::borrow(m.file), m.offset, m.prot.0, m.populate)
+        }
     }
     unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
         let file = Self::borrow(m.file);
@@ -172,14 +178,26 @@ unsafe impl Backend for Linux {
     fn end_tracker(&self, tracker: Tracker) {
         tracker::end(tracker);
     }
-    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+    unsafe fn track(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        hold: bool,
+    ) -> Result<(), Errno> {
         let mode = sys::uffd_mode::WP | if hold { sys::uffd_mode::MINOR } else { 0 };
         unsafe { sys::uffd_register(tracker::faults(tracker), addr, len, mode) }.map(drop)
     }
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         sys::uffd_unregister(tracker::faults(tracker), addr, len)
     }
-    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+    unsafe fn mark_clean(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        split: bool,
+    ) -> Result<(), Errno> {
         unsafe { tracker::mark_clean(tracker, addr, len, split) }
     }
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
@@ -198,7 +216,13 @@ unsafe impl Backend for Linux {
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         sys::uffd_wake(tracker::faults(tracker), addr, len)
     }
-    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+    unsafe fn read_file(
+        &self,
+        file: MemoryFile,
+        offset: u64,
+        dst: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
         unsafe { sys::read_at(Self::borrow(file), offset, dst, len) }
     }
     fn hurry(&self, on: bool) -> bool {

@@ -1,23 +1,27 @@
-//! A model of the operating system's memory: files of pages, and an address space that maps addresses to them.
+//! A model of the operating system's memory: files of pages, and an address space that maps
+//! addresses to them.
 //!
-//! Each call is one step under one lock, as the kernel's calls are under the address space's lock; a load or store checks
-//! and acts in one step, as the hardware does once `mprotect` has flushed the translations. A copy takes one step per
-//! page, so that writers get between its pages. Misuse (copying from a hole or from pages that everybody waits for, mapping past the end of
-//! a file) panics.
+//! Each call is one step under one lock, as the kernel's calls are under the address space's lock;
+//! a load or store checks and acts in one step, as the hardware does once `mprotect` has flushed
+//! the translations. A copy takes one step per page, so that writers get between its pages. Misuse
+//! (copying from a hole or from pages that everybody waits for, mapping past the end of a file)
+//! panics.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker, page_is,
+    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+    page_is,
 };
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::units::{BASE_PAGE, PageSize};
 
-/// Words of a model page that hold data; the rest of the page is not modelled. Small, so that a model checker copies little.
+/// Words of a model page that hold data; the rest of the page is not modelled. Small, so that a
+/// model checker copies little.
 const WORDS: usize = 4;
 
 /// An access that the address space does not allow.
@@ -104,7 +108,8 @@ impl Model {
         lock(&self.state)
     }
 
-    /// Makes an access as a CPU or the kernel does, as soon as it need not wait: finds the frame, makes a page table entry, notes a write.
+    /// Makes an access as a CPU or the kernel does, as soon as it need not wait: finds the frame,
+    /// makes a page table entry, notes a write.
     fn access(
         &self,
         addr: usize,
@@ -137,8 +142,8 @@ impl Model {
         }
     }
 
-    /// Drops the page table entry of a page, as the kernel may at any time. Whether it was written to since it was marked clean, nobody knows then;
-    /// that it was not, is remembered.
+    /// Drops the page table entry of a page, as the kernel may at any time. Whether it was written
+    /// to since it was marked clean, nobody knows then; that it was not, is remembered.
     pub fn forget(&self, addr: usize) {
         let mut state = self.state();
         state.space.get_mut(&(addr / BASE_PAGE)).expect("a page to forget").absent = true;
@@ -149,11 +154,13 @@ impl Model {
         self.state().trackers.len()
     }
 
-    /// Whether somebody has to wait who finds a page of the range without an entry, or who writes to it.
+    /// Whether somebody has to wait who finds a page of the range without an entry, or who writes
+    /// to it.
     pub fn holds(&self, addr: usize, len: usize) -> bool {
         let state = self.state();
         let barrier = |e: &Entry| {
-            e.clean && e.tracked.is_some_and(|tracker| state.trackers[&tracker] == Ability::HoldWriters)
+            e.clean
+                && e.tracked.is_some_and(|tracker| state.trackers[&tracker] == Ability::HoldWriters)
         };
         state.space.range(pages(addr, len)).any(|(_, e)| e.held || barrier(e))
     }
@@ -179,7 +186,11 @@ impl Model {
     /// Which page of which file is mapped at `addr`.
     pub fn frame_at(&self, addr: usize) -> Option<(MemoryFile, usize)> {
         let state = self.state();
-        state.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame).map(|(f, p)| (MemoryFile(f as i32), p))
+        state
+            .space
+            .get(&(addr / BASE_PAGE))
+            .and_then(|e| e.frame)
+            .map(|(f, p)| (MemoryFile(f as i32), p))
     }
 
     /// Access, and whether children and core dumps leave the page out, and whether it is locked.
@@ -188,7 +199,8 @@ impl Model {
         state.space.get(&(addr / BASE_PAGE)).map(|e| (e.prot, e.dont_fork, e.dont_dump, e.locked))
     }
 
-    /// From which node the page tables come that map `addr`: what the mapping thread preferred, if it did.
+    /// From which node the page tables come that map `addr`: what the mapping thread preferred, if
+    /// it did.
     pub fn tables_at(&self, addr: usize) -> Option<u32> {
         self.state().space.get(&(addr / BASE_PAGE)).and_then(|e| e.tables)
     }
@@ -242,7 +254,12 @@ impl State {
     }
 
     /// Changes each page of a range; ENOMEM, without side effect, if it has a hole.
-    fn each(&mut self, addr: usize, len: usize, mut change: impl FnMut(&mut Entry)) -> Result<(), Errno> {
+    fn each(
+        &mut self,
+        addr: usize,
+        len: usize,
+        mut change: impl FnMut(&mut Entry),
+    ) -> Result<(), Errno> {
         let range = pages(addr, len);
         if self.space.range(range.clone()).count() != range.len() {
             return Err(Errno(libc::ENOMEM));
@@ -287,7 +304,8 @@ unsafe impl Backend for Model {
     }
     unsafe fn close_file(&self, file: MemoryFile) {
         let mut state = self.state();
-        let used = state.space.values().any(|e| matches!(e.frame, Some((f, _)) if f == file.0 as usize));
+        let used =
+            state.space.values().any(|e| matches!(e.frame, Some((f, _)) if f == file.0 as usize));
         assert!(!used, "file {} closed while mapped", file.0);
         state.files[file.0 as usize].clear();
     }
@@ -312,7 +330,10 @@ unsafe impl Backend for Model {
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
         let mut state = self.state();
         let (file, first) = (m.file.0 as usize, m.offset as usize / BASE_PAGE);
-        assert!(first + m.len / BASE_PAGE <= state.files[file].len(), "mapped past the end of the file");
+        assert!(
+            first + m.len / BASE_PAGE <= state.files[file].len(),
+            "mapped past the end of the file"
+        );
         let tables = if m.populate { TABLES.get() } else { None };
         state.put(m.addr, m.len, |i| Entry {
             frame: Some((file, first + i)),
@@ -333,7 +354,10 @@ unsafe impl Backend for Model {
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();
         let source: Vec<Entry> = pages(from, len).map(|page| state.space[&page]).collect();
-        assert!(source.iter().all(|e| e.frame.is_some()), "page tables of a hole were to be exchanged");
+        assert!(
+            source.iter().all(|e| e.frame.is_some()),
+            "page tables of a hole were to be exchanged"
+        );
         state.put(to, len, |i| source[i]);
         state.each(from, len, |e| {
             e.absent = true;
@@ -356,7 +380,8 @@ unsafe impl Backend for Model {
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno> {
         let tables = TABLES.get();
         for page in pages(addr, len) {
-            let (mut state, _) = self.access(page * BASE_PAGE, write).map_err(|_| Errno(libc::EFAULT))?;
+            let (mut state, _) =
+                self.access(page * BASE_PAGE, write).map_err(|_| Errno(libc::EFAULT))?;
             let entry = state.space.get_mut(&page).expect("it was just accessed");
             entry.tables = entry.tables.or(tables);
         }
@@ -390,11 +415,16 @@ unsafe impl Backend for Model {
     }
     fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
         let state = self.state();
-        let entries = ranges.iter().flat_map(|r| state.space.range(pages(r.start, r.end - r.start)));
+        let entries =
+            ranges.iter().flat_map(|r| state.space.range(pages(r.start, r.end - r.start)));
         let runs = entries.map(|(page, e)| {
             let new = Attributes::of_new_mapping(e.prot);
-            let attributes =
-                Attributes { dont_fork: e.dont_fork, dont_dump: e.dont_dump, locked: e.locked, ..new };
+            let attributes = Attributes {
+                dont_fork: e.dont_fork,
+                dont_dump: e.dont_dump,
+                locked: e.locked,
+                ..new
+            };
             AttributeRun { start: page * BASE_PAGE, end: (page + 1) * BASE_PAGE, attributes }
         });
         Ok(crate::observe::joined(runs))
@@ -443,7 +473,13 @@ unsafe impl Backend for Model {
         self.state().ended.insert(tracker.faults);
         self.woken.notify_all();
     }
-    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+    unsafe fn track(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        hold: bool,
+    ) -> Result<(), Errno> {
         let (mut state, tracker) = (self.state(), Some(tracker.faults));
         let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
         if pages(addr, len).any(|page| tracked(page).is_some() && tracked(page) != tracker) {
@@ -468,7 +504,8 @@ unsafe impl Backend for Model {
     }
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();
-        let followed = |page| state.space.get(&page).is_some_and(|e| e.tracked == Some(tracker.faults));
+        let followed =
+            |page| state.space.get(&page).is_some_and(|e| e.tracked == Some(tracker.faults));
         if !pages(addr, len).all(followed) {
             return Err(Errno(libc::ENOENT));
         }
@@ -517,7 +554,13 @@ unsafe impl Backend for Model {
         self.woken.notify_all();
         Ok(())
     }
-    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+    unsafe fn read_file(
+        &self,
+        file: MemoryFile,
+        offset: u64,
+        dst: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
         for at in (0..len).step_by(BASE_PAGE) {
             let mut state = self.state();
             let words = state.files[file.0 as usize][(offset as usize + at) / BASE_PAGE];

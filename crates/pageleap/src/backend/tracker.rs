@@ -1,6 +1,8 @@
-//! The kernel's way to follow writes: a userfaultfd with asynchronous write-protection, and the process' pagemap.
+//! The kernel's way to follow writes: a userfaultfd with asynchronous write-protection, and the
+//! process' pagemap.
 //!
-//! Nothing here decides anything. All of it works on three numbers, because between the freeze and the commit nobody may look at the heap.
+//! Nothing here decides anything. All of it works on three numbers, because between the freeze and
+//! the commit nobody may look at the heap.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -45,7 +47,8 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
 }
 
 fn from_device() -> Result<OwnedFd, Errno> {
-    let device = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
+    let device =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
     sys::userfaultfd_from_device(device.map_err(|e| errno_of(&e))?.as_fd(), false)
 }
 
@@ -72,8 +75,9 @@ pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
     borrow(tracker.faults)
 }
 
-/// Reads messages until told to end. An exchange of registered memory waits until its message has been read. Threads that wait for pages need
-/// nothing from here, but those that wait to write may be let in by `write`.
+/// Reads messages until told to end. An exchange of registered memory waits until its message has
+/// been read. Threads that wait for pages need nothing from here, but those that wait to write may
+/// be let in by `write`.
 pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     // Others may sleep until this thread has run.
     if sys::is_ordinary() {
@@ -98,12 +102,18 @@ pub(super) fn end(tracker: Tracker) {
 
 /// # Safety
 /// The range is the caller's.
-pub(super) unsafe fn mark_clean(tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+pub(super) unsafe fn mark_clean(
+    tracker: Tracker,
+    addr: usize,
+    len: usize,
+    split: bool,
+) -> Result<(), Errno> {
     if split || tracker.pagemap < 0 {
         loop {
             // SAFETY: forwarded to the caller.
             match unsafe { sys::uffd_write_protect(faults(tracker), addr, len) } {
-                // Another worker's exchange waits for its message to be read, as `serve` does all the time.
+                // Another worker's exchange waits for its message to be read, as `serve` does all
+                // the time.
                 Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
                 other => return other,
             }
@@ -113,13 +123,19 @@ pub(super) unsafe fn mark_clean(tracker: Tracker, addr: usize, len: usize, split
     // In less than half the time of the other request.
     // SAFETY: forwarded to the caller.
     unsafe {
-        sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &PageQuery::WRITTEN, &mut [])
+        sys::pagemap_scan(
+            borrow(tracker.pagemap),
+            addr..addr + len,
+            flags,
+            &PageQuery::WRITTEN,
+            &mut [],
+        )
     }
     .map(drop)
 }
 
-/// Pages of which the kernel does not know for certain that they have not been written: to ask for written ones would leave out those that have
-/// lost their page table.
+/// Pages of which the kernel does not know for certain that they have not been written: to ask for
+/// written ones would leave out those that have lost their page table.
 const NOT_CLEAN: PageQuery = PageQuery {
     inverted: page_is::PRESENT,
     all_of: 0,
@@ -138,5 +154,7 @@ pub(super) unsafe fn scan(
 ) -> Result<(usize, usize), Errno> {
     let flags = if mark_clean { scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC } else { 0 };
     // SAFETY: forwarded to the caller.
-    unsafe { sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &NOT_CLEAN, found) }
+    unsafe {
+        sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &NOT_CLEAN, found)
+    }
 }

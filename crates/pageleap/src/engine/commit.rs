@@ -1,7 +1,8 @@
-//! What attempts of all engines have in common: the frames that they move to, how they end, how new frames get into place, and calls that must
-//! not be given up.
+//! What attempts of all engines have in common: the frames that they move to, how they end, how new
+//! frames get into place, and calls that must not be given up.
 //!
-//! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may live there.
+//! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may
+//! live there.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ pub(crate) struct Target {
     pub(crate) exchange: bool,
 }
 
-/// How an attempt ended. In each case the span is accessible as the user set it, and the slot is idle.
+/// How an attempt ended. In each case the span is accessible as the user set it, and the slot is
+/// idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The span maps the target's frames.
@@ -50,11 +52,14 @@ pub(crate) struct Effort {
     pub(crate) copied: u64,
     /// The exchange was refused without side effect and will be refused again: map from now on.
     pub(crate) exchange_unsupported: bool,
-    /// Calls that had to be repeated until they succeeded, because giving up would have left the span inaccessible.
+    /// Calls that had to be repeated until they succeeded, because giving up would have left the
+    /// span inaccessible.
     pub(crate) repairs: u64,
-    /// An exchange was tried, so that the alias of the target's frames may be empty, or have lost access.
+    /// An exchange was tried, so that the alias of the target's frames may be empty, or have lost
+    /// access.
     pub(crate) exchanged: bool,
-    /// The exchange was what put the frames in place, so that the span has the attributes of the alias.
+    /// The exchange was what put the frames in place, so that the span has the attributes of the
+    /// alias.
     pub(crate) by_exchange: bool,
     /// What became of the alias of the vacated frames.
     pub(crate) parked: Parked,
@@ -68,7 +73,8 @@ pub(crate) struct Effort {
     pub(crate) written: u64,
     /// Base pages that were copied while everybody waited.
     pub(crate) left: u64,
-    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may lie in the area.
+    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may
+    /// lie in the area.
     pub(crate) calls: [u32; Call::ALL.len()],
 }
 
@@ -78,7 +84,8 @@ impl Effort {
     }
 }
 
-/// Gives a span the user's access again. `first` is how the call was refused that was to take it away, unless one has taken it.
+/// Gives a span the user's access again. `first` is how the call was refused that was to take it
+/// away, unless one has taken it.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
@@ -89,12 +96,16 @@ pub(super) unsafe fn give_access_back(
     effort: &mut Effort,
 ) {
     effort.count(Call::Protect);
-    // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this succeeds where splitting failed.
+    // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this
+    // succeeds where splitting failed.
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
-        // Protection changes are forbidden here as such (sealed memory, a security module): so the first one had no effect either.
+        // Protection changes are forbidden here as such (sealed memory, a security module): so the
+        // first one had no effect either.
         Err(errno)
-            if first == Some(errno) && matches!(errno.0, libc::EPERM | libc::EACCES) && refusals > 0 =>
+            if first == Some(errno)
+                && matches!(errno.0, libc::EPERM | libc::EACCES)
+                && refusals > 0 =>
         {
             Some(())
         }
@@ -102,8 +113,8 @@ pub(super) unsafe fn give_access_back(
     });
 }
 
-/// Makes a span that is closed by protection map the target's frames, and moves its page tables to the alias of the old ones, if `park` says
-/// where that is. It gives up where [`arrive`] does.
+/// Makes a span that is closed by protection map the target's frames, and moves its page tables to
+/// the alias of the old ones, if `park` says where that is. It gives up where [`arrive`] does.
 ///
 /// # Safety
 /// As [`arrive`]; the alias is that of the frames that the span maps.
@@ -115,8 +126,9 @@ pub(super) unsafe fn change_places(
     effort: &mut Effort,
 ) -> Result<(), Errno> {
     if let (Some(park), true) = (park, target.exchange) {
-        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old frames meanwhile, which have
-        // the same contents. If this fails, the next call drops the old page tables instead.
+        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old
+        // frames meanwhile, which have the same contents. If this fails, the next call drops the
+        // old page tables instead.
         effort.count(Call::Exchange);
         // SAFETY: forwarded to the caller.
         let moved = unsafe { backend.exchange(span.addr, park, span.len) };
@@ -128,13 +140,17 @@ pub(super) unsafe fn change_places(
 
 /// Forgets the lifetime of a backend for the slot, which is retired before it ends.
 pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
-    // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use sound.
-    unsafe { std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend) }
+    // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use
+    // sound.
+    unsafe {
+        std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
+    }
 }
 
-/// Makes a closed span map the target's frames: by the page tables of their alias if `target.exchange`, else by mapping their file. It gives up
-/// only where the kernel forbids the change as such, and so has not begun it; otherwise the span may be a hole for which threads wait, and
-/// the call is repeated until it succeeds.
+/// Makes a closed span map the target's frames: by the page tables of their alias if
+/// `target.exchange`, else by mapping their file. It gives up only where the kernel forbids the
+/// change as such, and so has not begun it; otherwise the span may be a hole for which threads
+/// wait, and the call is repeated until it succeeds.
 ///
 /// # Safety
 /// The area is closed, and the target's frames hold its contents.
@@ -147,8 +163,8 @@ pub(super) unsafe fn arrive(
     let Span { addr, len, prot } = *span;
     if target.exchange {
         effort.exchanged = true;
-        // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The alias gets the user's
-        // protection first, because the page tables bring it along.
+        // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The
+        // alias gets the user's protection first, because the page tables bring it along.
         let exchanged = unsafe {
             let same = prot == crate::backend::Prot::READ_WRITE;
             effort.calls[Call::Protect as usize] += u32::from(!same);
@@ -165,14 +181,18 @@ pub(super) unsafe fn arrive(
             Err(_) => {}
         }
     }
-    let mapping = Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
+    let mapping =
+        Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
     effort.count(Call::Map);
-    // SAFETY: as above. After a failure the range may be a hole, which another thread may have filled.
-    let map = |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
+    // SAFETY: as above. After a failure the range may be a hole, which another thread may have
+    // filled.
+    let map =
+        |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
     persist(effort, |refusals| match map(target.exchange || refusals > 0) {
         Ok(()) => Some(Ok(())),
-        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall: the kernel looks at these before it changes
-        // anything. What is mapped then is what was mapped before.
+        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
+        // the kernel looks at these before it changes anything. What is mapped then is what was
+        // mapped before.
         Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
             if refusals > 0 && backend.is_mapped(addr, len) =>
         {
@@ -183,10 +203,12 @@ pub(super) unsafe fn arrive(
     })
 }
 
-/// Maps frames again over a span that maps them already, so that its many mappings become one. `restore` sets its attributes again.
+/// Maps frames again over a span that maps them already, so that its many mappings become one.
+/// `restore` sets its attributes again.
 ///
 /// # Safety
-/// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps exactly what `mapping` says.
+/// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps
+/// exactly what `mapping` says.
 #[cfg(not(loom))]
 pub(crate) unsafe fn map_again<T>(
     slot: &Slot,
@@ -202,7 +224,8 @@ pub(crate) unsafe fn map_again<T>(
     effort.count(Call::Map);
     let joined = persist(effort, |refusals| {
         // SAFETY: forwarded to the caller; whoever faults waits for the slot.
-        match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } } {
+        match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }
+        {
             Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
             // Somebody else's for now, or nobody knows whose.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
@@ -217,11 +240,12 @@ pub(crate) unsafe fn map_again<T>(
     (joined, restored)
 }
 
-/// So often somebody else's memory in a hole of a region may be found, in about a second: another thread that makes a pool or a region may have been
-/// given the addresses, and gives them back.
+/// So often somebody else's memory in a hole of a region may be found, in about a second: another
+/// thread that makes a pool or a region may have been given the addresses, and gives them back.
 const FOREIGN_LOOKS: u64 = 100;
 
-/// Ends the process: another thread has mapped memory where a call had left a hole in a region, and both would write to the same addresses.
+/// Ends the process: another thread has mapped memory where a call had left a hole in a region, and
+/// both would write to the same addresses.
 fn end_process() -> ! {
     let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
     // SAFETY: plain system calls on a constant.
@@ -231,9 +255,9 @@ fn end_process() -> ! {
     }
 }
 
-/// Repeats a call until it says how it ended, less and less often; it is told how often it has been refused. What makes these calls fail is
-/// a shortage (of mappings, address space or kernel memory) that other threads cause and end; giving up instead would leave threads
-/// waiting, or with a hole.
+/// Repeats a call until it says how it ended, less and less often; it is told how often it has been
+/// refused. What makes these calls fail is a shortage (of mappings, address space or kernel memory)
+/// that other threads cause and end; giving up instead would leave threads waiting, or with a hole.
 pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
     /// The longest pause between two tries.
     const LONGEST: Duration = Duration::from_millis(10);

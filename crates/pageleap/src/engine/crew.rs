@@ -1,6 +1,8 @@
-//! Threads that copy one area together, where everybody who writes to it waits for as long as the copy takes.
+//! Threads that copy one area together, where everybody who writes to it waits for as long as the
+//! copy takes.
 //!
-//! One thread leads: it says what is to be copied, copies as well, and returns when all has been copied and nobody is at it any more.
+//! One thread leads: it says what is to be copied, copies as well, and returns when all has been
+//! copied and nobody is at it any more.
 //!
 //! ```text
 //!           leader                  leader
@@ -10,8 +12,9 @@
 //!                  one more inside               one less
 //! ```
 //!
-//! Helpers come in by a compare-and-swap of the word that says *open*, and the leader shuts by another one: so a helper that is late, or was not running for
-//! a while, neither copies what nobody asked for any more nor holds the leader up.
+//! Helpers come in by a compare-and-swap of the word that says *open*, and the leader shuts by
+//! another one: so a helper that is late, or was not running for a while, neither copies what
+//! nobody asked for any more nor holds the leader up.
 //!
 //! It lies in a slot, because between the freeze and the commit nobody may look at the heap.
 
@@ -29,7 +32,8 @@ const LEAST: usize = 2 * PIECE;
 
 const HELPERS_MASK: u64 = 0xff;
 
-/// So often the word is looked at before a thread goes to sleep: some 50 us, which is what the calls between two areas take.
+/// So often the word is looked at before a thread goes to sleep: some 50 us, which is what the
+/// calls between two areas take.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 1500 };
 
 // Bits of the word.
@@ -49,8 +53,9 @@ type Copy<'a> = dyn Fn(usize, usize, usize) + 'a;
 /// One worker's helpers.
 pub(crate) struct Crew {
     word: WaitWord,
-    /// How many helpers take part, and above [`HELPERS_MASK`] how often that was said, so that values do not repeat: who is about to sleep on it, because it does not
-    /// take part, must not miss that all are to end.
+    /// How many helpers take part, and above [`HELPERS_MASK`] how often that was said, so that
+    /// values do not repeat: who is about to sleep on it, because it does not take part, must not
+    /// miss that all are to end.
     helpers: WaitWord,
     dst: AtomicUsize,
     src: AtomicUsize,
@@ -91,9 +96,11 @@ impl Crew {
         self.helpers.reset();
     }
 
-    // Leader's side ---------------------------------------------------------------------------------------------------
+    // Leader's side
+    // ---------------------------------------------------------------------------------------------------
 
-    /// Has so many helpers take part, which are to be started after this for the first time. At most 255.
+    /// Has so many helpers take part, which are to be started after this for the first time. At
+    /// most 255.
     pub(crate) fn begin(&self, helpers: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & (OPEN | INSIDE_MASK), 0, "one job at a time");
@@ -119,7 +126,8 @@ impl Crew {
         (self.helpers.load() & HELPERS_MASK) as usize + 1
     }
 
-    /// Copies `len` bytes from `src` to `dst`, together with the helpers. When it returns, all is copied, and none of them accesses it any more.
+    /// Copies `len` bytes from `src` to `dst`, together with the helpers. When it returns, all is
+    /// copied, and none of them accesses it any more.
     ///
     /// # Safety
     /// As [`Backend::copy`]. One thread leads.
@@ -165,14 +173,17 @@ impl Crew {
         }
     }
 
-    // Helper's side ---------------------------------------------------------------------------------------------------
+    // Helper's side
+    // ---------------------------------------------------------------------------------------------------
 
-    /// A helper's life, until [`Crew::end`]. With `hurry` it is put before others while somebody waits for a copy.
+    /// A helper's life, until [`Crew::end`]. With `hurry` it is put before others while somebody
+    /// waits for a copy.
     ///
     /// # Safety
     /// `backend` is the one that the leader copies with.
     pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, hurry: bool) {
-        // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies it.
+        // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies
+        // it.
         let copy = |dst, src, len| unsafe { backend.copy(dst, src, len) };
         self.follow(number, &copy, &|on| hurry && backend.hurry(on));
     }
@@ -197,7 +208,8 @@ impl Crew {
             let hurries = word & URGENT != 0 && hurry(true);
             if self.word.exchange(word, word + INSIDE) {
                 last = this;
-                // The leader does not return before we have left, and nothing else is asked for until then.
+                // The leader does not return before we have left, and nothing else is asked for
+                // until then.
                 self.take_pieces(copy);
                 self.leave();
             }
@@ -221,9 +233,11 @@ impl Crew {
         }
     }
 
-    /// Copies pieces until there are none that nobody has taken. The caller leads a copy, or is inside.
+    /// Copies pieces until there are none that nobody has taken. The caller leads a copy, or is
+    /// inside.
     fn take_pieces(&self, copy: &Copy<'_>) {
-        let [dst, src, len] = [&self.dst, &self.src, &self.len].map(|word| word.load(Ordering::Relaxed));
+        let [dst, src, len] =
+            [&self.dst, &self.src, &self.len].map(|word| word.load(Ordering::Relaxed));
         loop {
             let at = self.next.fetch_add(PIECE, Ordering::Relaxed);
             if at >= len {
@@ -258,13 +272,15 @@ mod tests {
     #[cfg(not(any(loom, shuttle)))]
     use std::thread;
 
-    /// Three pieces and a bit of memory, of which each piece is one number: what is copied is checked to be copied by one thread, and only while somebody leads.
+    /// Three pieces and a bit of memory, of which each piece is one number: what is copied is
+    /// checked to be copied by one thread, and only while somebody leads.
     struct Memory {
         crew: Crew,
         target: [UnsafeCell<u64>; 4],
     }
 
-    // SAFETY: that the crew orders the accesses to the cells is what is tested; the checkers see whether it does.
+    // SAFETY: that the crew orders the accesses to the cells is what is tested; the checkers see
+    // whether it does.
     unsafe impl Sync for Memory {}
     // SAFETY: as above.
     unsafe impl Send for Memory {}
@@ -273,7 +289,10 @@ mod tests {
 
     impl Memory {
         fn new() -> Arc<Self> {
-            Arc::new(Memory { crew: Crew::new(), target: std::array::from_fn(|_| UnsafeCell::new(0)) })
+            Arc::new(Memory {
+                crew: Crew::new(),
+                target: std::array::from_fn(|_| UnsafeCell::new(0)),
+            })
         }
 
         /// Adds what is to be copied (`src`), for each piece.

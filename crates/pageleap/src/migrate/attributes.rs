@@ -1,7 +1,8 @@
 //! Keeping what a user has set on a range across a change of its frames.
 //!
-//! A mapping that replaces another starts with default attributes. Where page tables are exchanged, the alias gets the range's attributes
-//! first, and they arrive with it in the same instant; where a file is mapped, they are set again right after.
+//! A mapping that replaces another starts with default attributes. Where page tables are exchanged,
+//! the alias gets the range's attributes first, and they arrive with it in the same instant; where
+//! a file is mapped, they are set again right after.
 
 use crate::backend::{Advice, Backend, Call, Errno};
 use crate::error::Error;

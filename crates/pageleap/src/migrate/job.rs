@@ -16,7 +16,8 @@ use crate::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering, lock};
 pub enum Phase {
     /// Moving pages.
     Migrating,
-    /// Pages have moved, and may be moved again by others; vacated frames are made ready for use again.
+    /// Pages have moved, and may be moved again by others; vacated frames are made ready for use
+    /// again.
     Recycling,
     /// Done; the report is there.
     Finished,
@@ -79,7 +80,12 @@ impl JobShared {
     }
 
     pub(crate) fn ask_to_stop(&self, why: Stop) {
-        let _ = self.stop.compare_exchange(Stop::No as u8, why as u8, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.stop.compare_exchange(
+            Stop::No as u8,
+            why as u8,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
     }
 
     pub(crate) fn stop_for_dropped_region(&self) {
@@ -122,9 +128,11 @@ impl JobShared {
     fn enter(&self, phase: Phase, report: Option<Report>) {
         let mut slot = lock(&self.report);
         *slot = report;
-        // Under the lock: a waiter must not look at the phase before this and go to sleep after the call below.
+        // Under the lock: a waiter must not look at the phase before this and go to sleep after the
+        // call below.
         self.phase.store(phase as u8, Ordering::Release);
-        // Also under the lock: whoever has waited for the end finds the descriptor readable, and whoever finds it readable the job finished.
+        // Also under the lock: whoever has waited for the end finds the descriptor readable, and
+        // whoever finds it readable the job finished.
         if phase == Phase::Finished {
             self.event.signal();
         }
@@ -152,7 +160,8 @@ impl JobShared {
     }
 }
 
-/// A running migration. Dropping it cancels it and waits until its ranges are whole; so does leaving it out of sight.
+/// A running migration. Dropping it cancels it and waits until its ranges are whole; so does
+/// leaving it out of sight.
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
     shared: Arc<JobShared>,
@@ -173,7 +182,8 @@ impl Job {
         }
     }
 
-    /// Asks it to stop after the areas under way. What has moved stays moved, the rest stays where it is.
+    /// Asks it to stop after the areas under way. What has moved stays moved, the rest stays where
+    /// it is.
     pub fn cancel(&self) {
         self.shared.ask_to_stop(Stop::Cancelled);
     }
@@ -183,8 +193,9 @@ impl Job {
         self.shared.phase() == Phase::Finished
     }
 
-    /// Waits until it moves no more pages. They may be moved again, discarded or dropped from then on, while it makes the frames ready for use again
-    /// that it has vacated; whoever needs these waits for them.
+    /// Waits until it moves no more pages. They may be moved again, discarded or dropped from then
+    /// on, while it makes the frames ready for use again that it has vacated; whoever needs these
+    /// waits for them.
     pub fn wait_until_moved(&self) {
         self.shared.wait_until(|phase| phase != Phase::Migrating);
     }

@@ -42,19 +42,22 @@ impl Leg {
         Run { first: self.to_frame, frames: self.pages.end - self.pages.start }
     }
 
-    /// Gives the alias of the destination's frames the attributes of the pages, and says whether page tables can be exchanged.
+    /// Gives the alias of the destination's frames the attributes of the pages, and says whether
+    /// page tables can be exchanged.
     fn prepare_alias(&self) -> bool {
-        // There is no advice that takes this one back, and the alias must not keep it. Nor must it lose its access for good: pages that
-        // their user may not read are read through it.
+        // There is no advice that takes this one back, and the alias must not keep it. Nor must it
+        // lose its access for good: pages that their user may not read are read through it.
         if self.attributes.huge_pages.is_some() || !self.attributes.prot.readable() {
             return false;
         }
         self.lend_attributes(self.frames()).is_ok()
     }
 
-    /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is until the commit: the copy needs it.
+    /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is
+    /// until the commit: the copy needs it.
     pub(crate) fn lend_attributes(&self, run: Run) -> Result<(), Errno> {
-        let (addr, len) = (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
+        let (addr, len) =
+            (self.to.0.alias_of(run.first), run.frames as usize * self.to.page_size().bytes());
         self.to.mark_borrowed(run);
         let wanted = Attributes { prot: Prot::READ_WRITE, ..self.attributes };
         // `mlockall` may have locked it, and an exchange takes that along.
@@ -71,13 +74,18 @@ pub(crate) struct Item {
     to: Target,
     pub(crate) legs: Vec<Leg>,
     pub(crate) outcomes: Vec<PageOutcome>,
-    /// Frames taken from the destination that no page maps yet, by their share's number and the first of them.
+    /// Frames taken from the destination that no page maps yet, by their share's number and the
+    /// first of them.
     unused: BTreeMap<(u64, u64), (Share, Run)>,
 }
 
 impl Item {
     /// Claims a range.
-    pub(crate) fn claim(region: &Region, bytes: Range<usize>, to: &Destination) -> Result<Item, Error> {
+    pub(crate) fn claim(
+        region: &Region,
+        bytes: Range<usize>,
+        to: &Destination,
+    ) -> Result<Item, Error> {
         let inner = region.inner();
         let to = to.resolve(inner)?;
         let claim = inner.claim(bytes.clone(), region.len())?;
@@ -85,7 +93,8 @@ impl Item {
         Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: BTreeMap::new() })
     }
 
-    /// The extents that have to move, by the share whose frames they get, and where their page tables belong then.
+    /// The extents that have to move, by the share whose frames they get, and where their page
+    /// tables belong then.
     fn parts(&self) -> Vec<(Vec<Extent<Share>>, Share, Option<NodeId>)> {
         let pages = self.claim.region().pages(&self.claim.range());
         let extents = lock(&self.claim.region().extents);
@@ -103,7 +112,8 @@ impl Item {
         }
     }
 
-    /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are those of at least this range.
+    /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are
+    /// those of at least this range.
     pub(crate) fn plan(
         &mut self,
         attributes: &[AttributeRun],
@@ -126,7 +136,11 @@ impl Item {
                     "set them for whole pages of {} bytes; there is a boundary at {edge:#x}",
                     inner.page.bytes()
                 );
-                return Err(inner.bad_range(range, "access, lock or advice change within a page", remedy));
+                return Err(inner.bad_range(
+                    range,
+                    "access, lock or advice change within a page",
+                    remedy,
+                ));
             }
         }
         // Dropping the item gives the frames back.
@@ -144,7 +158,8 @@ impl Item {
                 let pages = page..page + run.frames;
                 page = pages.end;
                 let sources = overlapping(moving, &pages, |e| e.pages.clone());
-                let attributes = overlapping(attributes, &pages, |a| page_of(a.start)..page_of(a.end));
+                let attributes =
+                    overlapping(attributes, &pages, |a| page_of(a.start)..page_of(a.end));
                 let edges = attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]);
                 let boundaries = sources.iter().map(|e| e.pages.start).chain(edges);
                 for part in plan::cut(pages.clone(), boundaries) {
@@ -175,7 +190,8 @@ impl Item {
             item.legs.iter_mut().for_each(|leg| leg.exchange = leg.prepare_alias());
         }
         for leg in &item.legs {
-            let at = (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
+            let at =
+                (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
             item.outcomes[at].fill(PageOutcome::NotAttempted);
         }
         Ok(())
@@ -203,8 +219,11 @@ impl Item {
 
     /// Gives back the frames that no page has come to map.
     pub(crate) fn give_back_unused(&mut self) {
-        // A failure keeps the frames out of circulation until the pool's next attempt; there is nobody to tell.
-        std::mem::take(&mut self.unused).into_values().for_each(|(share, run)| drop(share.give_back(run)));
+        // A failure keeps the frames out of circulation until the pool's next attempt; there is
+        // nobody to tell.
+        std::mem::take(&mut self.unused)
+            .into_values()
+            .for_each(|(share, run)| drop(share.give_back(run)));
     }
 
     /// Notes that pages map these frames of a share now.
@@ -217,7 +236,8 @@ impl Item {
             Run { first: whole.first, frames: used.first - whole.first },
             Run { first: used.end(), frames: whole.end() - used.end() },
         ];
-        self.unused.extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| unused(&share, run)));
+        self.unused
+            .extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| unused(&share, run)));
     }
 }
 
@@ -226,7 +246,11 @@ fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {
 }
 
 /// Those of `all`, which are in order and disjoint, that overlap `pages`.
-fn overlapping<'a, T>(all: &'a [T], pages: &Range<u64>, pages_of: impl Fn(&T) -> Range<u64>) -> &'a [T] {
+fn overlapping<'a, T>(
+    all: &'a [T],
+    pages: &Range<u64>,
+    pages_of: impl Fn(&T) -> Range<u64>,
+) -> &'a [T] {
     let first = all.partition_point(|one| pages_of(one).end <= pages.start);
     let end = all.partition_point(|one| pages_of(one).start < pages.end);
     &all[first..end.max(first)]

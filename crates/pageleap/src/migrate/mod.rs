@@ -96,11 +96,13 @@ impl fmt::Display for EngineChoice {
     }
 }
 
-/// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends 16 MB (section 6); `docs/adr/0003` has the
-/// measurements that speak for less. The engine `precopy` begins with it.
+/// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends
+/// 16 MB (section 6); `docs/adr/0003` has the measurements that speak for less. The engine
+/// `precopy` begins with it.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 
-/// What areas of the engine `precopy` grow to while few of their pages are written: larger ones only lengthen the freeze.
+/// What areas of the engine `precopy` grow to while few of their pages are written: larger ones
+/// only lengthen the freeze.
 const LARGEST_AREA_BYTES: usize = 16 << 20;
 
 /// Describes a migration, then starts it. All ranges given are one job.
@@ -141,9 +143,15 @@ impl<'a> Migration<'a> {
         }
     }
 
-    /// Adds bytes of a region, in whole pages, and where they go: `&pool` means as the pool itself is placed, `pool.on(placement)` another
-    /// placement on its nodes. Pages that lie in frames of the right pool and node already, and unbacked ones, are left as they are.
-    pub fn range(mut self, region: &'a Region, bytes: Range<usize>, to: impl Into<Destination>) -> Self {
+    /// Adds bytes of a region, in whole pages, and where they go: `&pool` means as the pool itself
+    /// is placed, `pool.on(placement)` another placement on its nodes. Pages that lie in frames of
+    /// the right pool and node already, and unbacked ones, are left as they are.
+    pub fn range(
+        mut self,
+        region: &'a Region,
+        bytes: Range<usize>,
+        to: impl Into<Destination>,
+    ) -> Self {
         self.ranges.push((region, bytes, to.into()));
         self
     }
@@ -154,29 +162,36 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// The initial size of an area, a multiple of the page size; if not said, [`DEFAULT_AREA_BYTES`], but at least one page, and for
-    /// engines that follow writes up to 16 MB, as few or many pages are written (hugetlb pages one by one). [`Engine::WpSync`] makes it at most 4096 pages.
+    /// The initial size of an area, a multiple of the page size; if not said,
+    /// [`DEFAULT_AREA_BYTES`], but at least one page, and for engines that follow writes up to 16
+    /// MB, as few or many pages are written (hugetlb pages one by one). [`Engine::WpSync`] makes it
+    /// at most 4096 pages.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
     }
 
-    /// Into how many parts a disturbed area is split ([`Engine::Mprotect`]); 2 if not said, 1 means that it is not.
+    /// Into how many parts a disturbed area is split ([`Engine::Mprotect`]); 2 if not said, 1 means
+    /// that it is not.
     pub fn reduction_factor(mut self, parts: u64) -> Self {
         self.reduction_factor = parts;
         self
     }
 
-    /// After how many disturbed copies the writers of an area are held back until it has been moved; 3 if not said, and with 0 they are from the start.
-    /// [`Engine::Precopy`] copies so many times more what was written meanwhile, 4 if not said, before it holds up everybody for the rest.
+    /// After how many disturbed copies the writers of an area are held back until it has been
+    /// moved; 3 if not said, and with 0 they are from the start. [`Engine::Precopy`] copies so many
+    /// times more what was written meanwhile, 4 if not said, before it holds up everybody for the
+    /// rest.
     pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
         self.max_disturbed = Some(copies);
         self
     }
 
-    /// How many threads copy, at most; if not said, one for each four CPUs of the destination node, at least 1 and at most 8, so that
-    /// the application keeps its CPUs. hugetlb pages are copied by all of them together, one after the other: their writers wait less the more there are. Jobs that take long try
-    /// now and then whether fewer are as fast ([`Report::threads_settled`]).
+    /// How many threads copy, at most; if not said, one for each four CPUs of the destination node,
+    /// at least 1 and at most 8, so that the application keeps its CPUs. hugetlb pages are copied
+    /// by all of them together, one after the other: their writers wait less the more there are.
+    /// Jobs that take long try now and then whether fewer are as fast
+    /// ([`Report::threads_settled`]).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -188,49 +203,65 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved, and none of them goes; one second if not said. What is still guarded
-    /// then is reported as [`PageOutcome::Busy`] and stays where it is. Each piece that guards keep behind costs some mappings; where the process has too few of
-    /// them to spare, pages between guards stay too.
+    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved, and none
+    /// of them goes; one second if not said. What is still guarded then is reported as
+    /// [`PageOutcome::Busy`] and stays where it is. Each piece that guards keep behind costs some
+    /// mappings; where the process has too few of them to spare, pages between guards stay too.
     pub fn pin_patience(mut self, patience: Duration) -> Self {
         self.pin_patience = patience;
         self
     }
 
-    /// The longest time for which a thread of the process should have to wait for the job; one millisecond if not said. Engines that follow writes size areas and the
-    /// rest that is left to copy in a window accordingly, from what it sees. It is no promise: every page is moved, always, threads may have to wait for a
-    /// CPU, and [`Report::windows_over_budget`] says how often it was exceeded.
+    /// The longest time for which a thread of the process should have to wait for the job; one
+    /// millisecond if not said. Engines that follow writes size areas and the rest that is left to
+    /// copy in a window accordingly, from what it sees. It is no promise: every page is moved,
+    /// always, threads may have to wait for a CPU, and [`Report::windows_over_budget`] says how
+    /// often it was exceeded.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
         self
     }
 
-    /// How many bytes per second the job copies at most, all its threads and repeated copies together; no limit if not said. Each thread may be ahead by an
-    /// attempt on an area, which is as large as [`Migration::area_bytes`] says, else 2 MB, a page, or what the rate copies in 10 ms, whichever is most. Time in which nothing could be copied is not
-    /// made up for.
+    /// How many bytes per second the job copies at most, all its threads and repeated copies
+    /// together; no limit if not said. Each thread may be ahead by an attempt on an area, which is
+    /// as large as [`Migration::area_bytes`] says, else 2 MB, a page, or what the rate copies in 10
+    /// ms, whichever is most. Time in which nothing could be copied is not made up for.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
         self
     }
 
-    /// Checks everything, takes the destination's frames, and starts the job. Returns at once, unless it needs frames that another job is just recycling
-    /// ([`Phase::Recycling`]): these it waits for, some 50 ms per GB.
+    /// Checks everything, takes the destination's frames, and starts the job. Returns at once,
+    /// unless it needs frames that another job is just recycling ([`Phase::Recycling`]): these it
+    /// waits for, some 50 ms per GB.
     ///
     /// # Errors
-    /// If an argument makes no sense, ranges overlap each other or a running job's, a destination has too few free frames, or the engine cannot
-    /// work here. Nothing has changed then.
+    /// If an argument makes no sense, ranges overlap each other or a running job's, a destination
+    /// has too few free frames, or the engine cannot work here. Nothing has changed then.
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
-        let bad =
-            |what, reason: String, remedy: &str| Error::BadArgument { what, reason, remedy: remedy.into() };
+        let bad = |what, reason: String, remedy: &str| Error::BadArgument {
+            what,
+            reason,
+            remedy: remedy.into(),
+        };
         let Some((first, ..)) = self.ranges.first() else {
             return Err(bad("migration", "it names no range".into(), "name at least one"));
         };
         if self.threads == Some(0) || self.threads > Some(fault::MAX_THREADS) {
             let remedy = format!("use 1 to {}", fault::MAX_THREADS);
-            return Err(bad("number of threads", format!("{:?}", self.threads.unwrap_or(0)), &remedy));
+            return Err(bad(
+                "number of threads",
+                format!("{:?}", self.threads.unwrap_or(0)),
+                &remedy,
+            ));
         }
         if self.timeout == Some(Duration::ZERO) {
-            return Err(bad("timeout", "0 s leave no time for any page".into(), "leave it out for none"));
+            return Err(bad(
+                "timeout",
+                "0 s leave no time for any page".into(),
+                "leave it out for none",
+            ));
         }
         if self.rate_limit == Some(0) {
             return Err(bad(
@@ -240,7 +271,11 @@ impl<'a> Migration<'a> {
             ));
         }
         if self.reduction_factor == 0 {
-            return Err(bad("reduction factor", "0 parts are none".into(), "use 1 (no splitting) or more"));
+            return Err(bad(
+                "reduction factor",
+                "0 parts are none".into(),
+                "use 1 (no splitting) or more",
+            ));
         }
         let page = first.page_size();
         let area_bytes = self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()));
@@ -256,7 +291,11 @@ impl<'a> Migration<'a> {
                     region.page_size(),
                     to.pool().page_size()
                 );
-                return Err(bad("range", reason, "move regions and pools of one page size per job"));
+                return Err(bad(
+                    "range",
+                    reason,
+                    "move regions and pools of one page size per job",
+                ));
             }
             check_same_backend(&backend, to.pool().backend())?;
             check_same_backend(&region.inner().backend, to.pool().backend())?;
@@ -281,7 +320,9 @@ impl<'a> Migration<'a> {
             if cpus.is_empty() {
                 let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
                 let names = names.join(", ");
-                warnings.push(format!("{names} has no CPUs: the workers run where the scheduler puts them"));
+                warnings.push(format!(
+                    "{names} has no CPUs: the workers run where the scheduler puts them"
+                ));
             }
         }
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
@@ -316,10 +357,12 @@ impl<'a> Migration<'a> {
         };
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
-        let at_most =
-            |bytes: usize| pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes));
+        let at_most = |bytes: usize| {
+            pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes))
+        };
         let pace = match self.area_bytes {
-            // The longer the copy of a hugetlb page's neighbours takes, the more of them are written meanwhile.
+            // The longer the copy of a hugetlb page's neighbours takes, the more of them are
+            // written meanwhile.
             None if engine.follows() && !page.is_hugetlb() => Pace::adaptive(
                 pages(area_bytes),
                 pages(area_bytes),
@@ -341,7 +384,8 @@ impl<'a> Migration<'a> {
             max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),
             threads,
-            // A page of reserved huge memory keeps its writers waiting for as long as its copy takes.
+            // A page of reserved huge memory keeps its writers waiting for as long as its copy
+            // takes.
             together: threads > 1 && page.is_hugetlb(),
             cpus,
             nodes,
@@ -365,7 +409,8 @@ impl<'a> Migration<'a> {
 }
 
 /// What is said of a job that could not follow writes.
-const SYSTEM_CALLS_MAY_FAIL: &str = "system calls that write into a moving area may fail with EFAULT";
+const SYSTEM_CALLS_MAY_FAIL: &str =
+    "system calls that write into a moving area may fail with EFAULT";
 
 /// The engine for a job.
 struct Chosen {
@@ -380,7 +425,11 @@ impl Migration<'_> {
     fn choose_engine(&self, backend: &Arc<dyn Backend>, page: PageSize) -> Result<Chosen, Error> {
         /// Those that follow writes, the best first, with what they need of their trackers.
         const FOLLOW: [(Engine, Ability, &str); 3] = [
-            (Engine::Precopy, Ability::NoteAndHold, "needs writes noted and the kernel's accesses held up"),
+            (
+                Engine::Precopy,
+                Ability::NoteAndHold,
+                "needs writes noted and the kernel's accesses held up",
+            ),
             (Engine::WpSync, Ability::HoldWriters, "needs the kernel's writes held up"),
             (Engine::PrecopyProtect, Ability::Note, "needs writes noted"),
         ];
@@ -404,9 +453,11 @@ impl Migration<'_> {
                         return Ok(Chosen { engine, reason, tracker: Some(tracker) });
                     }
                     Err((call, errno)) => {
-                        let remedy =
-                            "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-                        (format!("the engine {engine} {needs}, and {call} failed with {errno}"), remedy)
+                        let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
+                        (
+                            format!("the engine {engine} {needs}, and {call} failed with {errno}"),
+                            remedy,
+                        )
                     }
                 }
             };
@@ -439,7 +490,8 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
     by_region.into_iter().map(read).collect()
 }
 
-/// Refuses to start threads for which there is no room (what they allocate would end the process), or, with 0, to go on beyond the limit.
+/// Refuses to start threads for which there is no room (what they allocate would end the process),
+/// or, with 0, to go on beyond the limit.
 pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
     /// A thread's stack, guard page and allocator arena, generously.
     const PER_THREAD: u64 = 4 << 20;
@@ -456,11 +508,13 @@ pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a job that would begin within a few mappings of the process' limit: it would fail page by page instead.
+/// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
+/// by page instead.
 fn check_mapping_headroom(items: &[Item], threads: usize, page: PageSize) -> Result<usize, Error> {
     let Some(limit) = observe::max_mapping_count() else { return Ok(usize::MAX) };
     let legs: usize = items.iter().map(Item::leg_count).sum();
-    // Each area under way splits a mapping of the region (two more), and each leg one of the alias. Those of hugetlb pages stay apart for a while.
+    // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
+    // Those of hugetlb pages stay apart for a while.
     let mut needed = 2 * threads + 2 * legs + 16;
     if page.is_hugetlb() {
         let pages: Vec<u64> = items.iter().map(Item::moving_pages).collect();
@@ -478,7 +532,7 @@ fn check_mapping_headroom(items: &[Item], threads: usize, page: PageSize) -> Res
             remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
         });
     }
-    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind it; the same in both aliases. Half of the rest is
-    // for others.
+    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind
+    // it; the same in both aliases. Half of the rest is for others.
     Ok((limit - count - needed) / 2 / 6)
 }

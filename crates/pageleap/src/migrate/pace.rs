@@ -1,4 +1,5 @@
-//! How large areas are, when they are frozen, and how fast a job may copy. Pure: no system calls, no locks, no clocks.
+//! How large areas are, when they are frozen, and how fast a job may copy. Pure: no system calls,
+//! no locks, no clocks.
 
 use std::time::Duration;
 
@@ -45,7 +46,14 @@ impl Pace {
     /// Areas of `first` pages at first, and then of `least` to `most`.
     pub(crate) fn adaptive(first: u64, least: u64, most: u64, budget: Duration) -> Self {
         let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
-        Pace { now: first.clamp(least, most), least, most, budget_ns, empty_ns: 0.0, page_ns: 1000.0 }
+        Pace {
+            now: first.clamp(least, most),
+            least,
+            most,
+            budget_ns,
+            empty_ns: 0.0,
+            page_ns: 1000.0,
+        }
     }
 
     /// How many pages the next area has.
@@ -69,7 +77,8 @@ impl Pace {
         (room as u64).clamp(1, MOST_LEFT)
     }
 
-    /// Takes an area into account: large ones cost fewer calls, small ones have fewer pages written, and shorter windows.
+    /// Takes an area into account: large ones cost fewer calls, small ones have fewer pages
+    /// written, and shorter windows.
     pub(crate) fn observe(&mut self, seen: Seen) {
         let (ns, left) = (seen.window_ns as f64, seen.left as f64);
         // Now and then somebody takes the CPU away in a window, which says nothing of the next one.
@@ -90,7 +99,8 @@ impl Pace {
     }
 }
 
-/// How many bytes of an area are copied at a rate before anybody looks at the time: what it copies in [`CREDIT`], but whole pages.
+/// How many bytes of an area are copied at a rate before anybody looks at the time: what it copies
+/// in [`CREDIT`], but whole pages.
 pub(crate) fn area_bytes_at(bytes_per_s: u64) -> u64 {
     (u128::from(bytes_per_s) * CREDIT.as_nanos() / NS_PER_S as u128).max(BASE_PAGE as u128) as u64
 }
@@ -120,8 +130,8 @@ impl Rate {
 
     /// Takes a copy into account.
     pub(crate) fn charge(&mut self, bytes: u64) {
-        let takes =
-            Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s as f64).unwrap_or(Duration::MAX);
+        let takes = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_s as f64)
+            .unwrap_or(Duration::MAX);
         self.paid = self.paid.saturating_add(takes);
     }
 }
@@ -176,11 +186,19 @@ mod tests {
             let steady = |pace: &mut Pace| (0..40).for_each(|_| pace.observe(seen(2, 1, 40)));
             pace.observe(seen(2, left, 5000));
             steady(&mut pace);
-            assert_eq!((pace.area_pages(), pace.freeze_at()), (4096, MOST_LEFT), "at first, {left} left");
+            assert_eq!(
+                (pace.area_pages(), pace.freeze_at()),
+                (4096, MOST_LEFT),
+                "at first, {left} left"
+            );
             pace.observe(seen(2, left, 20_000));
             assert_eq!(pace.area_pages(), 2048);
             steady(&mut pace);
-            assert_eq!((pace.area_pages(), pace.freeze_at()), (4096, MOST_LEFT), "later, {left} left");
+            assert_eq!(
+                (pace.area_pages(), pace.freeze_at()),
+                (4096, MOST_LEFT),
+                "later, {left} left"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! What moves where, and what happens to an area that was disturbed. Pure: no system calls, no locks, no clocks.
+//! What moves where, and what happens to an area that was disturbed. Pure: no system calls, no
+//! locks, no clocks.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use std::ops::Range;
 pub(crate) struct RetryPolicy {
     /// Into how many parts a disturbed area is split (page_leap, section 4.2: reduction factor).
     pub(crate) reduction_factor: u64,
-    /// After this many disturbed copies the writers of an area wait until it has been moved: what makes every job end.
+    /// After this many disturbed copies the writers of an area wait until it has been moved: what
+    /// makes every job end.
     pub(crate) max_disturbed: u32,
     /// After this many refused system calls an area is given up as failed.
     pub(crate) max_refused: u32,
@@ -15,9 +17,11 @@ pub(crate) struct RetryPolicy {
 
 /// How often writers disturb areas that are tried for the first time, lately.
 ///
-/// Tracking pays while most copies get through. When every third or more is disturbed, it costs more than it spares: signals, calls and
-/// copies in vain, for writers as for the migrator. Then areas are held from the start, and every sixteenth is tracked to notice when
-/// the pressure is over. (An addition to page_leap, whose method only ever splits; `docs/adr/0003` has the measurements.)
+/// Tracking pays while most copies get through. When every third or more is disturbed, it costs
+/// more than it spares: signals, calls and copies in vain, for writers as for the migrator. Then
+/// areas are held from the start, and every sixteenth is tracked to notice when the pressure is
+/// over. (An addition to page_leap, whose method only ever splits; `docs/adr/0003` has the
+/// measurements.)
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     disturbed_share: f64,
@@ -34,7 +38,8 @@ impl Pressure {
 
     /// Takes the end of a first, tracked attempt into account.
     pub(crate) fn observe(&mut self, disturbed: bool) {
-        self.disturbed_share += (f64::from(u8::from(disturbed)) - self.disturbed_share) * Self::WEIGHT;
+        self.disturbed_share +=
+            (f64::from(u8::from(disturbed)) - self.disturbed_share) * Self::WEIGHT;
     }
 
     /// Whether the next new area is to be held from the start.
@@ -81,18 +86,21 @@ impl RetryPolicy {
         area.disturbed >= self.max_disturbed
     }
 
-    /// What to retry instead of an area that was disturbed: its parts, as equal as whole pages allow.
+    /// What to retry instead of an area that was disturbed: its parts, as equal as whole pages
+    /// allow.
     pub(crate) fn after_disturbance(&self, area: &Area) -> Vec<Area> {
         let len = area.pages.end - area.pages.start;
         let parts = self.reduction_factor.clamp(1, len);
         let part = |i: u64| area.pages.start + len * i / parts;
-        let again = |i| Area { pages: part(i)..part(i + 1), disturbed: area.disturbed + 1, ..area.clone() };
+        let again =
+            |i| Area { pages: part(i)..part(i + 1), disturbed: area.disturbed + 1, ..area.clone() };
         (0..parts).map(again).collect()
     }
 
     /// What to retry after a refused system call; `None` if the area is to be given up.
     pub(crate) fn after_refusal(&self, area: &Area) -> Option<Area> {
-        (area.refused + 1 < self.max_refused).then(|| Area { refused: area.refused + 1, ..area.clone() })
+        (area.refused + 1 < self.max_refused)
+            .then(|| Area { refused: area.refused + 1, ..area.clone() })
     }
 }
 
@@ -122,7 +130,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const POLICY: RetryPolicy = RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 2 };
+    const POLICY: RetryPolicy =
+        RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 2 };
 
     fn area(pages: Range<u64>) -> Area {
         Area::new(7, pages)
@@ -163,7 +172,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
-        /// However often every area is disturbed, the pages stay the same and a hold is reached after `max_disturbed` rounds.
+        /// However often every area is disturbed, the pages stay the same and a hold is reached
+        /// after `max_disturbed` rounds.
         #[test]
         fn disturbance_always_ends_in_a_hold(start in 0u64..100, len in 1u64..300, factor in 1u64..9, max in 0u32..6) {
             let policy = RetryPolicy { reduction_factor: factor, max_disturbed: max, max_refused: 1 };

@@ -15,8 +15,9 @@ pub enum PageOutcome {
     Migrated,
     /// There was nothing to do: it lay there already, or it is unbacked.
     Unchanged,
-    /// It was tried, writers disturbed the copy or a system call was refused, and the job was stopped before the next try; or a guard has kept it where it
-    /// is ([`Region::pin`](crate::Region::pin)).
+    /// It was tried, writers disturbed the copy or a system call was refused, and the job was
+    /// stopped before the next try; or a guard has kept it where it is
+    /// ([`Region::pin`](crate::Region::pin)).
     Busy,
     /// A system call was refused each time it was tried.
     Failed,
@@ -72,15 +73,19 @@ impl PageCounts {
 pub enum Engine {
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
-    /// Pages are copied while they are written to, and the written ones again; then the page tables are taken away until the new ones come. System calls
-    /// do not fail because of it (FUTEX_WAKE_OP may).
+    /// Pages are copied while they are written to, and the written ones again; then the page tables
+    /// are taken away until the new ones come. System calls do not fail because of it
+    /// (FUTEX_WAKE_OP may).
     Precopy,
-    /// Pages are write-protected and copied while writers are let in one by one, page by page, and what they have written is copied again; at last everybody who writes
-    /// waits until the new frames have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages, whose writers it holds back while
-    /// many write. System calls do not fail because of it (FUTEX_WAKE_OP may).
+    /// Pages are write-protected and copied while writers are let in one by one, page by page, and
+    /// what they have written is copied again; at last everybody who writes waits until the new
+    /// frames have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages,
+    /// whose writers it holds back while many write. System calls do not fail because of it
+    /// (FUTEX_WAKE_OP may).
     WpSync,
-    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`] does it all the time: system calls that write into an area in that window
-    /// fail with EFAULT. Needs no privilege.
+    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
+    /// does it all the time: system calls that write into an area in that window fail with EFAULT.
+    /// Needs no privilege.
     PrecopyProtect,
 }
 
@@ -138,7 +143,8 @@ pub enum Ended {
     TimedOut,
     /// A region it worked on was dropped.
     RegionDropped,
-    /// The cpuset of the process was changed and no longer allows a node that pages were to move to; [`Report::warnings`] names it.
+    /// The cpuset of the process was changed and no longer allows a node that pages were to move
+    /// to; [`Report::warnings`] names it.
     CpusetChanged,
     /// Some pages could not be moved; this was the first reason.
     Failed(Error),
@@ -160,8 +166,9 @@ pub struct Report {
     pub engine: Engine,
     /// Why that one.
     pub engine_reason: String,
-    /// What has moved, by range and engine: within a job [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one where the first is refused, where nobody may write, and
-    /// where writers are too fast to be followed.
+    /// What has moved, by range and engine: within a job
+    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one where the first is
+    /// refused, where nobody may write, and where writers are too fast to be followed.
     pub engines: Vec<EngineUse>,
     /// The size of an area, in bytes, at most.
     pub area_bytes: usize,
@@ -169,7 +176,8 @@ pub struct Report {
     pub threads: usize,
     /// How many of them copied at the end, because it was hardly faster with more.
     pub threads_settled: usize,
-    /// The outcome of each page, neighbours with the same one together, in the order in which the ranges were given.
+    /// The outcome of each page, neighbours with the same one together, in the order in which the
+    /// ranges were given.
     pub runs: Vec<PageRun>,
     /// The same, counted.
     pub pages: PageCounts,
@@ -183,27 +191,34 @@ pub struct Report {
     pub disturbed_copies: u64,
     /// Areas that were split because of that.
     pub splits: u64,
-    /// Areas whose writers were held back although much was left to copy: "every page, always" won over short waits.
+    /// Areas whose writers were held back although much was left to copy: "every page, always" won
+    /// over short waits.
     pub holds: u64,
     /// Calls that were repeated because giving up would have left part of a region inaccessible.
     pub repairs: u64,
-    /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside the kernel is not seen.
+    /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside
+    /// the kernel is not seen.
     pub waits: Waits,
-    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with [`Engine::Precopy`]. Nobody waited longer for one; the time in which
-    /// writers wait to be let in ([`Engine::WpSync`]) is not in it.
+    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with
+    /// [`Engine::Precopy`]. Nobody waited longer for one; the time in which writers wait to be let
+    /// in ([`Engine::WpSync`]) is not in it.
     pub windows: Waits,
     /// How many of them were longer than the wait budget.
     pub windows_over_budget: u64,
-    /// In how many of them the thread that kept the area closed went before others (SCHED_FIFO; takes CAP_SYS_NICE or RLIMIT_RTPRIO, and an engine that follows writes; not done for a
-    /// window that is one call for one page). The others may last until such a thread has got a CPU again.
+    /// In how many of them the thread that kept the area closed went before others (SCHED_FIFO;
+    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO, and an engine that follows writes; not done for a
+    /// window that is one call for one page). The others may last until such a thread has got a CPU
+    /// again.
     pub windows_first: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
-    /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None` if the kernel does not say.
+    /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None`
+    /// if the kernel does not say.
     pub recycle_cpu_ns: Option<u64>,
-    /// System calls of the attempts by name, with those of the fault handler, without those of preparation and recycling.
+    /// System calls of the attempts by name, with those of the fault handler, without those of
+    /// preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
     /// What went less well than asked, in words.
     pub warnings: Vec<String>,

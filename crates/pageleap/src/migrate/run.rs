@@ -1,4 +1,5 @@
-//! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed again.
+//! The job's threads: they take areas from a queue, run attempts, and plan what was disturbed
+//! again.
 
 mod conclude;
 mod join;
@@ -228,9 +229,12 @@ impl Run {
             legs.extend(item.legs.drain(..).map(|leg| Leg { item: index, ..leg }));
         }
         let region_of = |leg: &Leg| items[leg.item].claim.region();
-        let bytes_total =
-            legs.iter().map(|leg| region_of(leg).bytes(leg.pages.end - leg.pages.start) as u64).sum();
-        let queue = legs.iter().enumerate().map(|(i, leg)| Area::new(i, leg.pages.clone())).collect();
+        let bytes_total = legs
+            .iter()
+            .map(|leg| region_of(leg).bytes(leg.pages.end - leg.pages.start) as u64)
+            .sum();
+        let queue =
+            legs.iter().enumerate().map(|(i, leg)| Area::new(i, leg.pages.clone())).collect();
         let hugetlb = items.iter().any(|item| item.claim.region().page.is_hugetlb());
         let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
         let unjoined = Unjoined::new(apart);
@@ -293,25 +297,35 @@ impl Run {
         self.more.notify_all();
     }
 
-    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages: whoever changed it wants this process off that
-    /// node. The pages that have moved are the kernel's to move on.
+    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages:
+    /// whoever changed it wants this process off that node. The pages that have moved are the
+    /// kernel's to move on.
     fn look_at_cpuset(&self) {
         /// The look takes some 30 us.
         const EVERY_NS: u64 = 25_000_000;
         let now = self.began.elapsed().as_nanos() as u64;
         let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
         let mine = now >= seen + EVERY_NS
-            && self.cpuset_seen_ns.compare_exchange(seen, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            && self
+                .cpuset_seen_ns
+                .compare_exchange(seen, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
         if !mine {
             return;
         }
-        if let Some(node) = self.settings.nodes.iter().find(|node| !self.backend.allows_node(node.0)) {
+        if let Some(node) =
+            self.settings.nodes.iter().find(|node| !self.backend.allows_node(node.0))
+        {
             self.shared.ask_to_stop(Stop::CpusetChanged);
-            lock(&self.state).tally.warnings.push(Error::NodeNotAllowed { node: *node }.to_string());
+            lock(&self.state)
+                .tally
+                .warnings
+                .push(Error::NodeNotAllowed { node: *node }.to_string());
         }
     }
 
-    /// Makes new page tables of this worker's calls come from where a leg wants them. `now` is where they come from, if that has been said.
+    /// Makes new page tables of this worker's calls come from where a leg wants them. `now` is
+    /// where they come from, if that has been said.
     fn prefer_tables(&self, leg: usize, now: &mut Option<NodeId>) {
         let wanted = self.legs[leg].tables;
         if wanted == *now || wanted.is_none() {
@@ -322,15 +336,19 @@ impl Run {
         tally.calls[Call::PreferTables as usize] += 1;
         match preferred {
             Ok(()) => *now = wanted,
-            Err(errno) if !std::mem::replace(&mut tally.policy_refused, true) => tally.warnings.push(
-                format!("page tables go where the workers run: {} failed with {errno}", Call::PreferTables),
-            ),
+            Err(errno) if !std::mem::replace(&mut tally.policy_refused, true) => {
+                tally.warnings.push(format!(
+                    "page tables go where the workers run: {} failed with {errno}",
+                    Call::PreferTables
+                ))
+            }
             Err(_) => {}
         }
     }
 
-    /// Sees to it that the alias of the frames can be copied to, and, if the commit will switch in its page tables, has them where the leg wants
-    /// them. `preferred` is where this worker's page tables come from.
+    /// Sees to it that the alias of the frames can be copied to, and, if the commit will switch in
+    /// its page tables, has them where the leg wants them. `preferred` is where this worker's page
+    /// tables come from.
     fn prepare_frames(
         &self,
         leg: &Leg,
@@ -357,14 +375,22 @@ impl Run {
         let (region, exchange_unsupported, hold, freeze_at) = {
             let mut state = lock(&self.state);
             // As long as the copy of one page takes, not of several.
-            let short = self.settings.engine != Engine::WpSync || area.pages.end - area.pages.start == 1;
-            let hold = self.settings.policy.holds(&area) || first_try && short && state.pressure.holds_next();
+            let short =
+                self.settings.engine != Engine::WpSync || area.pages.end - area.pages.start == 1;
+            let hold = self.settings.policy.holds(&area)
+                || first_try && short && state.pressure.holds_next();
             let item = &state.items[leg.item];
-            (item.claim.region().clone(), state.tally.exchange_unsupported, hold, state.pace.freeze_at())
+            (
+                item.claim.region().clone(),
+                state.tally.exchange_unsupported,
+                hold,
+                state.pace.freeze_at(),
+            )
         };
         let to = &leg.to;
         let within = area.pages.start - leg.pages.start;
-        let frames = pool::Run { first: leg.to_frame + within, frames: area.pages.end - area.pages.start };
+        let frames =
+            pool::Run { first: leg.to_frame + within, frames: area.pages.end - area.pages.start };
         let vacated = pool::Run { first: leg.from_frame + within, ..frames };
         let len = region.bytes(frames.frames);
         let span = Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot };
@@ -378,17 +404,22 @@ impl Run {
         };
         let takes_away = self.settings.engine == Engine::Precopy;
         // The freeze moves page tables even where those of the target cannot be moved.
-        let cannot_follow =
-            follow.is_none() || takes_away && exchange_unsupported || area.refused >= TRIES_TO_FOLLOW;
-        let falls_back = self.settings.engine.follows() && self.settings.may_fall_back && cannot_follow;
-        // Where the whole of an area is written before it has been copied, and each freeze has to copy it again, nothing is gained by looking.
-        let holds = hold && region.page.is_hugetlb() && self.settings.engine == Engine::PrecopyProtect;
+        let cannot_follow = follow.is_none()
+            || takes_away && exchange_unsupported
+            || area.refused >= TRIES_TO_FOLLOW;
+        let falls_back =
+            self.settings.engine.follows() && self.settings.may_fall_back && cannot_follow;
+        // Where the whole of an area is written before it has been copied, and each freeze has to
+        // copy it again, nothing is gained by looking.
+        let holds =
+            hold && region.page.is_hugetlb() && self.settings.engine == Engine::PrecopyProtect;
         let follow = follow.filter(|_| span.prot.writable() && !falls_back && !holds);
         let split = region.page == PageSize::Thp;
         let keeps_tables = leg.exchange && !(split && follow.is_some());
         let mut effort = Effort::default();
         let prepared = self.prepare_frames(leg, frames, exchange, preferred);
-        // The alias of the old frames is read, or gets their page tables: what a failed attempt has left there must not be in the way.
+        // The alias of the old frames is read, or gets their page tables: what a failed attempt has
+        // left there must not be in the way.
         let prepared = prepared.and_then(|()| leg.from.mend_torn(vacated));
         // Beyond this limit a call that unmaps first and maps then would fail in between.
         let deaf = falls_back && span.prot.writable() && self.signals_are_blocked();
@@ -397,10 +428,13 @@ impl Run {
         } else if deaf {
             // A writer that blocks the signal would be killed.
             Step::Refused(Call::Protect, Errno(libc::EDEADLK))
-        } else if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
+        } else if self.backend.is_host_memory()
+            && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
+        {
             Step::Refused(Call::Map, Errno(libc::ENOMEM))
         } else {
-            // Through the span a huge page that is followed would be read by base pages, with a fault for each.
+            // Through the span a huge page that is followed would be read by base pages, with a
+            // fault for each.
             let in_place = span.prot.readable() && !(split && follow.is_some());
             let source = if in_place { span.addr } else { alias };
             match follow {
@@ -416,7 +450,8 @@ impl Run {
                     // Its lock must not go along where page tables go to the alias.
                     let locked = leg.attributes.locked && self.settings.engine != Engine::WpSync;
                     // The one page is written, or it is not.
-                    let max_rounds = if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
+                    let max_rounds =
+                        if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
                     let task = precopy::attempt::Task {
                         span,
                         source,
@@ -429,19 +464,34 @@ impl Run {
                         max_rounds,
                         hurry,
                     };
-                    // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing these pages; the frames are the job's until a
-                    // page maps them; the backend lives as long as the job; `work` has started a thread that serves the tracker.
+                    // SAFETY: the job's claim keeps everybody else from migrating, discarding or
+                    // growing these pages; the frames are the job's until a page maps them; the
+                    // backend lives as long as the job; `work` has started a thread that serves the
+                    // tracker.
                     unsafe {
-                        precopy::attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
+                        precopy::attempt::attempt(
+                            slot,
+                            &SLOTS.epoch,
+                            &*self.backend,
+                            &task,
+                            &mut effort,
+                        )
                     }
                 }
                 None => {
-                    // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK that the alias must not have.
+                    // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK
+                    // that the alias must not have.
                     let park = (exchange && !leg.attributes.locked).then_some(alias);
                     let task = mprotect::attempt::Task { span, source, target, park, hold };
                     // SAFETY: as above.
                     unsafe {
-                        mprotect::attempt::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
+                        mprotect::attempt::attempt(
+                            slot,
+                            &SLOTS.epoch,
+                            &*self.backend,
+                            &task,
+                            &mut effort,
+                        )
                     }
                 }
             }
@@ -455,7 +505,8 @@ impl Run {
             Parked::Yes if !keeps_tables => leg.from.mark_spoilt(vacated),
             Parked::Yes => {
                 leg.from.mark_borrowed(vacated);
-                // Where whole page-table pages could not move, the kernel has made new ones, under this worker's policy.
+                // Where whole page-table pages could not move, the kernel has made new ones, under
+                // this worker's policy.
                 let congruent = (alias ^ span.addr).is_multiple_of(PAGE_TABLE_SPAN);
                 if !congruent && leg.from.0.tables != preferred {
                     leg.from.note_tables(vacated, None);
@@ -466,7 +517,8 @@ impl Run {
                 leg.from.mend_hole(vacated);
             }
         }
-        // A refused commit leaves the destination's alias with the user's access, and the next copy goes through it.
+        // A refused commit leaves the destination's alias with the user's access, and the next copy
+        // goes through it.
         let mut area = area;
         if step != Step::Migrated && effort.exchanged && span.prot != Prot::READ_WRITE {
             // SAFETY: the alias of frames that are the job's.
@@ -535,8 +587,11 @@ impl Run {
                     _ => How::AsChosen,
                 };
                 *tally.moved.entry((leg.item, how)).or_default() += frames.frames;
-                let extent =
-                    Extent { pages: area.pages.clone(), share: to.clone(), first_frame: frames.first };
+                let extent = Extent {
+                    pages: area.pages.clone(),
+                    share: to.clone(),
+                    first_frame: frames.first,
+                };
                 let replaced = lock(&region.extents).replace(extent);
                 debug_assert!(replaced.iter().all(|e| e.share == leg.from));
                 let marked = followed && keeps_tables;
@@ -563,7 +618,8 @@ impl Run {
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Busy);
                     state.queue.push_back(again);
                     drop(state);
-                    // Mappings join again as neighbours are done; give them, or other threads, the time.
+                    // Mappings join again as neighbours are done; give them, or other threads, the
+                    // time.
                     thread::sleep(Duration::from_millis(1));
                 }
                 None => {
@@ -577,10 +633,14 @@ impl Run {
         Vec::new()
     }
 
-    /// Whether some thread would be killed by the signal that the engine `mprotect` needs. Found out when this job needs to know for the first time.
+    /// Whether some thread would be killed by the signal that the engine `mprotect` needs. Found
+    /// out when this job needs to know for the first time.
     fn signals_are_blocked(&self) -> bool {
         let error = self.deaf.get_or_init(|| {
-            self.backend.is_host_memory().then(fault::check_no_thread_blocks_sigsegv).and_then(Result::err)
+            self.backend
+                .is_host_memory()
+                .then(fault::check_no_thread_blocks_sigsegv)
+                .and_then(Result::err)
         });
         if let Some(error) = error {
             lock(&self.state).tally.first_failure.get_or_insert(error.clone());
@@ -595,7 +655,8 @@ impl Run {
         let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
         // SAFETY: the span is claimed by this job.
         let advise = || unsafe { attributes::advise(&*self.backend, addr, len, &now, wanted) };
-        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it from being moved again.
+        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it
+        // from being moved again.
         let advised = advise().or_else(|_| advise());
         // SAFETY: as above.
         advised

@@ -1,19 +1,23 @@
 //! How many of a job's threads copy. Pure: no system calls, no locks, no clocks.
 //!
-//! A few threads can take all that a node's memory, or the way to it, lets through; more of them only take CPUs from the application. Now and then a thread
-//! less is tried, or one more, in turns with as many as before, and the best turns of both are compared.
+//! A few threads can take all that a node's memory, or the way to it, lets through; more of them
+//! only take CPUs from the application. Now and then a thread less is tried, or one more, in turns
+//! with as many as before, and the best turns of both are compared.
 
 use std::time::Duration;
 
-/// When it is tried for the first time: jobs that take no longer have nothing to gain. (Shuttle's jobs are short, and its clock advances by a millisecond for each look.)
+/// When it is tried for the first time: jobs that take no longer have nothing to gain. (Shuttle's
+/// jobs are short, and its clock advances by a millisecond for each look.)
 const FIRST: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 250 });
 /// When again, if nothing has changed.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long a turn lasts, at least, once the areas that were under way when it began have moved: they are as large as what a thread moves in some milliseconds.
+/// How long a turn lasts, at least, once the areas that were under way when it began have moved:
+/// they are as large as what a thread moves in some milliseconds.
 const TURN: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 20 });
 /// How long that takes.
 const SETTLE: Duration = Duration::from_millis(if cfg!(shuttle) { 2 } else { 10 });
-/// Turns of a trial, half of them with a thread more than the others: with, without, with, without. Two of each, because others use the machine as well.
+/// Turns of a trial, half of them with a thread more than the others: with, without, with, without.
+/// Two of each, because others use the machine as well.
 const TURNS: usize = 4;
 /// Of what the last thread would add if nothing were shared it has to add this much.
 const WORTH: f64 = 0.25;
@@ -53,7 +57,8 @@ impl ThreadCount {
         self.now
     }
 
-    /// Takes into account that `bytes` have moved since the job began, `elapsed` ago. Returns whether the number of active threads is another one now.
+    /// Takes into account that `bytes` have moved since the job began, `elapsed` ago. Returns
+    /// whether the number of active threads is another one now.
     pub(crate) fn observe(&mut self, elapsed: Duration, bytes: u64) -> bool {
         let before = self.active();
         match &mut self.trial {
@@ -88,7 +93,8 @@ impl ThreadCount {
 
     fn begin(&mut self, fewer: bool, elapsed: Duration, bytes: u64) {
         let more = if fewer { self.now } else { self.now + 1 };
-        self.trial = Trial::Under { more, turn: 0, settled: false, since: elapsed, bytes, best: [0.0; 2] };
+        self.trial =
+            Trial::Under { more, turn: 0, settled: false, since: elapsed, bytes, best: [0.0; 2] };
     }
 
     /// A trial has shown whether the last of `more` threads is worth having.
@@ -109,8 +115,14 @@ impl ThreadCount {
 mod tests {
     use super::*;
 
-    /// Runs for `seconds` on a machine that moves `rate(threads)` bytes per millisecond, and tells how many threads copied in each of them.
-    fn run(count: &mut ThreadCount, from_s: u64, seconds: u64, rate: impl Fn(usize) -> u64) -> Vec<usize> {
+    /// Runs for `seconds` on a machine that moves `rate(threads)` bytes per millisecond, and tells
+    /// how many threads copied in each of them.
+    fn run(
+        count: &mut ThreadCount,
+        from_s: u64,
+        seconds: u64,
+        rate: impl Fn(usize) -> u64,
+    ) -> Vec<usize> {
         let mut bytes = 0;
         let mut settled = Vec::new();
         for ms in from_s * 1000..(from_s + seconds) * 1000 {

@@ -1,8 +1,10 @@
-//! Faulting a pool in: step by step, each step only if there is memory for it, on the right node, and verified afterwards.
+//! Faulting a pool in: step by step, each step only if there is memory for it, on the right node,
+//! and verified afterwards.
 //!
-//! A pool that is bound strictly and filled by touching meets the OOM killer when its node runs full, and SIGBUS on hugetlb. So base pages are
-//! *preferred* on the node and bound only once the kernel has confirmed where they are; hugetlb pages are populated by a call that
-//! reports an error instead of raising a signal; and every step looks at the limits first.
+//! A pool that is bound strictly and filled by touching meets the OOM killer when its node runs
+//! full, and SIGBUS on hugetlb. So base pages are *preferred* on the node and bound only once the
+//! kernel has confirmed where they are; hugetlb pages are populated by a call that reports an error
+//! instead of raising a signal; and every step looks at the limits first.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -19,7 +21,8 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::{SysFiles, Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
-/// So often pages are looked for again that the kernel shows as absent although they have been populated.
+/// So often pages are looked for again that the kernel shows as absent although they have been
+/// populated.
 const LOOKS: u32 = 8;
 /// If there are more of them, something else is going on.
 const MOMENTARY: u64 = 64;
@@ -47,10 +50,12 @@ pub(super) fn check_node(
     if host { check_room(node, page, bytes) } else { Ok(()) }
 }
 
-/// Bytes that threads of this process are about to take, all pools together: each sees the free memory of before.
+/// Bytes that threads of this process are about to take, all pools together: each sees the free
+/// memory of before.
 static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
-/// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup out of memory.
+/// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup
+/// out of memory.
 fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
     let n = Topology::node_now(node)?;
     if page.is_hugetlb() {
@@ -77,13 +82,20 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
         (format!("the free memory of {node}"), n.free_bytes.saturating_sub(reserve)),
         ("the free memory of the machine".to_owned(), available(&machine).saturating_sub(reserve)),
     ];
-    limits
-        .extend(cgroup::memory_rooms(&files).into_iter().map(|room| (format!("/{}", room.file), room.left)));
+    limits.extend(
+        cgroup::memory_rooms(&files).into_iter().map(|room| (format!("/{}", room.file), room.left)),
+    );
     for (limit, free) in limits {
         let free_bytes = free.saturating_sub(MARGIN);
         if free_bytes < bytes {
             let remedy = "make the pool smaller, free memory, or raise the limit".into();
-            return Err(Error::OutOfMemory { node, needed_bytes: bytes, free_bytes, limit, remedy });
+            return Err(Error::OutOfMemory {
+                node,
+                needed_bytes: bytes,
+                free_bytes,
+                limit,
+                remedy,
+            });
         }
     }
     Ok(())
@@ -95,25 +107,29 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let backend = &*inner.backend;
     let (start, bytes) = (inner.alias_of(0), share.bytes());
     let node = inner.node;
-    // hugetlb takes huge pages of other nodes under a preference; under a binding it reports an error.
-    let policy = if inner.page.is_hugetlb() { Policy::Bind(node.0) } else { Policy::Preferred(node.0) };
-    // Where a seccomp filter refuses `mbind`, the threads that fault the memory in are on the node's CPUs, and the kernel's default is to
-    // take memory where the CPU is. Either way the result is verified.
-    // SAFETY: the alias is the share's own.
+    // hugetlb takes huge pages of other nodes under a preference; under a binding it reports an
+    // error.
+    let policy =
+        if inner.page.is_hugetlb() { Policy::Bind(node.0) } else { Policy::Preferred(node.0) };
+    // Where a seccomp filter refuses `mbind`, the threads that fault the memory in are on the
+    // node's CPUs, and the kernel's default is to take memory where the CPU is. Either way the
+    // result is verified. SAFETY: the alias is the share's own.
     let bound = unsafe { backend.bind(start, bytes as usize, policy) };
     // What is needed in the end is asked for now: to fill a pool takes long.
-    let window = if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
+    let window =
+        if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
 
     let cpus = if backend.is_host_memory() { Topology::node_now(node)?.cpus } else { Vec::new() };
     let step = STEP.max(inner.page.bytes() as u64);
-    let threads = plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(step) as usize);
+    let threads =
+        plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(step) as usize);
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let work = |own_thread: bool| {
         if own_thread {
             affinity::run_on(&cpus);
-            // Memory that could not be bound follows this policy too, and comes first. Where the policy is refused, both come from where the
-            // thread runs: on the node, if it has CPUs.
+            // Memory that could not be bound follows this policy too, and comes first. Where the
+            // policy is refused, both come from where the thread runs: on the node, if it has CPUs.
             let tables = inner.tables.map(|tables| if bound.is_ok() { tables } else { node });
             if let Some(tables) = tables {
                 let _ = backend.prefer_tables_on(Some(tables.0));
@@ -156,8 +172,8 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
         if !(1..=MOMENTARY).contains(&found.absent()) {
             break;
         }
-        // The kernel is just moving a page, to have larger pieces of free memory say, or has dropped its entry: that waits, or brings it back.
-        // SAFETY: as above.
+        // The kernel is just moving a page, to have larger pieces of free memory say, or has
+        // dropped its entry: that waits, or brings it back. SAFETY: as above.
         let _ = unsafe { backend.populate(start, bytes as usize, true) };
         found = share.placement_of_all()?;
     }
@@ -180,8 +196,8 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
         check_page_size(inner.page, node, start, bytes as usize)?;
     }
     if bound.is_ok() {
-        // A policy of the alias itself would go wherever its page tables go, and keep the kernel from joining mappings with and without one.
-        // SAFETY: as above.
+        // A policy of the alias itself would go wherever its page tables go, and keep the kernel
+        // from joining mappings with and without one. SAFETY: as above.
         unsafe { backend.bind(start, bytes as usize, Policy::Default) }
             .map_err(|errno| Error::call(Call::Bind, start, bytes as usize, errno))?;
         if let Some(window) = &window {
@@ -238,7 +254,8 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
         match check_room(inner.node, inner.page, others + step) {
             Ok(()) => break announced,
             Err(error) if others == 0 => return Err(error),
-            // What others have announced and taken already counts twice: look again when they are done.
+            // What others have announced and taken already counts twice: look again when they are
+            // done.
             Err(_) => drop(announced),
         }
         thread::sleep(Duration::from_millis(2));
@@ -252,9 +269,11 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
         .map_err(|errno| Error::call(Call::Populate, addr, step as usize, errno))
 }
 
-/// Makes transparent huge pages of a part of a share that is still empty, one after the other: each needs 2 MB in one piece.
+/// Makes transparent huge pages of a part of a share that is still empty, one after the other: each
+/// needs 2 MB in one piece.
 fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
-    /// The kernel gives up while a page is isolated, on its way to another list, or locked: a moment later it is not.
+    /// The kernel gives up while a page is isolated, on its way to another list, or locked: a
+    /// moment later it is not.
     const TRIES: u32 = 20;
     let backend = &*share.0.backend;
     let page = PageSize::Thp.bytes();
@@ -267,7 +286,8 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
         // SAFETY: as above.
         while let Err(errno) = unsafe { backend.collapse(at, page) } {
             tries += 1;
-            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells the outcome, at the first page and in the end.
+            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells
+            // the outcome, at the first page and in the end.
             if errno == Errno(libc::EINVAL) {
                 if at == share.0.alias_of(0) && backend.is_host_memory() {
                     check_page_size(PageSize::Thp, share.node(), at, page)?;
@@ -296,7 +316,8 @@ mod tests {
 
     #[test]
     fn one_small_page_is_enough_not_to_be_huge() {
-        let mapped = |huge_mapped_ratio| MappedPages { kernel_page_size: BASE_PAGE, huge_mapped_ratio };
+        let mapped =
+            |huge_mapped_ratio| MappedPages { kernel_page_size: BASE_PAGE, huge_mapped_ratio };
         assert_eq!(huge_bytes(&mapped(1.0), 1 << 40), 1 << 40);
         assert!(huge_bytes(&mapped(1.0 - 1e-12), 1 << 40) < 1 << 40);
         assert_eq!(huge_bytes(&mapped(0.5), 100), 50);

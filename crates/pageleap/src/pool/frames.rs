@@ -1,7 +1,8 @@
 //! Which frames of a pool are free. Pure bookkeeping: no system calls, no locks.
 //!
-//! Frames are handed out in runs, contiguous where possible and always in ascending order, because neighbouring pages of a region whose
-//! frames are neighbours too share one mapping: scattered frames would cost one mapping each and meet `vm.max_map_count`.
+//! Frames are handed out in runs, contiguous where possible and always in ascending order, because
+//! neighbouring pages of a region whose frames are neighbours too share one mapping: scattered
+//! frames would cost one mapping each and meet `vm.max_map_count`.
 
 use std::collections::BTreeMap;
 
@@ -48,11 +49,12 @@ impl FrameAllocator {
         self.free_frames
     }
 
-    /// Takes `frames` frames: from the smallest run that holds them all, else from the largest runs, in ascending order. `None`, and
-    /// nothing taken, if there are not enough.
+    /// Takes `frames` frames: from the smallest run that holds them all, else from the largest
+    /// runs, in ascending order. `None`, and nothing taken, if there are not enough.
     ///
-    /// If they fill a page-table page, the first one is, where possible, at the same place within its page-table page as `beside`
-    /// within its own: then whole page-table pages can move between the two.
+    /// If they fill a page-table page, the first one is, where possible, at the same place within
+    /// its page-table page as `beside` within its own: then whole page-table pages can move between
+    /// the two.
     pub(crate) fn take(&mut self, frames: u64, beside: u64) -> Option<Vec<Run>> {
         if frames > self.free_frames {
             return None;
@@ -60,13 +62,16 @@ impl FrameAllocator {
         if frames == 0 {
             return Some(Vec::new());
         }
-        let mut runs: Vec<Run> = self.free.iter().map(|(&first, &frames)| Run { first, frames }).collect();
+        let mut runs: Vec<Run> =
+            self.free.iter().map(|(&first, &frames)| Run { first, frames }).collect();
         let skip = |run: &Run| {
             let table = PAGES_PER_TABLE;
             if frames >= table { (beside % table + table - run.first % table) % table } else { 0 }
         };
-        let aligned =
-            runs.iter().filter(|r| r.frames >= skip(r) + frames).min_by_key(|r| (r.frames, r.first));
+        let aligned = runs
+            .iter()
+            .filter(|r| r.frames >= skip(r) + frames)
+            .min_by_key(|r| (r.frames, r.first));
         let whole = runs.iter().filter(|r| r.frames >= frames).min_by_key(|r| (r.frames, r.first));
         let mut taken = Vec::new();
         if let Some(run) = aligned {
@@ -92,7 +97,8 @@ impl FrameAllocator {
 
     /// Takes `run` out of the free run that contains it.
     fn remove(&mut self, run: Run) {
-        let (&first, &frames) = self.free.range(..=run.first).next_back().expect("part of a free run");
+        let (&first, &frames) =
+            self.free.range(..=run.first).next_back().expect("part of a free run");
         let whole = Run { first, frames };
         assert!(run.end() <= whole.end(), "{run:?} is not all free");
         self.free.remove(&first);
@@ -104,17 +110,24 @@ impl FrameAllocator {
         self.free_frames -= run.frames;
     }
 
-    /// Takes frames back. Panics if one of them is free already or none of ours: two owners would write into the same frame, and no
-    /// later error could be told from corrupted data.
+    /// Takes frames back. Panics if one of them is free already or none of ours: two owners would
+    /// write into the same frame, and no later error could be told from corrupted data.
     pub(crate) fn give_back(&mut self, run: Run) {
         if run.frames == 0 {
             return;
         }
         assert!(run.end() <= self.total, "frames {run:?} are not of this pool");
-        let before = self.free.range(..=run.first).next_back().map(|(&f, &n)| Run { first: f, frames: n });
+        let before =
+            self.free.range(..=run.first).next_back().map(|(&f, &n)| Run { first: f, frames: n });
         let after = self.free.range(run.first..).next().map(|(&f, &n)| Run { first: f, frames: n });
-        assert!(before.is_none_or(|b| b.end() <= run.first), "frames {run:?} given back twice ({before:?})");
-        assert!(after.is_none_or(|a| run.end() <= a.first), "frames {run:?} given back twice ({after:?})");
+        assert!(
+            before.is_none_or(|b| b.end() <= run.first),
+            "frames {run:?} given back twice ({before:?})"
+        );
+        assert!(
+            after.is_none_or(|a| run.end() <= a.first),
+            "frames {run:?} given back twice ({after:?})"
+        );
         let mut merged = run;
         if let Some(b) = before.filter(|b| b.end() == run.first) {
             self.free.remove(&b.first);
@@ -204,7 +217,11 @@ mod tests {
         a.give_back(run(10, 5));
         a.give_back(run(40, 20));
         assert_eq!(a.take(4, 0).unwrap(), [run(10, 4)]);
-        assert_eq!(a.take(21, 0).unwrap(), [run(14, 1), run(40, 20)], "ascending when one run does not do");
+        assert_eq!(
+            a.take(21, 0).unwrap(),
+            [run(14, 1), run(40, 20)],
+            "ascending when one run does not do"
+        );
         assert_eq!(a.take(1, 0), None);
     }
 
@@ -226,7 +243,10 @@ mod tests {
         assert_eq!(set.runs_not_in(run(1, 129)), [run(3, 61), run(65, 55)]);
         assert_eq!(set.runs_in(run(140, 360)), [run(320, 64), run(499, 1)]);
         assert_eq!(set.runs_not_in(run(140, 360)), [run(140, 180), run(384, 115)]);
-        assert_eq!((set.runs_in(run(200, 70)), set.runs_not_in(run(200, 70))), (vec![], vec![run(200, 70)]));
+        assert_eq!(
+            (set.runs_in(run(200, 70)), set.runs_not_in(run(200, 70))),
+            (vec![], vec![run(200, 70)])
+        );
         assert_eq!(set.runs_not_in(run(320, 64)), []);
     }
 
@@ -241,7 +261,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
-        /// Against a plain vector of booleans: no frame has two owners, none is lost, runs are merged.
+        /// Against a plain vector of booleans: no frame has two owners, none is lost, runs are
+        /// merged.
         #[test]
         fn agrees_with_a_vector_of_booleans(steps in prop::collection::vec((0u64..40, any::<prop::sample::Index>()), 1..60)) {
             let mut a = FrameAllocator::new(64);

@@ -1,6 +1,8 @@
-//! Pools: pre-faulted memory of one or several nodes, from which regions take their frames and to which migrations return them.
+//! Pools: pre-faulted memory of one or several nodes, from which regions take their frames and to
+//! which migrations return them.
 //!
-//! A pool has a *share* of frames on each of its nodes; everything that happens to frames happens in a share.
+//! A pool has a *share* of frames on each of its nodes; everything that happens to frames happens
+//! in a share.
 
 mod fill;
 mod frames;
@@ -24,8 +26,8 @@ use crate::region::RegionInner;
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
-/// Pre-faulted memory of one or several nodes. Clones are the same pool; the memory goes back to the system when the last clone and the
-/// last region with frames of it are gone.
+/// Pre-faulted memory of one or several nodes. Clones are the same pool; the memory goes back to
+/// the system when the last clone and the last region with frames of it are gone.
 #[derive(Clone)]
 pub struct Pool(Arc<PoolInner>);
 
@@ -61,9 +63,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Locks the memory, so that it is never swapped out: faulted in is not yet resident for good. Counts once against `RLIMIT_MEMLOCK`, and
-    /// once more, like each mapping of the memory, in what tools show as the process' resident size. hugetlb pages are never swapped out
-    /// anyway.
+    /// Locks the memory, so that it is never swapped out: faulted in is not yet resident for good.
+    /// Counts once against `RLIMIT_MEMLOCK`, and once more, like each mapping of the memory, in
+    /// what tools show as the process' resident size. hugetlb pages are never swapped out anyway.
     #[doc(alias = "mlock")]
     pub fn locked(mut self, locked: bool) -> Self {
         self.locked = locked;
@@ -82,18 +84,22 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the memory, faults it in, and verifies with the kernel that it lies where it should, in pages of the size asked for.
+    /// Takes the memory, faults it in, and verifies with the kernel that it lies where it should,
+    /// in pages of the size asked for.
     ///
     /// # Errors
-    /// With too little free memory or too few huge pages, or on a node that the process' cpuset does not allow, an error that says how much
-    /// there is and what to do; whatever had been taken is given back.
+    /// With too little free memory or too few huge pages, or on a node that the process' cpuset
+    /// does not allow, an error that says how much there is and what to do; whatever had been taken
+    /// is given back.
     pub fn build(self) -> Result<Pool, Error> {
         let page_bytes = self.page.bytes() as u64;
         if self.bytes == 0 || self.bytes > 1 << 46 {
             return Err(Error::BadArgument {
                 what: "pool size",
                 reason: format!("{} bytes", self.bytes),
-                remedy: format!("use 1 to 2^46 bytes; the size is rounded up to pages of {page_bytes} bytes"),
+                remedy: format!(
+                    "use 1 to 2^46 bytes; the size is rounded up to pages of {page_bytes} bytes"
+                ),
             });
         }
         if self.threads == Some(0) {
@@ -104,16 +110,19 @@ impl PoolBuilder {
             });
         }
         let weights = self.placement.weights()?;
-        // What a region of the pool's size would have on each node, so that there is room for one; and at least a page.
+        // What a region of the pool's size would have on each node, so that there is room for one;
+        // and at least a page.
         let pages = self.bytes.div_ceil(page_bytes);
         let layout = self.placement.layout((pages * page_bytes) as usize, self.page)?;
-        let frames: Vec<u64> = layout.pages_by_node(pages).into_iter().map(|frames| frames.max(1)).collect();
+        let frames: Vec<u64> =
+            layout.pages_by_node(pages).into_iter().map(|frames| frames.max(1)).collect();
         let all_bytes = frames.iter().sum::<u64>() * page_bytes;
         let topology = if self.backend.is_host_memory() { Some(Topology::read()?) } else { None };
         let mut shares: Vec<Share> = Vec::with_capacity(weights.len());
         for ((node, _), frames) in weights.iter().zip(frames) {
             let done = shares.iter().map(Share::bytes).sum::<u64>();
-            let progress = |bytes| self.progress.iter().for_each(|report| report(done + bytes, all_bytes));
+            let progress =
+                |bytes| self.progress.iter().for_each(|report| report(done + bytes, all_bytes));
             let plan = share::Plan {
                 node: *node,
                 tables: tables_node(topology.as_ref(), self.placement.page_tables, *node)?,
@@ -146,8 +155,9 @@ fn tables_node(
 }
 
 impl Pool {
-    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages): on a node, or as a [`Placement`] says. Each node's share is what a
-    /// region of that size would have there, so that one fits in.
+    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages): on a node, or as a
+    /// [`Placement`] says. Each node's share is what a region of that size would have there, so
+    /// that one fits in.
     pub fn builder(placement: impl Into<Placement>, bytes: u64) -> PoolBuilder {
         let backend: Arc<dyn Backend> = Arc::new(Linux);
         PoolBuilder {
@@ -176,7 +186,8 @@ impl Pool {
         self.shares().iter().map(Share::bytes).sum()
     }
 
-    /// What is free of it, in bytes. Frames that a job is recycling are not, although whoever needs them gets them.
+    /// What is free of it, in bytes. Frames that a job is recycling are not, although whoever needs
+    /// them gets them.
     pub fn free_bytes(&self) -> u64 {
         self.shares().iter().map(Share::free_bytes).sum()
     }
@@ -191,8 +202,8 @@ impl Pool {
         Destination { pool: self.clone(), placement: placement.into() }
     }
 
-    /// Asks the kernel where all its frames lie, whoever uses them. Maps each of them once more for a moment: takes some 60 ms per GB of base
-    /// pages. Leaps may go on meanwhile.
+    /// Asks the kernel where all its frames lie, whoever uses them. Maps each of them once more for
+    /// a moment: takes some 60 ms per GB of base pages. Leaps may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let mut all = Verification::default();
         for share in self.shares() {
@@ -210,7 +221,8 @@ impl Pool {
     }
 }
 
-/// Where pages go: a pool, and a placement on nodes that it has. A pool alone means its own placement.
+/// Where pages go: a pool, and a placement on nodes that it has. A pool alone means its own
+/// placement.
 #[derive(Clone, Debug)]
 pub struct Destination {
     pool: Pool,
@@ -266,7 +278,10 @@ impl Destination {
             let share = self.pool.shares().iter().find(|share| share.node() == node);
             share.cloned().ok_or_else(|| Error::BadArgument {
                 what: "placement",
-                reason: format!("{node} is none of the pool's, which are {}", nodes_text(&self.pool.nodes())),
+                reason: format!(
+                    "{node} is none of the pool's, which are {}",
+                    nodes_text(&self.pool.nodes())
+                ),
                 remedy: "name nodes on which the pool has memory".into(),
             })
         };
@@ -294,7 +309,8 @@ impl Target {
         self.layout.parts(pages).into_iter().map(|(part, share)| (part, &self.shares[share]))
     }
 
-    /// Where the page tables belong of pages in frames of a share; `None` if it makes no difference.
+    /// Where the page tables belong of pages in frames of a share; `None` if it makes no
+    /// difference.
     pub(crate) fn tables(&self, share: &Share) -> Option<NodeId> {
         match self.page_tables {
             PageTables::Auto => share.0.tables,
@@ -322,8 +338,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Reserves address space so that whole page-table pages can later move between two such ranges: aligned to 1 GB if it is that large, else
-/// to 2 MB.
+/// Reserves address space so that whole page-table pages can later move between two such ranges:
+/// aligned to 1 GB if it is that large, else to 2 MB.
 pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
     const ALIGN_SMALL: usize = 2 << 20;
     const ALIGN_LARGE: usize = 1 << 30;
@@ -343,8 +359,11 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
     let mut holes = Vec::new();
     let reserved = loop {
         match backend.reserve(bytes, align) {
-            // A call has left a hole in what is ours. Its repair could not tell whose mapping lies there.
-            Ok(addr) if backend.is_host_memory() && is_of_pool_or_region(addr, bytes) => holes.push(addr),
+            // A call has left a hole in what is ours. Its repair could not tell whose mapping lies
+            // there.
+            Ok(addr) if backend.is_host_memory() && is_of_pool_or_region(addr, bytes) => {
+                holes.push(addr)
+            }
             other => break other,
         }
     };

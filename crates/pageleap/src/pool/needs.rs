@@ -1,4 +1,5 @@
-//! What a call needs of each share, where it takes frames piece by piece: an error speaks of all of it.
+//! What a call needs of each share, where it takes frames piece by piece: an error speaks of all of
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,8 @@ impl Needs {
         self.0.entry(share.id()).or_default().frames += frames;
     }
 
-    /// Notes that some of them have been taken; or has the error say how it was before any were, because they go back when it is read.
+    /// Notes that some of them have been taken; or has the error say how it was before any were,
+    /// because they go back when it is read.
     pub(crate) fn taken<T>(
         &mut self,
         share: &Share,

@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::topology::{Topology, huge_folder, read_count};
 use crate::units::{NodeId, PageSize};
 
-/// Huge pages that were added to a node's pool and go back when this is dropped (after the pools that use them).
+/// Huge pages that were added to a node's pool and go back when this is dropped (after the pools
+/// that use them).
 #[derive(Debug)]
 pub struct HugePageReservation {
     total: PathBuf,
@@ -18,12 +19,14 @@ pub struct HugePageReservation {
 }
 
 impl HugePageReservation {
-    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free there. Needs root. Free pages that somebody else has
-    /// reserved and not yet used count as free. Pages of 1 GB are hard to find on a machine that has run for a while: reserve them at boot
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free there. Needs
+    /// root. Free pages that somebody else has reserved and not yet used count as free. Pages of 1
+    /// GB are hard to find on a machine that has run for a while: reserve them at boot
     /// (`hugepagesz=1G hugepages=N`).
     ///
     /// # Errors
-    /// If the pages are none of hugetlb's, the file cannot be written, or the kernel finds fewer contiguous pages than asked for; what was added is given back then.
+    /// If the pages are none of hugetlb's, the file cannot be written, or the kernel finds fewer
+    /// contiguous pages than asked for; what was added is given back then.
     pub fn reserve(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
         if !page.is_hugetlb() {
             return Err(Error::BadArgument {
@@ -60,7 +63,8 @@ impl HugePageReservation {
                 needed_bytes: missing * page,
                 free_bytes: added * page,
                 limit: format!("the kernel, asked through {},", total.display()),
-                remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory".into(),
+                remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory"
+                    .into(),
             });
         }
         Ok(HugePageReservation { total, added, process: std::process::id() })
@@ -92,8 +96,9 @@ fn write(total: &Path, pages: u64) -> Result<(), Error> {
     })
 }
 
-/// Keeps other reservations of this node away until the file is dropped: each reads the number of pages and writes another. Without
-/// permission there is nothing to keep away from, for writing will fail too.
+/// Keeps other reservations of this node away until the file is dropped: each reads the number of
+/// pages and writes another. Without permission there is nothing to keep away from, for writing
+/// will fail too.
 fn lock_file(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     // SAFETY: locks a descriptor of ours; closing it unlocks.

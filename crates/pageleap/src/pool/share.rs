@@ -1,13 +1,16 @@
 //! A share: the frames that a pool has on one node.
 //!
-//! A share is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a frame is either free or has one owner (a
-//! region, or a job that will hand it to one). **Invariant:** the page tables of the alias are filled for every free frame, so that a
-//! migration copies into it, and moves those page tables, without a fault. A migration takes the page tables of the alias of the frames that
-//! it uses, and puts those of the frames that it vacates back into theirs, so that little is left to do when frames come back.
+//! A share is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a
+//! frame is either free or has one owner (a region, or a job that will hand it to one).
+//! **Invariant:** the page tables of the alias are filled for every free frame, so that a migration
+//! copies into it, and moves those page tables, without a fault. A migration takes the page tables
+//! of the alias of the frames that it uses, and puts those of the frames that it vacates back into
+//! theirs, so that little is left to do when frames come back.
 //!
-//! So the page tables that map a frame, its alias' while it is free and its region's while it is used, are the same all the time, except
-//! where a mapping is made anew. The share notes where that has happened, because new page tables lie where the calling thread's policy
-//! says, and not where the share wants them.
+//! So the page tables that map a frame, its alias' while it is free and its region's while it is
+//! used, are the same all the time, except where a mapping is made anew. The share notes where that
+//! has happened, because new page tables lie where the calling thread's policy says, and not where
+//! the share wants them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +29,8 @@ use crate::units::{NodeId, PageSize, human_bytes};
 pub(crate) const ALIAS_ATTRIBUTES: Attributes =
     Attributes { dont_fork: true, dont_dump: true, ..Attributes::of_new_mapping(Prot::READ_WRITE) };
 
-/// Frames of one node. Clones are the same share; the memory goes back to the system when the last clone is gone: every region with frames
-/// of it, and every job, has one.
+/// Frames of one node. Clones are the same share; the memory goes back to the system when the last
+/// clone is gone: every region with frames of it, and every job, has one.
 #[derive(Clone)]
 pub(crate) struct Share(pub(crate) Arc<ShareInner>);
 
@@ -54,11 +57,14 @@ struct State {
     allocator: FrameAllocator,
     /// Frames that have held data: to be zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// Frames whose alias has lost its page tables, and may have the access and the attributes of a region.
+    /// Frames whose alias has lost its page tables, and may have the access and the attributes of a
+    /// region.
     hollow: FrameSet,
-    /// Frames whose alias has something that no call takes back: to be mapped anew before they are free.
+    /// Frames whose alias has something that no call takes back: to be mapped anew before they are
+    /// free.
     spoilt: FrameSet,
-    /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care (`Backend::map_own`).
+    /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care
+    /// (`Backend::map_own`).
     torn: FrameSet,
     /// Frames whose alias is filled, but with the access and the attributes of a region.
     borrowed: FrameSet,
@@ -93,7 +99,8 @@ pub(super) struct Plan<'a> {
 }
 
 impl Share {
-    /// Takes the memory, faults it in, and verifies that it is what was asked for. On an error all of it goes back.
+    /// Takes the memory, faults it in, and verifies that it is what was asked for. On an error all
+    /// of it goes back.
     pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
         let Plan { node, tables, page, frames, .. } = *plan;
         let bytes = frames as usize * page.bytes();
@@ -140,7 +147,10 @@ impl Share {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
         let all = Run { first: 0, frames };
-        share.0.map_alias(all, Fill::New).map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
+        share
+            .0
+            .map_alias(all, Fill::New)
+            .map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
         fill::fill(&share, plan)?;
         // Huge pages of the hugetlb pool are never swapped out.
         if plan.locked && !page.is_hugetlb() {
@@ -173,7 +183,8 @@ impl Share {
         self.verify_frames(Run { first: 0, frames: self.0.frames })
     }
 
-    /// Asks the kernel where some frames lie: through mappings of their own, because others may be changing those that they have.
+    /// Asks the kernel where some frames lie: through mappings of their own, because others may be
+    /// changing those that they have.
     pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
         let backend = &*self.0.backend;
         let mut found = NodeCounts::default();
@@ -187,7 +198,8 @@ impl Share {
         Ok(Verification::of(found, &[(self.0.node, run.frames)]))
     }
 
-    /// Has the memory file take new pages from the share's node only: one that is swapped out must come back to it.
+    /// Has the memory file take new pages from the share's node only: one that is swapped out must
+    /// come back to it.
     pub(super) fn bind_file(&self, window: &Window<'_>) -> Result<(), Error> {
         let policy = Policy::Bind(self.0.node.0);
         // Without access nothing is faulted in, not even under `mlockall(MCL_FUTURE)`.
@@ -207,7 +219,8 @@ impl Share {
         Ok(Window { backend: &*inner.backend, addr: reserve_aligned(&*inner.backend, len)?, len })
     }
 
-    /// Maps some frames once more, part by part, and has each part looked at: its address, its frames, and its bytes.
+    /// Maps some frames once more, part by part, and has each part looked at: its address, its
+    /// frames, and its bytes.
     fn through(
         &self,
         window: &Window<'_>,
@@ -231,8 +244,9 @@ impl Share {
         NodeCounts::of_range(&*self.0.backend, self.0.alias_of(0), self.0.frames, self.0.page)
     }
 
-    /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as few runs as possible in ascending order.
-    /// Waits for those that are about to be given back, if these are needed.
+    /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as
+    /// few runs as possible in ascending order. Waits for those that are about to be given back, if
+    /// these are needed.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         let page = self.0.page.bytes() as u64;
         let mut mended = false;
@@ -243,13 +257,17 @@ impl Share {
             }
             let free = state.allocator.free_frames();
             if !state.unmapped.is_empty() && !std::mem::replace(&mut mended, true) {
-                // What could not be mapped again earlier may be possible now. Whoever needs these frames too waits meanwhile.
+                // What could not be mapped again earlier may be possible now. Whoever needs these
+                // frames too waits meanwhile.
                 let unmapped = std::mem::take(&mut state.unmapped);
                 state.announced += unmapped.iter().map(|run| run.frames).sum::<u64>();
                 drop(state);
                 unmapped.into_iter().for_each(|run| drop(self.give_back_announced(run)));
                 state = lock(&self.0.state);
-            } else if state.announced > 0 && free + state.announced >= frames && self.is_of_this_process() {
+            } else if state.announced > 0
+                && free + state.announced >= frames
+                && self.is_of_this_process()
+            {
                 state = self.0.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
             } else {
                 return Err(Error::PoolExhausted {
@@ -267,7 +285,8 @@ impl Share {
         self.0.process == std::process::id()
     }
 
-    /// Says that frames are about to be given back, by [`Share::give_back_announced`] and without waiting for anybody.
+    /// Says that frames are about to be given back, by [`Share::give_back_announced`] and without
+    /// waiting for anybody.
     pub(crate) fn announce(&self, run: Run) {
         lock(&self.0.state).announced += run.frames;
     }
@@ -287,18 +306,26 @@ impl Share {
             let used = lock(&self.0.state).used.runs_in(*run);
             for run in used {
                 let page = self.0.page.bytes();
-                // SAFETY: the frames are taken, so nobody else accesses them, and the alias of free frames is mapped writable.
-                unsafe { self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page) };
+                // SAFETY: the frames are taken, so nobody else accesses them, and the alias of free
+                // frames is mapped writable.
+                unsafe {
+                    self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page)
+                };
             }
         }
         Ok(runs)
     }
 
-    /// Frees frames, after making their alias what that of free frames is. On an error the frames stay out of circulation until
-    /// a later attempt succeeds; nothing is lost.
+    /// Frees frames, after making their alias what that of free frames is. On an error the frames
+    /// stay out of circulation until a later attempt succeeds; nothing is lost.
     pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
         let result = self.mend_alias(run).map_err(|(call, part, errno)| {
-            Error::call(call, self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes(), errno)
+            Error::call(
+                call,
+                self.0.alias_of(part.first),
+                part.frames as usize * self.0.page.bytes(),
+                errno,
+            )
         });
         let mut state = lock(&self.0.state);
         state.used.set(run, true);
@@ -314,7 +341,8 @@ impl Share {
         self.0.id
     }
 
-    /// Makes the alias of `run` as it is for free frames: filled, writable, with [`ALIAS_ATTRIBUTES`].
+    /// Makes the alias of `run` as it is for free frames: filled, writable, with
+    /// [`ALIAS_ATTRIBUTES`].
     fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
         let borrowed = lock(&self.0.state).borrowed.runs_in(run);
         for part in borrowed {
@@ -349,12 +377,14 @@ impl Share {
         Ok(())
     }
 
-    /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack` ends that for an address and a length. Its page tables stay.
+    /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack`
+    /// ends that for an address and a length. Its page tables stay.
     pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
         for part in self.0.steps(run) {
-            let (addr, len) = (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
-            // The marks have left entries that do not allow writing. Taking the permission away and giving it again makes them as they were, which
-            // costs a fraction of a fault for each.
+            let (addr, len) =
+                (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
+            // The marks have left entries that do not allow writing. Taking the permission away and
+            // giving it again makes them as they were, which costs a fraction of a fault for each.
             // SAFETY: the alias is ours, and the frames have no user.
             let healed = untrack(addr, len).and_then(|()| unsafe {
                 self.0.backend.protect(addr, len, Prot::READ)?;
@@ -366,8 +396,9 @@ impl Share {
         }
     }
 
-    /// Makes sure that the alias of frames which the caller has taken has its page tables on `node`: where it may not, maps it anew, with
-    /// the attributes of an alias, and has `finish` do the rest for each such part. What fails is done again next time. New page tables go where
+    /// Makes sure that the alias of frames which the caller has taken has its page tables on
+    /// `node`: where it may not, maps it anew, with the attributes of an alias, and has `finish` do
+    /// the rest for each such part. What fails is done again next time. New page tables go where
     /// the calling thread's policy says, which must be `node`.
     pub(crate) fn seat_tables(
         &self,
@@ -388,7 +419,8 @@ impl Share {
         Ok(())
     }
 
-    /// Maps the alias again of those frames of `run`, which the caller has taken, where it may be a hole.
+    /// Maps the alias again of those frames of `run`, which the caller has taken, where it may be a
+    /// hole.
     pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
         let torn = lock(&self.0.state).torn.runs_in(run);
         torn.into_iter().try_for_each(|part| {
@@ -408,12 +440,14 @@ impl Share {
         self.0.tables != Some(node) || !lock(&self.0.state).strayed.runs_in(run).is_empty()
     }
 
-    /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly among them.
+    /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly
+    /// among them.
     pub(crate) fn taken(&self, runs: &[Run]) -> (u64, bool) {
         let state = lock(&self.0.state);
         let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
         let mut frames = runs.iter().flat_map(|run| run.first..run.end());
-        let all_taken = frames.all(|frame| frame < self.0.frames && !state.allocator.is_free(frame));
+        let all_taken =
+            frames.all(|frame| frame < self.0.frames && !state.allocator.is_free(frame));
         (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
     }
 
@@ -447,7 +481,8 @@ impl Share {
 }
 
 impl State {
-    /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a hole.
+    /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a
+    /// hole.
     fn mapped_anew(&mut self, run: Run, mapped: bool) {
         self.hollow.set(run, false);
         self.spoilt.set(run, false);
@@ -473,19 +508,26 @@ impl ShareInner {
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
         let offset = self.offset_of(run.first);
         let populate = fill != Fill::New;
-        let mapping = Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
-        // SAFETY: the alias is ours, and the frames have no user. What another thread may have mapped into a hole there is not replaced.
+        let mapping =
+            Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
+        // SAFETY: the alias is ours, and the frames have no user. What another thread may have
+        // mapped into a hole there is not replaced.
         unsafe {
-            if fill == Fill::Torn { self.backend.map_own(&mapping) } else { self.backend.map(&mapping) }
-                .map_err(|errno| (Call::Map, errno))?;
-            // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by an exchange.
+            if fill == Fill::Torn {
+                self.backend.map_own(&mapping)
+            } else {
+                self.backend.map(&mapping)
+            }
+            .map_err(|errno| (Call::Map, errno))?;
+            // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by
+            // an exchange.
             self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
         }
         self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
     }
 
-    /// Locks the frames into memory, by a mapping that never changes: one lock that moves with the page tables of an alias would be lost
-    /// or multiplied.
+    /// Locks the frames into memory, by a mapping that never changes: one lock that moves with the
+    /// page tables of an alias would be lost or multiplied.
     fn lock_resident(&self) -> Result<(), Error> {
         let bytes = self.frames as usize * self.page.bytes();
         let addr = reserve_aligned(&*self.backend, bytes)?;
@@ -506,7 +548,8 @@ impl ShareInner {
         }
     }
 
-    /// Takes the alias of `run` back from the access and the attributes of a region. Its page tables stay, and become writable again.
+    /// Takes the alias of `run` back from the access and the attributes of a region. Its page
+    /// tables stay, and become writable again.
     fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
         for part in self.steps(run) {
             let (addr, len) = (self.alias_of(part.first), part.frames as usize * self.page.bytes());
@@ -514,28 +557,29 @@ impl ShareInner {
             unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
         }
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // `mlockall` may have locked it, or the region. Who may not unlock has not locked anything either.
-        // SAFETY: the alias is ours.
+        // `mlockall` may have locked it, or the region. Who may not unlock has not locked anything
+        // either. SAFETY: the alias is ours.
         let _ = unsafe { self.backend.unlock(addr, len) };
         self.advise_alias(run)
     }
 
-    /// Fills the alias of `run` again, whose page tables have gone to a region, and takes it back from the access and the attributes that this has. No
-    /// mapping is made, which a child could inherit before it is hidden. Refused for huge pages: only a new mapping is sure to have no page tables for
-    /// base pages.
+    /// Fills the alias of `run` again, whose page tables have gone to a region, and takes it back
+    /// from the access and the attributes that this has. No mapping is made, which a child could
+    /// inherit before it is hidden. Refused for huge pages: only a new mapping is sure to have no
+    /// page tables for base pages.
     fn refill_alias(&self, run: Run) -> Result<(), Errno> {
         if self.page != PageSize::Base {
             return Err(Errno(libc::EINVAL));
         }
         self.reclaim_alias(run)?;
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // For reading: the kernel maps 16 pages per fault then, and those of a shared memory file are writable all the same.
-        // SAFETY: the alias is ours, and the frames have no user.
+        // For reading: the kernel maps 16 pages per fault then, and those of a shared memory file
+        // are writable all the same. SAFETY: the alias is ours, and the frames have no user.
         unsafe { self.backend.populate(addr, len, false) }
     }
 
-    /// The parts of a run for which calls are made that visit every page: each keeps all other threads of the process from mapping and unmapping, some
-    /// 20 us per MB.
+    /// The parts of a run for which calls are made that visit every page: each keeps all other
+    /// threads of the process from mapping and unmapping, some 20 us per MB.
     fn steps(&self, run: Run) -> impl Iterator<Item = Run> {
         /// Bytes of a step: one page of page table.
         const STEP: usize = 2 << 20;
@@ -562,10 +606,11 @@ impl ShareInner {
 
 impl Drop for ShareInner {
     fn drop(&mut self) {
-        // SAFETY: no region and no job has frames of this share any more: each would hold a clone of it. The mapping keeps no reference
-        // to the descriptor.
+        // SAFETY: no region and no job has frames of this share any more: each would hold a clone
+        // of it. The mapping keeps no reference to the descriptor.
         unsafe {
-            // A child made by `fork` has the books, but not the memory; something else may be mapped there.
+            // A child made by `fork` has the books, but not the memory; something else may be
+            // mapped there.
             if self.process == std::process::id() {
                 let bytes = |frames: u64| frames as usize * self.page.bytes();
                 let anchor = self.anchor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -579,10 +624,13 @@ impl Drop for ShareInner {
                 let torn = lock(&self.state).torn.runs_in(all);
                 let mut theirs = FrameSet::new(self.frames);
                 for frame in torn.into_iter().flat_map(|run| run.pieces(1)) {
-                    // Where a hole was, another thread may have memory by now. What is not mapped, or refused for another reason, is ours.
+                    // Where a hole was, another thread may have memory by now. What is not mapped,
+                    // or refused for another reason, is ours.
                     let found = self.map_alias(frame, Fill::Torn);
-                    let foreign =
-                        matches!(found, Err((_, Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE))));
+                    let foreign = matches!(
+                        found,
+                        Err((_, Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)))
+                    );
                     theirs.set(frame, foreign);
                 }
                 for part in theirs.runs_not_in(all) {
@@ -603,8 +651,9 @@ pub(super) struct Window<'a> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A mapping that is left over would keep the memory of the whole share. What makes the call fail is a shortage of mappings that
-        // other threads cause, so that the next call may find some.
+        // A mapping that is left over would keep the memory of the whole share. What makes the call
+        // fail is a shortage of mappings that other threads cause, so that the next call may find
+        // some.
         const TRIES: usize = 3;
         // SAFETY: whoever made this reserved the range, and uses it no more.
         let mut tries = (0..TRIES).map(|_| unsafe { self.backend.release(self.addr, self.len) });

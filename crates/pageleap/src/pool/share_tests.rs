@@ -6,7 +6,8 @@ use crate::backend::Linux;
 use crate::backend::{FailAt, FailMode, Model};
 use crate::pool::Pool;
 
-/// What is where a call has left a hole, or not: ours goes with the pool, and what another thread has mapped there stays.
+/// What is where a call has left a hole, or not: ours goes with the pool, and what another thread
+/// has mapped there stays.
 #[cfg(not(miri))]
 #[test]
 fn what_another_thread_has_mapped_into_a_hole_stays_there() {
@@ -18,7 +19,8 @@ fn what_another_thread_has_mapped_into_a_hole_stays_there() {
     let addr = share.0.alias_of(run.first);
     let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the alias of a frame that nobody else has; the hole is there for no moment in which others could map into it.
+    // SAFETY: the alias of a frame that nobody else has; the hole is there for no moment in which
+    // others could map into it.
     let other = unsafe { libc::mmap(addr as *mut _, PAGE, access, flags, -1, 0) }.cast::<u64>();
     assert_eq!(other as usize, addr);
     // SAFETY: just mapped.
@@ -44,13 +46,18 @@ fn any_node() -> NodeId {
     topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id
 }
 
-/// Where a hole may be and none is, nothing is left: one mapping would keep all memory of the pool. The model looks for it.
+/// Where a hole may be and none is, nothing is left: one mapping would keep all memory of the pool.
+/// The model looks for it.
 #[test]
 fn a_pool_goes_with_all_of_its_alias() {
     let model = Arc::new(Model::new());
     let failing = Arc::new(FailAt::new(model.clone(), 1, FailMode::Before, Errno(libc::ENOMEM)));
     let page = PageSize::Base.bytes();
-    let pool = Pool::builder(NodeId(0), 4 * page as u64).threads(1).backend(failing.clone()).build().unwrap();
+    let pool = Pool::builder(NodeId(0), 4 * page as u64)
+        .threads(1)
+        .backend(failing.clone())
+        .build()
+        .unwrap();
     let [share] = pool.shares() else { panic!("a pool of one node has one share") };
     let alias = share.0.alias_of(0);
     lock(&share.0.state).torn.set(Run { first: 1, frames: 2 }, true);
@@ -72,7 +79,8 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
         let release = |addr, len| unsafe { linux.release(addr, len) }.unwrap();
         release(start + PART, PART);
         let is_in_hole = |addr: usize| addr < start + 2 * PART && addr + SMALL > start + PART;
-        // The kernel fills gaps from above; whatever lies higher is full when the hole's turn comes.
+        // The kernel fills gaps from above; whatever lies higher is full when the hole's turn
+        // comes.
         let mut others = Vec::new();
         let filled = (0..20_000).any(|_| {
             others.push(linux.reserve(SMALL, SMALL).unwrap());
@@ -99,7 +107,8 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
 #[test]
 fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
     const FRAMES: u64 = 4;
-    let failing = Arc::new(FailAt::new(Arc::new(Model::new()), 1, FailMode::Before, Errno(libc::ENOMEM)));
+    let failing =
+        Arc::new(FailAt::new(Arc::new(Model::new()), 1, FailMode::Before, Errno(libc::ENOMEM)));
     let bytes = FRAMES * PageSize::Base.bytes() as u64;
     let pool = Pool::builder(NodeId(0), bytes).threads(1).backend(failing.clone()).build().unwrap();
     let [share] = pool.shares() else { panic!("a pool of one node has one share") };

@@ -1,4 +1,5 @@
-//! Who asks, and through what: the facts by which an error number is told apart from the same number for another reason.
+//! Who asks, and through what: the facts by which an error number is told apart from the same
+//! number for another reason.
 
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
@@ -15,7 +16,8 @@ pub(super) struct Around {
     pub(super) filtered: Option<bool>,
     /// Effective capabilities, as a mask.
     pub(super) capabilities: u64,
-    /// Whether the process is in a user namespace of its own: its capabilities do not count on the machine then. `None` without `/proc`.
+    /// Whether the process is in a user namespace of its own: its capabilities do not count on the
+    /// machine then. `None` without `/proc`.
     pub(super) in_user_namespace: Option<bool>,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -30,8 +32,8 @@ impl Around {
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         let text = |path| files.text_if_there(path).ok().flatten();
         // The machine's own namespace maps all numbers to themselves.
-        let own_map =
-            text("proc/self/uid_map").map(|map| !map.split_whitespace().eq(["0", "0", "4294967295"]));
+        let own_map = text("proc/self/uid_map")
+            .map(|map| !map.split_whitespace().eq(["0", "0", "4294967295"]));
         let user = text("etc/passwd").and_then(|passwd| user_of(&passwd, uid));
         Around {
             files: files.clone(),
@@ -45,7 +47,8 @@ impl Around {
         }
     }
 
-    /// Whether the process has a capability that counts on the machine. `None` if it has it, but perhaps in a user namespace only.
+    /// Whether the process has a capability that counts on the machine. `None` if it has it, but
+    /// perhaps in a user namespace only.
     pub(super) fn can(&self, capability: u32) -> Option<bool> {
         let held = self.capabilities >> capability & 1 == 1;
         if held { self.in_user_namespace.map(|own| !own) } else { Some(false) }
@@ -59,7 +62,8 @@ impl Around {
         }
     }
 
-    /// The text of a file without its last line break, and the line that says so; `None` if it cannot be read.
+    /// The text of a file without its last line break, and the line that says so; `None` if it
+    /// cannot be read.
     pub(super) fn read_line(&self, path: &str) -> (Option<String>, String) {
         match self.files.text_if_there(path) {
             Ok(Some(text)) => {
@@ -84,7 +88,8 @@ impl Around {
         self.files.shown(path)
     }
 
-    /// Whether EPERM or ENOSYS of a call that the kernel itself would allow can only come from a filter.
+    /// Whether EPERM or ENOSYS of a call that the kernel itself would allow can only come from a
+    /// filter.
     pub(super) fn refusal(&self, call: &str, errno: Errno) -> String {
         match self.filtered {
             Some(true) => {
@@ -102,8 +107,13 @@ impl Around {
         }
     }
 
-    /// Tries a call apart first if a filter applies, because that may end the caller. `Err` is the reason not to make the call at all.
-    pub(super) fn survives(&self, name: &str, call: &dyn Fn() -> Result<usize, Errno>) -> Result<(), Killed> {
+    /// Tries a call apart first if a filter applies, because that may end the caller. `Err` is the
+    /// reason not to make the call at all.
+    pub(super) fn survives(
+        &self,
+        name: &str,
+        call: &dyn Fn() -> Result<usize, Errno>,
+    ) -> Result<(), Killed> {
         if self.filtered == Some(false) {
             return Ok(());
         }
@@ -128,8 +138,11 @@ impl Killed {
     }
 
     pub(super) fn seen(&self) -> String {
-        let signal =
-            if self.signal == libc::SIGSYS { "SIGSYS".to_owned() } else { format!("signal {}", self.signal) };
+        let signal = if self.signal == libc::SIGSYS {
+            "SIGSYS".to_owned()
+        } else {
+            format!("signal {}", self.signal)
+        };
         format!("{}: ends the process with {signal} (tried in a process apart)", self.name)
     }
 
@@ -138,12 +151,14 @@ impl Killed {
     }
 }
 
-/// Gives all findings about calls that a filter refuses the lines that let all of these calls through.
+/// Gives all findings about calls that a filter refuses the lines that let all of these calls
+/// through.
 pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
     if around.filtered == Some(false) {
         return;
     }
-    let mut calls: Vec<&'static str> = findings.iter().filter_map(|finding| finding.filtered).collect();
+    let mut calls: Vec<&'static str> =
+        findings.iter().filter_map(|finding| finding.filtered).collect();
     calls.sort_unstable();
     calls.dedup();
     // Who wants placement need not hand out userfaultfd; who wants that too keeps the rest.
@@ -161,10 +176,11 @@ pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
 
 /// How calls are let through a filter: the container's or the service's.
 fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
-    // Docker's profile allows these with the capability (moby, profiles/seccomp/default.json, version 24), but never move_pages or
-    // userfaultfd.
+    // Docker's profile allows these with the capability (moby, profiles/seccomp/default.json,
+    // version 24), but never move_pages or userfaultfd.
     const WITH_NICE: [&str; 3] = ["mbind", "set_mempolicy", "get_mempolicy"];
-    let (nice, others): (Vec<&str>, Vec<&str>) = calls.iter().partition(|call| WITH_NICE.contains(call));
+    let (nice, others): (Vec<&str>, Vec<&str>) =
+        calls.iter().partition(|call| WITH_NICE.contains(call));
     let mut powers = Vec::new();
     if calls.contains(&"userfaultfd") {
         powers.push(
@@ -199,7 +215,11 @@ fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
         ),
     ];
     if !nice.is_empty() {
-        let rest = if others.is_empty() { String::new() } else { format!(", but not {}", others.join(", ")) };
+        let rest = if others.is_empty() {
+            String::new()
+        } else {
+            format!(", but not {}", others.join(", "))
+        };
         remedies.push(Remedy::new(
             Who::Starter,
             "docker run --cap-add SYS_NICE <IMAGE>",
@@ -251,7 +271,8 @@ mod tests {
 
     #[test]
     fn names_come_from_passwd_and_never_carry_shell_syntax() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nbad;rm:x:7:7::/:/x\n\nnobody:x:65534:65534:n:/:/x\n";
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nbad;rm:x:7:7::/:/x\n\nnobody:x:65534:65534:n:/:/x\n";
         assert_eq!(user_of(passwd, 0).as_deref(), Some("root"));
         assert_eq!(user_of(passwd, 65534).as_deref(), Some("nobody"));
         assert_eq!(user_of(passwd, 7), None);
@@ -262,17 +283,21 @@ mod tests {
     #[cfg(not(miri))]
     fn what_files_say_reaches_neither_the_terminal_nor_a_shell_as_it_is() {
         let files = [("proc/sys/vm/max_map_count", "1\u{1b}[31m\u{7}\u{202e}\n")];
-        let (_, seen) = super::super::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
+        let (_, seen) =
+            super::super::tests::around(&files, None).read_line("proc/sys/vm/max_map_count");
         assert!(seen.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{seen:?}");
-        assert!(is_plain("user-1.x_y") && !is_plain("x$(id)y") && !is_plain("") && !is_plain("-rf"));
+        assert!(
+            is_plain("user-1.x_y") && !is_plain("x$(id)y") && !is_plain("") && !is_plain("-rf")
+        );
         assert_eq!(typed("/a/b@1.slice"), Some("/a/b@1.slice"));
         assert_eq!(typed("/a;id>pwned"), None);
     }
 
     #[test]
     fn a_capability_is_only_suggested_where_it_opens_the_filter() {
-        let lines =
-            |calls: &[&str]| allow_calls(calls).into_iter().map(|r| r.line).collect::<Vec<_>>().join("\n");
+        let lines = |calls: &[&str]| {
+            allow_calls(calls).into_iter().map(|r| r.line).collect::<Vec<_>>().join("\n")
+        };
         assert!(lines(&["mbind"]).contains("SYS_NICE"));
         let both = allow_calls(&["mbind", "move_pages"]);
         assert!(both[0].line.contains("[\"mbind\",\"move_pages\"]"), "{both:?}");

@@ -15,7 +15,8 @@ const fn need_of(page: PageSize) -> Need {
     }
 }
 
-/// A leap that the machine is asked about: a region of that many bytes, which moves from one pool into another of the same size.
+/// A leap that the machine is asked about: a region of that many bytes, which moves from one pool
+/// into another of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// Bytes of the region; `None` if only the few pages of a trial are meant.

@@ -45,7 +45,9 @@ pub(super) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
     | uffd_feature::WP_ASYNC;
 /// What an exchange of page tables under writes takes besides.
 pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
-/// What holding back writers takes. The last is not used: it came with Linux 6.6, and before that UFFDIO_WRITEPROTECT could leave pages of memory files
-/// unprotected and say that it had worked (a huge page that is mapped again while it is split, until 6.5; no memory for page tables, until 6.3).
+/// What holding back writers takes. The last is not used: it came with Linux 6.6, and before that
+/// UFFDIO_WRITEPROTECT could leave pages of memory files unprotected and say that it had worked (a
+/// huge page that is mapped again while it is split, until 6.5; no memory for page tables, until
+/// 6.3).
 pub(crate) const BARRIER: u64 =
     uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;

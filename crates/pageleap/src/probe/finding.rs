@@ -1,4 +1,5 @@
-//! What a probe found: a state with its evidence, the reason, and what would change it at which price.
+//! What a probe found: a state with its evidence, the reason, and what would change it at which
+//! price.
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ pub enum Topic {
     Seals,
     /// Filling page tables with an error in place of a signal (`MADV_POPULATE_WRITE`).
     Populate,
-    /// Moving filled page tables between mappings of memory files (`mremap` with `MREMAP_DONTUNMAP`).
+    /// Moving filled page tables between mappings of memory files (`mremap` with
+    /// `MREMAP_DONTUNMAP`).
     MovePageTables,
     /// Which nodes there are.
     Nodes,
@@ -50,11 +52,14 @@ pub enum Topic {
     Userfaultfd,
     /// userfaultfd by the system call for faults of user code only.
     UserfaultfdUserMode,
-    /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a scan.
+    /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a
+    /// scan.
     WriteTracking,
-    /// Holding back writers, the kernel's writes included: what is needed where it cannot note writes, or not finely enough.
+    /// Holding back writers, the kernel's writes included: what is needed where it cannot note
+    /// writes, or not finely enough.
     WriteBarrier,
-    /// Holding user code and kernel back from a range: what an exchange of page tables under writes needs.
+    /// Holding user code and kernel back from a range: what an exchange of page tables under writes
+    /// needs.
     Freeze,
     /// Mappings that a process may have.
     Mappings,
@@ -121,9 +126,11 @@ impl Topic {
     pub const fn group(self) -> &'static str {
         match self {
             Topic::Kernel | Topic::BasePage | Topic::Procfs | Topic::Sysfs => "system",
-            Topic::MemoryFiles | Topic::Seals | Topic::Populate | Topic::MovePageTables | Topic::Leap => {
-                "leap"
-            }
+            Topic::MemoryFiles
+            | Topic::Seals
+            | Topic::Populate
+            | Topic::MovePageTables
+            | Topic::Leap => "leap",
             Topic::Nodes
             | Topic::Cpuset
             | Topic::Mbind
@@ -136,7 +143,9 @@ impl Topic {
             | Topic::WriteTracking
             | Topic::WriteBarrier
             | Topic::Freeze => "tracking",
-            Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => "userfaultfd",
+            Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => {
+                "userfaultfd"
+            }
             Topic::Mappings
             | Topic::AddressSpace
             | Topic::FileSize
@@ -223,7 +232,8 @@ pub enum Need {
     Residency,
     /// Proof that physical frames have changed.
     Verification,
-    /// The engines that follow writes instead of forbidding them. [`Engine::Mprotect`](crate::Engine::Mprotect) does without.
+    /// The engines that follow writes instead of forbidding them.
+    /// [`Engine::Mprotect`](crate::Engine::Mprotect) does without.
     Following,
     /// Nothing.
     Nothing,
@@ -302,7 +312,8 @@ impl Who {
 pub struct Remedy {
     /// Who can.
     pub who: Who,
-    /// The exact line to type or to add. A part in capitals between angle brackets is for the reader to fill in.
+    /// The exact line to type or to add. A part in capitals between angle brackets is for the
+    /// reader to fill in.
     pub line: String,
     /// What it grants besides, or takes away: the price.
     pub grants: String,
@@ -338,21 +349,46 @@ impl Finding {
         Finding::of(topic, State::Works, summary, "")
     }
 
-    pub(super) fn limited(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+    pub(super) fn limited(
+        topic: Topic,
+        summary: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Finding {
         Finding::of(topic, State::Limited, summary, reason)
     }
 
-    pub(super) fn missing(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+    pub(super) fn missing(
+        topic: Topic,
+        summary: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Finding {
         Finding::of(topic, State::Missing, summary, reason)
     }
 
-    pub(super) fn unknown(topic: Topic, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+    pub(super) fn unknown(
+        topic: Topic,
+        summary: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Finding {
         Finding::of(topic, State::Unknown, summary, reason)
     }
 
-    fn of(topic: Topic, state: State, summary: impl Into<String>, reason: impl Into<String>) -> Finding {
+    fn of(
+        topic: Topic,
+        state: State,
+        summary: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Finding {
         let (summary, reason) = (summary.into(), reason.into());
-        Finding { topic, state, summary, observed: Vec::new(), reason, remedies: Vec::new(), filtered: None }
+        Finding {
+            topic,
+            state,
+            summary,
+            observed: Vec::new(),
+            reason,
+            remedies: Vec::new(),
+            filtered: None,
+        }
     }
 
     /// Adds something that was seen.
@@ -362,7 +398,12 @@ impl Finding {
     }
 
     /// Adds a remedy, less preferable than those before.
-    pub(super) fn remedy(mut self, who: Who, line: impl Into<String>, grants: impl Into<String>) -> Finding {
+    pub(super) fn remedy(
+        mut self,
+        who: Who,
+        line: impl Into<String>,
+        grants: impl Into<String>,
+    ) -> Finding {
         self.remedies.push(Remedy::new(who, line, grants));
         self
     }

@@ -1,4 +1,5 @@
-//! Whether somebody can be held back from a range until it has moved, the kernel's own accesses included.
+//! Whether somebody can be held back from a range until it has moved, the kernel's own accesses
+//! included.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -73,7 +74,8 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
     let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
     let try_it = || -> Result<Seen, Failed> {
         let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), hold.features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        sys::uffd_handshake(uffd.as_fd(), hold.features)
+            .map_err(Failed::at("ioctl(UFFDIO_API)"))?;
         let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
         // SAFETY: the range is ours, and nobody touches it before it is held.
@@ -94,17 +96,20 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
     Some((way, try_it()))
 }
 
-/// Whether the kernel waits when it writes to the span for a thread. Whatever comes of it, nobody waits afterwards.
+/// Whether the kernel waits when it writes to the span for a thread. Whatever comes of it, nobody
+/// waits afterwards.
 fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
     /// What the thread's call did, beside 0: it is under way, or waits.
     const WENT_ON: u8 = 1;
     const REFUSED: u8 = 2;
     let file = sys::memfd_create(c"pageleap:probe", None).map_err(Failed::at("memfd_create"))?;
-    sys::memfd_seal(file.as_fd(), BASE_PAGE).map_err(Failed::at("ftruncate and seals of a memory file"))?;
+    sys::memfd_seal(file.as_fd(), BASE_PAGE)
+        .map_err(Failed::at("ftruncate and seals of a memory file"))?;
     let did = Arc::new(AtomicU8::new(0));
     let (start, tell) = (span.start, did.clone());
     let thread = Thread::start(c"pageleap-probe", move || {
-        // SAFETY: the call writes one byte into the span, which lives until this thread has been joined, or fails.
+        // SAFETY: the call writes one byte into the span, which lives until this thread has been
+        // joined, or fails.
         let read = unsafe { libc::pread(file.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
         // EFAULT is what a call gets that must not wait; other errors are somebody else's.
         let went_on = read == 1 || Errno::last() == Errno(libc::EFAULT);
@@ -135,10 +140,13 @@ fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
 }
 
 fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<Seen, Failed>)>) -> Finding {
-    let works =
-        |way: Way, saw: &str| Finding::works(hold.topic, hold.works).saw(format!("{}: {saw}", way.text()));
+    let works = |way: Way, saw: &str| {
+        Finding::works(hold.topic, hold.works).saw(format!("{}: {saw}", way.text()))
+    };
     match tried {
-        Some((way, Ok(Seen::Waited))) => works(way, "a call that wrote to a page waited until it was let go"),
+        Some((way, Ok(Seen::Waited))) => {
+            works(way, "a call that wrote to a page waited until it was let go")
+        }
         Some((way, Ok(Seen::Possible))) => works(way, "a memory file can be registered for it"),
         Some((_, Ok(Seen::WentOn))) => {
             Finding::missing(hold.topic, hold.fails, "a call that wrote to a page did not wait")
@@ -147,7 +155,8 @@ fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<Seen, Failed
             Finding::missing(hold.topic, hold.fails, "memory files lack requests that it takes")
         }
         Some((_, Err(failed))) => {
-            Finding::missing(hold.topic, hold.fails, "a call that it takes fails").saw(failed.seen())
+            Finding::missing(hold.topic, hold.fails, "a call that it takes fails")
+                .saw(failed.seen())
         }
         None => {
             let any = ways.iter().any(|found| found.way != Way::UserMode && found.opens());
@@ -181,13 +190,16 @@ mod tests {
         }
     }
 
-    /// Where the kernel says that it can, it does: whatever is skipped because of this probe is skipped rightly.
+    /// Where the kernel says that it can, it does: whatever is skipped because of this probe is
+    /// skipped rightly.
     #[test]
     fn pages_are_held_where_the_kernel_offers_it() {
         let (ways, _) = userfaultfd::findings(&Around::read(&SysFiles::host()));
         for hold in &HOLDS {
             match attempt(&ways, hold) {
-                Some((way, seen)) => assert_eq!(seen, Ok(Seen::Waited), "{way:?}, {:?}", hold.topic),
+                Some((way, seen)) => {
+                    assert_eq!(seen, Ok(Seen::Waited), "{way:?}, {:?}", hold.topic)
+                }
                 None => eprintln!("SKIP {:?}: no userfaultfd that may hold the kernel", hold.topic),
             }
         }

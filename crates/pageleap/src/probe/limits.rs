@@ -1,4 +1,5 @@
-//! Limits against a leap of the size that is asked for. What is only read here is checked again by pools and jobs, step by step.
+//! Limits against a leap of the size that is asked for. What is only read here is checked again by
+//! pools and jobs, step by step.
 
 use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
@@ -12,14 +13,20 @@ use crate::observe;
 use crate::topology::{Node, escaped};
 use crate::units::human_bytes;
 
-/// Mappings that any leap takes while it runs, beside those of its areas: reservations, aliases, attributes, threads.
+/// Mappings that any leap takes while it runs, beside those of its areas: reservations, aliases,
+/// attributes, threads.
 const SPARE_MAPPINGS: u64 = 64;
 /// Address space of what is not a pool or a region: threads with their stacks, tables of frames.
 const SPARE_ADDRESS_SPACE: u64 = 64 << 20;
 /// What pools leave free on a node and in a cgroup.
 const MARGIN: u64 = 64 << 20;
 
-pub(super) fn findings(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allowed) -> Vec<Finding> {
+pub(super) fn findings(
+    around: &Around,
+    demand: &Demand,
+    nodes: &[Node],
+    allowed: &Allowed,
+) -> Vec<Finding> {
     let mut findings = vec![
         mappings(around, demand),
         free_memory(around, demand, nodes, allowed),
@@ -49,8 +56,8 @@ pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     })
 }
 
-/// The most mappings that a leap can need: each area can be on its way alone, with a mapping of the region and one of the alias of what
-/// it vacates, while its neighbours are not.
+/// The most mappings that a leap can need: each area can be on its way alone, with a mapping of the
+/// region and one of the alias of what it vacates, while its neighbours are not.
 fn worst_mappings(demand: &Demand) -> u64 {
     let area = (DEFAULT_AREA_BYTES as u64).max(demand.page.bytes() as u64);
     demand.pool_bytes().div_ceil(area).saturating_mul(2).saturating_add(SPARE_MAPPINGS)
@@ -77,7 +84,8 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
     let spare = SPARE_MAPPINGS.saturating_add(apart.0).saturating_add(apart.1);
     let worst = in_use.saturating_add(worst_mappings(demand));
     let most = human_bytes(
-        (limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2).saturating_mul(DEFAULT_AREA_BYTES as u64),
+        (limit.saturating_sub(in_use + SPARE_MAPPINGS) / 2)
+            .saturating_mul(DEFAULT_AREA_BYTES as u64),
     );
     let raised = worst.saturating_mul(2).max(262_144).min(i32::MAX as u64);
     let grants = "every process of the machine may have as many; each costs the kernel about 200 \
@@ -87,7 +95,9 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
         Finding::missing(
             topic,
             format!("{} mappings are left", limit.saturating_sub(in_use)),
-            format!("the leap takes up to {spare} for a while, besides those of areas that are held up"),
+            format!(
+                "the leap takes up to {spare} for a while, besides those of areas that are held up"
+            ),
         )
         .remedy(Who::Root, line, grants)
     } else if limit < worst {
@@ -125,7 +135,8 @@ struct Limit {
 
 const ADDRESS_SPACE: Limit = Limit { resource: Resource::AddressSpace, ulimit: 'v', name: "as" };
 const FILE_SIZE: Limit = Limit { resource: Resource::FileSize, ulimit: 'f', name: "fsize" };
-const LOCKED_MEMORY: Limit = Limit { resource: Resource::LockedMemory, ulimit: 'l', name: "memlock" };
+const LOCKED_MEMORY: Limit =
+    Limit { resource: Resource::LockedMemory, ulimit: 'l', name: "memlock" };
 
 impl Limit {
     fn seen(&self, limit: ResourceLimit) -> String {
@@ -140,14 +151,17 @@ impl Limit {
         let by_user = if limit.hard.is_none() {
             Some(format!("ulimit -S -{flag} unlimited"))
         } else {
-            // In units of 1 KB, which is what bash and dash have for these (512 bytes for files in dash).
+            // In units of 1 KB, which is what bash and dash have for these (512 bytes for files in
+            // dash).
             limit
                 .hard
                 .filter(|hard| *hard >= needed)
                 .map(|_| format!("ulimit -S -{flag} {}", needed.div_ceil(1024)))
         };
         let first = match by_user {
-            Some(line) => Remedy::new(Who::You, line, format!("{grants}, for this shell and what it starts")),
+            Some(line) => {
+                Remedy::new(Who::You, line, format!("{grants}, for this shell and what it starts"))
+            }
             None => Remedy::new(
                 Who::Root,
                 format!("prlimit --pid <PID OF THE SHELL> --{name}={needed}"),
@@ -173,7 +187,8 @@ fn address_space(demand: &Demand) -> Finding {
     // Two aliases and the region; each is aligned, to 1 GB if it is that large.
     let pool = demand.pool_bytes();
     let alignment = if pool >= 1 << 30 { 1 << 30 } else { 2 << 20 };
-    let needed = pool.saturating_add(alignment).saturating_mul(3).saturating_add(SPARE_ADDRESS_SPACE);
+    let needed =
+        pool.saturating_add(alignment).saturating_mul(3).saturating_add(SPARE_ADDRESS_SPACE);
     let finding = if limit.soft.is_none() {
         Finding::works(topic, "address space is not limited")
     } else if !sys::is_over_address_space_limit(crate::BASE_PAGE, needed) {
@@ -204,9 +219,10 @@ fn file_size(demand: &Demand) -> Finding {
     let needed = demand.pool_bytes();
     let finding = match limit.soft {
         None => Finding::works(topic, "the size of files is not limited"),
-        Some(bytes) if bytes >= needed => {
-            Finding::works(topic, format!("files may have {}, memory files included", human_bytes(bytes)))
-        }
+        Some(bytes) if bytes >= needed => Finding::works(
+            topic,
+            format!("files may have {}, memory files included", human_bytes(bytes)),
+        ),
         Some(_) => Finding::missing(
             topic,
             format!("a pool for {demand} is larger than files may be"),
@@ -289,9 +305,13 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
     const RESERVE: &str = "proc/sys/vm/min_free_kbytes";
     let topic = Topic::FreeMemory;
     if demand.page.is_hugetlb() {
-        return Finding::works(topic, "huge pages come from their own pool, which is looked at there");
+        return Finding::works(
+            topic,
+            "huge pages come from their own pool, which is looked at there",
+        );
     }
-    let usable: Vec<&Node> = nodes.iter().filter(|node| allowed.allowed.contains(&node.id)).collect();
+    let usable: Vec<&Node> =
+        nodes.iter().filter(|node| allowed.allowed.contains(&node.id)).collect();
     if usable.is_empty() {
         return Finding::unknown(
             topic,
@@ -303,7 +323,8 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
     let kept = reserve.saturating_add(MARGIN);
     let per_node = if usable.len() > 1 { demand.pool_bytes() } else { both_pools(demand) };
     let free = |node: &Node| node.free_bytes.saturating_sub(kept);
-    let (enough, short): (Vec<&Node>, Vec<&Node>) = usable.iter().partition(|node| free(node) >= per_node);
+    let (enough, short): (Vec<&Node>, Vec<&Node>) =
+        usable.iter().partition(|node| free(node) >= per_node);
     let seen = usable.iter().map(|node| {
         format!(
             "node {}: {} free of {}",
@@ -312,10 +333,14 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
             human_bytes(node.total_bytes)
         )
     });
-    let names = |nodes: &[&Node]| nodes.iter().map(|n| n.id.0.to_string()).collect::<Vec<_>>().join(", ");
+    let names =
+        |nodes: &[&Node]| nodes.iter().map(|n| n.id.0.to_string()).collect::<Vec<_>>().join(", ");
     let where_to = if usable.len() > 1 { "on each of its two nodes" } else { "on the one node" };
-    let needs =
-        format!("{demand} takes {} {where_to}, and {} stay free", human_bytes(per_node), human_bytes(kept));
+    let needs = format!(
+        "{demand} takes {} {where_to}, and {} stay free",
+        human_bytes(per_node),
+        human_bytes(kept)
+    );
     let enough_nodes = if usable.len() > 1 { 2 } else { 1 };
     let finding = if short.is_empty() {
         Finding::works(topic, format!("free memory suffices for {}", demand))
@@ -324,10 +349,13 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
     } else {
         Finding::missing(topic, format!("too little free memory for {}", demand), needs)
     };
-    let largest =
-        usable.iter().map(|node| free(node)).max().unwrap_or(0) / if usable.len() > 1 { 1 } else { 2 };
-    let finding =
-        if finding.reason.is_empty() { finding } else { finding.remedies(ask_for_less(largest, demand)) };
+    let largest = usable.iter().map(|node| free(node)).max().unwrap_or(0)
+        / if usable.len() > 1 { 1 } else { 2 };
+    let finding = if finding.reason.is_empty() {
+        finding
+    } else {
+        finding.remedies(ask_for_less(largest, demand))
+    };
     seen.fold(finding, Finding::saw)
 }
 
@@ -340,13 +368,19 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     let topic = Topic::CgroupMemory;
     let (membership, membership_seen) = around.read_line("proc/self/cgroup");
     if membership.is_none() {
-        return Finding::unknown(topic, "memory cgroups are not known", "/proc/self/cgroup cannot be read")
-            .saw(membership_seen);
+        return Finding::unknown(
+            topic,
+            "memory cgroups are not known",
+            "/proc/self/cgroup cannot be read",
+        )
+        .saw(membership_seen);
     }
     // Version 1 writes "no limit" as the largest number of pages.
     const NO_LIMIT: u64 = i64::MAX as u64 - 65_535;
     let rooms = cgroup::memory_rooms(&around.files);
-    let Some(tightest) = rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left) else {
+    let Some(tightest) =
+        rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left)
+    else {
         // Each is there wherever its version of cgroups is mounted.
         const SIGNS: [&str; 3] = [
             "sys/fs/cgroup/cgroup.controllers",
@@ -369,7 +403,8 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     let needed = if demand.page.is_hugetlb() { 0 } else { both_pools(demand) };
     let left = tightest.left.saturating_sub(MARGIN);
     if left >= needed {
-        return Finding::works(topic, format!("the memory cgroup leaves enough for {}", demand)).saw(seen);
+        return Finding::works(topic, format!("the memory cgroup leaves enough for {}", demand))
+            .saw(seen);
     }
     let more = tightest.max.saturating_add(needed - left);
     Finding::missing(
@@ -390,7 +425,10 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     )
     .remedy(
         Who::Root,
-        format!("echo {more} > /{}", typed(&tightest.file).unwrap_or("sys/fs/cgroup/<CGROUP>/memory.max")),
+        format!(
+            "echo {more} > /{}",
+            typed(&tightest.file).unwrap_or("sys/fs/cgroup/<CGROUP>/memory.max")
+        ),
         "the same, at once",
     )
 }
@@ -412,11 +450,17 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
     }
     let meminfo = around.files.text_if_there("proc/meminfo").ok().flatten().unwrap_or_default();
     let kb = |name: &str| {
-        meminfo.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok())
+        meminfo
+            .lines()
+            .find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok())
     };
     let (Some(limit), Some(used)) = (kb("CommitLimit:"), kb("Committed_AS:")) else {
-        return Finding::unknown(topic, "the commit limit is not known", "/proc/meminfo does not tell it")
-            .saw(seen);
+        return Finding::unknown(
+            topic,
+            "the commit limit is not known",
+            "/proc/meminfo does not tell it",
+        )
+        .saw(seen);
     };
     let (limit, used) = (limit.saturating_mul(1024), used.saturating_mul(1024));
     let left = limit.saturating_sub(used);
@@ -427,7 +471,8 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         human_bytes(used)
     );
     let needed = both_pools(demand);
-    // What others take meanwhile, and what the kernel keeps for root and for users (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
+    // What others take meanwhile, and what the kernel keeps for root and for users
+    // (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
     let slack = needed / 32 + (256 << 20);
     let finding = if left >= needed {
         Finding::works(topic, format!("the commit limit leaves enough for {}", demand))
@@ -460,7 +505,8 @@ fn swap(around: &Around) -> Finding {
     };
     let devices: Vec<&str> =
         swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
-    let zswap = around.read_line("sys/module/zswap/parameters/enabled").0.is_some_and(|on| on == "Y");
+    let zswap =
+        around.read_line("sys/module/zswap/parameters/enabled").0.is_some_and(|on| on == "Y");
     let seen = format!(
         "{}: {}",
         around.shown("proc/swaps"),
@@ -508,7 +554,10 @@ mod tests {
         let large = mappings(&around, &of(128, PageSize::Huge2M));
         assert_eq!(large.state, State::Limited);
         // 65,536 areas, two mappings each, the spare ones, and all that twice.
-        assert_eq!(large.remedies[0].line, format!("sysctl -w vm.max_map_count={}", 2 * (2 * 65_536 + 64)));
+        assert_eq!(
+            large.remedies[0].line,
+            format!("sysctl -w vm.max_map_count={}", 2 * (2 * 65_536 + 64))
+        );
         let huge = mappings(&around, &Demand { bytes: Some(u64::MAX), page: PageSize::Base });
         assert!(huge.remedies[0].line.ends_with(&format!("={}", i32::MAX)), "{huge:?}");
         let none = super::super::tests::around(&[(MAPS, "10\n")], None);
@@ -524,7 +573,10 @@ mod tests {
                 ("sys/fs/cgroup/a/memory.current", "5\n"),
                 ("sys/fs/cgroup/a/b/memory.max", "1000000\n"),
                 ("sys/fs/cgroup/a/b/memory.current", "900000\n"),
-                ("sys/fs/cgroup/a/b/memory.stat", "anon 1\ninactive_file 50000\nactive_file 1000\n"),
+                (
+                    "sys/fs/cgroup/a/b/memory.stat",
+                    "anon 1\ninactive_file 50000\nactive_file 1000\n",
+                ),
                 ("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "100\n"),
                 ("sys/fs/cgroup/memory/c/memory.usage_in_bytes", "90\n"),
                 (
@@ -560,7 +612,10 @@ mod tests {
         assert_eq!(finding.state, State::Missing);
         // 1 GB in use, 4 GB of pools, and some for others.
         let more = (256 << 10) + (4 << 20) / 32;
-        assert_eq!(finding.remedies[1].line, format!("sysctl -w vm.overcommit_kbytes={}", (5 << 20) + more));
+        assert_eq!(
+            finding.remedies[1].line,
+            format!("sysctl -w vm.overcommit_kbytes={}", (5 << 20) + more)
+        );
     }
 
     #[test]
@@ -568,7 +623,10 @@ mod tests {
         const HEAD: &str = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         let with = around(&[("proc/swaps", &format!("{HEAD}/dev/vda2 partition 1 0 -2\n"))], None);
         let finding = swap(&with);
-        assert!(finding.state == State::Limited && finding.observed[0].contains("/dev/vda2"), "{finding:?}");
+        assert!(
+            finding.state == State::Limited && finding.observed[0].contains("/dev/vda2"),
+            "{finding:?}"
+        );
         assert_eq!(swap(&around(&[("proc/swaps", HEAD)], None)).state, State::Works);
         assert_eq!(swap(&around(&[], None)).state, State::Unknown);
     }

@@ -1,4 +1,5 @@
-//! Memory files, their page tables, and the sizes of their pages. Everything is tried on a few pages that are unmapped again.
+//! Memory files, their page tables, and the sizes of their pages. Everything is tried on a few
+//! pages that are unmapped again.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -57,12 +58,14 @@ fn memory_files(around: &Around) -> (Finding, Finding) {
 
 fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
     let (policy, policy_seen) = around.read_number("proc/sys/vm/memfd_noexec");
-    let seen =
-        |result: &Result<(), Errno>| result.map_or_else(|errno| errno.to_string(), |()| "works".into());
+    let seen = |result: &Result<(), Errno>| {
+        result.map_or_else(|errno| errno.to_string(), |()| "works".into())
+    };
     let files = match (trial.noexec, trial.plain) {
-        (Ok(()), _) => {
-            Finding::works(Topic::MemoryFiles, "memory files can be made, sealable and never executable")
-        }
+        (Ok(()), _) => Finding::works(
+            Topic::MemoryFiles,
+            "memory files can be made, sealable and never executable",
+        ),
         (Err(Errno(libc::EINVAL)), Ok(())) => Finding::works(
             Topic::MemoryFiles,
             "memory files can be made, sealable (MFD_NOEXEC_SEAL came with Linux 6.3)",
@@ -77,20 +80,32 @@ fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
             "no memory files",
             format!("as many files are open as may be ({})", errno.name()),
         )
-        .remedy(Who::You, "ulimit -n 4096", "more open files for this shell and what it starts"),
-        (Err(Errno(libc::EACCES)), _) if policy == Some(2) => {
-            Finding::missing(Topic::MemoryFiles, "no memory files", "vm.memfd_noexec=2 refuses them").remedy(
-                Who::Root,
-                "sysctl -w vm.memfd_noexec=1",
-                "programs may make executable memory files again if they ask",
-            )
-        }
-        (Err(errno), _) => {
-            Finding::missing(Topic::MemoryFiles, "no memory files", around.refusal("memfd_create", errno))
-                .filtered("memfd_create")
-        }
+        .remedy(
+            Who::You,
+            "ulimit -n 4096",
+            "more open files for this shell and what it starts",
+        ),
+        (Err(Errno(libc::EACCES)), _) if policy == Some(2) => Finding::missing(
+            Topic::MemoryFiles,
+            "no memory files",
+            "vm.memfd_noexec=2 refuses them",
+        )
+        .remedy(
+            Who::Root,
+            "sysctl -w vm.memfd_noexec=1",
+            "programs may make executable memory files again if they ask",
+        ),
+        (Err(errno), _) => Finding::missing(
+            Topic::MemoryFiles,
+            "no memory files",
+            around.refusal("memfd_create", errno),
+        )
+        .filtered("memfd_create"),
     }
-    .saw(format!("memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING|MFD_NOEXEC_SEAL): {}", seen(&trial.noexec)))
+    .saw(format!(
+        "memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING|MFD_NOEXEC_SEAL): {}",
+        seen(&trial.noexec)
+    ))
     .saw(format!("memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING): {}", seen(&trial.plain)))
     .saw(policy_seen);
 
@@ -191,15 +206,18 @@ fn move_page_tables(around: &Around) -> Finding {
     let topic = Topic::MovePageTables;
     match tried {
         Err(failed) => could_not_try(topic, &failed),
-        Ok(Ok(())) => {
-            Finding::works(topic, "filled page tables move with the data: no page faults after a leap")
-                .saw("mremap(MREMAP_DONTUNMAP) of a memory file: works, contents in both places right")
-        }
+        Ok(Ok(())) => Finding::works(
+            topic,
+            "filled page tables move with the data: no page faults after a leap",
+        )
+        .saw("mremap(MREMAP_DONTUNMAP) of a memory file: works, contents in both places right"),
         Ok(Err(errno)) => Finding::limited(
             topic,
             "page tables cannot be moved: areas are mapped anew, which costs about 50 ms/GB more",
             match errno {
-                Errno(libc::EINVAL) => "MREMAP_DONTUNMAP works on memory files since Linux 5.13".to_owned(),
+                Errno(libc::EINVAL) => {
+                    "MREMAP_DONTUNMAP works on memory files since Linux 5.13".to_owned()
+                }
                 Errno(libc::ENOMEM) => {
                     "the process has as many mappings or as much address space as it may".to_owned()
                 }
@@ -233,7 +251,8 @@ fn shmem_thp(around: &Around, room: Option<u64>) -> Finding {
     }
     let tried = Scratch::populated(HUGE, HUGE).and_then(|scratch| {
         let (start, len) = (scratch.span.start, scratch.span.len);
-        let is_huge = || observe::mapped_pages(start, len).map(|pages| pages.huge_mapped_ratio > 0.99);
+        let is_huge =
+            || observe::mapped_pages(start, len).map(|pages| pages.huge_mapped_ratio > 0.99);
         let unreadable = |_| Failed { call: "/proc/self/smaps".into(), errno: Errno(libc::ENOENT) };
         if is_huge().map_err(unreadable)? {
             return Ok(ThpTrial::AtOnce);
@@ -250,7 +269,8 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
     const SWITCH: &str = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let topic = Topic::ShmemThp;
     let (switch, seen) = around.read_line(SWITCH);
-    let chosen = switch.as_deref().and_then(|s| Some(s.split_once('[')?.1.split_once(']')?.0.to_owned()));
+    let chosen =
+        switch.as_deref().and_then(|s| Some(s.split_once('[')?.1.split_once(']')?.0.to_owned()));
     let finding = match tried {
         Err(failed) => return could_not_try(topic, &failed).saw(seen),
         Ok(ThpTrial::AtOnce) => {
@@ -355,8 +375,9 @@ struct HugePool {
 
 fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> Finding {
     let bytes = page.bytes();
-    let folder =
-        |node: u32| format!("sys/devices/system/node/node{node}/hugepages/hugepages-{}kB", bytes >> 10);
+    let folder = |node: u32| {
+        format!("sys/devices/system/node/node{node}/hugepages/hugepages-{}kB", bytes >> 10)
+    };
     let pools: Vec<HugePool> = nodes
         .iter()
         .filter_map(|node| {
@@ -420,9 +441,15 @@ fn judge_hugetlb(
         .collect::<Vec<_>>()
         .join(", ");
     let seen = if pools.is_empty() {
-        format!("{}: no pages of {size} counted", around.shown("sys/devices/system/node/node*/hugepages"))
+        format!(
+            "{}: no pages of {size} counted",
+            around.shown("sys/devices/system/node/node*/hugepages")
+        )
     } else {
-        format!("free pages of {size}, {on_nodes} (node*/hugepages/hugepages-{}kB)", page.bytes() >> 10)
+        format!(
+            "free pages of {size}, {on_nodes} (node*/hugepages/hugepages-{}kB)",
+            page.bytes() >> 10
+        )
     };
     // How many a leap takes of each node: on a machine with one node both pools lie there.
     let asked = demand.page == page;
@@ -430,7 +457,9 @@ fn judge_hugetlb(
     let per_pool = wanted.pool_bytes() / page.bytes() as u64;
     let needed = if pools.len() > 1 { per_pool } else { 2 * per_pool };
     let short: Vec<&HugePool> = pools.iter().filter(|pool| pool.free < needed).collect();
-    let what = wanted.bytes.map_or("a trial".to_owned(), |bytes| format!("a leap of {}", human_bytes(bytes)));
+    let what = wanted
+        .bytes
+        .map_or("a trial".to_owned(), |bytes| format!("a leap of {}", human_bytes(bytes)));
     let takes = match pools.len() {
         1 => format!("{what} takes {needed}, both pools being on the one node"),
         _ => format!("{what} takes {needed} on each of its two nodes"),
@@ -479,7 +508,8 @@ fn judge_hugetlb(
             .saw(seen);
         }
         None if pools.is_empty() => {
-            return Finding::missing(topic, format!("no pages of {size}"), "no node counts any").saw(seen);
+            return Finding::missing(topic, format!("no pages of {size}"), "no node counts any")
+                .saw(seen);
         }
         _ if pools.is_empty() && free == 0 => Finding::unknown(
             topic,
@@ -491,9 +521,11 @@ fn judge_hugetlb(
             format!("no pages of {size} are free"),
             format!("somebody must reserve them first, none are by default; {takes}{hint}"),
         ),
-        _ if !enough && asked => {
-            Finding::missing(topic, format!("too few pages of {size} are free"), format!("{takes}{hint}"))
-        }
+        _ if !enough && asked => Finding::missing(
+            topic,
+            format!("too few pages of {size} are free"),
+            format!("{takes}{hint}"),
+        ),
         _ if !short.is_empty() => Finding::limited(
             topic,
             format!("pages of {size} are free on some nodes only, or few"),
@@ -511,8 +543,11 @@ fn judge_hugetlb(
         ),
         None => Finding::works(topic, format!("pages of {size}: {free} are free")),
     };
-    let remedies =
-        if finding.state == State::Works { Vec::new() } else { reserve(&wanted, short.into_iter(), needed) };
+    let remedies = if finding.state == State::Works {
+        Vec::new()
+    } else {
+        reserve(&wanted, short.into_iter(), needed)
+    };
     finding.saw(seen).remedies(remedies)
 }
 
@@ -521,7 +556,11 @@ fn free_of(pools: &[HugePool]) -> u64 {
 }
 
 /// The lines that reserve what is missing on each node.
-fn reserve<'a>(wanted: &Demand, pools: impl Iterator<Item = &'a HugePool>, needed: u64) -> Vec<Remedy> {
+fn reserve<'a>(
+    wanted: &Demand,
+    pools: impl Iterator<Item = &'a HugePool>,
+    needed: u64,
+) -> Vec<Remedy> {
     let page = wanted.page;
     let page_bytes = page.bytes() as u64;
     let pools: Vec<&HugePool> = pools.collect();
@@ -529,10 +568,12 @@ fn reserve<'a>(wanted: &Demand, pools: impl Iterator<Item = &'a HugePool>, neede
         return Vec::new();
     }
     let missing = |pool: &HugePool| needed.saturating_sub(pool.free).max(1);
-    // Asked for more than there is, the kernel would reserve all that it can find and leave the machine without memory.
+    // Asked for more than there is, the kernel would reserve all that it can find and leave the
+    // machine without memory.
     let spare = |pool: &HugePool| pool.memory / 8 * 7;
     if pools.iter().any(|pool| missing(pool).saturating_mul(page_bytes) > spare(pool)) {
-        let possible = |pool: &&HugePool| spare(pool).saturating_add(pool.free.saturating_mul(page_bytes));
+        let possible =
+            |pool: &&HugePool| spare(pool).saturating_add(pool.free.saturating_mul(page_bytes));
         let pools_per_node = needed / (wanted.pool_bytes() / page_bytes).max(1);
         let most = pools.iter().map(possible).min().unwrap_or(0) / pools_per_node.max(1);
         return ask_for_less(most, wanted).into_iter().collect();
@@ -550,7 +591,11 @@ fn reserve<'a>(wanted: &Demand, pools: impl Iterator<Item = &'a HugePool>, neede
         format!(
             "takes {bytes} from everything else until the old number is written back. Any user may take them then \
              (memfd_create(MFD_HUGETLB) asks for no privilege){}",
-            if read_only { ". /sys is read-only here: type it outside of the container" } else { "" }
+            if read_only {
+                ". /sys is read-only here: type it outside of the container"
+            } else {
+                ""
+            }
         ),
     )];
     if page == PageSize::Huge1G {
@@ -576,13 +621,20 @@ mod tests {
     use crate::probe::tests::around;
 
     fn pool(node: u32, free: u64, memory: u64) -> HugePool {
-        let file = format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        let file =
+            format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
         HugePool { node, total: 10, free, memory, file, writable: Err(Errno(libc::EACCES)) }
     }
 
     fn judged(pools: &[HugePool], bytes: u64) -> Finding {
         let demand = Demand { bytes: Some(bytes), page: PageSize::Huge2M };
-        judge_hugetlb(&around(&[], None), &demand, PageSize::Huge2M, pools, Some(HugeTrial::NoneFree))
+        judge_hugetlb(
+            &around(&[], None),
+            &demand,
+            PageSize::Huge2M,
+            pools,
+            Some(HugeTrial::NoneFree),
+        )
     }
 
     #[test]
@@ -590,8 +642,9 @@ mod tests {
         const GB: u64 = 1 << 30;
         let finding = judged(&[pool(0, 0, 64 * GB), pool(2, 3, 64 * GB)], GB);
         assert_eq!(finding.state, State::Missing);
-        let folder =
-            |node| format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        let folder = |node| {
+            format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages")
+        };
         let line = format!("echo 522 > {} && echo 519 > {}", folder(0), folder(2));
         assert_eq!(finding.remedies[0].line, line);
         assert_eq!(finding.remedies[0].who, Who::Root);
@@ -599,7 +652,10 @@ mod tests {
         let line = format!("echo 1034 > {}", folder(0));
         assert_eq!(judged(&[pool(0, 0, 64 * GB)], GB).remedies[0].line, line);
         // Two nodes with enough are enough.
-        assert_eq!(judged(&[pool(0, 512, GB), pool(1, 512, GB), pool(2, 0, GB)], GB).state, State::Limited);
+        assert_eq!(
+            judged(&[pool(0, 512, GB), pool(1, 512, GB), pool(2, 0, GB)], GB).state,
+            State::Limited
+        );
     }
 
     #[test]
@@ -617,7 +673,11 @@ mod tests {
         filtered.filtered = Some(true);
         let trial = |noexec, plain| FileTrial { noexec, plain, truncated: Err(Errno(libc::EPERM)) };
         let judge = |noexec, plain| judge_files(&filtered, &trial(noexec, plain)).0;
-        assert_eq!(judge(Ok(()), Err(Errno(libc::EACCES))).state, State::Works, "pools ask for the seal");
+        assert_eq!(
+            judge(Ok(()), Err(Errno(libc::EACCES))).state,
+            State::Works,
+            "pools ask for the seal"
+        );
         assert_eq!(judge(Err(Errno(libc::EINVAL)), Ok(())).state, State::Works, "before Linux 6.3");
         let refused = judge(Err(Errno(libc::EPERM)), Err(Errno(libc::EPERM)));
         assert!(
@@ -634,7 +694,10 @@ mod tests {
         let around = around(&files, None);
         let judge = |trial, off| judge_thp(&around, Ok(trial), off);
         assert_eq!(judge(ThpTrial::Collapsed { seen_in_smaps: true }, false).state, State::Works);
-        assert_eq!(judge(ThpTrial::Collapsed { seen_in_smaps: false }, false).state, State::Missing);
+        assert_eq!(
+            judge(ThpTrial::Collapsed { seen_in_smaps: false }, false).state,
+            State::Missing
+        );
         let old = judge(ThpTrial::Refused(Errno(libc::EINVAL)), false);
         assert!(
             old.reason.contains("6.1") && old.remedies[0].line.starts_with("echo always > /sys/"),

@@ -1,14 +1,19 @@
 //! What this machine, user and container let pageleap do: tried, not inferred.
 //!
-//! [`Capabilities::probe`] makes each call that matters once, on memory of its own, and reads the settings that no call shows. What it finds is a list of
-//! [`Finding`]s: a state, what was seen, the reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few pages.
+//! [`Capabilities::probe`] makes each call that matters once, on memory of its own, and reads the
+//! settings that no call shows. What it finds is a list of [`Finding`]s: a state, what was seen,
+//! the reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few
+//! pages.
 //!
-//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed. Where a seccomp filter applies, the calls that few programs make (`mbind`,
-//! `move_pages`, `set_mempolicy`, `userfaultfd`) are tried in a process apart first, because some filters end the caller; a filter that does so for calls which
-//! every program makes (`madvise`, `clone`) ends the prober too. The task's memory policy is only ever set in a process apart. Descriptors are close-on-exec. So it may run in any
-//! thread of a busy program.
+//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed. Where a seccomp
+//! filter applies, the calls that few programs make (`mbind`, `move_pages`, `set_mempolicy`,
+//! `userfaultfd`) are tried in a process apart first, because some filters end the caller; a filter
+//! that does so for calls which every program makes (`madvise`, `clone`) ends the prober too. The
+//! task's memory policy is only ever set in a process apart. Descriptors are close-on-exec. So it
+//! may run in any thread of a busy program.
 //!
-//! Deciding is apart from trying: functions named `judge` turn an outcome into a finding without touching the system.
+//! Deciding is apart from trying: functions named `judge` turn an outcome into a finding without
+//! touching the system.
 
 mod around;
 mod demand;
@@ -50,8 +55,9 @@ impl Capabilities {
         Capabilities::probe_with(&SysFiles::host(), &Demand::default())
     }
 
-    /// The same with the files below another root, and against a demand. If the root is not `/`, the files may be another machine's: no
-    /// call is tried then, and what only a call shows is [`State::Unknown`].
+    /// The same with the files below another root, and against a demand. If the root is not `/`,
+    /// the files may be another machine's: no call is tried then, and what only a call shows is
+    /// [`State::Unknown`].
     pub fn probe_with(files: &SysFiles, demand: &Demand) -> Capabilities {
         let around = Around::read(files);
         let topology = Topology::read_from(files);
@@ -95,14 +101,16 @@ impl Capabilities {
         &self.findings
     }
 
-    /// The finding about a topic. [`Topic::Leap`] is not among them: see [`Capabilities::try_leap`].
+    /// The finding about a topic. [`Topic::Leap`] is not among them: see
+    /// [`Capabilities::try_leap`].
     pub fn get(&self, topic: Topic) -> Option<&Finding> {
         self.findings.iter().find(|finding| finding.topic == topic)
     }
 
     /// Whether something works, with a restriction perhaps.
     pub fn has(&self, topic: Topic) -> bool {
-        self.get(topic).is_some_and(|finding| matches!(finding.state, State::Works | State::Limited))
+        self.get(topic)
+            .is_some_and(|finding| matches!(finding.state, State::Works | State::Limited))
     }
 
     /// The ways to userfaultfd and the features that each has; empty if nothing was tried.
@@ -125,7 +133,8 @@ impl Capabilities {
         self.live
     }
 
-    /// What makes a leap impossible, given how [`Capabilities::try_leap`] went; empty if nothing does.
+    /// What makes a leap impossible, given how [`Capabilities::try_leap`] went; empty if nothing
+    /// does.
     pub fn blockers<'a>(&'a self, demand: &Demand, trial: &'a Finding) -> Vec<&'a Finding> {
         trial::blockers(demand, &self.findings, trial)
     }
@@ -185,7 +194,8 @@ mod tests {
         }
     }
 
-    /// Files below a folder that is made for the test, looked at by an ordinary user without a filter.
+    /// Files below a folder that is made for the test, looked at by an ordinary user without a
+    /// filter.
     pub(super) fn around(files: &[(&str, &str)], user: Option<&str>) -> Scene {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pageleap-probe-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
@@ -213,7 +223,8 @@ mod tests {
         let none = around(&[], None);
         for files in [SysFiles::host(), none.files.clone()] {
             let found = Capabilities::probe_with(&files, &Demand::default());
-            let mut topics: Vec<Topic> = found.findings().iter().map(|finding| finding.topic).collect();
+            let mut topics: Vec<Topic> =
+                found.findings().iter().map(|finding| finding.topic).collect();
             assert!(topics.is_sorted());
             topics.dedup();
             assert_eq!(topics.len(), found.findings().len(), "a topic twice: {topics:?}");
@@ -253,7 +264,8 @@ mod tests {
         ];
         for page in [crate::PageSize::Base, crate::PageSize::Huge2M] {
             for bytes in [None, Some(1), Some(u64::MAX)] {
-                let found = Capabilities::probe_with(&around(&files, None).files, &Demand { bytes, page });
+                let found =
+                    Capabilities::probe_with(&around(&files, None).files, &Demand { bytes, page });
                 assert!(found.get(Topic::Mappings).is_some());
             }
         }
@@ -282,9 +294,14 @@ mod tests {
         for _ in 0..20 {
             Capabilities::probe();
         }
-        // Other tests of this process open and close files meanwhile, but not twenty more all the time.
+        // Other tests of this process open and close files meanwhile, but not twenty more all the
+        // time.
         assert!((0..1000).any(|_| descriptors() < before + 20), "descriptors are left");
-        assert_eq!(pageleap_sys::policy_mode().unwrap_or(0), 0, "the thread's memory policy was changed");
+        assert_eq!(
+            pageleap_sys::policy_mode().unwrap_or(0),
+            0,
+            "the thread's memory policy was changed"
+        );
         // Those of other tests that probe at this moment come and go.
         assert!((0..1000).any(|_| mappings() == 0), "mappings are left");
     }

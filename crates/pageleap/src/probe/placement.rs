@@ -31,7 +31,8 @@ impl Allowed {
     pub(super) fn read(around: &Around, topology: Option<&Topology>) -> Allowed {
         const FILE: &str = "proc/self/status";
         let nodes = topology.map_or(&[][..], Topology::nodes);
-        let with_memory: Vec<NodeId> = nodes.iter().filter(|n| n.total_bytes > 0).map(|n| n.id).collect();
+        let with_memory: Vec<NodeId> =
+            nodes.iter().filter(|n| n.total_bytes > 0).map(|n| n.id).collect();
         let status = around.files.text_if_there(FILE).ok().flatten().unwrap_or_default();
         let list = status_value(&status, "Mems_allowed_list").map(str::trim);
         let seen = match list {
@@ -47,7 +48,8 @@ pub(super) fn findings_from_files(around: &Around, allowed: &Allowed) -> Vec<Fin
     vec![nodes(allowed), cpuset(around, allowed)]
 }
 
-/// The rest, which makes calls. Needs to know whether memory can be bound to say what AutoNUMA may do.
+/// The rest, which makes calls. Needs to know whether memory can be bound to say what AutoNUMA may
+/// do.
 pub(super) fn findings(around: &Around, allowed: &Allowed) -> Vec<Finding> {
     let mbind = judge_mbind(around, try_mbind(around, allowed));
     let autonuma = autonuma(around, allowed, Some(mbind.state == State::Works));
@@ -61,15 +63,22 @@ pub(super) fn findings(around: &Around, allowed: &Allowed) -> Vec<Finding> {
 
 fn nodes(allowed: &Allowed) -> Finding {
     let topic = Topic::Nodes;
-    let list = |ids: &[NodeId]| ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(", ");
+    let list =
+        |ids: &[NodeId]| ids.iter().map(|id| id.0.to_string()).collect::<Vec<_>>().join(", ");
     match allowed.with_memory.len() {
-        0 => Finding::unknown(topic, "the nodes are not known", "sysfs does not tell them: see sysfs"),
+        0 => Finding::unknown(
+            topic,
+            "the nodes are not known",
+            "sysfs does not tell them: see sysfs",
+        ),
         1 => Finding::limited(
             topic,
             format!("one memory node: {}", list(&allowed.with_memory)),
             "a leap gets new frames and page tables here, but there is no other node to go to",
         ),
-        n => Finding::works(topic, format!("{n} nodes with memory: {}", list(&allowed.with_memory))),
+        n => {
+            Finding::works(topic, format!("{n} nodes with memory: {}", list(&allowed.with_memory)))
+        }
     }
 }
 
@@ -92,16 +101,18 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
     } else if outside.is_empty() {
         Finding::works(topic, "memory may come from every node")
     } else {
-        let membership = around.files.text_if_there("proc/self/cgroup").ok().flatten().unwrap_or_default();
-        let unified = membership.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/<CGROUP>");
+        let membership =
+            around.files.text_if_there("proc/self/cgroup").ok().flatten().unwrap_or_default();
+        let unified =
+            membership.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/<CGROUP>");
         let v1 = membership.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
             fields.next()?.split(',').any(|c| c == "cpuset").then(|| fields.next())?
         });
         let own = typed(v1.unwrap_or(unified)).unwrap_or("/<CGROUP>").trim_end_matches('/');
-        let file = format!("/sys/fs/cgroup{}{own}/cpuset.mems", if v1.is_some() { "/cpuset" } else { "" });
-        let grants =
-            "the processes in it may take memory of all nodes, which may have been set aside for others";
+        let file =
+            format!("/sys/fs/cgroup{}{own}/cpuset.mems", if v1.is_some() { "/cpuset" } else { "" });
+        let grants = "the processes in it may take memory of all nodes, which may have been set aside for others";
         Finding::limited(
             topic,
             format!("node {} may not be used", outside.join(", ")),
@@ -110,7 +121,10 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
         .remedy(Who::Starter, format!("docker run --cpuset-mems {all} <IMAGE>"), grants)
         .remedy(
             Who::Starter,
-            format!("systemctl set-property <UNIT> AllowedMemoryNodes=\"{}\"", all.replace(',', " ")),
+            format!(
+                "systemctl set-property <UNIT> AllowedMemoryNodes=\"{}\"",
+                all.replace(',', " ")
+            ),
             grants,
         )
         .remedy(
@@ -124,15 +138,19 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
 
 /// Binds a page to each node in turn; returns where the kernel put it, if that can be asked.
 fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32>)>> {
-    let nodes: Vec<u32> =
-        if allowed.allowed.is_empty() { vec![0] } else { allowed.allowed.iter().map(|id| id.0).collect() };
+    let nodes: Vec<u32> = if allowed.allowed.is_empty() {
+        vec![0]
+    } else {
+        allowed.allowed.iter().map(|id| id.0).collect()
+    };
     let first = nodes[0];
     // SAFETY: an empty range.
     let nothing = || unsafe { sys::bind(0, 0, Policy::Preferred(first)) }.map(|()| 0);
     if let Err(killed) = around.survives("mbind", &nothing) {
         return Attempt::Killed(killed);
     }
-    let can_ask = around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0)).is_ok();
+    let can_ask =
+        around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0)).is_ok();
     let mut found = Vec::new();
     for node in nodes {
         let scratch = match Scratch::new(BASE_PAGE, BASE_PAGE, None) {
@@ -146,8 +164,12 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
                 return Attempt::Refused(errno);
             }
             // Under a preference: a full node means another node then, and no OOM killer.
-            if let (Policy::Preferred(_), Err(errno)) = (policy, span.advise(Advice::PopulateWrite)) {
-                return Attempt::NotTried(Failed { call: "madvise(MADV_POPULATE_WRITE)".into(), errno });
+            if let (Policy::Preferred(_), Err(errno)) = (policy, span.advise(Advice::PopulateWrite))
+            {
+                return Attempt::NotTried(Failed {
+                    call: "madvise(MADV_POPULATE_WRITE)".into(),
+                    errno,
+                });
             }
         }
         let mut status = [-1];
@@ -177,11 +199,14 @@ fn judge_mbind(around: &Around, tried: Attempt<Vec<(u32, Option<i32>)>>) -> Find
             }
             let reason = match errno.0 {
                 libc::EINVAL => {
-                    "the kernel accepts no node of those that it allows: it may be emulated".to_owned()
+                    "the kernel accepts no node of those that it allows: it may be emulated"
+                        .to_owned()
                 }
                 _ => format!("{}. {WITHOUT}", around.refusal("mbind", errno)),
             };
-            Finding::missing(topic, "memory cannot be bound to a node", reason).saw(seen).filtered("mbind")
+            Finding::missing(topic, "memory cannot be bound to a node", reason)
+                .saw(seen)
+                .filtered("mbind")
         }
         Attempt::Done(nodes) => {
             let elsewhere =
@@ -216,7 +241,9 @@ fn try_set_mempolicy(allowed: &Allowed) -> Attempt<()> {
         Ok(Trial::Returned(Ok(_))) => Attempt::Done(()),
         Ok(Trial::Returned(Err(errno))) => Attempt::Refused(errno),
         Ok(Trial::Killed(signal)) => Attempt::Killed(Killed::new("set_mempolicy", signal)),
-        Err(errno) => Attempt::NotTried(Failed { call: "clone of a process to try it in".into(), errno }),
+        Err(errno) => {
+            Attempt::NotTried(Failed { call: "clone of a process to try it in".into(), errno })
+        }
     }
 }
 
@@ -229,23 +256,29 @@ fn judge_tables(around: &Around, tried: Attempt<()>) -> Finding {
                 .saw("set_mempolicy(MPOL_PREFERRED): works")
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => {
-            Finding::missing(topic, summary, killed.reason()).saw(killed.seen()).filtered("set_mempolicy")
-        }
-        Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => Finding::limited(
-            topic,
-            "nothing to choose from",
-            "the kernel was built without CONFIG_NUMA: all memory is one node",
-        )
-        .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}")),
-        Attempt::Refused(errno) => Finding::missing(topic, summary, around.refusal("set_mempolicy", errno))
-            .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}"))
+        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
+            .saw(killed.seen())
             .filtered("set_mempolicy"),
+        Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => {
+            Finding::limited(
+                topic,
+                "nothing to choose from",
+                "the kernel was built without CONFIG_NUMA: all memory is one node",
+            )
+            .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}"))
+        }
+        Attempt::Refused(errno) => {
+            Finding::missing(topic, summary, around.refusal("set_mempolicy", errno))
+                .saw(format!("set_mempolicy(MPOL_PREFERRED): {errno}"))
+                .filtered("set_mempolicy")
+        }
     }
 }
 
 fn try_query(around: &Around) -> Attempt<i32> {
-    if let Err(killed) = around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0)) {
+    if let Err(killed) =
+        around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0))
+    {
         return Attempt::Killed(killed);
     }
     let scratch = match Scratch::populated(BASE_PAGE, BASE_PAGE) {
@@ -262,24 +295,29 @@ fn try_query(around: &Around) -> Attempt<i32> {
 fn judge_query(around: &Around, tried: Attempt<i32>) -> Finding {
     const CALL: &str = "move_pages(nodes = NULL)";
     let topic = Topic::PlacementQuery;
-    let summary =
-        "the kernel does not tell on which node a page lies, and a pool is never trusted unverified";
+    let summary = "the kernel does not tell on which node a page lies, and a pool is never trusted unverified";
     match tried {
         Attempt::Done(node) if node >= 0 => {
             Finding::works(topic, "the kernel tells on which node each page lies")
                 .saw(format!("{CALL} of a page of ours: node {node}"))
         }
         Attempt::Done(status) => {
-            let reason = format!("it answers {} for a page that is there", Errno(status.saturating_neg()));
-            Finding::missing(topic, summary, reason).saw(format!("{CALL} of a page of ours: status {status}"))
+            let reason =
+                format!("it answers {} for a page that is there", Errno(status.saturating_neg()));
+            Finding::missing(topic, summary, reason)
+                .saw(format!("{CALL} of a page of ours: status {status}"))
         }
         Attempt::NotTried(failed) => could_not_try(topic, &failed),
-        Attempt::Killed(killed) => {
-            Finding::missing(topic, summary, killed.reason()).saw(killed.seen()).filtered("move_pages")
-        }
+        Attempt::Killed(killed) => Finding::missing(topic, summary, killed.reason())
+            .saw(killed.seen())
+            .filtered("move_pages"),
         Attempt::Refused(errno) if errno.0 == libc::ENOSYS && !has_node_folder(around) => {
-            Finding::missing(topic, summary, "the kernel was built without CONFIG_NUMA or CONFIG_MIGRATION")
-                .saw(format!("{CALL}: {errno}"))
+            Finding::missing(
+                topic,
+                summary,
+                "the kernel was built without CONFIG_NUMA or CONFIG_MIGRATION",
+            )
+            .saw(format!("{CALL}: {errno}"))
         }
         Attempt::Refused(errno) => {
             let reason = around.refusal("move_pages", errno);
@@ -310,7 +348,9 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
              known",
             "/proc/sys cannot be read",
         ),
-        None => Finding::works(topic, "the kernel does not move pages on its own (no such setting)"),
+        None => {
+            Finding::works(topic, "the kernel does not move pages on its own (no such setting)")
+        }
         Some(0) => Finding::works(topic, "the kernel does not move pages on its own"),
         Some(_) if one => Finding::works(
             topic,
@@ -339,7 +379,11 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
     };
     let finding = finding.saw(seen);
     // Binding the pools would be enough.
-    if finding.state == State::Limited && bound == Some(false) { finding.filtered("mbind") } else { finding }
+    if finding.state == State::Limited && bound == Some(false) {
+        finding.filtered("mbind")
+    } else {
+        finding
+    }
 }
 
 #[cfg(all(test, not(miri)))]
@@ -349,7 +393,12 @@ mod tests {
 
     fn allowed(with_memory: &[u32], allowed: &[u32]) -> Allowed {
         let ids = |ids: &[u32]| ids.iter().map(|id| NodeId(*id)).collect();
-        Allowed { with_memory: ids(with_memory), allowed: ids(allowed), seen: String::new(), known: true }
+        Allowed {
+            with_memory: ids(with_memory),
+            allowed: ids(allowed),
+            seen: String::new(),
+            known: true,
+        }
     }
 
     #[test]

@@ -38,7 +38,9 @@ impl Span {
         // SAFETY: as above.
         unsafe { libc::munlock(self.start as *const libc::c_void, self.len) };
         // SAFETY: as above. A shared mapping loses no contents by it.
-        let done = unsafe { libc::madvise(self.start as *mut libc::c_void, self.len, libc::MADV_DONTNEED) };
+        let done = unsafe {
+            libc::madvise(self.start as *mut libc::c_void, self.len, libc::MADV_DONTNEED)
+        };
         if done == 0 {
             Ok(())
         } else {
@@ -46,7 +48,8 @@ impl Span {
         }
     }
 
-    /// Writes one byte into the page at `offset`. The page must be mapped writable and present, or a page must be there for it.
+    /// Writes one byte into the page at `offset`. The page must be mapped writable and present, or
+    /// a page must be there for it.
     pub(super) fn write(&self, offset: usize, value: u8) {
         assert!(offset < self.len);
         // SAFETY: inside a range that is ours; the callers have populated it.
@@ -74,9 +77,14 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// `len` bytes, not populated. `huge_page_bits` as for `memfd_create`.
-    pub(super) fn new(len: usize, align: usize, huge_page_bits: Option<u32>) -> Result<Scratch, Failed> {
+    pub(super) fn new(
+        len: usize,
+        align: usize,
+        huge_page_bits: Option<u32>,
+    ) -> Result<Scratch, Failed> {
         let file = sys::memfd_create(NAME, huge_page_bits).map_err(Failed::at("memfd_create"))?;
-        sys::memfd_seal(file.as_fd(), len).map_err(Failed::at("ftruncate and seals of a memory file"))?;
+        sys::memfd_seal(file.as_fd(), len)
+            .map_err(Failed::at("ftruncate and seals of a memory file"))?;
         let span = Span::reserve(len, align).map_err(Failed::at("mmap(PROT_NONE)"))?;
         span.map(file.as_fd()).map_err(Failed::at("mmap of a memory file"))?;
         Ok(Scratch { span })
@@ -85,7 +93,10 @@ impl Scratch {
     /// The same with all pages present.
     pub(super) fn populated(len: usize, align: usize) -> Result<Scratch, Failed> {
         let scratch = Scratch::new(len, align, None)?;
-        scratch.span.advise(Advice::PopulateWrite).map_err(Failed::at("madvise(MADV_POPULATE_WRITE)"))?;
+        scratch
+            .span
+            .advise(Advice::PopulateWrite)
+            .map_err(Failed::at("madvise(MADV_POPULATE_WRITE)"))?;
         Ok(scratch)
     }
 }

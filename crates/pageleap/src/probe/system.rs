@@ -22,7 +22,10 @@ const PROC_FILES: [&str; 6] = [
     "proc/sys/vm/min_free_kbytes",
 ];
 
-pub(super) fn findings_from_files(around: &Around, topology: &Result<Topology, Error>) -> Vec<Finding> {
+pub(super) fn findings_from_files(
+    around: &Around,
+    topology: &Result<Topology, Error>,
+) -> Vec<Finding> {
     vec![kernel(around), procfs(around), sysfs(around, topology)]
 }
 
@@ -120,7 +123,10 @@ fn sysfs(around: &Around, topology: &Result<Topology, Error>) -> Finding {
                     "files are damaged or cannot be read",
                 )
             } else if online.is_none() {
-                Finding::works(topic, "the kernel counts as one node: it was built without NUMA support")
+                Finding::works(
+                    topic,
+                    "the kernel counts as one node: it was built without NUMA support",
+                )
             } else {
                 Finding::works(topic, "nodes, CPUs and memory are known")
             };
@@ -150,10 +156,11 @@ fn frame_numbers(around: &Around) -> Finding {
         Err(failed) => return could_not_try(topic, &failed),
     };
     match observe::frame_numbers(scratch.span.start, BASE_PAGE, BASE_PAGE) {
-        Ok(Some(_)) => {
-            Finding::works(topic, "frame numbers can be read: that frames have changed can be proven")
-                .saw("/proc/self/pagemap: shows the frame of a page of ours")
-        }
+        Ok(Some(_)) => Finding::works(
+            topic,
+            "frame numbers can be read: that frames have changed can be proven",
+        )
+        .saw("/proc/self/pagemap: shows the frame of a page of ours"),
         Ok(None) => {
             let reason = if around.in_user_namespace == Some(true) {
                 "the kernel shows them to CAP_SYS_ADMIN of the machine only, and this is a user namespace"
@@ -194,14 +201,18 @@ mod tests {
         let none = around(&[], None);
         let finding = procfs(&none);
         assert!(
-            finding.state == State::Missing && finding.remedies[0].line == "mount -t proc proc /proc",
+            finding.state == State::Missing
+                && finding.remedies[0].line == "mount -t proc proc /proc",
             "{finding}"
         );
         let all: Vec<(&str, &str)> = PROC_FILES.iter().map(|file| (*file, "1\n")).collect();
         assert_eq!(procfs(&around(&all, None)).state, State::Works);
         let finding = procfs(&around(&all[1..], None));
         assert_eq!(finding.state, State::Missing);
-        assert!(finding.observed.len() == 1 && finding.observed[0].contains("meminfo"), "{finding:?}");
+        assert!(
+            finding.observed.len() == 1 && finding.observed[0].contains("meminfo"),
+            "{finding:?}"
+        );
     }
 
     #[test]

@@ -11,12 +11,14 @@ use crate::pool::Pool;
 use crate::region::Region;
 use crate::units::{BASE_PAGE, NodeId};
 
-/// Address space that pools, a region and their threads take in a trial. Without it what these allocate would end the process.
+/// Address space that pools, a region and their threads take in a trial. Without it what these
+/// allocate would end the process.
 const ADDRESS_SPACE: u64 = 64 << 20;
 
 impl Capabilities {
-    /// Moves a few pages of the demanded size from the first node to each other one that the process may use, and back (on a machine with one
-    /// node, between two pools), checks that every word is as it was, and says how it went. Installs the library's SIGSEGV handler, as every
+    /// Moves a few pages of the demanded size from the first node to each other one that the
+    /// process may use, and back (on a machine with one node, between two pools), checks that every
+    /// word is as it was, and says how it went. Installs the library's SIGSEGV handler, as every
     /// leap does; everything else is given back.
     pub fn try_leap(&self, demand: &Demand) -> Finding {
         let topic = Topic::Leap;
@@ -29,11 +31,16 @@ impl Capabilities {
         }
         // A filter that ends the caller would end this process too.
         for wanted in [Topic::Mbind, Topic::PlacementQuery, Topic::PageTablePlacement] {
-            if let Some(fatal) =
-                self.get(wanted).filter(|f| f.observed.iter().any(|o| o.contains("ends the process")))
+            if let Some(fatal) = self
+                .get(wanted)
+                .filter(|f| f.observed.iter().any(|o| o.contains("ends the process")))
             {
-                return Finding::missing(topic, "not tried: it would end the process", fatal.reason.clone())
-                    .remedies(fatal.remedies.clone());
+                return Finding::missing(
+                    topic,
+                    "not tried: it would end the process",
+                    fatal.reason.clone(),
+                )
+                .remedies(fatal.remedies.clone());
             }
         }
         let space = ADDRESS_SPACE + 4 * demand.trial_bytes() as u64;
@@ -51,7 +58,8 @@ impl Capabilities {
         }
         match self.leap_around(demand) {
             Ok((stops, chosen)) => {
-                let route = stops.iter().map(|node| node.0.to_string()).collect::<Vec<_>>().join(" to ");
+                let route =
+                    stops.iter().map(|node| node.0.to_string()).collect::<Vec<_>>().join(" to ");
                 let same = if stops.iter().all(|node| *node == stops[0]) {
                     " (one node: between two pools of it)"
                 } else {
@@ -67,25 +75,34 @@ impl Capabilities {
                 )
                 .saw(chosen)
             }
-            Err(Failure::Error(Error::OutOfMemory { .. })) if demand.page.is_hugetlb() => Finding::missing(
-                topic,
-                "not possible with so few pages",
-                format!("too few huge pages are free: see hugetlb-{}", demand.page),
-            ),
+            Err(Failure::Error(Error::OutOfMemory { .. })) if demand.page.is_hugetlb() => {
+                Finding::missing(
+                    topic,
+                    "not possible with so few pages",
+                    format!("too few huge pages are free: see hugetlb-{}", demand.page),
+                )
+            }
             Err(Failure::Error(error)) => {
                 Finding::missing(topic, "a leap of a few pages failed", error.to_string())
             }
-            Err(Failure::Wrong(what)) => Finding::missing(topic, "a leap of a few pages went wrong", what)
-                .remedy(Who::You, "report this with the kernel version and the output of this command", ""),
+            Err(Failure::Wrong(what)) => {
+                Finding::missing(topic, "a leap of a few pages went wrong", what).remedy(
+                    Who::You,
+                    "report this with the kernel version and the output of this command",
+                    "",
+                )
+            }
         }
     }
 
-    /// Returns the nodes in the order in which the region was on them, and which engine was chosen, and why.
+    /// Returns the nodes in the order in which the region was on them, and which engine was chosen,
+    /// and why.
     fn leap_around(&self, demand: &Demand) -> Result<(Vec<NodeId>, String), Failure> {
         let nodes = self.allowed_nodes();
         let home = *nodes.first().unwrap_or(&NodeId(0));
         let bytes = demand.trial_bytes();
-        let pool = |node| Pool::builder(node, bytes as u64).page_size(demand.page).threads(1).build();
+        let pool =
+            |node| Pool::builder(node, bytes as u64).page_size(demand.page).threads(1).build();
         let first = pool(home)?;
         let region = Region::new(&first, bytes)?;
         let words = region.atomics_u64(0..region.len())?;
@@ -95,7 +112,8 @@ impl Capabilities {
         marked().for_each(|word| words[word].store(value(word), Relaxed));
         let (mut stops, mut chosen) = (vec![home], String::new());
         let mut leap = |to: &Pool, node: NodeId| -> Result<(), Failure> {
-            let report = Migration::new().range(&region, 0..region.len(), to).threads(1).start()?.wait();
+            let report =
+                Migration::new().range(&region, 0..region.len(), to).threads(1).start()?.wait();
             if !report.ended.is_completed() || report.pages.migrated != report.pages.total() {
                 return Err(Failure::Wrong(report.to_string()));
             }
@@ -130,11 +148,17 @@ impl From<Error> for Failure {
 }
 
 /// What stands in the way of a leap, given the trial: what it settled no longer counts.
-pub(super) fn blockers<'a>(demand: &Demand, findings: &'a [Finding], trial: &'a Finding) -> Vec<&'a Finding> {
+pub(super) fn blockers<'a>(
+    demand: &Demand,
+    findings: &'a [Finding],
+    trial: &'a Finding,
+) -> Vec<&'a Finding> {
     let proven = trial.state == State::Works;
     let settled = |finding: &Finding| proven && !finding.topic.depends_on_size();
-    let mut blockers: Vec<&Finding> =
-        findings.iter().filter(|finding| demand.is_blocked_by(finding) && !settled(finding)).collect();
+    let mut blockers: Vec<&Finding> = findings
+        .iter()
+        .filter(|finding| demand.is_blocked_by(finding) && !settled(finding))
+        .collect();
     if trial.state == State::Missing {
         blockers.insert(0, trial);
     }

@@ -1,6 +1,8 @@
-//! userfaultfd by each way that there is, feature by feature, and the two uses that pageleap has for it.
+//! userfaultfd by each way that there is, feature by feature, and the two uses that pageleap has
+//! for it.
 //!
-//! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor shakes hands once and refuses as a whole.
+//! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor
+//! shakes hands once and refuses as a whole.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,12 +63,17 @@ impl Way {
 
     pub(super) fn open(self) -> Result<OwnedFd, Refused> {
         match self {
-            Way::Call | Way::UserMode => sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call),
+            Way::Call | Way::UserMode => {
+                sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call)
+            }
             Way::Device => {
-                let device =
-                    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
-                let device =
-                    device.map_err(|e| Refused::Open(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+                let device = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .custom_flags(libc::O_NONBLOCK)
+                    .open(DEVICE);
+                let device = device
+                    .map_err(|e| Refused::Open(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
                 sys::userfaultfd_from_device(device.as_fd(), false).map_err(Refused::Call)
             }
         }
@@ -171,9 +178,11 @@ struct Device {
 impl Device {
     fn look(around: &Around) -> Device {
         let misc = around.files.text_if_there("proc/misc").ok().flatten().unwrap_or_default();
-        let minor =
-            misc.lines().find_map(|line| line.trim().strip_suffix("userfaultfd")?.trim().parse().ok());
-        let permissions = std::fs::metadata(DEVICE).ok().map(|m| (m.uid(), m.gid(), m.mode() & 0o777));
+        let minor = misc
+            .lines()
+            .find_map(|line| line.trim().strip_suffix("userfaultfd")?.trim().parse().ok());
+        let permissions =
+            std::fs::metadata(DEVICE).ok().map(|m| (m.uid(), m.gid(), m.mode() & 0o777));
         let groups = around.files.text_if_there("etc/group").ok().flatten().unwrap_or_default();
         let group = permissions.and_then(|(_, gid, _)| {
             let mut fields = groups.lines().map(|line| line.split(':'));
@@ -195,7 +204,9 @@ impl Device {
         let grants = format!("members of that group {POWER}; nobody else gains anything");
         let mut remedies = Vec::new();
         match (&around.user, &self.group, self.permissions) {
-            (Some(user), Some(group), Some((_, gid, mode))) if gid != 0 && mode & 0o060 == 0o060 => {
+            (Some(user), Some(group), Some((_, gid, mode)))
+                if gid != 0 && mode & 0o060 == 0o060 =>
+            {
                 let line = format!("usermod -aG {group} {user}");
                 let grants = format!("from the next login on, {grants}");
                 remedies.push(Remedy::new(Who::Root, line, grants));
@@ -257,12 +268,13 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
             Finding::missing(topic, summary, killed.reason()).filtered("userfaultfd")
         }
         (Way::Device, _, number) => return judge_device(around, device, number, summary).saw(seen),
-        (_, _, libc::EMFILE | libc::ENFILE) => Finding::unknown(
-            topic,
-            "not tried",
-            "as many files are open as may be",
-        )
-        .remedy(Who::You, "ulimit -n 4096", "more open files for this shell and what it starts"),
+        (_, _, libc::EMFILE | libc::ENFILE) => {
+            Finding::unknown(topic, "not tried", "as many files are open as may be").remedy(
+                Who::You,
+                "ulimit -n 4096",
+                "more open files for this shell and what it starts",
+            )
+        }
         (_, _, libc::ENOSYS) if sysctl.is_none() => Finding::missing(
             topic,
             summary,
@@ -271,7 +283,8 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
         (Way::UserMode, _, libc::EINVAL) => {
             Finding::missing(topic, summary, "UFFD_USER_MODE_ONLY came with Linux 5.11")
         }
-        // The kernel refuses nothing to faults of user code only; so where both fail, it was not the kernel.
+        // The kernel refuses nothing to faults of user code only; so where both fail, it was not
+        // the kernel.
         (Way::Call, _, libc::EPERM) if user_mode_opens => {
             let held = around.capabilities >> sys::capability::SYS_PTRACE & 1 == 1;
             let why = if held && around.in_user_namespace == Some(true) {
@@ -299,10 +312,13 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
                 )
         }
         (_, _, number) => {
-            let finding = Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number)));
+            let finding =
+                Finding::missing(topic, summary, around.refusal("userfaultfd", Errno(number)));
             match (device_opens, found.way) {
                 (true, _) => return finding.saw(seen).saw(sysctl_seen).saw(enough),
-                (false, Way::Call) => finding.remedies(device.way_in(around)).filtered("userfaultfd"),
+                (false, Way::Call) => {
+                    finding.remedies(device.way_in(around)).filtered("userfaultfd")
+                }
                 (false, _) => finding.filtered("userfaultfd"),
             }
         }
@@ -313,7 +329,8 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
 fn judge_features(found: &WayFound) -> Finding {
     let topic = found.way.topic();
     let names = |keep: &dyn Fn(&Feature) -> bool| {
-        let names = FEATURES.iter().filter(|f| keep(f)).map(|f| format!("{} ({})", f.name, f.since));
+        let names =
+            FEATURES.iter().filter(|f| keep(f)).map(|f| format!("{} ({})", f.name, f.since));
         names.collect::<Vec<_>>().join(", ")
     };
     let count = FEATURES.iter().filter(|f| found.has(f.bit)).count();
@@ -411,12 +428,15 @@ fn pagemap_scan() -> Result<bool, Failed> {
     // SAFETY: nothing is protected.
     let count = unsafe { sys::pagemap_scan(pagemap.as_fd(), start..end, 0, &query, &mut found) };
     let (count, _) = count.map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN)"))?;
-    Ok(count == 1 && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
+    Ok(count == 1
+        && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
 }
 
 fn open_pagemap() -> Result<File, Failed> {
     let opened = File::open("/proc/self/pagemap");
-    opened.map_err(|e| Failed::at("open(/proc/self/pagemap)")(Errno(e.raw_os_error().unwrap_or(libc::EIO))))
+    opened.map_err(|e| {
+        Failed::at("open(/proc/self/pagemap)")(Errno(e.raw_os_error().unwrap_or(libc::EIO)))
+    })
 }
 
 fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
@@ -463,11 +483,17 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
         }
         Err(failed) if failed.call == CALL => {
             let finding = match failed.errno.0 {
-                libc::ENOTTY => {
-                    Finding::missing(topic, "pages cannot be scanned", "PAGEMAP_SCAN came with Linux 6.7")
-                        .remedy(Who::Root, "boot Linux 6.7 or later", "")
-                }
-                _ => Finding::missing(topic, "pages cannot be scanned", around.refusal(CALL, failed.errno)),
+                libc::ENOTTY => Finding::missing(
+                    topic,
+                    "pages cannot be scanned",
+                    "PAGEMAP_SCAN came with Linux 6.7",
+                )
+                .remedy(Who::Root, "boot Linux 6.7 or later", ""),
+                _ => Finding::missing(
+                    topic,
+                    "pages cannot be scanned",
+                    around.refusal(CALL, failed.errno),
+                ),
             };
             finding.saw(failed.seen())
         }
@@ -487,7 +513,8 @@ pub(super) fn mount_proc() -> Remedy {
 /// Why a use of userfaultfd was not tried, or what came of it.
 type Tried = Result<bool, Failed>;
 
-/// Writes to a memory file, seen by asynchronous write-protection and scans. `None` if no way has the features.
+/// Writes to a memory file, seen by asynchronous write-protection and scans. `None` if no way has
+/// the features.
 fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
     let way = ways.iter().find(|found| found.has(TRACKING))?.way;
     let attempt = || -> Tried {
@@ -503,7 +530,13 @@ fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
         let mut scan = |flags| {
             // SAFETY: the range is ours.
             unsafe {
-                sys::pagemap_scan(pagemap.as_fd(), start..start + len, flags, &PageQuery::WRITTEN, &mut found)
+                sys::pagemap_scan(
+                    pagemap.as_fd(),
+                    start..start + len,
+                    flags,
+                    &PageQuery::WRITTEN,
+                    &mut found,
+                )
             }
             .map(|(count, _)| (count, found[0]))
             .map_err(Failed::at("ioctl(/proc/self/pagemap, PAGEMAP_SCAN) with write-protection"))
@@ -527,14 +560,14 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
             "no way to userfaultfd works that has WP_ASYNC, WP_UNPOPULATED and WP_HUGETLBFS_SHMEM: \
              see userfaultfd-user-mode, which needs no privilege",
         ),
-        Some((way, Ok(true))) => {
-            Finding::works(topic, "writes to memory files can be tracked without a fault handler").saw(
-                format!(
-                    "{}: one of two write-protected pages was written, and the scan showed that one",
-                    way.text()
-                ),
-            )
-        }
+        Some((way, Ok(true))) => Finding::works(
+            topic,
+            "writes to memory files can be tracked without a fault handler",
+        )
+        .saw(format!(
+            "{}: one of two write-protected pages was written, and the scan showed that one",
+            way.text()
+        )),
         Some((way, Ok(false))) => Finding::missing(
             topic,
             "tracking shows the wrong pages",
@@ -544,10 +577,12 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
             "{}: one of two write-protected pages was written, and the scan showed something else",
             way.text()
         )),
-        Some((_, Err(failed))) if failed.call.contains("pagemap") => {
-            Finding::missing(topic, "writes cannot be tracked", "it takes PAGEMAP_SCAN: see pagemap-scan")
-                .saw(failed.seen())
-        }
+        Some((_, Err(failed))) if failed.call.contains("pagemap") => Finding::missing(
+            topic,
+            "writes cannot be tracked",
+            "it takes PAGEMAP_SCAN: see pagemap-scan",
+        )
+        .saw(failed.seen()),
         Some((_, Err(failed))) => {
             Finding::missing(topic, "writes cannot be tracked", "a call that tracking takes fails")
                 .saw(failed.seen())
@@ -581,8 +616,11 @@ mod tests {
     fn an_ordinary_user_is_sent_to_the_device_before_any_sysctl() {
         let mut ways = refused_all(libc::EPERM);
         ways[2] = found(Way::UserMode, None);
-        let device =
-            Device { minor: Some(257), permissions: Some((0, 0, 0o600)), group: Some("root".into()) };
+        let device = Device {
+            minor: Some(257),
+            permissions: Some((0, 0, 0o600)),
+            group: Some("root".into()),
+        };
         let around = around(&[("proc/sys/vm/unprivileged_userfaultfd", "0\n")], Some("ann"));
         let finding = judge_way(&around, &ways, &ways[0], &device);
         assert_eq!(finding.state, State::Missing);
@@ -613,7 +651,10 @@ mod tests {
         }
         let ways = refused_all(libc::ENOSYS);
         let finding = judge_way(&around(&[], None), &ways, &ways[0], &Device::default());
-        assert!(finding.reason.contains("CONFIG_USERFAULTFD") && finding.remedies.is_empty(), "{finding}");
+        assert!(
+            finding.reason.contains("CONFIG_USERFAULTFD") && finding.remedies.is_empty(),
+            "{finding}"
+        );
     }
 
     #[test]
@@ -622,7 +663,10 @@ mod tests {
         way.features &= !(uffd_feature::WP_ASYNC | uffd_feature::MOVE);
         let finding = judge_features(&way);
         assert_eq!(finding.state, State::Limited);
-        assert!(finding.reason.contains("WP_ASYNC (6.7)") && !finding.reason.contains("MOVE"), "{finding}");
+        assert!(
+            finding.reason.contains("WP_ASYNC (6.7)") && !finding.reason.contains("MOVE"),
+            "{finding}"
+        );
         assert!(finding.observed[0].contains("MOVE (6.8)"), "{finding:?}");
     }
 

@@ -14,7 +14,8 @@ pub(crate) struct BusyRanges(BTreeMap<usize, usize>);
 impl BusyRanges {
     /// Adds a range, unless it overlaps one that is there.
     pub(crate) fn insert(&mut self, range: Range<usize>) -> bool {
-        let overlaps = self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start);
+        let overlaps =
+            self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start);
         if !overlaps {
             self.0.insert(range.start, range.end);
         }

@@ -1,7 +1,7 @@
 //! Which frames back which pages of a region. Pure bookkeeping.
 //!
-//! An extent is a run of consecutive pages backed by consecutive frames of one share. Neighbours that continue each other are one
-//! extent; pages in no extent are unbacked.
+//! An extent is a run of consecutive pages backed by consecutive frames of one share. Neighbours
+//! that continue each other are one extent; pages in no extent are unbacked.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,7 +56,11 @@ impl<P: Clone + PartialEq> ExtentMap<P> {
 
     /// The extents within `pages`, cut to it, in order.
     pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = Extent<P>> {
-        let first = self.by_start.range(..=pages.start).next_back().map_or(pages.start, |(start, _)| *start);
+        let first = self
+            .by_start
+            .range(..=pages.start)
+            .next_back()
+            .map_or(pages.start, |(start, _)| *start);
         let clip = pages.clone();
         self.by_start
             .range(first.min(pages.end)..pages.end)
@@ -125,7 +129,10 @@ mod tests {
         for (pages, first_frame) in [(4..8, 14), (0..4, 10), (8..9, 18)] {
             assert!(map.replace(Extent { pages, share: 1, first_frame }).is_empty());
         }
-        assert_eq!(map.within(0..9).collect::<Vec<_>>(), [Extent { pages: 0..9, share: 1, first_frame: 10 }]);
+        assert_eq!(
+            map.within(0..9).collect::<Vec<_>>(),
+            [Extent { pages: 0..9, share: 1, first_frame: 10 }]
+        );
         let replaced = map.replace(Extent { pages: 3..5, share: 2, first_frame: 0 });
         assert_eq!(replaced, [Extent { pages: 3..5, share: 1, first_frame: 13 }]);
         assert_eq!(map.len(), 3);

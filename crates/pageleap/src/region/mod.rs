@@ -1,10 +1,12 @@
 //! Regions: stable virtual ranges whose pages change their frames while threads use them.
 //!
-//! A region owns its address space for life and every mapping in it (its *view*; one for now). Each page is either backed by a frame of a
-//! pool, or unbacked: touching an unbacked page raises SIGSEGV as any unmapped address does.
+//! A region owns its address space for life and every mapping in it (its *view*; one for now). Each
+//! page is either backed by a frame of a pool, or unbacked: touching an unbacked page raises
+//! SIGSEGV as any unmapped address does.
 //!
-//! **Invariant:** outside a running migration, what is mapped is what [`ExtentMap`] says. **Invariant:** bytes of a region that a job or a
-//! call is changing are *busy*, and nothing else changes them meanwhile.
+//! **Invariant:** outside a running migration, what is mapped is what [`ExtentMap`] says.
+//! **Invariant:** bytes of a region that a job or a call is changing are *busy*, and nothing else
+//! changes them meanwhile.
 
 mod busy;
 mod extents;
@@ -39,27 +41,35 @@ pub struct RegionId(pub u64);
 /// A stable virtual range over frames of one or several pools.
 ///
 /// # The user's contract
-/// Threads of this process may read and write the region at any time, also while it is being migrated, with ordinary loads, stores and
-/// atomic operations; nothing is lost. This much is asked of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
+/// Threads of this process may read and write the region at any time, also while it is being
+/// migrated, with ordinary loads, stores and atomic operations; nothing is lost. This much is asked
+/// of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
 ///
-/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may fail with EFAULT, or end early with a
-///   short count, with the engines `mprotect` and `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with
+/// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may
+///   fail with EFAULT, or end early with a short count, with the engines `mprotect` and
+///   `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with
 ///   datagrams and eventfds.
-/// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers, `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part
-///   that is being migrated, except under [`Region::pin`]. The device would go on with the old frame.
-/// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition variables inside. Ordinary private ones are fine.
+/// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers,
+///   `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part that is being migrated,
+///   except under [`Region::pin`]. The device would go on with the old frame.
+/// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition
+///   variables inside. Ordinary private ones are fine.
 /// * **No stacks and no thread-local storage** inside.
-/// * **Nothing that this library allocates** inside: the global allocator, or `malloc` under it, must not take its memory from a region.
+/// * **Nothing that this library allocates** inside: the global allocator, or `malloc` under it,
+///   must not take its memory from a region.
 /// * **No userfaultfd of your own** on it, and no protection keys.
-/// * **No other mapping** of the same memory file, and no use by other processes. Children made by `fork` do not get the region
-///   (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains it counts) and the engine `mprotect` or
-///   `precopy-protect` moves it.
-/// * **No seccomp filter that kills a thread** for what the fault handler calls, if the thread writes into it and the engine `mprotect` moves it.
-/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except while that part is being migrated, and
-///   survive migration. Mapping something else into its range is not allowed.
+/// * **No other mapping** of the same memory file, and no use by other processes. Children made by
+///   `fork` do not get the region (`MADV_DONTFORK` is set); a child must not touch it.
+/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains
+///   it counts) and the engine `mprotect` or `precopy-protect` moves it.
+/// * **No seccomp filter that kills a thread** for what the fault handler calls, if the thread
+///   writes into it and the engine `mprotect` moves it.
+/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except
+///   while that part is being migrated, and survive migration. Mapping something else into its
+///   range is not allowed.
 ///
-/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it: pointers to it dangle then.
+/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it: pointers to
+/// it dangle then.
 pub struct Region(Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
@@ -74,8 +84,8 @@ pub(crate) struct RegionInner {
     pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
     pub(crate) pins: Pins,
-    /// Frames that may still be mapped where the extents say nothing is, because unmapping them failed: nobody else gets them before
-    /// the region is gone.
+    /// Frames that may still be mapped where the extents say nothing is, because unmapping them
+    /// failed: nobody else gets them before the region is gone.
     limbo: Mutex<Vec<(Share, Run)>>,
     /// The process that made it.
     process: u32,
@@ -100,25 +110,33 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, f32, f64);
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 impl Region {
-    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool: `&pool` means as the pool itself is placed,
-    /// `pool.on(placement)` another placement on its nodes. Waits for frames that a job is recycling, if it needs them. Read [the contract](Region).
+    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool:
+    /// `&pool` means as the pool itself is placed, `pool.on(placement)` another placement on its
+    /// nodes. Waits for frames that a job is recycling, if it needs them. Read [the
+    /// contract](Region).
     ///
     /// # Errors
     /// If the pool has too few free frames, or the mapping fails; everything is given back then.
     pub fn new(place: impl Into<Destination>, bytes: usize) -> Result<Region, Error> {
         let place = place.into();
-        let region = Region::reserve_with(place.pool().backend().clone(), bytes, place.pool().page_size())?;
+        let region =
+            Region::reserve_with(place.pool().backend().clone(), bytes, place.pool().page_size())?;
         region.grow(bytes, place)?;
         Ok(region)
     }
 
-    /// A region of no bytes that can grow to `capacity` bytes at the same address. Read [the contract](Region).
+    /// A region of no bytes that can grow to `capacity` bytes at the same address. Read [the
+    /// contract](Region).
     pub fn reserve(capacity: usize, page: PageSize) -> Result<Region, Error> {
         Region::reserve_with(Arc::new(Linux), capacity, page)
     }
 
     /// The same over another backend, for tests.
-    pub fn reserve_with(backend: Arc<dyn Backend>, capacity: usize, page: PageSize) -> Result<Region, Error> {
+    pub fn reserve_with(
+        backend: Arc<dyn Backend>,
+        capacity: usize,
+        page: PageSize,
+    ) -> Result<Region, Error> {
         if capacity == 0 || capacity > 1 << 46 {
             return Err(Error::BadArgument {
                 what: "region size",
@@ -149,8 +167,9 @@ impl Region {
         })))
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and backed by frames of a pool. Addresses do not
-    /// change. One that is as long already stays as it is. Several threads may ask: one grows it after the other.
+    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and
+    /// backed by frames of a pool. Addresses do not change. One that is as long already stays as it
+    /// is. Several threads may ask: one grows it after the other.
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -159,8 +178,9 @@ impl Region {
         Ok(())
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages) without memory: touching the new part raises SIGSEGV until it is backed
-    /// ([`Region::back`]). For buffer pools, which have an address for each page of a file, and memory for some of them.
+    /// Extends the region to `len` bytes (rounded up to whole pages) without memory: touching the
+    /// new part raises SIGSEGV until it is backed ([`Region::back`]). For buffer pools, which have
+    /// an address for each page of a file, and memory for some of them.
     pub fn extend(&self, len: usize) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -174,41 +194,63 @@ impl Region {
         let len = len.checked_next_multiple_of(inner.page.bytes()).unwrap_or(usize::MAX);
         let old = self.len();
         if len > inner.capacity {
-            return Err(inner.bad_range(old..len, "beyond the region's capacity", "reserve a larger region"));
+            return Err(inner.bad_range(
+                old..len,
+                "beyond the region's capacity",
+                "reserve a larger region",
+            ));
         }
         Ok((len > old).then_some(old..len))
     }
 
-    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] or [`Region::extend`] left.
+    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] or
+    /// [`Region::extend`] left.
     pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
         self.back_up_to(self.len(), range, &place.into())
     }
 
-    fn back_up_to(&self, limit: usize, range: Range<usize>, place: &Destination) -> Result<(), Error> {
+    fn back_up_to(
+        &self,
+        limit: usize,
+        range: Range<usize>,
+        place: &Destination,
+    ) -> Result<(), Error> {
         let inner = &self.0;
         let pool = place.pool();
         check_same_backend(&inner.backend, pool.backend())?;
         if pool.page_size() != inner.page {
             return Err(Error::BadArgument {
                 what: "pool",
-                reason: format!("its pages are {} and the region's {}", pool.page_size(), inner.page),
+                reason: format!(
+                    "its pages are {} and the region's {}",
+                    pool.page_size(),
+                    inner.page
+                ),
                 remedy: "use a pool with pages of the region's size".into(),
             });
         }
         let _claim = inner.claim(range.clone(), limit)?;
         let pages = inner.pages(&range);
         if lock(&inner.extents).within(pages.clone()).next().is_some() {
-            return Err(inner.bad_range(range, "part of it has memory already", "name unbacked pages only"));
+            return Err(inner.bad_range(
+                range,
+                "part of it has memory already",
+                "name unbacked pages only",
+            ));
         }
-        // Beyond the limit an exchange would leave a hole, into which another thread could map memory.
+        // Beyond the limit an exchange would leave a hole, into which another thread could map
+        // memory.
         if inner.backend.is_host_memory() {
             check_address_space(0)?;
         }
         let target = place.resolve(inner)?;
         let mut new: Vec<Extent<Share>> = Vec::new();
-        let give_back = |new: &[Extent<Share>]| new.iter().for_each(|e| drop(e.share.give_back(e.frames())));
+        let give_back =
+            |new: &[Extent<Share>]| new.iter().for_each(|e| drop(e.share.give_back(e.frames())));
         let mut needs = Needs::default();
-        target.parts(pages.clone()).for_each(|(part, share)| needs.add(share, part.end - part.start));
+        target
+            .parts(pages.clone())
+            .for_each(|(part, share)| needs.add(share, part.end - part.start));
         for (part, share) in target.parts(pages.clone()) {
             let frames = part.end - part.start;
             let runs = needs.taken(share, frames, share.take_zeroed(frames, part.start));
@@ -226,7 +268,8 @@ impl Region {
         if let Err((error, mapped)) = inner.map_all_new(&new, &target) {
             let part = inner.addr(pages.start);
             // SAFETY: the part was unbacked before, and nobody has been told that it is not.
-            if unsafe { inner.backend.vacate(part, inner.bytes(mapped.end - pages.start)) }.is_ok() {
+            if unsafe { inner.backend.vacate(part, inner.bytes(mapped.end - pages.start)) }.is_ok()
+            {
                 give_back(&new);
             } else {
                 lock(&inner.limbo).extend(new.iter().map(|e| (e.share.clone(), e.frames())));
@@ -239,11 +282,13 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the frames of a part back to their pools. Touching it raises SIGSEGV until it is backed again; its former contents are gone.
-    /// Takes `&mut self` because references into the part would dangle.
+    /// Gives the frames of a part back to their pools. Touching it raises SIGSEGV until it is
+    /// backed again; its former contents are gone. Takes `&mut self` because references into the
+    /// part would dangle.
     ///
     /// # Errors
-    /// If a guard is on the part ([`Region::pin`]); if the process has as many mappings as it may: then some of the part is still backed, as it was.
+    /// If a guard is on the part ([`Region::pin`]); if the process has as many mappings as it may:
+    /// then some of the part is still backed, as it was.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
         // SAFETY: nobody else has a reference to the region, so none into it lives.
         unsafe { self.discard_shared(range) }
@@ -252,7 +297,8 @@ impl Region {
     /// The same for callers whose language knows no exclusive references.
     ///
     /// # Safety
-    /// Nobody accesses the part, or keeps a reference into it, from this call on until it is backed again.
+    /// Nobody accesses the part, or keeps a reference into it, from this call on until it is backed
+    /// again.
     ///
     /// # Errors
     /// As [`Region::discard`].
@@ -260,17 +306,19 @@ impl Region {
         let _claim = self.0.claim(range.clone(), self.len())?;
         let pages = self.0.pages(&range);
         // Whoever asks for a guard meanwhile waits, and finds the part unbacked.
-        let _moving =
-            self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {
-                range: AddressRange::new(self.0.addr(pages.start), range.len()),
-            })?;
+        let _moving = self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {
+            range: AddressRange::new(self.0.addr(pages.start), range.len()),
+        })?;
         self.0.unback(pages.clone())
     }
 
-    /// Keeps the pages of a part in their frames until the guard is dropped, for as long as a device, or the kernel for it, may have these frames: from before
-    /// the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice`, `process_vm_writev` or the registration of an io_uring buffer, in either direction, until
-    /// after its completion or unregistration. Returns once no attempt is under way that moves one of them: at most after the milliseconds that one
-    /// takes. Jobs move everything else meanwhile, and wait for guards as [`Migration::pin_patience`](crate::Migration::pin_patience) says.
+    /// Keeps the pages of a part in their frames until the guard is dropped, for as long as a
+    /// device, or the kernel for it, may have these frames: from before the submission of O_DIRECT,
+    /// RDMA, MSG_ZEROCOPY, `vmsplice`, `process_vm_writev` or the registration of an io_uring
+    /// buffer, in either direction, until after its completion or unregistration. Returns once no
+    /// attempt is under way that moves one of them: at most after the milliseconds that one takes.
+    /// Jobs move everything else meanwhile, and wait for guards as
+    /// [`Migration::pin_patience`](crate::Migration::pin_patience) says.
     ///
     /// The guard keeps the region mapped, also when its handle is gone.
     ///
@@ -279,7 +327,11 @@ impl Region {
     pub fn pin(&self, range: Range<usize>) -> Result<PinGuard, Error> {
         let inner = &self.0;
         if range.start >= range.end || range.end > self.len() {
-            return Err(inner.bad_range(range, "not inside the region, or empty", "use a part of it"));
+            return Err(inner.bad_range(
+                range,
+                "not inside the region, or empty",
+                "use a part of it",
+            ));
         }
         let page = inner.page.bytes();
         let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
@@ -325,7 +377,8 @@ impl Region {
     /// A part of the region as 32-bit words that several threads may read and write.
     ///
     /// # Safety
-    /// While the slice lives nobody accesses that part through atomics of another size: for the language that would be a data race.
+    /// While the slice lives nobody accesses that part through atomics of another size: for the
+    /// language that would be a data race.
     pub unsafe fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
         // SAFETY: atomics may be shared; the size is the caller's promise.
         unsafe { self.view(range) }
@@ -343,7 +396,8 @@ impl Region {
     /// A part of the region as plain values.
     ///
     /// # Safety
-    /// While the slice lives nobody writes to that part (migration does not count: it never changes contents).
+    /// While the slice lives nobody writes to that part (migration does not count: it never changes
+    /// contents).
     pub unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Error> {
         // SAFETY: forwarded to the caller.
         unsafe { self.view(range) }
@@ -361,7 +415,11 @@ impl Region {
             });
         }
         if range.start > range.end || range.end > self.len() {
-            return Err(inner.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
+            return Err(inner.bad_range(
+                range,
+                "not inside the region",
+                "use bytes from 0 to its length",
+            ));
         }
         if size_of::<T>() == 0 {
             return Err(inner.bad_range(range, "elements have no size", "use a type that has one"));
@@ -380,7 +438,8 @@ impl Region {
         if !lock(&inner.extents).backs_all(pages) {
             return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
         }
-        // SAFETY: the part is mapped, aligned, and stays so while `self` is borrowed: `discard` and drop need it exclusively.
+        // SAFETY: the part is mapped, aligned, and stays so while `self` is borrowed: `discard` and
+        // drop need it exclusively.
         Ok(unsafe {
             std::slice::from_raw_parts(
                 (inner.start + range.start) as *const T,
@@ -400,11 +459,12 @@ impl Region {
         Ok(counts)
     }
 
-    /// Asks the kernel whether each backed page is present and lies on the node of the pool's share that its frame is from. Leaps may go on
-    /// meanwhile.
+    /// Asks the kernel whether each backed page is present and lies on the node of the pool's share
+    /// that its frame is from. Leaps may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let inner = &*self.0;
-        let now = |pages: Range<u64>| lock(&inner.extents).within(pages).collect::<Vec<Extent<Share>>>();
+        let now =
+            |pages: Range<u64>| lock(&inner.extents).within(pages).collect::<Vec<Extent<Share>>>();
         let mut all = Verification::default();
         for extent in now(0..u64::MAX) {
             let expected = [(extent.share.node(), extent.frames().frames)];
@@ -415,7 +475,8 @@ impl Region {
                 all.join(look);
                 continue;
             }
-            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames can be asked about at any time.
+            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames
+            // can be asked about at any time.
             for part in now(extent.pages) {
                 all.join(part.share.verify_frames(part.frames())?);
             }
@@ -423,7 +484,8 @@ impl Region {
         Ok(all)
     }
 
-    /// The physical frame number of each page, `None` if the kernel hides them (it shows them to CAP_SYS_ADMIN only).
+    /// The physical frame number of each page, `None` if the kernel hides them (it shows them to
+    /// CAP_SYS_ADMIN only).
     pub fn frame_numbers(&self) -> Result<Option<Vec<u64>>, Error> {
         observe::frame_numbers(self.0.start, self.len(), self.0.page.bytes())
     }
@@ -482,7 +544,11 @@ impl RegionInner {
     }
 
     /// Checks a byte range against `limit` and marks it busy until the claim is dropped.
-    pub(crate) fn claim(self: &Arc<Self>, range: Range<usize>, limit: usize) -> Result<Claim, Error> {
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        range: Range<usize>,
+        limit: usize,
+    ) -> Result<Claim, Error> {
         let page = self.page.bytes();
         if range.start >= range.end {
             return Err(self.bad_range(range, "empty", "name at least one page"));
@@ -495,7 +561,11 @@ impl RegionInner {
             ));
         }
         if range.end > limit {
-            return Err(self.bad_range(range, "not inside the region", "use bytes from 0 to its length"));
+            return Err(self.bad_range(
+                range,
+                "not inside the region",
+                "use bytes from 0 to its length",
+            ));
         }
         if !lock(&self.busy).insert(range.clone()) {
             return Err(Error::RangeBusy { start: range.start, end: range.end });
@@ -507,9 +577,13 @@ impl RegionInner {
         &self.busy
     }
 
-    /// Maps frames that the region has taken. On an error, also returns the pages of the extent with which it happened: those behind it have
-    /// not been touched.
-    fn map_all_new(&self, new: &[Extent<Share>], target: &Target) -> Result<(), (Error, Range<u64>)> {
+    /// Maps frames that the region has taken. On an error, also returns the pages of the extent
+    /// with which it happened: those behind it have not been touched.
+    fn map_all_new(
+        &self,
+        new: &[Extent<Share>],
+        target: &Target,
+    ) -> Result<(), (Error, Range<u64>)> {
         // The alias of free frames has its page tables where its share wants them, as a rule.
         let strayed = |extent: &Extent<Share>| {
             let tables = target.tables(&extent.share).filter(|_| !self.page.is_hugetlb());
@@ -517,9 +591,10 @@ impl RegionInner {
         };
         let map = |extent: &Extent<Share>, seat: bool| {
             let run = extent.frames();
-            let preferred =
-                strayed(extent).filter(|node| seat && self.backend.prefer_tables_on(Some(node.0)).is_ok());
-            let seated = preferred.map_or(Ok(()), |node| extent.share.seat_tables(run, node, |_| Ok(())));
+            let preferred = strayed(extent)
+                .filter(|node| seat && self.backend.prefer_tables_on(Some(node.0)).is_ok());
+            let seated =
+                preferred.map_or(Ok(()), |node| extent.share.seat_tables(run, node, |_| Ok(())));
             let alias = extent.share.0.alias_of(run.first);
             seated
                 .map_err(|(call, errno)| Error::call(call, alias, self.bytes(run.frames), errno))
@@ -530,7 +605,8 @@ impl RegionInner {
         if !new.iter().any(|extent| strayed(extent).is_some()) || check_address_space(1).is_err() {
             return map_all(false);
         }
-        // A thread of our own, because the caller's policy is the caller's. Without one the page tables stay where they are.
+        // A thread of our own, because the caller's policy is the caller's. Without one the page
+        // tables stay where they are.
         let mut mapped = None;
         thread::scope(|scope| {
             let on_a_thread = || mapped = Some(map_all(true));
@@ -543,7 +619,8 @@ impl RegionInner {
     fn map_new(&self, page: u64, run: Run, pool: &Share) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
         let alias = pool.0.alias_of(run.first);
-        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which are ours.
+        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which
+        // are ours.
         unsafe {
             if !self.page.is_hugetlb() {
                 // The alias' page tables are filled already: move them instead of filling others.
@@ -558,8 +635,14 @@ impl RegionInner {
                 }
             }
             let offset = pool.0.offset_of(run.first);
-            let mapping =
-                Mapping { addr, len, file: pool.0.file, offset, prot: Prot::READ_WRITE, populate: true };
+            let mapping = Mapping {
+                addr,
+                len,
+                file: pool.0.file,
+                offset,
+                prot: Prot::READ_WRITE,
+                populate: true,
+            };
             self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
             self.backend
                 .advise(addr, len, Advice::DontFork)
@@ -587,7 +670,10 @@ impl RegionInner {
 }
 
 /// Refuses to mix memory of this process with that of a model.
-pub(crate) fn check_same_backend(backend: &Arc<dyn Backend>, other: &Arc<dyn Backend>) -> Result<(), Error> {
+pub(crate) fn check_same_backend(
+    backend: &Arc<dyn Backend>,
+    other: &Arc<dyn Backend>,
+) -> Result<(), Error> {
     if Arc::ptr_eq(backend, other) || backend.is_host_memory() && other.is_host_memory() {
         return Ok(());
     }
@@ -612,15 +698,18 @@ impl Drop for Region {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // A child made by `fork` has the books, but not the memory; something else may be mapped there.
+            // A child made by `fork` has the books, but not the memory; something else may be
+            // mapped there.
             return;
         }
         let all = 0..(self.capacity / self.page.bytes()) as u64;
         if self.backend.is_host_memory() {
             REGIONS.remove(self.start);
         }
-        let extents = self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
-        // SAFETY: the last owner is gone: no handle, no job. References into the region ended with the handle.
+        let extents =
+            self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
+        // SAFETY: the last owner is gone: no handle, no job. References into the region ended with
+        // the handle.
         if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() {
             extents.into_iter().for_each(|extent| drop(extent.share.give_back(extent.frames())));
             let limbo = self.limbo.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -1,8 +1,10 @@
 //! Guards that keep pages where they are while a device, or the kernel for it, has their frames.
 //!
-//! A frame that is pinned is written to and read from by its number, whatever is mapped at the address, and no system call tells. So an attempt
-//! and a guard exclude each other: pages under a guard are not moved, and a guard is only given once the attempts are over that were moving
-//! its pages. Then no frame is ever vacated under a guard, and none needs to be kept from its next owner for one.
+//! A frame that is pinned is written to and read from by its number, whatever is mapped at the
+//! address, and no system call tells. So an attempt and a guard exclude each other: pages under a
+//! guard are not moved, and a guard is only given once the attempts are over that were moving its
+//! pages. Then no frame is ever vacated under a guard, and none needs to be kept from its next
+//! owner for one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,7 +39,8 @@ struct Counts(BTreeMap<u64, (u64, usize)>);
 impl Counts {
     /// The first pages in `pages` with guards, in one piece.
     fn first_in(&self, pages: &Range<u64>) -> Option<Range<u64>> {
-        let before = self.0.range(..pages.start).next_back().filter(|(_, (end, _))| *end > pages.start);
+        let before =
+            self.0.range(..pages.start).next_back().filter(|(_, (end, _))| *end > pages.start);
         let (start, (end, _)) = before.or_else(|| self.0.range(pages.clone()).next())?;
         let mut piece = *start.max(&pages.start)..*end;
         // However many guards that are.
@@ -70,7 +73,9 @@ impl Counts {
             unguarded = *end;
         }
         fresh.push(unguarded..pages.end);
-        self.0.extend(fresh.into_iter().filter(|run| !run.is_empty()).map(|run| (run.start, (run.end, 1))));
+        self.0.extend(
+            fresh.into_iter().filter(|run| !run.is_empty()).map(|run| (run.start, (run.end, 1))),
+        );
     }
 
     /// For pages that have been added.
@@ -90,7 +95,8 @@ impl Counts {
 }
 
 impl Pins {
-    /// Marks pages as being moved, or says which of them are under a guard: the first ones, in one piece.
+    /// Marks pages as being moved, or says which of them are under a guard: the first ones, in one
+    /// piece.
     pub(crate) fn start_moving(&self, pages: &Range<u64>) -> Result<Moving<'_>, Range<u64>> {
         let mut state = lock(&self.state);
         if let Some(first) = state.guards.first_in(pages) {
@@ -130,7 +136,8 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// Keeps pages of a region in their frames until it is dropped: see [`Region::pin`](super::Region::pin).
+/// Keeps pages of a region in their frames until it is dropped: see
+/// [`Region::pin`](super::Region::pin).
 #[must_use = "dropping a guard lets the pages move"]
 pub struct PinGuard {
     region: Arc<RegionInner>,

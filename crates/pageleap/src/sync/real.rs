@@ -4,7 +4,8 @@ pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, 
 pub(crate) use std::sync::{Barrier, Condvar, Mutex, MutexGuard};
 pub(crate) use std::time::Instant;
 
-/// Threads that start with what memory there is (see [`pageleap_sys::Thread`]), and what is used of the standard library's.
+/// Threads that start with what memory there is (see [`pageleap_sys::Thread`]), and what is used of
+/// the standard library's.
 pub(crate) mod thread {
     use std::ffi::CStr;
     use std::marker::PhantomData;
@@ -17,11 +18,15 @@ pub(crate) mod thread {
     pub(crate) use std::thread::{sleep, yield_now};
 
     /// Starts a thread that nobody waits for. `body` must not unwind.
-    pub(crate) fn start(name: &'static CStr, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+    pub(crate) fn start(
+        name: &'static CStr,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Errno> {
         Thread::start(name, body).map(Thread::detach)
     }
 
-    /// Threads that may borrow what outlives `'scope`: [`scope`] returns when all of them have ended.
+    /// Threads that may borrow what outlives `'scope`: [`scope`] returns when all of them have
+    /// ended.
     pub(crate) struct Scope<'scope, 'env: 'scope> {
         threads: Mutex<Vec<Thread>>,
         panicked: Arc<AtomicBool>,
@@ -46,8 +51,8 @@ pub(crate) mod thread {
             // Room first: once it runs, the thread has to be remembered.
             threads.reserve(1);
             let body: Box<dyn FnOnce() + Send + 'scope> = Box::new(body);
-            // SAFETY: only the lifetime changes. The thread is joined before `scope` returns or unwinds, so before `'scope` ends, and it
-            // has dropped all that it borrowed by then.
+            // SAFETY: only the lifetime changes. The thread is joined before `scope` returns or
+            // unwinds, so before `'scope` ends, and it has dropped all that it borrowed by then.
             let body: Box<dyn FnOnce() + Send> = unsafe { std::mem::transmute(body) };
             threads.push(Thread::start(name, body)?);
             Ok(())
@@ -152,7 +157,9 @@ mod tests {
         assert!(catch_unwind(of_the_body).is_err());
         assert_eq!(count.load(Ordering::Relaxed), 4, "it has not waited");
         let of_a_thread = AssertUnwindSafe(|| {
-            thread::scope(|scope| scope.start(c"one", || resume_unwind(Box::new("a thread"))).unwrap())
+            thread::scope(|scope| {
+                scope.start(c"one", || resume_unwind(Box::new("a thread"))).unwrap()
+            })
         });
         assert!(catch_unwind(of_a_thread).is_err());
     }

@@ -1,15 +1,20 @@
 //! The kernel's files below a folder, read as if somebody hostile had written them.
 //!
-//! In a container, `/sys` and `/proc` are what its maker mounted there, and `--sysroot` names any folder at all. So:
+//! In a container, `/sys` and `/proc` are what its maker mounted there, and `--sysroot` names any
+//! folder at all. So:
 //!
-//! * No link is followed out of the folder. Links inside it are: sysfs is made of them (`node0/cpu0` leads to `../../cpu/cpu0`). The kernel
-//!   resolves the path where it has `openat2` (Linux 5.6). Where it has not, or a seccomp filter refuses the call, [`walk`] opens one step after the
-//!   other, each relative to the descriptor of the step before, reads links itself, and climbs only by descriptors that it came through.
-//! * Only regular files are read and only folders listed. A FIFO or a device is not even opened, because that may wait or have effects; one that
-//!   takes the place of a file between the look and the opening is opened without waiting and refused then.
+//! * No link is followed out of the folder. Links inside it are: sysfs is made of them
+//!   (`node0/cpu0` leads to `../../cpu/cpu0`). The kernel resolves the path where it has `openat2`
+//!   (Linux 5.6). Where it has not, or a seccomp filter refuses the call, [`walk`] opens one step
+//!   after the other, each relative to the descriptor of the step before, reads links itself, and
+//!   climbs only by descriptors that it came through.
+//! * Only regular files are read and only folders listed. A FIFO or a device is not even opened,
+//!   because that may wait or have effects; one that takes the place of a file between the look and
+//!   the opening is opened without waiting and refused then.
 //! * What is read has a cap: bytes of a file, entries of a folder.
 //!
-//! A file system that answers a read never (FUSE can) is not defended against: nothing short of another process could.
+//! A file system that answers a read never (FUSE can) is not defended against: nothing short of
+//! another process could.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, FileType, OpenOptions};
@@ -22,9 +27,11 @@ use pageleap_sys::{Entries, Errno, link_target, open_beneath, open_entry};
 
 use crate::error::Error;
 
-/// Bytes of the largest file that is read. sysfs files are at most a page, lists of CPUs (Linux 5.15) a few; `/proc/vmstat` has 5 KB.
+/// Bytes of the largest file that is read. sysfs files are at most a page, lists of CPUs (Linux
+/// 5.15) a few; `/proc/vmstat` has 5 KB.
 const MAX_BYTES: u64 = 1 << 20;
-/// Entries of the largest folder that is listed. A node's folder has one per memory block: 16 TB in blocks of 256 MB.
+/// Entries of the largest folder that is listed. A node's folder has one per memory block: 16 TB in
+/// blocks of 256 MB.
 const MAX_ENTRIES: usize = 65_536;
 /// Links followed on one path, as many as the kernel follows (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
@@ -33,11 +40,12 @@ const MAX_DEPTH: usize = 64;
 /// Characters of damaged text that an error shows.
 const MAX_SHOWN: usize = 40;
 
-/// The kernel's files below a folder, which is `/` on the machine itself. Paths are relative to it: `sys/devices/system/node/online`,
-/// `proc/self/status`.
+/// The kernel's files below a folder, which is `/` on the machine itself. Paths are relative to it:
+/// `sys/devices/system/node/online`, `proc/self/status`.
 ///
-/// Whatever lies there, nothing outside the folder is read, no call waits on a FIFO, and no more than 1 MB of a file or 65 536 entries of a
-/// folder are taken; the rest are errors that say what is wrong. Opened anew for every file, so that a value can be copied and kept.
+/// Whatever lies there, nothing outside the folder is read, no call waits on a FIFO, and no more
+/// than 1 MB of a file or 65 536 entries of a folder are taken; the rest are errors that say what
+/// is wrong. Opened anew for every file, so that a value can be copied and kept.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
     root: PathBuf,
@@ -80,12 +88,15 @@ impl SysFiles {
     /// The text of a file.
     ///
     /// # Errors
-    /// [`Error::SystemFile`] if it is not there, no regular file, outside the folder, larger than 1 MB, not UTF-8, or cannot be read.
+    /// [`Error::SystemFile`] if it is not there, no regular file, outside the folder, larger than 1
+    /// MB, not UTF-8, or cannot be read.
     pub fn text(&self, path: &str) -> Result<String, Error> {
-        self.text_if_there(path)?.ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
+        self.text_if_there(path)?
+            .ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
     }
 
-    /// The text of a file, or `None` if it or a folder on the way to it does not exist. A folder of `self` that does not exist is an error.
+    /// The text of a file, or `None` if it or a folder on the way to it does not exist. A folder of
+    /// `self` that does not exist is an error.
     ///
     /// # Errors
     /// As for [`text`](SysFiles::text), except for that.
@@ -115,20 +126,26 @@ impl SysFiles {
     pub fn number(&self, path: &str) -> Result<u64, Error> {
         let text = self.text(path)?;
         let text = text.trim_ascii();
-        text.parse().map_err(|_| self.damaged(path, format!("`{}` is not a number", shortened(text))))
+        text.parse()
+            .map_err(|_| self.damaged(path, format!("`{}` is not a number", shortened(text))))
     }
 
     /// The names in a folder, sorted. Names that are not UTF-8 are left out: the kernel makes none.
     ///
     /// # Errors
-    /// [`Error::SystemFile`] if it is not there, no folder, outside the folder of `self`, has more than 65 536 entries, or cannot be read.
+    /// [`Error::SystemFile`] if it is not there, no folder, outside the folder of `self`, has more
+    /// than 65 536 entries, or cannot be read.
     pub fn names(&self, folder: &str) -> Result<Vec<String>, Error> {
         self.names_if_there(folder, MAX_ENTRIES)?
             .ok_or_else(|| self.error(folder, Refusal::Path(Errno(libc::ENOENT))))
     }
 
     /// The names in a folder that has at most `most` entries, or `None` if it does not exist.
-    pub(super) fn names_if_there(&self, folder: &str, most: usize) -> Result<Option<Vec<String>>, Error> {
+    pub(super) fn names_if_there(
+        &self,
+        folder: &str,
+        most: usize,
+    ) -> Result<Option<Vec<String>>, Error> {
         let open = match self.open(folder, Wanted::Folder) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
             other => other.map_err(|why| self.error(folder, why))?,
@@ -159,13 +176,15 @@ impl SysFiles {
         escaped(&self.root.join(path).display().to_string())
     }
 
-    /// Opens what `path` leads to if it is what is wanted, and never anything else, unless it changes in this moment.
+    /// Opens what `path` leads to if it is what is wanted, and never anything else, unless it
+    /// changes in this moment.
     fn open(&self, path: &str, wanted: Wanted) -> Result<File, Refusal> {
         let mut as_folder = OpenOptions::new();
         as_folder.read(true).custom_flags(libc::O_DIRECTORY);
         let root = as_folder.open(&self.root).map_err(Refusal::Root)?;
         let path = CString::new(path).map_err(|_| Refusal::Path(Errno(libc::EINVAL)))?;
-        let open = |flags| self.resolve(root.as_fd(), &path, flags).map(File::from).map_err(Refusal::Path);
+        let open =
+            |flags| self.resolve(root.as_fd(), &path, flags).map(File::from).map_err(Refusal::Path);
         let right_kind = |file: File| {
             let kind = file_type(&file).map_err(Refusal::Path)?;
             let right = if wanted == Wanted::File { kind.is_file() } else { kind.is_dir() };
@@ -198,7 +217,9 @@ impl SysFiles {
                 reason: error.to_string(),
                 remedy: "name a folder that exists and can be read",
             },
-            Refusal::Path(Errno(libc::EXDEV)) => link("a link leads out of the folder that is read"),
+            Refusal::Path(Errno(libc::EXDEV)) => {
+                link("a link leads out of the folder that is read")
+            }
             Refusal::Path(Errno(libc::ELOOP)) => {
                 link("too many links, or one of those in /proc that name open files")
             }
@@ -227,11 +248,13 @@ enum Refusal {
 }
 
 fn file_type(file: &File) -> Result<FileType, Errno> {
-    let metadata = file.metadata().map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    let metadata =
+        file.metadata().map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
     Ok(metadata.file_type())
 }
 
-/// Opens `path` below `root` without the kernel's help: what [`open_beneath`] does, with the same error numbers.
+/// Opens `path` below `root` without the kernel's help: what [`open_beneath`] does, with the same
+/// error numbers.
 fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let parts = |path: &CStr| -> Vec<CString> {
         let parts = path.to_bytes().split(|byte| *byte == b'/').rev();
@@ -241,8 +264,8 @@ fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Er
     if is_absolute(path) {
         return Err(Errno(libc::EXDEV));
     }
-    // The folders between the root and where the walk is. It climbs by these descriptors, so that nobody can lead it elsewhere by
-    // moving a folder.
+    // The folders between the root and where the walk is. It climbs by these descriptors, so that
+    // nobody can lead it elsewhere by moving a folder.
     let mut folders: Vec<OwnedFd> = Vec::new();
     // What is left of the path, the next step last.
     let mut left = parts(path);
@@ -321,7 +344,8 @@ mod tests {
 
     impl Tree {
         fn new(name: &str) -> Tree {
-            let path = std::env::temp_dir().join(format!("pageleap-files-{}-{name}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("pageleap-files-{}-{name}", std::process::id()));
             fs::create_dir_all(path.join("root/sub")).unwrap();
             fs::write(path.join("secret"), "secret").unwrap();
             fs::write(path.join("root/number"), "42\n").unwrap();
@@ -364,9 +388,14 @@ mod tests {
         tree.link("sub/back", "../sub/../to-folder");
         for files in tree.both() {
             assert_eq!(files.number("number").unwrap(), 42);
-            for path in
-                ["sub/text", "to-file", "to-folder/text", "sub//./text", "sub/../sub/text", "sub/back/text"]
-            {
+            for path in [
+                "sub/text",
+                "to-file",
+                "to-folder/text",
+                "sub//./text",
+                "sub/../sub/text",
+                "sub/back/text",
+            ] {
                 assert_eq!(files.text(path).unwrap(), "hello", "{path}");
             }
             assert_eq!(files.text("to-folder/up").unwrap(), "42\n");

@@ -1,10 +1,11 @@
-//! The kernel's text formats: lists of ids, meminfo, distances. Pure; whatever the text, it is parsed or refused in time and memory
-//! that its length and the largest id bound.
+//! The kernel's text formats: lists of ids, meminfo, distances. Pure; whatever the text, it is
+//! parsed or refused in time and memory that its length and the largest id bound.
 
 use super::files::shortened;
 
-/// Parses the kernel's list format, such as `0,2-3` (Documentation/admin-guide/cputopology.rst). An empty text is an empty list. As the kernel
-/// writes it, each id is larger than the one before it, so that a list is never longer than `end`, which no id reaches.
+/// Parses the kernel's list format, such as `0,2-3` (Documentation/admin-guide/cputopology.rst). An
+/// empty text is an empty list. As the kernel writes it, each id is larger than the one before it,
+/// so that a list is never longer than `end`, which no id reaches.
 pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
     let mut ids: Vec<usize> = Vec::new();
     for part in text.trim_ascii().split(',').filter(|part| !part.is_empty()) {
@@ -30,7 +31,8 @@ pub(super) fn parse_id(text: &str, end: usize) -> Result<usize, String> {
     id.ok_or_else(|| format!("`{}` is not an id below {end}", shortened(text)))
 }
 
-/// Writes ids in the kernel's list format: `0,2-3`. Joins what follows each other in the order given, which should be ascending.
+/// Writes ids in the kernel's list format: `0,2-3`. Joins what follows each other in the order
+/// given, which should be ascending.
 pub fn id_list(ids: impl IntoIterator<Item = usize>) -> String {
     let mut ids = ids.into_iter().peekable();
     let mut out = String::new();
@@ -40,7 +42,11 @@ pub fn id_list(ids: impl IntoIterator<Item = usize>) -> String {
             last = next;
         }
         let comma = if out.is_empty() { "" } else { "," };
-        out += &if first == last { format!("{comma}{first}") } else { format!("{comma}{first}-{last}") };
+        out += &if first == last {
+            format!("{comma}{first}")
+        } else {
+            format!("{comma}{first}-{last}")
+        };
     }
     out
 }
@@ -49,7 +55,8 @@ pub fn id_list(ids: impl IntoIterator<Item = usize>) -> String {
 pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
     let mut found = Vec::new();
     for word in text.split_ascii_whitespace() {
-        let distance = word.parse().map_err(|_| format!("`{}` is not a distance", shortened(word)))?;
+        let distance =
+            word.parse().map_err(|_| format!("`{}` is not a distance", shortened(word)))?;
         if found.len() == nodes {
             return Err(format!("more distances than the {nodes} online nodes"));
         }
@@ -62,7 +69,8 @@ pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
     }
 }
 
-/// Total and allocatable bytes from a meminfo text, the machine's or a node's (whose lines begin with `Node N`).
+/// Total and allocatable bytes from a meminfo text, the machine's or a node's (whose lines begin
+/// with `Node N`).
 pub(super) fn meminfo(text: &str) -> (u64, u64) {
     let bytes = |name: &str| {
         let kb = text.lines().find_map(|line| {
@@ -76,11 +84,12 @@ pub(super) fn meminfo(text: &str) -> (u64, u64) {
     (bytes("MemTotal"), free.into_iter().fold(0, u64::saturating_add))
 }
 
-/// What the kernel estimates can be allocated without swapping (`MemAvailable`, Linux 3.14), in bytes.
+/// What the kernel estimates can be allocated without swapping (`MemAvailable`, Linux 3.14), in
+/// bytes.
 pub(crate) fn available(meminfo: &str) -> u64 {
-    let kb = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let kb = meminfo.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok()
+    });
     kb.unwrap_or(0).saturating_mul(1024)
 }
 
@@ -132,7 +141,10 @@ mod tests {
     fn written_lists() {
         assert_eq!(id_list([]), "");
         assert_eq!(id_list([0, 2, 3, 4, 7, 9, 10]), "0,2-4,7,9-10");
-        assert_eq!(id_list([usize::MAX - 1, usize::MAX, 0]), format!("{}-{},0", usize::MAX - 1, usize::MAX));
+        assert_eq!(
+            id_list([usize::MAX - 1, usize::MAX, 0]),
+            format!("{}-{},0", usize::MAX - 1, usize::MAX)
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, how far they are from each other, and which of
-//! it this process may use.
+//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, how far
+//! they are from each other, and which of it this process may use.
 //!
-//! Everything comes from files of sysfs and procfs, read by [`SysFiles`]. What a leap cannot do without (which nodes are online, their CPUs
-//! and their memory) must be there and make sense. The rest (distances, tiers, firmware's access classes, the cpuset) is left open where it
-//! is missing or damaged, and [`Topology::warnings`] says what was left out and why; files that older kernels do not have are no reason for
-//! a warning.
+//! Everything comes from files of sysfs and procfs, read by [`SysFiles`]. What a leap cannot do
+//! without (which nodes are online, their CPUs and their memory) must be there and make sense. The
+//! rest (distances, tiers, firmware's access classes, the cpuset) is left open where it is missing
+//! or damaged, and [`Topology::warnings`] says what was left out and why; files that older kernels
+//! do not have are no reason for a warning.
 
 use std::path::{Path, PathBuf};
 
@@ -38,20 +39,27 @@ pub struct Node {
     pub cpus: Vec<usize>,
     /// Its memory in bytes; 0 for CPUs without any.
     pub total_bytes: u64,
-    /// What can be allocated without swapping: free pages, clean file pages and reclaimable slab, in bytes.
+    /// What can be allocated without swapping: free pages, clean file pages and reclaimable slab,
+    /// in bytes.
     pub free_bytes: u64,
-    /// Its huge pages, by size, the smallest first. Empty if the kernel has none, and for nodes without memory.
+    /// Its huge pages, by size, the smallest first. Empty if the kernel has none, and for nodes
+    /// without memory.
     pub huge_pages: Vec<HugePages>,
-    /// Its memory tier (Linux 6.1): the smaller the number, the faster the memory. `None` if the kernel does not say.
+    /// Its memory tier (Linux 6.1): the smaller the number, the faster the memory. `None` if the
+    /// kernel does not say.
     pub tier: Option<u32>,
-    /// How fast its memory is from where it is fastest, as the firmware says (HMAT). Empty if it says nothing.
+    /// How fast its memory is from where it is fastest, as the firmware says (HMAT). Empty if it
+    /// says nothing.
     pub access: Vec<Access>,
 }
 
 impl Node {
     /// How many huge pages of `page_bytes` are free; 0 if there are none of this size.
     pub fn free_huge(&self, page_bytes: u64) -> u64 {
-        self.huge_pages.iter().find(|pages| pages.page_bytes == page_bytes).map_or(0, |pages| pages.free)
+        self.huge_pages
+            .iter()
+            .find(|pages| pages.page_bytes == page_bytes)
+            .map_or(0, |pages| pages.free)
     }
 }
 
@@ -64,15 +72,17 @@ pub struct HugePages {
     pub total: u64,
     /// How many of them are free (`free_hugepages`).
     pub free: u64,
-    /// How many of them go away when they are freed, because they exceed the number reserved (`surplus_hugepages`).
+    /// How many of them go away when they are freed, because they exceed the number reserved
+    /// (`surplus_hugepages`).
     pub surplus: u64,
 }
 
-/// How fast the memory of a node is for the nodes nearest to it, as the firmware says (Documentation/admin-guide/mm/numaperf.rst). Not
-/// measured; `None` if it does not say.
+/// How fast the memory of a node is for the nodes nearest to it, as the firmware says
+/// (Documentation/admin-guide/mm/numaperf.rst). Not measured; `None` if it does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// 0: for whatever can access memory, such as CPUs and network cards (Linux 5.2); 1: for CPUs (Linux 5.10).
+    /// 0: for whatever can access memory, such as CPUs and network cards (Linux 5.2); 1: for CPUs
+    /// (Linux 5.10).
     pub class: u32,
     /// The nodes from which it is so fast.
     pub initiators: Vec<NodeId>,
@@ -108,7 +118,8 @@ impl Topology {
         Topology::read_from(&SysFiles::host())
     }
 
-    /// Reads the machine that `files` describe. The process whose cpuset counts is the `proc/self` there.
+    /// Reads the machine that `files` describe. The process whose cpuset counts is the `proc/self`
+    /// there.
     ///
     /// # Errors
     /// As for [`read`](Topology::read).
@@ -116,8 +127,8 @@ impl Topology {
         read::topology(files)
     }
 
-    /// Reads one node of this machine anew, as [`node`](Topology::node) gives it, but without tier and access classes: what changes while
-    /// memory is allocated, without reading everything else.
+    /// Reads one node of this machine anew, as [`node`](Topology::node) gives it, but without tier
+    /// and access classes: what changes while memory is allocated, without reading everything else.
     pub(crate) fn node_now(id: NodeId) -> Result<Node, Error> {
         let files = SysFiles::host();
         match read::node_now(&files, id)? {
@@ -137,8 +148,12 @@ impl Topology {
     /// [`Error::UnknownNode`] if not.
     pub fn node(&self, id: NodeId) -> Result<&Node, Error> {
         self.nodes.iter().find(|n| n.id == id && n.total_bytes > 0).ok_or_else(|| {
-            let known: Vec<String> =
-                self.nodes.iter().filter(|n| n.total_bytes > 0).map(|n| n.id.0.to_string()).collect();
+            let known: Vec<String> = self
+                .nodes
+                .iter()
+                .filter(|n| n.total_bytes > 0)
+                .map(|n| n.id.0.to_string())
+                .collect();
             Error::UnknownNode { node: id, known: known.join(", ") }
         })
     }
@@ -148,22 +163,24 @@ impl Topology {
         &self.possible
     }
 
-    /// The nodes that this process may take memory from: online, with memory, and in its cpuset (`Mems_allowed_list`, which cgroups and
-    /// `cpuset(7)` set).
+    /// The nodes that this process may take memory from: online, with memory, and in its cpuset
+    /// (`Mems_allowed_list`, which cgroups and `cpuset(7)` set).
     pub fn allowed_nodes(&self) -> Vec<NodeId> {
         let with_memory = self.nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id);
         with_memory.filter(|node| self.is_allowed(*node)).collect()
     }
 
-    /// Whether the node is in the cpuset of this process. A kernel without cpusets has all nodes in it.
+    /// Whether the node is in the cpuset of this process. A kernel without cpusets has all nodes in
+    /// it.
     pub fn is_allowed(&self, node: NodeId) -> bool {
         self.mems_allowed.as_ref().is_none_or(|allowed| allowed.binary_search(&node).is_ok())
     }
 
-    /// The CPUs that this process may run on (`Cpus_allowed_list`: its cpuset and its affinity). All that are online, if the kernel does
-    /// not say.
+    /// The CPUs that this process may run on (`Cpus_allowed_list`: its cpuset and its affinity).
+    /// All that are online, if the kernel does not say.
     pub fn allowed_cpus(&self) -> Vec<usize> {
-        let mut cpus: Vec<usize> = self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
+        let mut cpus: Vec<usize> =
+            self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
         if let Some(allowed) = &self.cpus_allowed {
             cpus.retain(|cpu| allowed.binary_search(cpu).is_ok());
         }
@@ -171,16 +188,19 @@ impl Topology {
         cpus
     }
 
-    /// The firmware's relative cost of memory on `to` for CPUs of `from`: 10 on the same node, 20 for twice that; never a latency. `None`
-    /// if one of them is not online, or the kernel does not say.
+    /// The firmware's relative cost of memory on `to` for CPUs of `from`: 10 on the same node, 20
+    /// for twice that; never a latency. `None` if one of them is not online, or the kernel does not
+    /// say.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let index = |id| self.nodes.iter().position(|node| node.id == id);
         self.distances.get(index(from)?)?.get(index(to)?).copied()
     }
 
-    /// The node itself if it has CPUs, else the nearest that has, by distance and then by number. The node itself if there is none at all.
+    /// The node itself if it has CPUs, else the nearest that has, by distance and then by number.
+    /// The node itself if there is none at all.
     pub fn nearest_with_cpus(&self, node: NodeId) -> NodeId {
-        let cost = |to: NodeId| if to == node { 0 } else { self.distance(node, to).unwrap_or(u32::MAX) };
+        let cost =
+            |to: NodeId| if to == node { 0 } else { self.distance(node, to).unwrap_or(u32::MAX) };
         let with_cpus = self.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
         with_cpus.min_by_key(|to| (cost(*to), *to)).unwrap_or(node)
     }
@@ -191,7 +211,8 @@ impl Topology {
     }
 }
 
-/// Whether the cpuset of the calling thread lets it have memory of a node now. A set that cannot be read allows everything.
+/// Whether the cpuset of the calling thread lets it have memory of a node now. A set that cannot be
+/// read allows everything.
 pub(crate) fn allows_node(node: u32) -> bool {
     let status = SysFiles::host().text("proc/thread-self/status").unwrap_or_default();
     let allowed = formats::status_value(&status, "Mems_allowed_list")
@@ -199,7 +220,8 @@ pub(crate) fn allows_node(node: u32) -> bool {
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
-/// The folder in which this machine's huge pages of `page_bytes` of a node are counted and reserved.
+/// The folder in which this machine's huge pages of `page_bytes` of a node are counted and
+/// reserved.
 pub(crate) fn huge_folder(node: NodeId, page_bytes: u64) -> PathBuf {
     let root = Path::new("/");
     let folder = root.join(read::huge_folder(root.join(NODES).exists(), node));
@@ -270,7 +292,10 @@ mod tests {
         let machine = machine(&[(0, &[0], 1), (1, &[1], 0), (4, &[], 1)], Some(&[1, 4]));
         assert!(machine.node(NodeId(4)).is_ok());
         let error = machine.node(NodeId(1)).unwrap_err();
-        assert!(error.is_usage() && error.to_string().ends_with("the nodes with memory are 0, 4"), "{error}");
+        assert!(
+            error.is_usage() && error.to_string().ends_with("the nodes with memory are 0, 4"),
+            "{error}"
+        );
         assert_eq!(machine.allowed_nodes(), [NodeId(4)]);
         assert_eq!(machine.allowed_cpus(), [0, 1]);
     }

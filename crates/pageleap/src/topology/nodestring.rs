@@ -1,4 +1,5 @@
-//! Sets of nodes as `numactl` takes them on its command line (numactl(8), `numa_parse_nodestring` of libnuma 2.0.16).
+//! Sets of nodes as `numactl` takes them on its command line (numactl(8), `numa_parse_nodestring`
+//! of libnuma 2.0.16).
 
 use super::files::shortened;
 use super::formats::{id_list, parse_id};
@@ -6,7 +7,8 @@ use super::{MAX_NODES, Topology};
 use crate::error::Error;
 use crate::units::NodeId;
 
-/// Bytes of the longest text that is looked at: far more than all 1024 nodes take that Linux can have.
+/// Bytes of the longest text that is looked at: far more than all 1024 nodes take that Linux can
+/// have.
 const MAX_TEXT: usize = 8192;
 
 impl Topology {
@@ -20,12 +22,14 @@ impl Topology {
     /// | `!1`, `!+1` | all that it may use but those named; the sign stands for the whole text, as does `+` |
     /// | `same` | what `same` has: the set that was named before this one |
     ///
-    /// Where libnuma takes what is likely a mistake, this does not: an empty text or set, ranges that run backwards, octal and hexadecimal
-    /// numbers, white space. `!` never gives nodes that the process may not use; libnuma counts up to the number of nodes instead, which
-    /// fails for sparse ids. The names of devices, files and hosts that numactl resolves are not known here.
+    /// Where libnuma takes what is likely a mistake, this does not: an empty text or set, ranges
+    /// that run backwards, octal and hexadecimal numbers, white space. `!` never gives nodes that
+    /// the process may not use; libnuma counts up to the number of nodes instead, which fails for
+    /// sparse ids. The names of devices, files and hosts that numactl resolves are not known here.
     ///
     /// # Errors
-    /// [`Error::BadArgument`], which names the part at fault and lists the nodes that the process may use.
+    /// [`Error::BadArgument`], which names the part at fault and lists the nodes that the process
+    /// may use.
     #[doc(alias = "numa_parse_nodestring")]
     pub fn parse_nodes(&self, text: &str, same: Option<&[NodeId]>) -> Result<Vec<NodeId>, Error> {
         let allowed = self.allowed_nodes();
@@ -33,7 +37,9 @@ impl Topology {
         let refuse = |reason: String| Error::BadArgument {
             what: "nodes",
             reason: format!("`{}`: {reason}", shortened(text)),
-            remedy: format!("the nodes that this process may use are {known}; numactl(8) has the notation"),
+            remedy: format!(
+                "the nodes that this process may use are {known}; numactl(8) has the notation"
+            ),
         };
         let nodes = match text {
             "same" => {
@@ -43,7 +49,9 @@ impl Topology {
                 nodes.dedup();
                 nodes
             }
-            _ if text.len() > MAX_TEXT => return Err(refuse(format!("more than {MAX_TEXT} characters"))),
+            _ if text.len() > MAX_TEXT => {
+                return Err(refuse(format!("more than {MAX_TEXT} characters")));
+            }
             _ => self.parse_set(text, &allowed).map_err(refuse)?,
         };
         if nodes.is_empty() { Err(refuse("this names no node".into())) } else { Ok(nodes) }
@@ -65,12 +73,24 @@ impl Topology {
             }
             named[first..=last].fill(true);
         }
-        Ok(allowed.iter().zip(named).filter(|(_, named)| *named != inverse).map(|(node, _)| *node).collect())
+        Ok(allowed
+            .iter()
+            .zip(named)
+            .filter(|(_, named)| *named != inverse)
+            .map(|(node, _)| *node)
+            .collect())
     }
 
     /// Where among the allowed nodes the one with this number is.
-    fn place(&self, number: &str, part: &str, relative: bool, allowed: &[NodeId]) -> Result<usize, String> {
-        let within = if number == part { String::new() } else { format!(" in `{}`", shortened(part)) };
+    fn place(
+        &self,
+        number: &str,
+        part: &str,
+        relative: bool,
+        allowed: &[NodeId],
+    ) -> Result<usize, String> {
+        let within =
+            if number == part { String::new() } else { format!(" in `{}`", shortened(part)) };
         let number = parse_id(number, MAX_NODES).map_err(|_| match number {
             "" if part.is_empty() => "a number is missing".to_owned(),
             "" => format!("a number is missing{within}"),
@@ -78,9 +98,9 @@ impl Topology {
             _ => format!("`{}`{within} is not a node", shortened(number)),
         })?;
         if relative {
-            return (number < allowed.len())
-                .then_some(number)
-                .ok_or_else(|| format!("`+{number}`{within} counts beyond the {} nodes", allowed.len()));
+            return (number < allowed.len()).then_some(number).ok_or_else(|| {
+                format!("`+{number}`{within} counts beyond the {} nodes", allowed.len())
+            });
         }
         let node = NodeId(number as u32);
         allowed.binary_search(&node).map_err(|_| {
@@ -100,7 +120,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Nodes 0, 2, 3, 5 and 8 with memory, of which the process may use all but 3; node 6 has CPUs only.
+    /// Nodes 0, 2, 3, 5 and 8 with memory, of which the process may use all but 3; node 6 has CPUs
+    /// only.
     fn sparse() -> Topology {
         let nodes: [(u32, &[usize], u64); 6] =
             [(0, &[0], 1), (2, &[1], 1), (3, &[], 1), (5, &[], 1), (6, &[2], 0), (8, &[3], 1)];
@@ -156,7 +177,10 @@ mod tests {
             ("0x1", "`0x1` is not a node"),
             ("0, 2", "` 2` is not a node"),
             ("1024", "`1024` is not a node"),
-            ("0-99999999999999999999", "`99999999999999999999` in `0-99999999999999999999` is not a node"),
+            (
+                "0-99999999999999999999",
+                "`99999999999999999999` in `0-99999999999999999999` is not a node",
+            ),
             ("0,4", "node 4 does not exist here, or is offline"),
             ("0-4", "node 4 in `0-4` does not exist"),
             ("6", "node 6 has no memory"),

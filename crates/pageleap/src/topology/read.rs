@@ -13,7 +13,8 @@ const STATUS: &str = "proc/self/status";
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
 /// No CPU of Linux has a larger number (`NR_CPUS` is at most 8192, `CONFIG_MAXSMP` on x86).
 const MAX_CPUS: usize = 8192;
-/// Tiers and huge page sizes that are looked at. Linux makes at most four sizes (arm64), and a tier per kind of memory.
+/// Tiers and huge page sizes that are looked at. Linux makes at most four sizes (arm64), and a tier
+/// per kind of memory.
 const MAX_FOLDERS: usize = 64;
 /// Warnings kept; those after them are counted.
 const MAX_WARNINGS: usize = 16;
@@ -49,7 +50,8 @@ pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {
         let found = huge_pages(files, &huge_folder(online.is_some(), node.id));
         node.huge_pages = reading.noted(found.map(Some)).unwrap_or_default();
         if online.is_some() {
-            node.access = [0, 1].into_iter().filter_map(|class| reading.access(node.id, class)).collect();
+            node.access =
+                [0, 1].into_iter().filter_map(|class| reading.access(node.id, class)).collect();
         }
     }
     reading.set_tiers(&mut nodes);
@@ -98,7 +100,15 @@ fn node(files: &SysFiles, id: usize) -> Result<Node, Error> {
 /// A node of which only that much is known yet.
 fn bare_node(id: usize, cpus: Vec<usize>, total_bytes: u64, free_bytes: u64) -> Node {
     let id = NodeId(id as u32);
-    Node { id, cpus, total_bytes, free_bytes, huge_pages: Vec::new(), tier: None, access: Vec::new() }
+    Node {
+        id,
+        cpus,
+        total_bytes,
+        free_bytes,
+        huge_pages: Vec::new(),
+        tier: None,
+        access: Vec::new(),
+    }
 }
 
 /// The one node of a kernel without NUMA support.
@@ -186,27 +196,31 @@ impl Reading<'_> {
         self.parsed(path, |text| parse_list(text, end))
     }
 
-    /// A node's row of distances; empty if the file is missing or does not fit the online nodes, one of which may have come or gone meanwhile.
+    /// A node's row of distances; empty if the file is missing or does not fit the online nodes,
+    /// one of which may have come or gone meanwhile.
     fn distances(&mut self, id: usize, nodes: usize) -> Vec<u32> {
         let path = format!("{NODES}/node{id}/distance");
         self.parsed(&path, |text| distances(text, nodes)).unwrap_or_default()
     }
 
-    /// A node's performance for initiators of a class. The kernel makes the folder for every node that HMAT names, and writes 0 for what it
-    /// does not say.
+    /// A node's performance for initiators of a class. The kernel makes the folder for every node
+    /// that HMAT names, and writes 0 for what it does not say.
     fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
         let folder = format!("{NODES}/node{}/access{class}/initiators", id.0);
         // A link to each node, and a few figures.
         let names = self.files.names_if_there(&folder, MAX_NODES + 64);
         let names = self.noted(names)?;
-        let nodes = names.iter().filter_map(|name| parse_id(name.strip_prefix("node")?, MAX_NODES).ok());
+        let nodes =
+            names.iter().filter_map(|name| parse_id(name.strip_prefix("node")?, MAX_NODES).ok());
         let mut initiators = node_ids(nodes.collect());
         initiators.sort_unstable();
         initiators.dedup();
         initiators.shrink_to_fit();
         let mut number = |name: &str| {
             let path = format!("{folder}/{name}");
-            let parse = |text: &str| text.trim_ascii().parse::<u64>().map_err(|_| "not a number".to_owned());
+            let parse = |text: &str| {
+                text.trim_ascii().parse::<u64>().map_err(|_| "not a number".to_owned())
+            };
             self.parsed(&path, parse).filter(|value| *value > 0)
         };
         let access = Access {
@@ -243,8 +257,8 @@ impl Reading<'_> {
         let status = status.as_deref().unwrap_or_default();
         let mut list = |name: &str, end| {
             let text = status_value(status, name)?;
-            let list =
-                parse_list(text, end).map_err(|reason| files.damaged(STATUS, format!("{name}: {reason}")));
+            let list = parse_list(text, end)
+                .map_err(|reason| files.damaged(STATUS, format!("{name}: {reason}")));
             self.noted(list.map(Some))
         };
         let nodes = list("Mems_allowed_list", MAX_NODES).map(node_ids);

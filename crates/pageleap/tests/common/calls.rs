@@ -32,7 +32,8 @@ pub fn pipe() -> (File, File) {
 impl Ends {
     pub fn new() -> Ends {
         let (pipe, mut packets) = (pipe(), [0; 2]);
-        // SAFETY: a plain call; the second one writes two fresh descriptors to its array, of which each becomes one file.
+        // SAFETY: a plain call; the second one writes two fresh descriptors to its array, of which
+        // each becomes one file.
         let packets = unsafe {
             assert!(libc::fcntl(pipe.0.as_raw_fd(), libc::F_SETPIPE_SZ, 1 << 18) > 0);
             let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -46,7 +47,8 @@ impl Ends {
     /// Runs one request and returns its result.
     fn submit(&mut self, entry: io_uring::squeue::Entry) -> Result<usize> {
         let ring = self.ring.as_mut().expect("looked for before");
-        // SAFETY: the memory that the entry names lives until the request is done, which is waited for.
+        // SAFETY: the memory that the entry names lives until the request is done, which is waited
+        // for.
         unsafe { ring.submission().push(&entry) }.unwrap();
         let done = loop {
             match ring.submit_and_wait(1) {
@@ -58,7 +60,8 @@ impl Ends {
             }
         };
         match -done {
-            // What older kernels (6.1) make of a signal that arrives while they hand the request on.
+            // What older kernels (6.1) make of a signal that arrives while they hand the request
+            // on.
             libc::ECANCELED => Err(Error::from_raw_os_error(libc::EINTR)),
             errno if errno > 0 => Err(Error::from_raw_os_error(errno)),
             _ => Ok(done as usize),
@@ -99,9 +102,11 @@ pub struct Writing {
     pub name: &'static str,
     /// Puts the data where the call finds it.
     pub feed: fn(&mut Ends, &[u8]),
-    /// Has the kernel write what has been fed, from the byte `done` on, to so many bytes at an address.
+    /// Has the kernel write what has been fed, from the byte `done` on, to so many bytes at an
+    /// address.
     pub take: fn(ends: &mut Ends, to: *mut u8, len: usize, done: usize) -> Result<usize>,
-    /// Whether a call that fails consumes nothing, so that it can be repeated (docs/protocol.md, section 10).
+    /// Whether a call that fails consumes nothing, so that it can be repeated (docs/protocol.md,
+    /// section 10).
     pub keeps: bool,
     /// Whether it needs io_uring.
     pub by_ring: bool,
@@ -111,13 +116,16 @@ fn into_pipe(ends: &mut Ends, data: &[u8]) {
     ends.pipe.1.write_all(data).unwrap();
 }
 
-// SAFETY of all blocks: the caller has `len` bytes at the address, in a region that lives, and they consist of atomics.
+// SAFETY of all blocks: the caller has `len` bytes at the address, in a region that lives, and they
+// consist of atomics.
 #[allow(clippy::undocumented_unsafe_blocks)]
 pub static WRITING: [Writing; 8] = [
     Writing {
         name: "read(pipe)",
         feed: into_pipe,
-        take: |ends, to, len, _| counted(unsafe { libc::read(ends.pipe.0.as_raw_fd(), to.cast(), len) }),
+        take: |ends, to, len, _| {
+            counted(unsafe { libc::read(ends.pipe.0.as_raw_fd(), to.cast(), len) })
+        },
         keeps: true,
         by_ring: false,
     },
@@ -134,7 +142,8 @@ pub static WRITING: [Writing; 8] = [
         name: "preadv",
         feed: Ends::put,
         take: |ends, to, len, done| {
-            let piece = |from, len| libc::iovec { iov_base: to.wrapping_add(from).cast(), iov_len: len };
+            let piece =
+                |from, len| libc::iovec { iov_base: to.wrapping_add(from).cast(), iov_len: len };
             let pieces = [piece(0, len / 4), piece(len / 4, len - len / 4)];
             counted(unsafe { libc::preadv(ends.file.as_raw_fd(), pieces.as_ptr(), 2, done as i64) })
         },
@@ -175,7 +184,8 @@ pub static WRITING: [Writing; 8] = [
         name: "io_uring read(file)",
         feed: Ends::put,
         take: |ends, to, len, done| {
-            let read = opcode::Read::new(Fd(ends.file.as_raw_fd()), to, len as u32).offset(done as u64);
+            let read =
+                opcode::Read::new(Fd(ends.file.as_raw_fd()), to, len as u32).offset(done as u64);
             ends.submit(read.build())
         },
         keeps: true,
@@ -186,7 +196,8 @@ pub static WRITING: [Writing; 8] = [
         name: "io_uring read(file, async)",
         feed: Ends::put,
         take: |ends, to, len, done| {
-            let read = opcode::Read::new(Fd(ends.file.as_raw_fd()), to, len as u32).offset(done as u64);
+            let read =
+                opcode::Read::new(Fd(ends.file.as_raw_fd()), to, len as u32).offset(done as u64);
             ends.submit(read.build().flags(io_uring::squeue::Flags::ASYNC))
         },
         keeps: true,
@@ -194,7 +205,8 @@ pub static WRITING: [Writing; 8] = [
     },
 ];
 
-/// A call by which the kernel reads so many bytes at an address; what it has read lies in the file then.
+/// A call by which the kernel reads so many bytes at an address; what it has read lies in the file
+/// then.
 pub struct Reading {
     pub name: &'static str,
     pub take: fn(ends: &mut Ends, from: *mut u8, len: usize) -> Result<usize>,
@@ -208,7 +220,8 @@ pub static READING: [Reading; 4] = [
     Reading {
         name: "write(pipe)",
         take: |ends, from, len| {
-            let written = counted(unsafe { libc::write(ends.pipe.1.as_raw_fd(), from.cast(), len) })?;
+            let written =
+                counted(unsafe { libc::write(ends.pipe.1.as_raw_fd(), from.cast(), len) })?;
             let mut back = vec![0; written];
             ends.pipe.0.read_exact(&mut back).unwrap();
             ends.put(&back);
@@ -218,13 +231,16 @@ pub static READING: [Reading; 4] = [
     },
     Reading {
         name: "pwrite",
-        take: |ends, from, len| counted(unsafe { libc::pwrite(ends.file.as_raw_fd(), from.cast(), len, 0) }),
+        take: |ends, from, len| {
+            counted(unsafe { libc::pwrite(ends.file.as_raw_fd(), from.cast(), len, 0) })
+        },
         by_ring: false,
     },
     Reading {
         name: "send",
         take: |ends, from, len| {
-            let sent = counted(unsafe { libc::send(ends.sockets[0].as_raw_fd(), from.cast(), len, 0) })?;
+            let sent =
+                counted(unsafe { libc::send(ends.sockets[0].as_raw_fd(), from.cast(), len, 0) })?;
             let mut back = vec![0; sent];
             ends.sockets[1].read_exact(&mut back).unwrap();
             ends.put(&back);
@@ -242,10 +258,12 @@ pub static READING: [Reading; 4] = [
     },
 ];
 
-/// Has the kernel write to bytes by their frames, as it does for another process, or read from them.
+/// Has the kernel write to bytes by their frames, as it does for another process, or read from
+/// them.
 ///
 /// # Safety
-/// There are as many bytes at the address as in `data`, in memory of this process that consists of atomics.
+/// There are as many bytes at the address as in `data`, in memory of this process that consists of
+/// atomics.
 pub unsafe fn process_vm(at: *mut u8, data: &mut [u8], write: bool) -> Result<usize> {
     let len = data.len();
     let piece = |base: *mut u8| libc::iovec { iov_base: base.cast(), iov_len: len };
@@ -261,7 +279,8 @@ pub unsafe fn process_vm(at: *mut u8, data: &mut [u8], write: bool) -> Result<us
     })
 }
 
-/// Puts the memory itself into a pipe, not its bytes: what comes out is what its frames contain then.
+/// Puts the memory itself into a pipe, not its bytes: what comes out is what its frames contain
+/// then.
 ///
 /// # Safety
 /// There are `len` bytes at the address, in memory of this process.

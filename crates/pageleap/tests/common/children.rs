@@ -24,8 +24,9 @@ pub fn mapped_in_a_child(addresses: &[usize]) -> i32 {
         assert!(child >= 0);
         if child == 0 {
             let mut resident = 0u8;
-            let is_mapped =
-                |addr: &&usize| libc::mincore(**addr as *mut libc::c_void, 4096, &mut resident) == 0;
+            let is_mapped = |addr: &&usize| {
+                libc::mincore(**addr as *mut libc::c_void, 4096, &mut resident) == 0
+            };
             libc::_exit(addresses.iter().filter(is_mapped).count() as i32);
         }
         let mut status = 0;

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use crate::common::Random;
 
-/// One of the words that belong to `owner`, the one of `owners` that has every `owners`-th word from its own number on. `skew` percent of them
-/// lie in the first 3.125 % of all words.
+/// One of the words that belong to `owner`, the one of `owners` that has every `owners`-th word
+/// from its own number on. `skew` percent of them lie in the first 3.125 % of all words.
 pub fn word_of(random: &mut Random, words: usize, owners: usize, owner: usize, skew: u64) -> usize {
     let span = if random.below(100) < skew { words / 32 } else { words };
     random.below((span / owners) as u64) as usize * owners + owner
 }
 
-/// Maps, faults and unmaps memory that has nothing to do with any region, once. Shows it with `round` in it to nobody.
+/// Maps, faults and unmaps memory that has nothing to do with any region, once. Shows it with
+/// `round` in it to nobody.
 pub fn use_other_memory(round: u64) {
     let mut pages = vec![0u8; 256 << 10];
     pages.iter_mut().step_by(4096).for_each(|b| *b = round as u8);

@@ -1,5 +1,5 @@
-//! What several test binaries need: pools on the first node, skips that leave a trace, the kernel's view of the process, child
-//! processes, and reproducible random numbers.
+//! What several test binaries need: pools on the first node, skips that leave a trace, the kernel's
+//! view of the process, child processes, and reproducible random numbers.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use pageleap::backend::Call;
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
-    Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, topology::Topology,
+    Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
+    topology::Topology,
 };
 
 /// Two pools of the same size, on two nodes where the machine has them, else on one.
@@ -49,7 +50,8 @@ pub fn pool_mappings() -> Vec<String> {
     maps.lines().filter(|line| line.contains("memfd:pageleap")).map(str::to_owned).collect()
 }
 
-/// Tests that look at the whole process (mappings, descriptors) or need scarce huge pages take turns.
+/// Tests that look at the whole process (mappings, descriptors) or need scarce huge pages take
+/// turns.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,7 +70,8 @@ pub fn for_page_sizes(test: &str, pages: usize, body: impl Fn([Pool; 2])) {
     }
 }
 
-/// Skips a test for huge pages that the machine does not have. Base pages there must be, and any other error is a failure.
+/// Skips a test for huge pages that the machine does not have. Base pages there must be, and any
+/// other error is a failure.
 pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
     match error {
         Error::OutOfMemory { .. } | Error::NotHuge { .. } if page != PageSize::Base => {
@@ -78,7 +81,8 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
     }
 }
 
-/// The warnings of a job, except that an engine was chosen which lets some system calls fail: that depends on the machine and the pages.
+/// The warnings of a job, except that an engine was chosen which lets some system calls fail: that
+/// depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&String> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
     let fails = matches!(report.engine, Engine::Mprotect | Engine::PrecopyProtect);
@@ -103,31 +107,45 @@ pub fn can_follow() -> bool {
     works(EngineChoice::Precopy)
 }
 
-/// By what tests are repeated for each engine: the last resort, the best that works here, and what is between them.
-pub const ENGINES: [EngineChoice; 4] =
-    [EngineChoice::Mprotect, EngineChoice::Auto, EngineChoice::WpSync, EngineChoice::PrecopyProtect];
+/// By what tests are repeated for each engine: the last resort, the best that works here, and what
+/// is between them.
+pub const ENGINES: [EngineChoice; 4] = [
+    EngineChoice::Mprotect,
+    EngineChoice::Auto,
+    EngineChoice::WpSync,
+    EngineChoice::PrecopyProtect,
+];
 
-/// Those of [`ENGINES`] that work here. Where processors are emulated only the first two: what `auto` chooses differs between the kernels of the lab.
+/// Those of [`ENGINES`] that work here. Where processors are emulated only the first two: what
+/// `auto` chooses differs between the kernels of the lab.
 pub fn engines() -> Vec<EngineChoice> {
     let most = if in_lab() { 2 } else { ENGINES.len() };
     ENGINES[..most].iter().copied().filter(|engine| works(*engine)).collect()
 }
 
-/// Whether this is a machine of the lab, where every instruction is emulated: less of the same is enough there.
+/// Whether this is a machine of the lab, where every instruction is emulated: less of the same is
+/// enough there.
 pub fn in_lab() -> bool {
     std::env::var_os("PAGELEAP_LAB").is_some()
 }
 
 /// The engines between which `auto` chooses here, but the last.
 pub fn ladder(page: PageSize) -> Vec<Engine> {
-    let fits =
-        |engine: &Engine| !(page.is_hugetlb() && *engine == Engine::Precopy || *engine == Engine::Mprotect);
+    let fits = |engine: &Engine| {
+        !(page.is_hugetlb() && *engine == Engine::Precopy || *engine == Engine::Mprotect)
+    };
     let works = EngineChoice::ALL.into_iter().filter(|choice| works(*choice));
     works.filter_map(EngineChoice::forced).filter(fits).collect()
 }
 
-/// Checks which engine a job has used: with [`EngineChoice::Auto`] the first of `ladder` whose tracker was opened, or the last resort.
-pub fn check_engine(engine: EngineChoice, report: &Report, struck: Option<Call>, ladder: &[Engine]) {
+/// Checks which engine a job has used: with [`EngineChoice::Auto`] the first of `ladder` whose
+/// tracker was opened, or the last resort.
+pub fn check_engine(
+    engine: EngineChoice,
+    report: &Report,
+    struck: Option<Call>,
+    ladder: &[Engine],
+) {
     let refused = usize::from(struck == Some(Call::OpenTracker));
     let expected = match engine {
         EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(Engine::Mprotect).to_string(),
@@ -159,10 +177,15 @@ fn stamped(seed: u64, word: usize) -> u64 {
 }
 
 /// The words of a range that are stamped, with their values.
-fn stamps(region: &Region, range: Range<usize>, seed: u64) -> impl Iterator<Item = (usize, &AtomicU64, u64)> {
+fn stamps(
+    region: &Region,
+    range: Range<usize>,
+    seed: u64,
+) -> impl Iterator<Item = (usize, &AtomicU64, u64)> {
     let first = range.start / 8;
     let words = region.atomics_u64(range).unwrap().iter().enumerate();
-    let chosen = words.map(move |(i, word)| (first + i, word)).filter(|(i, _)| i % STAMP_STRIDE == 0);
+    let chosen =
+        words.map(move |(i, word)| (first + i, word)).filter(|(i, _)| i % STAMP_STRIDE == 0);
     chosen.map(move |(i, word)| (i, word, stamped(seed, i)))
 }
 
@@ -183,7 +206,8 @@ pub fn is_zero(region: &Region, range: Range<usize>) -> bool {
     region.atomics_u64(range).unwrap().iter().all(|word| word.load(Relaxed) == 0)
 }
 
-/// The permissions and the flags (`VmFlags`) of each part of an address range, from smaps, equal neighbours joined.
+/// The permissions and the flags (`VmFlags`) of each part of an address range, from smaps, equal
+/// neighbours joined.
 pub fn vm_flags(start: usize, len: usize) -> Vec<(Range<usize>, String)> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut parts: Vec<(Range<usize>, String)> = Vec::new();
@@ -216,12 +240,14 @@ pub fn region_flags(region: &Region) -> Vec<(Range<usize>, String)> {
 /// What the process' open descriptors are, as far as pools and jobs could have opened them.
 pub fn own_descriptors() -> Vec<String> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    let names = open.filter_map(|fd| Some(std::fs::read_link(fd.ok()?.path()).ok()?.display().to_string()));
+    let names =
+        open.filter_map(|fd| Some(std::fs::read_link(fd.ok()?.path()).ok()?.display().to_string()));
     let ours = ["memfd:pageleap", "eventfd", "userfaultfd", "pagemap"];
     names.filter(|name| ours.iter().any(|kind| name.contains(kind))).collect()
 }
 
-/// Waits for something that another thread is about to do. Gives up, and returns false, only after far more time than it takes.
+/// Waits for something that another thread is about to do. Gives up, and returns false, only after
+/// far more time than it takes.
 pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !condition() {
@@ -242,7 +268,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Between two looks at something that changes: where CPUs are emulated, one that never rests keeps the others waiting.
+/// Between two looks at something that changes: where CPUs are emulated, one that never rests keeps
+/// the others waiting.
 pub fn rest() {
     std::thread::sleep(Duration::from_micros(50));
 }
@@ -267,7 +294,8 @@ pub enum End {
     Hung,
 }
 
-/// Runs `test` of this binary again in a child process, which finds `case` in [`case`]. Returns how it ended, and what it wrote.
+/// Runs `test` of this binary again in a child process, which finds `case` in [`case`]. Returns how
+/// it ended, and what it wrote.
 pub fn run_case(test: &str, case: &str) -> (End, String) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -303,7 +331,10 @@ pub fn run_case(test: &str, case: &str) -> (End, String) {
     };
     let output = reader.join().unwrap();
     // A harness without such a test ends well, having done nothing.
-    assert!(end != End::Exited(0) || output.contains("running 1 test"), "there is no test {test}: {output}");
+    assert!(
+        end != End::Exited(0) || output.contains("running 1 test"),
+        "there is no test {test}: {output}"
+    );
     (end, output)
 }
 

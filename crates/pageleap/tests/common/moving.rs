@@ -1,4 +1,5 @@
-//! A region that is being moved while something else happens, and cases that each need a process of their own.
+//! A region that is being moved while something else happens, and cases that each need a process of
+//! their own.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -36,8 +37,11 @@ pub fn leap_until(stop: &AtomicBool, region: &Region, pools: &[Pool; 2], leaps: 
     while !stop.load(Relaxed) {
         let leap = leaps.load(Relaxed) as usize;
         let engine = engines()[leap / 2 % engines().len()];
-        let report =
-            migration(region, 0..BYTES, &pools[(leap + 1) % 2]).engine(engine).start().unwrap().wait();
+        let report = migration(region, 0..BYTES, &pools[(leap + 1) % 2])
+            .engine(engine)
+            .start()
+            .unwrap()
+            .wait();
         assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
         leaps.fetch_add(1, Relaxed);
     }

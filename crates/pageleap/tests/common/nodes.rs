@@ -1,5 +1,5 @@
-//! What tests of several memory nodes need. The observer is never the one that the library asks (`move_pages`): the kernel's counts in
-//! `numa_maps`.
+//! What tests of several memory nodes need. The observer is never the one that the library asks
+//! (`move_pages`): the kernel's counts in `numa_maps`.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -55,8 +55,8 @@ pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
     bytes
 }
 
-/// Expects that the kernel takes pages of a region that have gone, by swapping, from this node only, and leaves those alone that are there.
-/// On hugetlb there are no such pages.
+/// Expects that the kernel takes pages of a region that have gone, by swapping, from this node
+/// only, and leaves those alone that are there. On hugetlb there are no such pages.
 pub fn check_bound(region: &Region, node: NodeId) {
     if region.page_size().is_hugetlb() {
         return;
@@ -103,8 +103,14 @@ pub fn go_part(region: &Region, range: Range<usize>, to: impl Into<Destination>)
     report
 }
 
-/// Runs a test with a pool of `bytes` on each of the nodes, for each page size of which the machine has enough.
-pub fn for_page_sizes(test: &str, nodes: &[NodeId], bytes: usize, body: impl Fn(PageSize, Vec<Pool>)) {
+/// Runs a test with a pool of `bytes` on each of the nodes, for each page size of which the machine
+/// has enough.
+pub fn for_page_sizes(
+    test: &str,
+    nodes: &[NodeId],
+    bytes: usize,
+    body: impl Fn(PageSize, Vec<Pool>),
+) {
     for page in common::PAGE_SIZES {
         match pools_on(nodes, page, bytes) {
             Ok(pools) => body(page, pools),

@@ -21,7 +21,8 @@ pub struct Request {
 
 type Rule = dyn Fn(&Request) -> Option<Errno> + Send + Sync;
 
-/// Asks a rule before each mapping call. A refused call does nothing. The rule may run in a signal handler: atomics only.
+/// Asks a rule before each mapping call. A refused call does nothing. The rule may run in a signal
+/// handler: atomics only.
 pub struct Refusing {
     inner: Arc<dyn Backend>,
     rule: Box<Rule>,
@@ -51,7 +52,8 @@ impl Refusing {
     }
 }
 
-// SAFETY: as the backend inside it. All blocks below: each method forwards its caller's promise about the same ranges.
+// SAFETY: as the backend inside it. All blocks below: each method forwards its caller's promise
+// about the same ranges.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Backend for Refusing {
     fn is_host_memory(&self) -> bool {
@@ -130,13 +132,25 @@ unsafe impl Backend for Refusing {
     fn end_tracker(&self, tracker: Tracker) {
         self.inner.end_tracker(tracker);
     }
-    unsafe fn track(&self, tracker: Tracker, addr: usize, len: usize, hold: bool) -> Result<(), Errno> {
+    unsafe fn track(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        hold: bool,
+    ) -> Result<(), Errno> {
         unsafe { self.at(Call::Track, addr)?.track(tracker, addr, len, hold) }
     }
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         unsafe { self.at(Call::Untrack, addr)?.untrack(tracker, addr, len) }
     }
-    unsafe fn mark_clean(&self, tracker: Tracker, addr: usize, len: usize, split: bool) -> Result<(), Errno> {
+    unsafe fn mark_clean(
+        &self,
+        tracker: Tracker,
+        addr: usize,
+        len: usize,
+        split: bool,
+    ) -> Result<(), Errno> {
         unsafe { self.at(Call::MarkClean, addr)?.mark_clean(tracker, addr, len, split) }
     }
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
@@ -155,7 +169,13 @@ unsafe impl Backend for Refusing {
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         self.at(Call::Wake, addr)?.wake(tracker, addr, len)
     }
-    unsafe fn read_file(&self, file: MemoryFile, offset: u64, dst: usize, len: usize) -> Result<(), Errno> {
+    unsafe fn read_file(
+        &self,
+        file: MemoryFile,
+        offset: u64,
+        dst: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
         unsafe { self.at(Call::ReadFile, dst)?.read_file(file, offset, dst, len) }
     }
     fn hurry(&self, on: bool) -> bool {

@@ -1,4 +1,5 @@
-//! Machines recorded in `tests/data/topology`, unpacked into folders that can be read instead of `/`.
+//! Machines recorded in `tests/data/topology`, unpacked into folders that can be read instead of
+//! `/`.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -30,7 +31,8 @@ impl Tree {
     /// One without files.
     pub fn empty() -> Tree {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let unique = format!("pageleap-tree-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let unique =
+            format!("pageleap-tree-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let tree = Tree { parent: std::env::temp_dir().join(unique) };
         fs::create_dir_all(tree.root()).unwrap();
         tree
@@ -38,7 +40,8 @@ impl Tree {
 
     /// A recorded one.
     pub fn recorded(name: &str) -> Tree {
-        let (_, text) = RECORDED.iter().find(|(recorded, _)| *recorded == name).expect("it is recorded");
+        let (_, text) =
+            RECORDED.iter().find(|(recorded, _)| *recorded == name).expect("it is recorded");
         let tree = Tree::empty();
         for line in text.lines() {
             match line.split_once('\t') {

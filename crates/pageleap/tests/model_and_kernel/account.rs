@@ -1,4 +1,5 @@
-//! What both machines must show: the plainest account of a program, with which two that are wrong in the same way do not agree.
+//! What both machines must show: the plainest account of a program, with which two that are wrong
+//! in the same way do not agree.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +23,8 @@ struct Wanted {
     locked: bool,
 }
 
-/// The plainest account of a program: what two machines that are wrong in the same way do not agree with.
+/// The plainest account of a program: what two machines that are wrong in the same way do not agree
+/// with.
 pub struct Account {
     /// The numbers of the pools by place.
     pools: Vec<usize>,
@@ -44,7 +46,11 @@ impl Account {
     }
 
     /// The backed pages of a part that may lie partly outside.
-    fn pages(&mut self, region: usize, part: &Range<usize>) -> impl Iterator<Item = (u64, &mut Wanted)> {
+    fn pages(
+        &mut self,
+        region: usize,
+        part: &Range<usize>,
+    ) -> impl Iterator<Item = (u64, &mut Wanted)> {
         let pages = part.start / BASE_PAGE..part.end.div_ceil(BASE_PAGE);
         let all = self.regions[region].iter_mut().skip(pages.start).take(pages.len());
         all.enumerate().filter_map(|(i, page)| Some((i as u64, page.as_mut()?)))
@@ -63,7 +69,9 @@ impl Account {
             Step::NewRegion { region, pool, bytes } => {
                 self.regions[*region] = vec![new(self.pool(*pool)); bytes.div_ceil(BASE_PAGE)];
             }
-            Step::Reserve { region, .. } | Step::DropRegion { region } => self.regions[*region].clear(),
+            Step::Reserve { region, .. } | Step::DropRegion { region } => {
+                self.regions[*region].clear()
+            }
             Step::Grow { region, bytes, pool } => {
                 let (pool, pages) = (self.pool(*pool), &mut self.regions[*region]);
                 pages.resize(pages.len().max(bytes.div_ceil(BASE_PAGE)), new(pool));
@@ -100,12 +108,19 @@ impl Account {
     pub fn check(&mut self, region: usize, view: &RegionView) -> Result<(), String> {
         let wanted = self.regions[region].clone();
         if wanted.len() * BASE_PAGE != view.len {
-            return Err(format!("region {region} has {} bytes instead of {} pages", view.len, wanted.len()));
+            return Err(format!(
+                "region {region} has {} bytes instead of {} pages",
+                view.len,
+                wanted.len()
+            ));
         }
         for (number, (page, wanted)) in view.pages.iter().zip(wanted).enumerate() {
             let agrees = match (page, wanted) {
                 (Page::Unbacked, None) => true,
-                (Page::Backed { file, access, dont_fork, dont_dump, locked, words, .. }, Some(w)) => {
+                (
+                    Page::Backed { file, access, dont_fork, dont_dump, locked, words, .. },
+                    Some(w),
+                ) => {
                     let right_pool = *self.files.entry(w.pool).or_insert(*file) == *file;
                     let alone = self.files.values().filter(|of| *of == file).count() == 1;
                     let attributes = (*access, *dont_fork, *dont_dump, *locked);
@@ -117,7 +132,9 @@ impl Account {
                 _ => false,
             };
             if !agrees {
-                return Err(format!("page {number} of region {region} shows {page:?}, which is wrong"));
+                return Err(format!(
+                    "page {number} of region {region} shows {page:?}, which is wrong"
+                ));
             }
         }
         Ok(())

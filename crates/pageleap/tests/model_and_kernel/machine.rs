@@ -1,4 +1,5 @@
-//! One of the two machines: it runs the steps of a program and shows what has become of its pools and regions.
+//! One of the two machines: it runs the steps of a program and shows what has become of its pools
+//! and regions.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -8,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, NodeCounts, NodeId, PageCounts, PageOutcome,
-    PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
+    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, NodeCounts, NodeId, PageCounts,
+    PageOutcome, PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
 use crate::common::{can_follow, own_descriptors, pool_mappings, soon, surprises};
@@ -26,11 +27,13 @@ pub struct Machine {
     model: Option<Arc<Model>>,
     pools: Vec<Pool>,
     regions: Vec<Option<Region>>,
-    /// Pools that others have replaced, if a call may be refused: the model does not let files go that such a call has left mapped.
+    /// Pools that others have replaced, if a call may be refused: the model does not let files go
+    /// that such a call has left mapped.
     old: Option<Vec<Pool>>,
     /// The memory files seen so far: what they are called in a view.
     files: Vec<String>,
-    /// Whether the numbers of frames can be told beforehand: not after a job that was stopped at some moment.
+    /// Whether the numbers of frames can be told beforehand: not after a job that was stopped at
+    /// some moment.
     exact: bool,
 }
 
@@ -79,7 +82,9 @@ impl View {
             format!("{what}: {model:?} on the model, {kernel:?} on the kernel")
         };
         let mut found = Vec::new();
-        for (i, (a, b)) in self.pools.iter().zip(&kernel.pools).enumerate().filter(|(_, (a, b))| a != b) {
+        for (i, (a, b)) in
+            self.pools.iter().zip(&kernel.pools).enumerate().filter(|(_, (a, b))| a != b)
+        {
             found.push(line(format!("pool {i} (size, free, nodes)"), a, b));
         }
         for (i, (a, b)) in self.regions.iter().zip(&kernel.regions).enumerate() {
@@ -92,7 +97,9 @@ impl View {
                 ));
             }
             let pages = a.pages.iter().zip(&b.pages).enumerate().filter(|(_, (a, b))| a != b);
-            found.extend(pages.map(|(page, (a, b))| line(format!("page {page} of region {i}"), a, b)));
+            found.extend(
+                pages.map(|(page, (a, b))| line(format!("page {page} of region {i}"), a, b)),
+            );
         }
         found
     }
@@ -151,8 +158,8 @@ fn mapped_by_kernel(addresses: Range<usize>) -> Vec<Option<Mapped>> {
     let look = |addr: usize| {
         let a = attributes.iter().find(|run| (run.start..run.end).contains(&addr))?.attributes;
         let file = files.iter().find(|(range, ..)| range.contains(&addr));
-        let file =
-            file.map(|(range, offset, name)| (name.clone(), (offset + addr - range.start) / BASE_PAGE));
+        let file = file
+            .map(|(range, offset, name)| (name.clone(), (offset + addr - range.start) / BASE_PAGE));
         let (access, dont_fork, dont_dump, locked) = (a.prot, a.dont_fork, a.dont_dump, a.locked);
         Some(Mapped { access, dont_fork, dont_dump, locked, file })
     };
@@ -256,13 +263,18 @@ impl Machine {
     /// The pages of a part with their addresses, if it is one of whole, backed pages of a region.
     fn backed(&self, region: usize, part: &Range<usize>) -> Option<Vec<(usize, Mapped)>> {
         let region = self.regions[region].as_ref()?;
-        let aligned =
-            part.start.is_multiple_of(BASE_PAGE) && part.start < part.end && part.end <= region.len();
+        let aligned = part.start.is_multiple_of(BASE_PAGE)
+            && part.start < part.end
+            && part.end <= region.len();
         let start = region.as_ptr().as_ptr() as usize;
         let addresses = start + part.start..start + part.end;
         let pages = if aligned { self.mapped(addresses.clone()) } else { return None };
         let backed = |page: Option<Mapped>| page.filter(|page| page.file.is_some());
-        addresses.step_by(BASE_PAGE).zip(pages).map(|(addr, page)| Some((addr, backed(page)?))).collect()
+        addresses
+            .step_by(BASE_PAGE)
+            .zip(pages)
+            .map(|(addr, page)| Some((addr, backed(page)?)))
+            .collect()
     }
 
     /// What a file is called in a view.
@@ -276,8 +288,12 @@ impl Machine {
 
     fn write(&self, addr: usize, value: u64) {
         match &self.model {
-            Some(model) => (0..WORDS).for_each(|i| model.store(addr + i * 8, pattern(value, i)).unwrap()),
-            None => (0..BASE_PAGE / 8).for_each(|i| word(addr, i).store(pattern(value, i), Relaxed)),
+            Some(model) => {
+                (0..WORDS).for_each(|i| model.store(addr + i * 8, pattern(value, i)).unwrap())
+            }
+            None => {
+                (0..BASE_PAGE / 8).for_each(|i| word(addr, i).store(pattern(value, i), Relaxed))
+            }
         }
     }
 
@@ -287,7 +303,8 @@ impl Machine {
             Some(model) => std::array::from_fn(|i| model.load(addr + i * 8).unwrap()),
             None => {
                 let first = word(addr, 0).load(Relaxed);
-                let torn = (0..BASE_PAGE / 8).find(|i| word(addr, *i).load(Relaxed) != pattern(first, *i));
+                let torn =
+                    (0..BASE_PAGE / 8).find(|i| word(addr, *i).load(Relaxed) != pattern(first, *i));
                 assert_eq!(torn, None, "LOST: a word of the page at {addr:#x}");
                 std::array::from_fn(|i| word(addr, i).load(Relaxed))
             }
@@ -296,8 +313,9 @@ impl Machine {
 
     /// Runs one step.
     pub fn run(&mut self, step: &Step) -> Outcome {
-        let done =
-            |result: Result<(), Error>| result.map_or_else(|error| refusal(&error), |()| Outcome::Done);
+        let done = |result: Result<(), Error>| {
+            result.map_or_else(|error| refusal(&error), |()| Outcome::Done)
+        };
         match step {
             Step::NewPool { pool, pages } => {
                 let built = match self.build_pool(*pages) {
@@ -342,8 +360,11 @@ impl Machine {
             },
             Step::Write { region, part, value } => {
                 let Some(pages) = self.backed(*region, part) else { return Outcome::Nothing };
-                let writable = pages.iter().enumerate().filter(|(_, (_, page))| page.access.writable());
-                writable.for_each(|(i, (addr, _))| self.write(*addr, value.wrapping_add(i as u64).max(1)));
+                let writable =
+                    pages.iter().enumerate().filter(|(_, (_, page))| page.access.writable());
+                writable.for_each(|(i, (addr, _))| {
+                    self.write(*addr, value.wrapping_add(i as u64).max(1))
+                });
                 Outcome::Done
             }
             Step::Set { region, part, what } => match self.backed(*region, part) {
@@ -363,7 +384,8 @@ impl Machine {
 
     fn set(&self, pages: &[(usize, Mapped)], what: Attribute) -> Outcome {
         let (addr, len) = (pages[0].0, pages.len() * BASE_PAGE);
-        if matches!(what, Attribute::Lock) && !pages.iter().all(|(_, page)| page.access.readable()) {
+        if matches!(what, Attribute::Lock) && !pages.iter().all(|(_, page)| page.access.readable())
+        {
             return Outcome::Nothing; // the kernel locks it, but says that it could not fault it in
         }
         // SAFETY: whole, backed pages of a region that no job works on.
@@ -389,7 +411,8 @@ impl Machine {
         (area_bytes, threads, hold, follow): (usize, usize, bool, bool),
     ) -> Result<Job, Error> {
         // The model can always follow writes.
-        let engine = if follow && can_follow() { EngineChoice::Auto } else { EngineChoice::Mprotect };
+        let engine =
+            if follow && can_follow() { EngineChoice::Auto } else { EngineChoice::Mprotect };
         let mut migration = Migration::new().area_bytes(area_bytes).threads(threads).engine(engine);
         if hold {
             migration = migration.max_disturbed_copies(0);
@@ -403,7 +426,8 @@ impl Machine {
     }
 
     fn end(&mut self, job: Job, moves: &[&Move], end: End) -> Outcome {
-        let ids: Vec<_> = moves.iter().map(|m| self.regions[m.region].as_ref().map(Region::id)).collect();
+        let ids: Vec<_> =
+            moves.iter().map(|m| self.regions[m.region].as_ref().map(Region::id)).collect();
         let report = match end {
             End::Wait => job.wait(),
             End::Cancel => {
@@ -429,9 +453,15 @@ impl Machine {
         }
         let range_of = |run: &pageleap::PageRun| {
             let within = |(m, id): (&&Move, &Option<_>)| {
-                *id == Some(run.region) && m.part.start <= run.range.start && run.range.end <= m.part.end
+                *id == Some(run.region)
+                    && m.part.start <= run.range.start
+                    && run.range.end <= m.part.end
             };
-            moves.iter().zip(&ids).position(within).expect("a run lies in a range that was asked for")
+            moves
+                .iter()
+                .zip(&ids)
+                .position(within)
+                .expect("a run lies in a range that was asked for")
         };
         let warnings = surprises(&report).into_iter().cloned().collect();
         Outcome::Finished(Finished {
@@ -440,7 +470,11 @@ impl Machine {
                 other => format!("{other:?}"),
             },
             pages,
-            runs: report.runs.iter().map(|run| (range_of(run), run.range.clone(), run.outcome)).collect(),
+            runs: report
+                .runs
+                .iter()
+                .map(|run| (range_of(run), run.range.clone(), run.outcome))
+                .collect(),
             bytes: report.bytes,
             bytes_copied: report.bytes_copied,
             disturbed_copies: report.disturbed_copies,
@@ -452,10 +486,12 @@ impl Machine {
         })
     }
 
-    /// Completes what was stopped at some moment, so that both machines have the same pages in the same pools again.
+    /// Completes what was stopped at some moment, so that both machines have the same pages in the
+    /// same pools again.
     fn settle(&mut self, moves: &[&Move]) -> Result<(), Error> {
         self.exact = false;
-        let left: Vec<&Move> = moves.iter().filter(|m| self.regions[m.region].is_some()).copied().collect();
+        let left: Vec<&Move> =
+            moves.iter().filter(|m| self.regions[m.region].is_some()).copied().collect();
         if !left.is_empty() {
             let report = self.start(&left, (BASE_PAGE, 1, false, true))?.wait();
             assert!(report.ended.is_completed(), "{report}");
@@ -477,11 +513,13 @@ impl Machine {
         let region = self.regions[region].as_ref()?;
         let (start, len) = (region.as_ptr().as_ptr() as usize, region.len());
         let mapped = self.mapped(start..start + len);
-        let readable = mapped.iter().flatten().all(|page| page.file.is_none() || page.access.readable());
+        let readable =
+            mapped.iter().flatten().all(|page| page.file.is_none() || page.access.readable());
         let placement = readable.then(|| nodes(region.placement()));
         let addresses = (start..start + len).step_by(BASE_PAGE);
-        let pages =
-            addresses.zip(mapped).map(|(addr, page)| page.map_or(Page::Hole, |page| self.page(addr, page)));
+        let pages = addresses
+            .zip(mapped)
+            .map(|(addr, page)| page.map_or(Page::Hole, |page| self.page(addr, page)));
         Some(RegionView { len, pages: pages.collect(), placement })
     }
 
@@ -529,7 +567,8 @@ impl Machine {
         }
         drop(old);
         let leaked = |pool: &&Pool| pool.free_bytes() != pool.bytes();
-        let mut left: Vec<String> = pools.iter().filter(leaked).map(|pool| format!("{pool:?}")).collect();
+        let mut left: Vec<String> =
+            pools.iter().filter(leaked).map(|pool| format!("{pool:?}")).collect();
         drop((pools, backend, bare));
         match model {
             Some(model) if model.pages_in_use() == 0 => {}
@@ -548,6 +587,7 @@ impl Machine {
 
 /// Word `i` of a page of a region on the kernel.
 fn word(addr: usize, i: usize) -> &'static AtomicU64 {
-    // SAFETY: the page is backed and may be accessed as the caller does; nobody keeps the reference.
+    // SAFETY: the page is backed and may be accessed as the caller does; nobody keeps the
+    // reference.
     unsafe { AtomicU64::from_ptr((addr as *mut u64).add(i)) }
 }

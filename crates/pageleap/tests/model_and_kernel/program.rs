@@ -9,20 +9,58 @@ use proptest::prelude::*;
 
 use crate::{POOLS, REGIONS, STEPS};
 
-/// One step of a program. Pools and regions are numbered places, which are filled at the start but for the last pool; a step on a region
-/// that is not there does nothing. Parts are bytes.
+/// One step of a program. Pools and regions are numbered places, which are filled at the start but
+/// for the last pool; a step on a region that is not there does nothing. Parts are bytes.
 #[derive(Clone, Debug)]
 pub enum Step {
-    NewPool { pool: usize, pages: usize },
-    NewRegion { region: usize, pool: usize, bytes: usize },
-    Reserve { region: usize, bytes: usize },
-    Grow { region: usize, bytes: usize, pool: usize },
-    Back { region: usize, part: Range<usize>, pool: usize },
-    Discard { region: usize, part: Range<usize> },
-    DropRegion { region: usize },
-    Write { region: usize, part: Range<usize>, value: u64 },
-    Set { region: usize, part: Range<usize>, what: Attribute },
-    Migrate { moves: Vec<Move>, area_bytes: usize, threads: usize, hold: bool, follow: bool, end: End },
+    NewPool {
+        pool: usize,
+        pages: usize,
+    },
+    NewRegion {
+        region: usize,
+        pool: usize,
+        bytes: usize,
+    },
+    Reserve {
+        region: usize,
+        bytes: usize,
+    },
+    Grow {
+        region: usize,
+        bytes: usize,
+        pool: usize,
+    },
+    Back {
+        region: usize,
+        part: Range<usize>,
+        pool: usize,
+    },
+    Discard {
+        region: usize,
+        part: Range<usize>,
+    },
+    DropRegion {
+        region: usize,
+    },
+    Write {
+        region: usize,
+        part: Range<usize>,
+        value: u64,
+    },
+    Set {
+        region: usize,
+        part: Range<usize>,
+        what: Attribute,
+    },
+    Migrate {
+        moves: Vec<Move>,
+        area_bytes: usize,
+        threads: usize,
+        hold: bool,
+        follow: bool,
+        end: End,
+    },
 }
 
 /// A range of a job.
@@ -91,14 +129,16 @@ fn a_part() -> impl Strategy<Value = Range<usize>> {
 }
 
 fn a_job() -> impl Strategy<Value = Step> {
-    let moves = (a_region(), a_part(), a_pool()).prop_map(|(region, part, to)| Move { region, part, to });
+    let moves =
+        (a_region(), a_part(), a_pool()).prop_map(|(region, part, to)| Move { region, part, to });
     let end = prop_oneof![
         8 => Just(End::Wait),
         2 => Just(End::Cancel),
         1 => Just(End::DropJob),
         1 => Just(End::DropRegion)
     ];
-    let area = prop_oneof![30 => (1..4usize).prop_map(|pages| pages * BASE_PAGE), 1 => 0..2 * BASE_PAGE];
+    let area =
+        prop_oneof![30 => (1..4usize).prop_map(|pages| pages * BASE_PAGE), 1 => 0..2 * BASE_PAGE];
     let threads = prop_oneof![30 => 1..3usize, 1 => Just(0)];
     let moves = prop::collection::vec(moves, 1..3);
     (moves, area, threads, any::<(bool, bool)>(), end).prop_map(
@@ -117,8 +157,8 @@ fn a_step() -> impl Strategy<Value = Step> {
     use Attribute::*;
     // What only one other step undoes, more often.
     let attributes = [
-        NoAccess, ReadOnly, ReadWrite, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Lock, Unlock,
-        Unlock,
+        NoAccess, ReadOnly, ReadWrite, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Lock,
+        Unlock, Unlock,
     ];
     prop_oneof![
         1 => (a_pool(), 6..20usize).prop_map(|(pool, pages)| Step::NewPool { pool, pages }),
@@ -140,7 +180,8 @@ pub fn programs() -> impl Strategy<Value = Program> {
     prop::collection::vec(a_step(), 1..STEPS).prop_map(|steps| Program { refused: None, steps })
 }
 
-/// Programs in which one call is. Their jobs have one thread and run to their end, so that calls have the same numbers each time.
+/// Programs in which one call is. Their jobs have one thread and run to their end, so that calls
+/// have the same numbers each time.
 pub fn refused_programs() -> impl Strategy<Value = Program> {
     /// Most programs make more calls than that.
     const LATEST: u64 = 80;

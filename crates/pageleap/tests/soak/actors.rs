@@ -1,4 +1,5 @@
-//! Who uses regions while they leap: threads that write and read, the kernel for them, devices, children, signal handlers.
+//! Who uses regions while they leap: threads that write and read, the kernel for them, devices,
+//! children, signal handlers.
 
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
@@ -64,7 +65,8 @@ pub fn write(mut part: Part, owner: usize) {
     scene.last[owner].store(value, Relaxed);
 }
 
-/// Sees that no word falls behind what was stored in it. Those that the kernel writes may be half written when somebody looks.
+/// Sees that no word falls behind what was stored in it. Those that the kernel writes may be half
+/// written when somebody looks.
 pub fn read(mut part: Part) {
     let scene = part.scene;
     let words: Vec<&[AtomicU64]> = scene.fields.iter().map(Field::words).collect();
@@ -90,7 +92,8 @@ pub fn let_kernel_write(mut part: Part, owner: usize) {
     let may_fail = scene.round.lets_system_calls_fail();
     let mut ends = Ends::new();
     let has_ring = ends.ring.is_some();
-    let fit = |call: &&crate::calls::Writing| (call.keeps || !may_fail) && (!call.by_ring || has_ring);
+    let fit =
+        |call: &&crate::calls::Writing| (call.keeps || !may_fail) && (!call.by_ring || has_ring);
     let calls: Vec<_> = WRITING.iter().filter(fit).collect();
     let mut value = scene.last[owner].load(Relaxed);
     while part.goes_on() {
@@ -142,7 +145,11 @@ pub fn let_kernel_read(mut part: Part) {
                 done => break done,
             }
         };
-        assert!(matches!(done, Ok(bytes) if bytes == len * 8), "{} of {len} words: {done:?}", call.name);
+        assert!(
+            matches!(done, Ok(bytes) if bytes == len * 8),
+            "{} of {len} words: {done:?}",
+            call.name
+        );
         let seen = ends.contents();
         for (i, (bytes, noted)) in seen.chunks_exact(8).zip(noted).enumerate() {
             let at = first + i;
@@ -168,7 +175,8 @@ pub fn guard(mut part: Part) {
         let guard = field.region.pin(range.clone()).unwrap();
         count(Count::Guards, 1);
         let frames = || {
-            let numbers = observe::frame_numbers(field.address() + range.start, range.len(), page).unwrap();
+            let numbers =
+                observe::frame_numbers(field.address() + range.start, range.len(), page).unwrap();
             // What the kernel has forgotten has no number.
             numbers.filter(|numbers| !numbers.contains(&0))
         };
@@ -192,7 +200,8 @@ pub fn guard(mut part: Part) {
             1 => {
                 const LEN: usize = 4096;
                 // SAFETY: a base page of a region that lives.
-                let spliced = unsafe { splice((field.address() + range.start) as *mut u8, LEN, &to) };
+                let spliced =
+                    unsafe { splice((field.address() + range.start) as *mut u8, LEN, &to) };
                 assert_eq!(spliced.unwrap(), LEN);
                 part.pause(1000);
                 let mut back = [0; LEN];
@@ -224,9 +233,12 @@ pub fn fork(mut part: Part) {
             let page = scene.round.kind.page;
             let mut pages_of = |range: &Range<usize>| -> Vec<usize> {
                 let pages = (range.len() / page.bytes()) as u64;
-                (0..4).map(|_| range.start + part.random.below(pages) as usize * page.bytes()).collect()
+                (0..4)
+                    .map(|_| range.start + part.random.below(pages) as usize * page.bytes())
+                    .collect()
             };
-            let views: Vec<usize> = scene.fields.iter().flat_map(|field| pages_of(&field.range())).collect();
+            let views: Vec<usize> =
+                scene.fields.iter().flat_map(|field| pages_of(&field.range())).collect();
             let aliases: Vec<usize> = scene.aliases.iter().flat_map(&mut pages_of).collect();
             let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
             // What may be inherited for a moment: `docs/protocol.md`, section 10.
@@ -236,7 +248,10 @@ pub fn fork(mut part: Part) {
                 _ => inherited[1] != 0,
             };
             // An attribute may be lost when the call fails that sets it.
-            assert!(!wrong || scene.injected.is_some(), "a child has {inherited:?} of views and aliases");
+            assert!(
+                !wrong || scene.injected.is_some(),
+                "a child has {inherited:?} of views and aliases"
+            );
             count(Count::Forks, 2);
         }
         part.pause(10_000);
@@ -283,7 +298,8 @@ pub fn stand_by(mut part: Part) {
     }
 }
 
-/// Has the kernel drop page table entries of regions, as it does when it swaps. What is in the frames stays.
+/// Has the kernel drop page table entries of regions, as it does when it swaps. What is in the
+/// frames stays.
 pub fn forget(mut part: Part) {
     const BYTES: usize = 64 << 10;
     while part.goes_on() {

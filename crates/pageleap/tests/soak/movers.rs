@@ -1,10 +1,13 @@
-//! Who moves pages: threads that start jobs and stop some of them, one that has regions of its own, and one that falsifies the kernel's answers.
+//! Who moves pages: threads that start jobs and stop some of them, one that has regions of its own,
+//! and one that falsifies the kernel's answers.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report, observe};
+use pageleap::{
+    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report, observe,
+};
 
 use crate::actors::Part;
 use crate::common::{check_stamp, is_zero, rest, stamp, surprises};
@@ -53,7 +56,10 @@ pub fn start_jobs(mut part: Part, mover: usize) {
                         under.job.wait_until_moved();
                         // By the time its report is there others may have moved them on.
                         under.before = None;
-                        recycling.replace(under).into_iter().for_each(|under| conclude(scene, under));
+                        recycling
+                            .replace(under)
+                            .into_iter()
+                            .for_each(|under| conclude(scene, under));
                     }
                     _ => conclude(scene, under),
                 }
@@ -144,7 +150,8 @@ fn frames_of(scene: &Scene, ranges: &[(&Field, Range<usize>)]) -> Option<Vec<u64
 fn conclude(scene: &Scene, under: Under) {
     let Under { job, engine, ranges, before, cancelled } = under;
     let report = job.wait();
-    let pages: usize = ranges.iter().map(|(_, range)| range.len() / scene.round.kind.page.bytes()).sum();
+    let pages: usize =
+        ranges.iter().map(|(_, range)| range.len() / scene.round.kind.page.bytes()).sum();
     let done = report.pages;
     assert_eq!(done.total(), pages as u64, "{report}");
     count(Count::Leaps, 1);
@@ -168,7 +175,12 @@ fn conclude(scene: &Scene, under: Under) {
 }
 
 /// Where all pages have migrated none has its frame any more.
-fn check_frames(scene: &Scene, ranges: &[(&Field, Range<usize>)], before: Option<Vec<u64>>, report: &Report) {
+fn check_frames(
+    scene: &Scene,
+    ranges: &[(&Field, Range<usize>)],
+    before: Option<Vec<u64>>,
+    report: &Report,
+) {
     if report.pages.migrated < report.pages.total() {
         return;
     }
@@ -189,7 +201,8 @@ fn check_refusal(scene: &Scene, error: &Error) {
     assert!(expected || scene.injected.is_some(), "refused: {error}");
 }
 
-/// Makes regions of its own, uses all that can be done with them, and drops them in the middle of it.
+/// Makes regions of its own, uses all that can be done with them, and drops them in the middle of
+/// it.
 pub fn be_a_tenant(mut part: Part) {
     let scene = part.scene;
     while part.goes_on() {
@@ -206,7 +219,8 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     let (scene, seed) = (part.scene, part.random.next());
     let (page, bytes) = (scene.round.kind.page, scene.round.tenant_bytes());
     let pages = bytes / page.bytes();
-    let a_pool = |part: &mut Part| &scene.pools[part.random.below(scene.pools.len() as u64) as usize];
+    let a_pool =
+        |part: &mut Part| &scene.pools[part.random.below(scene.pools.len() as u64) as usize];
     let mut region = Region::reserve_with(scene.backend.clone(), bytes, page)?;
     region.grow(bytes / 2 / page.bytes() * page.bytes(), a_pool(part))?;
     stamp(&region, 0..region.len(), seed);
@@ -225,8 +239,8 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
 
     // In the middle of what has moved, while it may still be recycling.
     let cut = part.random.below(pages as u64) as usize;
-    let gone =
-        cut * page.bytes()..(cut + 1 + part.random.below((pages - cut) as u64) as usize) * page.bytes();
+    let gone = cut * page.bytes()
+        ..(cut + 1 + part.random.below((pages - cut) as u64) as usize) * page.bytes();
     region.discard(gone.clone())?;
     check_stamp(&region, 0..gone.start, seed);
     check_stamp(&region, gone.end..bytes, seed);
@@ -247,7 +261,8 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has calls of the library fail, in bursts with pauses between them: what goes wrong each time goes wrong for ever.
+/// Has calls of the library fail, in bursts with pauses between them: what goes wrong each time
+/// goes wrong for ever.
 pub fn falsify(mut part: Part) {
     const PAUSE: Duration = Duration::from_millis(20);
     let injected = part.scene.injected.as_ref().expect("there are faults in this round");

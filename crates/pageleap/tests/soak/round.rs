@@ -1,11 +1,13 @@
-//! What a round consists of: drawn from the seed and the round's number, and from nothing else but what the machine can do.
+//! What a round consists of: drawn from the seed and the round's number, and from nothing else but
+//! what the machine can do.
 
 use pageleap::backend::Errno;
 use pageleap::{EngineChoice, PageSize};
 
 use crate::common::{PAGE_SIZES, Random, works};
 
-/// Owners of words: user-mode writers, kernel-mode writers, the actor that writes by frames, and signal handlers.
+/// Owners of words: user-mode writers, kernel-mode writers, the actor that writes by frames, and
+/// signal handlers.
 pub const OWNERS: usize = MOST_WRITERS + MOST_KERNEL_WRITERS + 2;
 pub const MOST_WRITERS: usize = 4;
 pub const MOST_KERNEL_WRITERS: usize = 2;
@@ -34,7 +36,8 @@ pub struct Faults {
     pub errno: Errno,
     /// Calls in a row that are refused, at most.
     pub burst: u64,
-    /// Which call fails after it has had its effect, counted from when that is asked for: with ENOMEM.
+    /// Which call fails after it has had its effect, counted from when that is asked for: with
+    /// ENOMEM.
     pub late: u64,
 }
 
@@ -74,7 +77,8 @@ pub struct Round {
     pub faults: Option<Faults>,
 }
 
-/// Whether this machine is one of the lab, whose processors are emulated: there everything is smaller.
+/// Whether this machine is one of the lab, whose processors are emulated: there everything is
+/// smaller.
 pub fn is_slow_machine() -> bool {
     std::env::var_os("PAGELEAP_LAB").is_some()
 }
@@ -84,10 +88,11 @@ pub fn sanitizer() -> String {
     std::env::var("PAGELEAP_SOAK_SANITIZER").unwrap_or_default()
 }
 
-/// Whether an engine can be asked for by name. The probe that tells makes a thread in a way that the runtime of the thread sanitizer does not stand:
-/// with that, `auto` finds out.
+/// Whether an engine can be asked for by name. The probe that tells makes a thread in a way that
+/// the runtime of the thread sanitizer does not stand: with that, `auto` finds out.
 pub fn is_known_to_work(engine: EngineChoice) -> bool {
-    matches!(engine, EngineChoice::Auto | EngineChoice::Mprotect) || sanitizer() != "thread" && works(engine)
+    matches!(engine, EngineChoice::Auto | EngineChoice::Mprotect)
+        || sanitizer() != "thread" && works(engine)
 }
 
 impl Kind {
@@ -96,7 +101,8 @@ impl Kind {
         let mut kinds = Vec::new();
         for page in PAGE_SIZES {
             let works = |engine: &EngineChoice| {
-                is_known_to_work(*engine) && !(*engine == EngineChoice::Precopy && page.is_hugetlb())
+                is_known_to_work(*engine)
+                    && !(*engine == EngineChoice::Precopy && page.is_hugetlb())
             };
             let engines: Vec<EngineChoice> = EngineChoice::ALL.into_iter().filter(works).collect();
             // Each alone, and all in turns.
@@ -106,7 +112,8 @@ impl Kind {
         kinds
     }
 
-    /// Whether a system call may fail because of a leap by one of the engines (docs/protocol.md, section 10).
+    /// Whether a system call may fail because of a leap by one of the engines (docs/protocol.md,
+    /// section 10).
     pub fn lets_system_calls_fail(&self) -> bool {
         let may = |engine: &EngineChoice| match engine {
             EngineChoice::Mprotect | EngineChoice::PrecopyProtect => true,
@@ -118,7 +125,8 @@ impl Kind {
 }
 
 impl Round {
-    /// The round with a number. Each of `kinds` comes once before any comes again, in an order that the seed says.
+    /// The round with a number. Each of `kinds` comes once before any comes again, in an order that
+    /// the seed says.
     pub fn draw(seed: u64, number: u64, kinds: &[Kind]) -> Round {
         let (cycle, place) = (number / kinds.len() as u64, (number % kinds.len() as u64) as usize);
         let mut order: Vec<&Kind> = kinds.iter().collect();
@@ -141,10 +149,16 @@ impl Round {
         };
         let chance = |percent: u64, random: &mut Random| random.below(100) < percent;
         let faults = chance(25, &mut random).then(|| {
-            let errno = [libc::ENOMEM, libc::ENOMEM, libc::EINVAL, libc::EPERM][random.below(4) as usize];
-            // Who ends a registration believes the kernel when it has said EINVAL often enough that there is none.
+            let errno =
+                [libc::ENOMEM, libc::ENOMEM, libc::EINVAL, libc::EPERM][random.below(4) as usize];
+            // Who ends a registration believes the kernel when it has said EINVAL often enough that
+            // there is none.
             let longest = if errno == libc::EINVAL { 4 } else { 40 };
-            Faults { errno: Errno(errno), burst: 1 + random.below(longest), late: 1 + random.below(100) }
+            Faults {
+                errno: Errno(errno),
+                burst: 1 + random.below(longest),
+                late: 1 + random.below(100),
+            }
         });
         let mut between =
             |least: usize, most: usize| least + random.below((most - least + 1) as u64) as usize;
@@ -165,12 +179,14 @@ impl Round {
             kernel_reader: chance(50, &mut random),
             guards: chance(40, &mut random),
             children: chance(40, &mut random),
-            // The thread sanitizer runs handlers later, with SIGSEGV blocked, which a store to a moving area does not survive.
+            // The thread sanitizer runs handlers later, with SIGSEGV blocked, which a store to a
+            // moving area does not survive.
             signals: chance(40, &mut random)
                 .then(|| chance(50, &mut random))
                 .filter(|_| sanitizer() != "thread"),
             bystander: chance(40, &mut random),
-            // What it makes could fail half-way, and stay out of circulation as long as the process lives.
+            // What it makes could fail half-way, and stay out of circulation as long as the process
+            // lives.
             tenant: faults.is_none() && chance(50, &mut random),
             forgets: !kind.page.is_hugetlb() && chance(20, &mut random),
             attributes: chance(50, &mut random),

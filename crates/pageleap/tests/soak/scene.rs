@@ -1,4 +1,5 @@
-//! Pools and regions of a round, what was stored in them, and what must be true of them when nobody moves or writes anything.
+//! Pools and regions of a round, what was stored in them, and what must be true of them when nobody
+//! moves or writes anything.
 
 use std::ops::Range;
 use std::sync::atomic::{
@@ -47,7 +48,8 @@ impl Field {
         self.address()..self.address() + self.region.len()
     }
 
-    /// Notes what was stored, afterwards: whoever sees the note finds that value in the word, or a later one.
+    /// Notes what was stored, afterwards: whoever sees the note finds that value in the word, or a
+    /// later one.
     pub fn note(&self, word: usize, value: u64) {
         self.shadow[word].store(value, Release);
     }
@@ -59,7 +61,8 @@ impl Field {
 
     fn check_words(&self) {
         let different = |(at, word): &(usize, &AtomicU64)| word.load(Relaxed) != self.noted(*at);
-        let lost: Vec<usize> = self.words().iter().enumerate().filter(different).map(|(at, _)| at).collect();
+        let lost: Vec<usize> =
+            self.words().iter().enumerate().filter(different).map(|(at, _)| at).collect();
         if let Some(first) = lost.first() {
             let [is, was] = [self.words()[*first].load(Relaxed), self.noted(*first)];
             panic!(
@@ -82,7 +85,8 @@ pub struct Injected {
 
 impl Injected {
     fn new(faults: Faults) -> (Arc<dyn Backend>, Injected) {
-        // After the effect, but not half-way: that leaves holes, into which the other threads of this test would map their memory, and the library would end the process
+        // After the effect, but not half-way: that leaves holes, into which the other threads of
+        // this test would map their memory, and the library would end the process
         // (`docs/protocol.md`, section 9). `tests/fault_injection.rs` has those.
         let late = FailAt::new(Arc::new(Linux), faults.late, FailMode::After, Errno(libc::ENOMEM));
         let (late, burst, refused) =
@@ -146,7 +150,8 @@ impl Process {
     fn between_rounds() -> Process {
         static FOUND: OnceLock<Process> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
-            // What has come to an end before the first round is gone when it has not been seen for a while.
+            // What has come to an end before the first round is gone when it has not been seen for
+            // a while.
             const WHILE: Duration = Duration::from_millis(100);
             let (mut last, mut same) = (Process::now(), 0);
             while same < 5 {
@@ -161,7 +166,8 @@ impl Process {
         found.clone()
     }
 
-    /// Threads are counted for a moment after they have been joined, and what the kernel runs for io_uring a bit longer.
+    /// Threads are counted for a moment after they have been joined, and what the kernel runs for
+    /// io_uring a bit longer.
     fn expect_again(&self, when: &str) {
         let mut now = Process::now();
         let same = soon(|| {
@@ -180,7 +186,8 @@ pub struct Scene {
     pub backend: Arc<dyn Backend>,
     /// Where the aliases of pools are.
     pub aliases: Vec<Range<usize>>,
-    /// Whether page tables have a node of their own, so that the alias of frames may be mapped anew to bring them there.
+    /// Whether page tables have a node of their own, so that the alias of frames may be mapped anew
+    /// to bring them there.
     pub tables_move: bool,
     /// What each owner has written last.
     pub last: [AtomicU64; OWNERS],
@@ -207,11 +214,16 @@ impl Scene {
             None => (Arc::new(Linux), None),
         };
         let topology = Topology::read()?;
-        let nodes: Vec<NodeId> =
-            topology.nodes().iter().filter(|node| node.total_bytes > 0).map(|node| node.id).collect();
+        let nodes: Vec<NodeId> = topology
+            .nodes()
+            .iter()
+            .filter(|node| node.total_bytes > 0)
+            .map(|node| node.id)
+            .collect();
         let mut pools = Vec::new();
         for number in 0..round.pools {
-            let at_first = (0..round.regions).filter(|region| region % round.pools == number).count();
+            let at_first =
+                (0..round.regions).filter(|region| region % round.pools == number).count();
             let bytes = round.pool_bytes(at_first * round.region_bytes());
             let pool = Pool::builder(nodes[number % nodes.len()], bytes).page_size(round.kind.page);
             pools.push(pool.backend(backend.clone()).build()?);
@@ -249,7 +261,8 @@ impl Scene {
         })
     }
 
-    /// Checks everything, has everything leap once more, and checks it again. Nobody else uses the scene.
+    /// Checks everything, has everything leap once more, and checks it again. Nobody else uses the
+    /// scene.
     pub fn check(&self) {
         self.with_pools.expect_again("after the actors have ended");
         self.check_contents();
@@ -265,18 +278,25 @@ impl Scene {
         for field in &self.fields {
             field.check_words();
             if !self.attributes_lost.load(Relaxed) {
-                assert_eq!(region_flags(&field.region), field.flags, "attributes of {:?}", field.region);
+                assert_eq!(
+                    region_flags(&field.region),
+                    field.flags,
+                    "attributes of {:?}",
+                    field.region
+                );
             }
         }
         let regions: Vec<&Region> = self.fields.iter().map(|field| &field.region).collect();
         let pools: Vec<&Pool> = self.pools.iter().collect();
         audit(&pools, &regions).unwrap();
         let taken: u64 = regions.iter().map(|region| region.len() as u64).sum();
-        let [all, free] = [Pool::bytes, Pool::free_bytes].map(|of| self.pools.iter().map(of).sum::<u64>());
+        let [all, free] =
+            [Pool::bytes, Pool::free_bytes].map(|of| self.pools.iter().map(of).sum::<u64>());
         // What recycling could not mend is out of circulation until somebody needs it.
         let right = if self.injected.is_some() { free + taken <= all } else { free + taken == all };
         assert!(right, "{free} bytes are free and {taken} are taken, of {all}");
-        let frames: Option<Vec<Vec<u64>>> = regions.iter().map(|r| r.frame_numbers().unwrap()).collect();
+        let frames: Option<Vec<Vec<u64>>> =
+            regions.iter().map(|r| r.frame_numbers().unwrap()).collect();
         if let Some(frames) = frames {
             each_frame_once(&frames.concat());
         }
@@ -292,9 +312,18 @@ impl Scene {
         let before = field.region.frame_numbers().unwrap();
         let report = Migration::new().range(&field.region, 0..bytes, to).start().unwrap().wait();
         assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
-        assert_eq!(report.pages.migrated + report.pages.unchanged, (bytes / page) as u64, "{report}");
+        assert_eq!(
+            report.pages.migrated + report.pages.unchanged,
+            (bytes / page) as u64,
+            "{report}"
+        );
         if let (Some(before), Some(now)) = (before, field.region.frame_numbers().unwrap()) {
-            let moved = before.iter().zip(&now).take(bytes / page).filter(|(then, now)| then != now).count();
+            let moved = before
+                .iter()
+                .zip(&now)
+                .take(bytes / page)
+                .filter(|(then, now)| then != now)
+                .count();
             assert!(moved as u64 >= report.pages.migrated, "{moved} frames have changed: {report}");
         }
     }
@@ -305,7 +334,12 @@ impl Scene {
         self.fields.clear();
         if self.injected.is_none() {
             let now = pool_mappings();
-            assert!(now.len() <= self.mappings, "{} mappings before:\n{}", self.mappings, now.join("\n"));
+            assert!(
+                now.len() <= self.mappings,
+                "{} mappings before:\n{}",
+                self.mappings,
+                now.join("\n")
+            );
         }
         for pool in &self.pools {
             // Also what was out of circulation comes back when somebody needs it.
@@ -345,7 +379,8 @@ impl Scene {
     }
 }
 
-/// Has one part locked, another left out of core dumps, and a third one expected to be read at random.
+/// Has one part locked, another left out of core dumps, and a third one expected to be read at
+/// random.
 fn set_attributes(region: &Region, chance: u64) {
     let page = region.page_size().bytes();
     let pages = region.len() / page;
@@ -373,7 +408,8 @@ pub extern "C" fn raise_the_word(_signal: libc::c_int) {
     IN_HANDLERS.fetch_add(1, SeqCst);
     let word = HANDLERS_WORD.load(SeqCst);
     if !word.is_null() {
-        // SAFETY: it is a word of a region that lives while the pointer is set, or a handler is counted that may have seen it.
+        // SAFETY: it is a word of a region that lives while the pointer is set, or a handler is
+        // counted that may have seen it.
         unsafe { AtomicU64::from_ptr(word) }.fetch_add(1, Relaxed);
         HANDLED.fetch_add(1, SeqCst);
     }

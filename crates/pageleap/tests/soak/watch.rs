@@ -1,4 +1,5 @@
-//! What is going on: counts of everything that has been done, who is at work, and a watchdog that ends the process when somebody does not get on.
+//! What is going on: counts of everything that has been done, who is at work, and a watchdog that
+//! ends the process when somebody does not get on.
 //!
 //! An actor that hangs is a failure, whatever the others do: each has a pulse of its own.
 
@@ -75,11 +76,13 @@ pub fn counted(what: Count) -> u64 {
 
 /// All counts in one line.
 pub fn counts() -> String {
-    let all = NAMES.iter().zip(&COUNTS).map(|(name, count)| format!("{} {name}", count.load(Relaxed)));
+    let all =
+        NAMES.iter().zip(&COUNTS).map(|(name, count)| format!("{} {name}", count.load(Relaxed)));
     all.collect::<Vec<_>>().join(", ")
 }
 
-/// How long somebody may take for one step: longer than a check waits for what it expects. None of them takes a hundredth of it on an idle machine.
+/// How long somebody may take for one step: longer than a check waits for what it expects. None of
+/// them takes a hundredth of it on an idle machine.
 fn patience() -> Duration {
     Duration::from_secs(if is_slow_machine() { 180 } else { 80 })
 }
@@ -133,7 +136,8 @@ impl Drop for Alive {
     }
 }
 
-/// Sends a signal to the actor with a number, counted from any one, if there is any. It is still there when the signal arrives.
+/// Sends a signal to the actor with a number, counted from any one, if there is any. It is still
+/// there when the signal arrives.
 pub fn signal_an_actor(number: u64, signal: i32) {
     let actors = lock(&ACTORS);
     if let Some(pulse) = actors.get(number as usize % actors.len().max(1)) {
@@ -214,12 +218,16 @@ fn threads_in_words() -> String {
     let mut text = String::new();
     for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
         let file = |name: &str| {
-            let text = fs::read_to_string(task.path().join(name)).unwrap_or_else(|error| error.to_string());
+            let text = fs::read_to_string(task.path().join(name))
+                .unwrap_or_else(|error| error.to_string());
             text.trim().replace('\n', " < ")
         };
         let [comm, waits, call, stack] = ["comm", "wchan", "syscall", "stack"].map(file);
-        let _ =
-            writeln!(text, "  {:?} {comm}: waits in {waits}, call {call}, stack {stack}", task.file_name());
+        let _ = writeln!(
+            text,
+            "  {:?} {comm}: waits in {waits}, call {call}, stack {stack}",
+            task.file_name()
+        );
     }
     text
 }

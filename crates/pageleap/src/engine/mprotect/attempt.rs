@@ -1,7 +1,9 @@
-//! One attempt to migrate one area: protect, copy, close, commit. The migrator's half of the protocol.
+//! One attempt to migrate one area: protect, copy, close, commit. The migrator's half of the
+//! protocol.
 //!
-//! The commit, and with it everything between [`Slot::close`] and [`Slot::retire`], is the window in which writers wait. Nothing in
-//! it allocates, logs, calls back or touches the area: the allocator of the process may live there.
+//! The commit, and with it everything between [`Slot::close`] and [`Slot::retire`], is the window
+//! in which writers wait. Nothing in it allocates, logs, calls back or touches the area: the
+//! allocator of the process may live there.
 
 use crate::backend::{Backend, Call};
 use crate::engine::commit::{Effort, Step, Target, change_places, erase, give_access_back};
@@ -9,7 +11,8 @@ use crate::sync::AtomicU64;
 
 use super::slot::{Close, Slot, Span};
 
-/// Bytes that each thread copies between two looks at whether a writer has interrupted. 64 KB take about 10 us.
+/// Bytes that each thread copies between two looks at whether a writer has interrupted. 64 KB take
+/// about 10 us.
 #[cfg(not(any(loom, shuttle)))]
 const COPY_STEP: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
@@ -19,10 +22,12 @@ const COPY_STEP: usize = crate::units::BASE_PAGE;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) span: Span,
-    /// Where the current frames can be read: the span itself, or their pool's alias if the span may not be read.
+    /// Where the current frames can be read: the span itself, or their pool's alias if the span may
+    /// not be read.
     pub(crate) source: usize,
     pub(crate) target: Target,
-    /// Where the page tables of the current frames go when those of the target come: their pool's alias.
+    /// Where the page tables of the current frames go when those of the target come: their pool's
+    /// alias.
     pub(crate) park: Option<usize>,
     /// Writers are held back from the start, so that the attempt cannot be disturbed.
     pub(crate) hold: bool,
@@ -31,8 +36,9 @@ pub(crate) struct Task {
 /// Runs one attempt.
 ///
 /// # Safety
-/// The span belongs to a region whose pages in it nobody else migrates, grows or discards meanwhile; the target's frames belong to
-/// the job and nobody else accesses them; `backend` is valid during the call.
+/// The span belongs to a region whose pages in it nobody else migrates, grows or discards
+/// meanwhile; the target's frames belong to the job and nobody else accesses them; `backend` is
+/// valid during the call.
 pub(crate) unsafe fn attempt(
     slot: &Slot,
     epoch: &AtomicU64,
@@ -52,10 +58,13 @@ pub(crate) unsafe fn attempt(
         let mut closed_at = crate::sync::monotonic_ns();
         if trackable {
             effort.count(Call::Protect);
-            // SAFETY: the span is ours to migrate; whoever faults waits for the slot, which has been published.
+            // SAFETY: the span is ours to migrate; whoever faults waits for the slot, which has
+            // been published.
             if let Err(errno) = unsafe { backend.protect(addr, len, prot.without_write()) } {
                 // SAFETY: as above. The call may have had its effect, in whole or in part.
-                unsafe { give_access_back(backend, &task.span, (!protected).then_some(errno), effort) };
+                unsafe {
+                    give_access_back(backend, &task.span, (!protected).then_some(errno), effort)
+                };
                 slot.retire();
                 return Step::Refused(Call::Protect, errno);
             }
@@ -64,7 +73,8 @@ pub(crate) unsafe fn attempt(
                 slot.track();
             }
         }
-        // SAFETY: the source is readable and the target's frames are ours (see this function's contract).
+        // SAFETY: the source is readable and the target's frames are ours (see this function's
+        // contract).
         let complete = unsafe { copy(slot, backend, task, trackable && !hold, effort) };
         if trackable && !hold {
             closed_at = crate::sync::monotonic_ns();
@@ -74,7 +84,8 @@ pub(crate) unsafe fn attempt(
                     slot.retire();
                     return Step::Dirty;
                 }
-                // The area may be writable although the writer was told that it is not: protect and copy again.
+                // The area may be writable although the writer was told that it is not: protect and
+                // copy again.
                 Close::HandedOver => {
                     hold = true;
                     continue;
@@ -86,7 +97,9 @@ pub(crate) unsafe fn attempt(
             closed_at = crate::sync::monotonic_ns();
         }
         // SAFETY: the area is closed and the copy is complete.
-        if let Err(errno) = unsafe { change_places(backend, &task.span, &task.target, task.park, effort) } {
+        if let Err(errno) =
+            unsafe { change_places(backend, &task.span, &task.target, task.park, effort) }
+        {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
                 unsafe { give_access_back(backend, &task.span, None, effort) };
@@ -101,7 +114,8 @@ pub(crate) unsafe fn attempt(
     }
 }
 
-/// Copies the area, in steps if writers may interrupt, until done or disturbed. Returns whether it was all copied.
+/// Copies the area, in steps if writers may interrupt, until done or disturbed. Returns whether it
+/// was all copied.
 ///
 /// # Safety
 /// As [`attempt`].
@@ -121,7 +135,9 @@ unsafe fn copy(
         }
         let step = step.min(len - done);
         // SAFETY: both ranges lie inside the source and the target that the caller vouches for.
-        unsafe { slot.crew.copy(backend, task.target.alias + done, task.source + done, step, false) };
+        unsafe {
+            slot.crew.copy(backend, task.target.alias + done, task.source + done, step, false)
+        };
         effort.copied += step as u64;
         done += step;
     }

@@ -1,8 +1,10 @@
-//! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other fault to whoever handled
-//! faults before.
+//! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other
+//! fault to whoever handled faults before.
 //!
-//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore`, `rt_sigprocmask` and `clock_gettime` only; no allocation, no lock, no thread-local. It runs on the
-//! alternate stack where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of it.
+//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore`, `rt_sigprocmask` and
+//! `clock_gettime` only; no allocation, no lock, no thread-local. It runs on the alternate stack
+//! where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of
+//! it.
 
 use std::path::Path;
 use std::ptr;
@@ -26,7 +28,8 @@ process_wide! {
     static SLOTS: SlotTable<MAX_THREADS> = SlotTable::new()
 }
 
-// The regions of the process ------------------------------------------------------------------------------------------
+// The regions of the process
+// ------------------------------------------------------------------------------------------
 
 const BLOCK: usize = 256;
 
@@ -107,8 +110,9 @@ impl AddressRanges {
         }
     }
 
-    /// Whether `addr` lies in one of them. While an entry is being reused the answer may be "yes" by mistake, which costs one question
-    /// to the kernel; it is never "no" for a range that is there during the call.
+    /// Whether `addr` lies in one of them. While an entry is being reused the answer may be "yes"
+    /// by mistake, which costs one question to the kernel; it is never "no" for a range that is
+    /// there during the call.
     fn contains(&self, addr: usize) -> bool {
         self.overlapping(addr, 1).next().is_some()
     }
@@ -116,7 +120,8 @@ impl AddressRanges {
     /// Whether `[addr, addr + len)` and one of this process overlap.
     pub(crate) fn overlaps(&self, addr: usize, len: usize) -> bool {
         let process = std::process::id();
-        self.overlapping(addr, len).any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
+        self.overlapping(addr, len)
+            .any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
     }
 
     /// Those that `[addr, addr + len)` overlaps.
@@ -130,7 +135,8 @@ impl AddressRanges {
     }
 }
 
-// The handler ---------------------------------------------------------------------------------------------------------
+// The handler
+// ---------------------------------------------------------------------------------------------------------
 
 /// What handled SIGSEGV before us. Set before our handler is installed, never changed afterwards.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
@@ -157,7 +163,8 @@ unsafe fn access(_code: libc::c_int, context: *const libc::c_void) -> Access {
     const FETCH: i64 = 1 << 4;
     const PROTECTION_KEY: i64 = 1 << 5;
     // SAFETY: the kernel passed a `ucontext_t`.
-    let error = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    let error =
+        unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
     if error & (FETCH | PROTECTION_KEY) != 0 {
         Access::Other
     } else if error & WRITE != 0 {
@@ -168,7 +175,8 @@ unsafe fn access(_code: libc::c_int, context: *const libc::c_void) -> Access {
 }
 
 /// # Safety
-/// None needed: without the processor's error code, a missing mapping counts as a load, a forbidden access as a store.
+/// None needed: without the processor's error code, a missing mapping counts as a load, a forbidden
+/// access as a store.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn access(code: libc::c_int, _context: *const libc::c_void) -> Access {
     if code == SEGV_MAPERR { Access::Load } else { Access::Store }
@@ -177,7 +185,11 @@ unsafe fn access(code: libc::c_int, _context: *const libc::c_void) -> Access {
 const SEGV_MAPERR: libc::c_int = 1;
 const SEGV_ACCERR: libc::c_int = 2;
 
-unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+unsafe extern "C" fn on_sigsegv(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     // SAFETY: errno is the thread's own; the kernel passed valid `info` and `context`.
     unsafe {
         let errno = *libc::__errno_location();
@@ -196,14 +208,17 @@ unsafe extern "C" fn on_sigsegv(signal: libc::c_int, info: *mut libc::siginfo_t,
     }
 }
 
-/// Which signals are blocked in the handler, as the kernel counts them. Not SIGSEGV: others could not tell a thread that waits there from one that always
-/// blocks it. But glibc's signal for thread cancellation, which it keeps out of full sets: unwinding a thread out of the handler would leave an area closed.
+/// Which signals are blocked in the handler, as the kernel counts them. Not SIGSEGV: others could
+/// not tell a thread that waits there from one that always blocks it. But glibc's signal for thread
+/// cancellation, which it keeps out of full sets: unwinding a thread out of the handler would leave
+/// an area closed.
 const MASK: u64 = !(1 << (libc::SIGSEGV - 1) | 1 << (SIGSETXID - 1));
 
 /// With these the handler is installed.
 const FLAGS: libc::c_int = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
 
-/// Has the handler's own mask while `wait` runs. The kernel has set it already, unless another handler has passed the fault on: that one may have any.
+/// Has the handler's own mask while `wait` runs. The kernel has set it already, unless another
+/// handler has passed the fault on: that one may have any.
 fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     if !PROMISED.load(Ordering::Relaxed) {
         return wait();
@@ -219,7 +234,13 @@ fn set_mask(new: u64) -> u64 {
     let mut before = 0u64;
     // SAFETY: two masks of the kernel's size; only the calling thread's changes.
     unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &new, &mut before, size_of::<u64>())
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &new,
+            &mut before,
+            size_of::<u64>(),
+        )
     };
     before
 }
@@ -236,8 +257,10 @@ fn resolve(addr: usize, probe: Advice) -> bool {
         Err(Errno(libc::ENOMEM)) => is_mapped(page, BASE_PAGE),
         Err(_) => false,
     };
-    // Memory that may be written but not read can be loaded from all the same on x86-64, and the kernel populates it for writing only.
-    let accessible = || populates(probe) || probe == Advice::PopulateRead && populates(Advice::PopulateWrite);
+    // Memory that may be written but not read can be loaded from all the same on x86-64, and the
+    // kernel populates it for writing only.
+    let accessible =
+        || populates(probe) || probe == Advice::PopulateRead && populates(Advice::PopulateWrite);
     let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
         slot.waits.record(monotonic_ns().saturating_sub(entered));
     });
@@ -263,8 +286,9 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
         return;
     }
     if used_up || matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
-        // A real fault repeats itself and ends the process as it would have without us; a sent one has to be sent again.
-        // SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an empty mask.
+        // A real fault repeats itself and ends the process as it would have without us; a sent one
+        // has to be sent again. SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an
+        // empty mask.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, &default, ptr::null_mut());
@@ -274,14 +298,17 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
         }
         return;
     }
-    // SAFETY: the kernel's mask is the first word of both sets; the previous handler gets the arguments and the mask that
-    // the kernel would have given it, and returns (or jumps) to where the kernel would have let it.
+    // SAFETY: the kernel's mask is the first word of both sets; the previous handler gets the
+    // arguments and the mask that the kernel would have given it, and returns (or jumps) to where
+    // the kernel would have let it.
     unsafe {
-        let interrupted = *ptr::addr_of!((*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
+        let interrupted =
+            *ptr::addr_of!((*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
         let wanted = *ptr::addr_of!(previous.sa_mask).cast::<u64>();
         let own = if previous.sa_flags & libc::SA_NODEFER != 0 { 0 } else { 1u64 << (signal - 1) };
         let before = set_mask(interrupted | wanted | own);
-        // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the others are ignored then.
+        // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the
+        // others are ignored then.
         let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
         action(signal, info, context);
         // For whoever has passed the fault on to us.
@@ -305,16 +332,20 @@ fn current_action() -> libc::sigaction {
     }
 }
 
-/// Whether the program has promised that handlers which are installed over ours pass on what is not theirs.
+/// Whether the program has promised that handlers which are installed over ours pass on what is not
+/// theirs.
 static PROMISED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the SIGSEGV handler in front of the present one, which goes on getting every fault that is not about a moving page. The first
-/// job does it otherwise: engines `mprotect` and `precopy-protect` need it, and all others where their own way is refused.
+/// Installs the SIGSEGV handler in front of the present one, which goes on getting every fault that
+/// is not about a moving page. The first job does it otherwise: engines `mprotect` and
+/// `precopy-protect` need it, and all others where their own way is refused.
 ///
-/// Jobs are refused if another handler has been installed over ours since: a writer's fault would reach that one, and end the process. If
-/// it passes faults that are not its own to the handler that it replaced, with all three arguments, call this before it is installed: the call
-/// is the promise that it does so, and jobs are then not refused, if it has SA_SIGINFO and not SA_RESETHAND. While it runs no other signal handler may store into a region: have it block
-/// all signals (`sa_mask`) if one might.
+/// Jobs are refused if another handler has been installed over ours since: a writer's fault would
+/// reach that one, and end the process. If it passes faults that are not its own to the handler
+/// that it replaced, with all three arguments, call this before it is installed: the call is the
+/// promise that it does so, and jobs are then not refused, if it has SA_SIGINFO and not
+/// SA_RESETHAND. While it runs no other signal handler may store into a region: have it block all
+/// signals (`sa_mask`) if one might.
 pub fn install() -> Result<(), Error> {
     ensure_installed()?;
     PROMISED.store(true, Ordering::Relaxed);
@@ -328,7 +359,8 @@ fn can_pass_on(action: &libc::sigaction) -> bool {
         && action.sa_flags & libc::SA_RESETHAND == 0
 }
 
-/// Installs the handler, once per process, or refuses if it no longer is the first and nobody has promised anything.
+/// Installs the handler, once per process, or refuses if it no longer is the first and nobody has
+/// promised anything.
 pub(crate) fn ensure_installed() -> Result<(), Error> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,8 +368,10 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     let found = current_action();
     let is_ours = found.sa_sigaction == ours;
     let promised = PROMISED.load(Ordering::Relaxed);
-    // What is in order is not written again: it would replace a handler that somebody installs just now.
-    let in_order = if is_ours { found.sa_flags & FLAGS == FLAGS } else { promised && can_pass_on(&found) };
+    // What is in order is not written again: it would replace a handler that somebody installs just
+    // now.
+    let in_order =
+        if is_ours { found.sa_flags & FLAGS == FLAGS } else { promised && can_pass_on(&found) };
     if in_order {
         return Ok(());
     }
@@ -347,7 +381,9 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
             libc::SIG_DFL | libc::SIG_IGN => {
                 "the action for SIGSEGV was set to the default or to be ignored".to_owned()
             }
-            handler => format!("another SIGSEGV handler (at {handler:#x}) was installed over pageleap's"),
+            handler => {
+                format!("another SIGSEGV handler (at {handler:#x}) was installed over pageleap's")
+            }
         };
         let remedy = if promised {
             "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on what is not its own, each time and with all arguments"
@@ -360,8 +396,8 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     }
     if is_first {
         PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
-        // In a child made by `fork` no migrator lives that could end what it inherits: its faults are its own.
-        // SAFETY: the function is async-signal-safe and stays.
+        // In a child made by `fork` no migrator lives that could end what it inherits: its faults
+        // are its own. SAFETY: the function is async-signal-safe and stays.
         unsafe { libc::pthread_atfork(None, None, Some(forget_slots)) };
     }
     // Also where it is ours already: who has put it back by `signal` has lost its flags.
@@ -376,10 +412,11 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses if a thread of the process blocks SIGSEGV: the kernel would kill the process at that thread's first write into an area that is
-/// being copied, without asking any handler.
+/// Refuses if a thread of the process blocks SIGSEGV: the kernel would kill the process at that
+/// thread's first write into an area that is being copied, without asking any handler.
 pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
-    /// A thread that is being created or is ending blocks all signals for a moment; only one that does so in every look counts.
+    /// A thread that is being created or is ending blocks all signals for a moment; only one that
+    /// does so in every look counts.
     const LOOKS: u32 = 500;
     const PAUSE: Duration = Duration::from_millis(2);
     let look = || threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV);
@@ -389,7 +426,9 @@ pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
             Ok(threads) if !threads.is_empty() => {
                 std::thread::sleep(PAUSE);
                 match look() {
-                    Ok(still) => threads.retain(|(tid, _)| still.iter().any(|(other, _)| other == tid)),
+                    Ok(still) => {
+                        threads.retain(|(tid, _)| still.iter().any(|(other, _)| other == tid))
+                    }
                     error => found = error,
                 }
             }
@@ -412,31 +451,40 @@ fn named(threads: &[(String, String)]) -> String {
     threads.iter().map(|(tid, name)| format!("{tid} ({name})")).collect::<Vec<_>>().join(", ")
 }
 
-/// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains `signal`, and which run code of the process: the kernel's
-/// workers among its threads (io_uring, vhost) block all signals, and get EFAULT.
+/// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains
+/// `signal`, and which run code of the process: the kernel's workers among its threads (io_uring,
+/// vhost) block all signals, and get EFAULT.
 fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {
         let task = task?;
         // A thread that ends meanwhile does not matter.
         let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let blocked = field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let blocked =
+            field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
         let stat = || std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         if blocked & 1 << (signal - 1) != 0 && !is_kernels(&stat()) {
-            let name: String = field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
+            let name: String =
+                field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
             blocking.push((task.file_name().to_string_lossy().into_owned(), name));
         }
     }
     Ok(blocking)
 }
 
-/// Whether a line of `/proc/PID/stat` is that of a thread which the kernel has made for its own work.
+/// Whether a line of `/proc/PID/stat` is that of a thread which the kernel has made for its own
+/// work.
 fn is_kernels(stat: &str) -> bool {
-    /// PF_IO_WORKER (io_uring, since 5.12) and PF_USER_WORKER (also vhost, since 6.4), of include/linux/sched.h.
+    /// PF_IO_WORKER (io_uring, since 5.12) and PF_USER_WORKER (also vhost, since 6.4), of
+    /// include/linux/sched.h.
     const WORKER: u64 = 0x10 | 0x4000;
     // The flags are the seventh field after the name, which may contain anything.
-    let flags = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
+    let flags = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
     flags.is_some_and(|flags| flags & WORKER != 0)
 }
 

@@ -1,8 +1,9 @@
 //! The protocol against a modelled machine.
 //!
-//! The `loom_` tests run the real [`attempt`] and the real [`SlotTable::resolve`] under loom, which tries all interleavings of a migrator and
-//! writers up to `LOOM_MAX_PREEMPTIONS` forced switches (3 unless set: seconds; 4: minutes). The others check single paths
-//! with plain threads, so that they run under Miri too.
+//! The `loom_` tests run the real [`attempt`] and the real [`SlotTable::resolve`] under loom, which
+//! tries all interleavings of a migrator and writers up to `LOOM_MAX_PREEMPTIONS` forced switches
+//! (3 unless set: seconds; 4: minutes). The others check single paths with plain threads, so that
+//! they run under Miri too.
 
 use std::sync::Arc;
 
@@ -30,10 +31,17 @@ struct Fixture {
 impl Fixture {
     fn new(exchange: bool) -> Self {
         let model = Arc::new(Model::new());
-        let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
+        let files =
+            ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
         let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
-        let mapping =
-            |addr, file| Mapping { addr, len: LEN, file, offset: 0, prot: Prot::READ_WRITE, populate: true };
+        let mapping = |addr, file| Mapping {
+            addr,
+            len: LEN,
+            file,
+            offset: 0,
+            prot: Prot::READ_WRITE,
+            populate: true,
+        };
         let source = mapping(view, files[0]);
         // SAFETY: both ranges were reserved above.
         unsafe {
@@ -59,7 +67,9 @@ impl Fixture {
     fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Effort) {
         let mut effort = Effort::default();
         // SAFETY: the fixture's span and target are used by this migrator only.
-        let step = unsafe { attempt(self.slot(), &self.table.epoch, backend, &self.task(hold), &mut effort) };
+        let step = unsafe {
+            attempt(self.slot(), &self.table.epoch, backend, &self.task(hold), &mut effort)
+        };
         (step, effort)
     }
 
@@ -71,9 +81,12 @@ impl Fixture {
         task.span = Span { addr: self.view + offset, len: BASE_PAGE, ..task.span };
         task.source += offset;
         task.park = task.park.map(|park| park + offset);
-        task.target = Target { alias: task.target.alias + offset, offset: offset as u64, ..task.target };
+        task.target =
+            Target { alias: task.target.alias + offset, offset: offset as u64, ..task.target };
         // SAFETY: as in `attempt`.
-        unsafe { attempt(self.slot(), &self.table.epoch, &*self.model, &task, &mut Effort::default()) }
+        unsafe {
+            attempt(self.slot(), &self.table.epoch, &*self.model, &task, &mut Effort::default())
+        }
     }
 
     /// Tries until it is done, as a job does: tracked once, then held.
@@ -99,11 +112,14 @@ impl Fixture {
     }
 
     fn is_migrated(&self) -> bool {
-        (0..PAGES).all(|i| self.model.frame_at(self.view + i * BASE_PAGE) == Some((self.target.file, i)))
+        (0..PAGES)
+            .all(|i| self.model.frame_at(self.view + i * BASE_PAGE) == Some((self.target.file, i)))
     }
 
     fn is_accessible(&self) -> bool {
-        (0..PAGES).all(|i| self.model.attributes_at(self.view + i * BASE_PAGE).unwrap().0 == Prot::READ_WRITE)
+        (0..PAGES).all(|i| {
+            self.model.attributes_at(self.view + i * BASE_PAGE).unwrap().0 == Prot::READ_WRITE
+        })
     }
 }
 
@@ -168,7 +184,8 @@ mod loom_tests {
         });
     }
 
-    /// A writer that was held up in one attempt must not act on the next: the area is migrated twice, with tracking each time.
+    /// A writer that was held up in one attempt must not act on the next: the area is migrated
+    /// twice, with tracking each time.
     #[test]
     fn loom_late_writer_meets_the_next_attempt() {
         check(|| {
@@ -189,8 +206,8 @@ mod loom_tests {
         });
     }
 
-    /// Pages move one after the other through the same slot, while a writer is at the page that moves next or moved before: the slot is
-    /// reused under the writer's eyes.
+    /// Pages move one after the other through the same slot, while a writer is at the page that
+    /// moves next or moved before: the slot is reused under the writer's eyes.
     #[test]
     fn loom_a_slot_is_reused_for_the_next_area() {
         check(|| {
@@ -215,7 +232,8 @@ mod loom_tests {
         });
     }
 
-    /// A thread arrives in the handler for a fault whose cause is over, just as the next attempt begins.
+    /// A thread arrives in the handler for a fault whose cause is over, just as the next attempt
+    /// begins.
     #[test]
     fn loom_a_left_over_fault_is_not_foreign() {
         check(|| {
@@ -252,7 +270,8 @@ mod loom_tests {
         }
     }
 
-    /// A reader never sees anything but the old value or a newer one, through holes too (the commit fails half-way).
+    /// A reader never sees anything but the old value or a newer one, through holes too (the commit
+    /// fails half-way).
     #[test]
     fn loom_reader_and_a_commit_that_fails_half_way() {
         check(|| {
@@ -260,7 +279,8 @@ mod loom_tests {
             let addr = f.view;
             f.model.store(addr, 1).unwrap();
             // 1 protects, 2 parks the old page tables, 3 brings the new ones.
-            let failing = Arc::new(FailAt::new(f.model.clone(), 3, FailMode::Partial, Errno(libc::ENOMEM)));
+            let failing =
+                Arc::new(FailAt::new(f.model.clone(), 3, FailMode::Partial, Errno(libc::ENOMEM)));
             failing.arm();
             let reader = {
                 let f = f.clone();
@@ -287,7 +307,10 @@ mod plain_tests {
             f.model.store(f.view + 8, 42).unwrap();
             let (step, effort) = f.attempt(&*f.model, false);
             assert_eq!(step, Step::Migrated);
-            assert_eq!((effort.copied, effort.by_exchange, effort.repairs), (LEN as u64, exchange, 0));
+            assert_eq!(
+                (effort.copied, effort.by_exchange, effort.repairs),
+                (LEN as u64, exchange, 0)
+            );
             assert_eq!(f.load(f.view + 8), 42);
             assert!(f.is_migrated() && f.is_accessible());
         }
@@ -322,7 +345,10 @@ mod plain_tests {
                     let steps = f.migrate(&failing);
                     assert!(failing.struck().is_some());
                     assert_eq!(f.load(f.view), 11, "call {at} failed {mode:?}: {steps:?}");
-                    assert!(f.is_migrated() && f.is_accessible(), "call {at} failed {mode:?}: {steps:?}");
+                    assert!(
+                        f.is_migrated() && f.is_accessible(),
+                        "call {at} failed {mode:?}: {steps:?}"
+                    );
                 }
             }
         }
@@ -373,7 +399,8 @@ mod plain_tests {
         assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
     }
 
-    /// The same as the model checker's tests, with real threads and real futexes: what a checker's futex cannot show.
+    /// The same as the model checker's tests, with real threads and real futexes: what a checker's
+    /// futex cannot show.
     #[test]
     fn writers_and_migrator_run_against_each_other() {
         let moves = if cfg!(miri) { 5 } else { 20_000 };
@@ -386,20 +413,26 @@ mod plain_tests {
                 // Returns the last value that it has written.
                 std::thread::spawn(move || {
                     let running = (1u64..).take_while(|_| !stop.load(Ordering::Relaxed));
-                    running.inspect(|value| f.store(f.view + w * BASE_PAGE, *value)).last().unwrap_or(0)
+                    running
+                        .inspect(|value| f.store(f.view + w * BASE_PAGE, *value))
+                        .last()
+                        .unwrap_or(0)
                 })
             })
             .collect();
         for _ in 0..moves {
             f.migrate(&*f.model);
-            // Back, by hand: the alias of the source is not modelled, so map it while the slot is closed for a held attempt.
+            // Back, by hand: the alias of the source is not modelled, so map it while the slot is
+            // closed for a held attempt.
             let mut task = f.task(true);
             task.park = None;
             task.target = Target { file: other.file, alias: f.target.alias, ..f.target };
             // SAFETY: the alias is the fixture's; it shows the file that is copied to.
             unsafe { f.model.map(&Mapping { addr: f.target.alias, ..other }) }.unwrap();
             // SAFETY: as in `Fixture::attempt`.
-            let step = unsafe { attempt(f.slot(), &f.table.epoch, &*f.model, &task, &mut Effort::default()) };
+            let step = unsafe {
+                attempt(f.slot(), &f.table.epoch, &*f.model, &task, &mut Effort::default())
+            };
             assert_eq!(step, Step::Migrated);
             // SAFETY: as above.
             let restored = Mapping { addr: f.target.alias, file: f.target.file, ..other };

@@ -1,4 +1,5 @@
-//! A processor of the modelled machine: a load or store that faults goes through the real handler's decision, and is repeated.
+//! A processor of the modelled machine: a load or store that faults goes through the real handler's
+//! decision, and is repeated.
 
 use super::slot::{SlotTable, Verdict};
 use crate::backend::{Backend, Model};
@@ -36,6 +37,10 @@ impl<const N: usize> Processor<'_, N> {
         // SAFETY: asks, changes nothing.
         let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
         let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
-        assert_eq!(verdict, Verdict::Retry, "a fault that migration caused was taken for somebody else's");
+        assert_eq!(
+            verdict,
+            Verdict::Retry,
+            "a fault that migration caused was taken for somebody else's"
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! The state of an area while it is being migrated, and the rules by which the migrator and faulting writers change it.
+//! The state of an area while it is being migrated, and the rules by which the migrator and
+//! faulting writers change it.
 //!
-//! A migrating worker owns one [`Slot`]. While it works on an area, the slot says which addresses are concerned and in which
-//! phase they are. A thread whose access faults looks its address up in the [`SlotTable`] and does what the phase asks for.
+//! A migrating worker owns one [`Slot`]. While it works on an area, the slot says which addresses
+//! are concerned and in which phase they are. A thread whose access faults looks its address up in
+//! the [`SlotTable`] and does what the phase asks for.
 //!
 //! ```text
 //!            publish                track                     close
@@ -16,16 +18,19 @@
 //!    └─────────────────────┴────── retire ◄───── Open ◄──────────────────────────────────────────┘
 //! ```
 //!
-//! * **Closed**: only the migrator changes mappings of the area. A faulting thread sleeps until the phase changes.
-//! * **Tracking**: the area is read-only and is being copied. A faulting writer takes it to *Opening*; nobody else leaves
-//!   this phase except the migrator, by [`Slot::close`]. Exactly one of the two compare-and-swaps succeeds: this is what
-//!   protocols without it get wrong (a writer that is let in between the dirty check and the remap loses its write).
-//! * **Opening**: only that writer changes mappings of the area. The migrator waits for it, so a late `mprotect` cannot hit
-//!   a later attempt.
-//! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a retry.
+//! * **Closed**: only the migrator changes mappings of the area. A faulting thread sleeps until the
+//!   phase changes.
+//! * **Tracking**: the area is read-only and is being copied. A faulting writer takes it to
+//!   *Opening*; nobody else leaves this phase except the migrator, by [`Slot::close`]. Exactly one
+//!   of the two compare-and-swaps succeeds: this is what protocols without it get wrong (a writer
+//!   that is let in between the dirty check and the remap loses its write).
+//! * **Opening**: only that writer changes mappings of the area. The migrator waits for it, so a
+//!   late `mprotect` cannot hit a later attempt.
+//! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a
+//!   retry.
 //!
-//! The word carries a generation, raised by each publish, so that a thread that slept through several attempts neither acts on a later
-//! one nor waits for it.
+//! The word carries a generation, raised by each publish, so that a thread that slept through
+//! several attempts neither acts on a later one nor waits for it.
 
 use crate::backend::{Backend, Errno, Prot};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord};
@@ -88,8 +93,8 @@ pub(crate) enum Close {
     Closed,
     /// A writer was let in: the copy is worthless, the area is writable.
     Opened,
-    /// A writer wanted in, and the call that should have let it in failed, perhaps after its side effect. The area is closed,
-    /// the copy is worthless, and writers wait.
+    /// A writer wanted in, and the call that should have let it in failed, perhaps after its side
+    /// effect. The area is closed, the copy is worthless, and writers wait.
     HandedOver,
 }
 
@@ -99,8 +104,9 @@ pub(crate) struct Slot {
     start: AtomicUsize,
     len: AtomicUsize,
     prot: AtomicU32,
-    /// The job's backend, for the writer that opens the area. Written by `publish` while the slot is idle; read only by the
-    /// thread whose compare-and-swap entered `Opening`, and the migrator does not go on before that thread has left it.
+    /// The job's backend, for the writer that opens the area. Written by `publish` while the slot
+    /// is idle; read only by the thread whose compare-and-swap entered `Opening`, and the migrator
+    /// does not go on before that thread has left it.
     backend: UnsafeCell<Option<*const dyn Backend>>,
     /// How long faulting threads were held up.
     pub(crate) waits: WaitCounters,
@@ -110,9 +116,10 @@ pub(crate) struct Slot {
     pub(crate) crew: Crew,
 }
 
-// SAFETY: `backend` is the only field without its own synchronisation. It is written while the word is Idle and read in Opening, by one
-// thread each; the word, released by `publish` and acquired by `covering`, orders the write before the read, and, released by the
-// opener and acquired by the migrator, the read before the next write. The pointee is `Send + Sync`.
+// SAFETY: `backend` is the only field without its own synchronisation. It is written while the word
+// is Idle and read in Opening, by one thread each; the word, released by `publish` and acquired by
+// `covering`, orders the write before the read, and, released by the opener and acquired by the
+// migrator, the read before the next write. The pointee is `Send + Sync`.
 unsafe impl Sync for Slot {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for Slot {}
@@ -159,30 +166,39 @@ impl Slot {
         self.word.wait_while(seen.0);
     }
 
-    // Migrator's side -------------------------------------------------------------------------------------------------
+    // Migrator's side
+    // -------------------------------------------------------------------------------------------------
 
-    /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. Must come before the first call
-    /// that forbids access to the span.
+    /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. Must
+    /// come before the first call that forbids access to the span.
     ///
     /// # Safety
     /// `backend` must stay valid until [`Slot::retire`].
-    pub(crate) unsafe fn publish(&self, epoch: &AtomicU64, span: &Span, backend: *const dyn Backend) {
+    pub(crate) unsafe fn publish(
+        &self,
+        epoch: &AtomicU64,
+        span: &Span,
+        backend: *const dyn Backend,
+    ) {
         let word = self.load();
         debug_assert_eq!(word.phase(), Phase::Idle, "a slot serves one attempt at a time");
-        // Relaxed: who sees the new generation sees these (`change` releases). Who sees the old one and these fields decides wrongly, and
-        // finds out: it opens nothing, because the word has changed, and declares nothing foreign, because the epoch has.
+        // Relaxed: who sees the new generation sees these (`change` releases). Who sees the old one
+        // and these fields decides wrongly, and finds out: it opens nothing, because the word has
+        // changed, and declares nothing foreign, because the epoch has.
         self.start.store(span.addr, Ordering::Relaxed);
         self.len.store(span.len, Ordering::Relaxed);
         self.prot.store(span.prot.0 as u32, Ordering::Relaxed);
         // SAFETY: the word is Idle, so no thread can be in Opening and read the cell (see `Sync`).
         self.backend.with_mut(|cell| unsafe { *cell = Some(backend) });
         self.change(word.next_generation(Phase::Closed));
-        // After the word, and before the first protection change; see `SlotTable::resolve`. Release: who sees the new epoch sees the word.
+        // After the word, and before the first protection change; see `SlotTable::resolve`.
+        // Release: who sees the new epoch sees the word.
         epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Lets writers interrupt the attempt from now on. The span must be read-only by now: a writer that is let in earlier
-    /// would be shut out again by our own protection change, with nobody left to let it in.
+    /// Lets writers interrupt the attempt from now on. The span must be read-only by now: a writer
+    /// that is let in earlier would be shut out again by our own protection change, with nobody
+    /// left to let it in.
     pub(crate) fn track(&self) {
         self.change(self.load().with(Phase::Tracking));
     }
@@ -213,7 +229,8 @@ impl Slot {
         }
     }
 
-    /// Ends the attempt: the span is fully accessible again, through old or new frames. Wakes everybody.
+    /// Ends the attempt: the span is fully accessible again, through old or new frames. Wakes
+    /// everybody.
     pub(crate) fn retire(&self) {
         self.change(self.load().with(Phase::Idle));
     }
@@ -223,17 +240,21 @@ impl Slot {
         self.word.sleepers()
     }
 
-    // Writer's side ---------------------------------------------------------------------------------------------------
+    // Writer's side
+    // ---------------------------------------------------------------------------------------------------
 
-    /// The word, if the slot's attempt covers `addr`. If the attempt ends meanwhile, the answer may be wrong either way (see `publish`).
+    /// The word, if the slot's attempt covers `addr`. If the attempt ends meanwhile, the answer may
+    /// be wrong either way (see `publish`).
     pub(super) fn covering(&self, addr: usize) -> Option<Word> {
         let word = self.load();
         let covers = word.phase() != Phase::Idle
-            && addr.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed);
+            && addr.wrapping_sub(self.start.load(Ordering::Relaxed))
+                < self.len.load(Ordering::Relaxed);
         covers.then_some(word)
     }
 
-    /// A writer's attempt to enter: makes the area writable again if it is still the attempt that `seen` belongs to.
+    /// A writer's attempt to enter: makes the area writable again if it is still the attempt that
+    /// `seen` belongs to.
     fn open(&self, seen: Word) {
         let opening = seen.with(Phase::Opening);
         if !self.word.exchange(seen.0, opening.0) {
@@ -246,8 +267,9 @@ impl Slot {
         };
         self.waits.count_opening();
         let opened: Result<(), Errno> = self.backend.with(|cell| {
-            // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the backend, lives until we leave it; the
-            // span belongs to a region under migration, and giving access back is what its users expect.
+            // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the
+            // backend, lives until we leave it; the span belongs to a region under migration, and
+            // giving access back is what its users expect.
             unsafe {
                 match *cell {
                     Some(backend) => (*backend).protect(span.addr, span.len, span.prot),
@@ -255,7 +277,8 @@ impl Slot {
                 }
             }
         });
-        // The last thing done for this attempt: now the migrator may go on. Nobody else leaves Opening, so this succeeds.
+        // The last thing done for this attempt: now the migrator may go on. Nobody else leaves
+        // Opening, so this succeeds.
         let next = if opened.is_ok() { Phase::Open } else { Phase::Closed };
         if self.word.exchange(opening.0, opening.with(next).0) {
             self.word.wake();
@@ -305,9 +328,11 @@ impl<const N: usize> SlotTable<N> {
 
     /// Takes a free slot for a worker.
     pub(crate) fn claim(&self) -> Option<usize> {
-        let free = |c: &AtomicU32| c.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let free =
+            |c: &AtomicU32| c.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let index = self.claimed.iter().position(free)?;
-        // Before any publish in this slot, hence visible to whoever sees the epoch that the publish raised.
+        // Before any publish in this slot, hence visible to whoever sees the epoch that the publish
+        // raised.
         self.high.fetch_max(index + 1, Ordering::Relaxed);
         Some(index)
     }
@@ -330,13 +355,15 @@ impl<const N: usize> SlotTable<N> {
         self.claimed[index].store(0, Ordering::Release);
     }
 
-    /// Decides about a load or store at `addr` that faulted. `accessible` asks the kernel whether the same access would succeed now; it is
-    /// asked only when no attempt covers the address. `held_up` gets the slot whose attempt stood in the way.
+    /// Decides about a load or store at `addr` that faulted. `accessible` asks the kernel whether
+    /// the same access would succeed now; it is asked only when no attempt covers the address.
+    /// `held_up` gets the slot whose attempt stood in the way.
     ///
-    /// A fault for which no slot is found is either a left-over (the attempt that caused it is over, and the access will succeed now) or
-    /// foreign. It is foreign only if the kernel still refuses it *and* no attempt was published since before the slots were looked at:
-    /// a refusal caused by an attempt published earlier would mean that this attempt is still visible in its slot, for it is
-    /// retired only after access has been given back.
+    /// A fault for which no slot is found is either a left-over (the attempt that caused it is
+    /// over, and the access will succeed now) or foreign. It is foreign only if the kernel still
+    /// refuses it *and* no attempt was published since before the slots were looked at: a refusal
+    /// caused by an attempt published earlier would mean that this attempt is still visible in its
+    /// slot, for it is retired only after access has been given back.
     pub(crate) fn resolve(
         &self,
         addr: usize,
@@ -347,11 +374,13 @@ impl<const N: usize> SlotTable<N> {
             // Acquire: the slots are looked at as they were when the epoch was, or later.
             let epoch = self.epoch.load(Ordering::Acquire);
             let high = self.high.load(Ordering::Relaxed);
-            let found =
-                self.slots[..high].iter().find_map(|slot| slot.covering(addr).map(|word| (slot, word)));
+            let found = self.slots[..high]
+                .iter()
+                .find_map(|slot| slot.covering(addr).map(|word| (slot, word)));
             if let Some((slot, word)) = found {
                 match word.phase() {
-                    // Only spans that the user may write are ever tracked, so this is no foreign fault.
+                    // Only spans that the user may write are ever tracked, so this is no foreign
+                    // fault.
                     Phase::Tracking => slot.open(word),
                     Phase::Closed | Phase::Opening => slot.sleep(word),
                     Phase::Open | Phase::Idle => {}
@@ -362,7 +391,8 @@ impl<const N: usize> SlotTable<N> {
             if accessible() {
                 return Verdict::Retry;
             }
-            // Relaxed: if an attempt made the kernel refuse, the kernel's lock orders its publish before this load.
+            // Relaxed: if an attempt made the kernel refuse, the kernel's lock orders its publish
+            // before this load.
             if self.epoch.load(Ordering::Relaxed) == epoch {
                 return Verdict::Foreign;
             }

@@ -8,7 +8,8 @@ const STEPS: usize = 1 << PRECISION;
 /// Buckets of a histogram: up to 18 minutes; the last one has all longer times.
 const BUCKETS: usize = (40 - PRECISION as usize + 1) * STEPS;
 
-/// The bucket of a time: the first ones are a nanosecond wide, then each doubling has as many as there are steps.
+/// The bucket of a time: the first ones are a nanosecond wide, then each doubling has as many as
+/// there are steps.
 fn bucket(ns: u64) -> usize {
     if ns < STEPS as u64 {
         return ns as usize;
@@ -21,7 +22,11 @@ fn bucket(ns: u64) -> usize {
 /// The longest time of a bucket but the last.
 fn longest(bucket: usize) -> u64 {
     let next = bucket + 1;
-    if next < STEPS { bucket as u64 } else { (((next % STEPS + STEPS) as u64) << (next / STEPS - 1)) - 1 }
+    if next < STEPS {
+        bucket as u64
+    } else {
+        (((next % STEPS + STEPS) as u64) << (next / STEPS - 1)) - 1
+    }
 }
 
 /// Counters of one slot. Plain statistics: they order nothing, so they need no model checker.
@@ -107,7 +112,8 @@ impl Waits {
         self.histogram[bucket(ns)] += 1;
     }
 
-    /// The shortest time, in nanoseconds, that a share `q` (0 to 1) of them did not exceed, at most 7 % too high; 0 if there were none.
+    /// The shortest time, in nanoseconds, that a share `q` (0 to 1) of them did not exceed, at most
+    /// 7 % too high; 0 if there were none.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = (q.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
         let mut seen = 0;
@@ -145,7 +151,11 @@ mod tests {
             assert_eq!((bucket(longest(at)), bucket(longest(at) + 1)), (at, at + 1));
         }
         for ns in [0, 1, 15, 16, 17, 31, 32, 1000, 123_456, 1 << 39] {
-            assert!((ns..=ns + ns / 15).contains(&longest(bucket(ns))), "{ns}: {}", longest(bucket(ns)));
+            assert!(
+                (ns..=ns + ns / 15).contains(&longest(bucket(ns))),
+                "{ns}: {}",
+                longest(bucket(ns))
+            );
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }

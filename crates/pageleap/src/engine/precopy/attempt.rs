@@ -1,7 +1,8 @@
 //! One attempt to migrate one area: mark, copy, copy again, freeze, look once more, commit.
 //!
-//! Between the freeze and the end nothing allocates, logs, calls back or touches the area, except that what is left is copied from it where readers do not
-//! wait: the allocator of the process may live there, and whoever comes in the way of a freeze sleeps until we are done.
+//! Between the freeze and the end nothing allocates, logs, calls back or touches the area, except
+//! that what is left is copied from it where readers do not wait: the allocator of the process may
+//! live there, and whoever comes in the way of a freeze sleeps until we are done.
 
 use std::ops::Range;
 
@@ -17,20 +18,21 @@ use crate::units::BASE_PAGE;
 /// Entries of a scan: some 3 KB of stack.
 const ENTRIES: usize = 128;
 
-/// More further copies than that are not made, whatever was asked for: they would only follow a writer who is faster.
+/// More further copies than that are not made, whatever was asked for: they would only follow a
+/// writer who is faster.
 const MOST_ROUNDS: u32 = 16;
 
 /// How everybody is kept from an area between the last look and the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freeze {
-    /// Its page tables are taken away: whoever touches it waits in a page fault, the kernel included. They go to this alias of the current
-    /// frames, whose place in their file it is.
+    /// Its page tables are taken away: whoever touches it waits in a page fault, the kernel
+    /// included. They go to this alias of the current frames, whose place in their file it is.
     Absence { park: usize, file: MemoryFile, offset: u64 },
-    /// It is read-only: whoever writes to it waits in the signal handler, and the kernel's writes fail. The page tables go
-    /// to this alias when those of the target come, if that is possible.
+    /// It is read-only: whoever writes to it waits in the signal handler, and the kernel's writes
+    /// fail. The page tables go to this alias when those of the target come, if that is possible.
     Protection { park: Option<usize> },
-    /// Its pages are write-protected by the tracker, which notes nothing by itself: whoever writes to it waits in a page fault, the kernel included. With `hold`
-    /// so it is from the beginning.
+    /// Its pages are write-protected by the tracker, which notes nothing by itself: whoever writes
+    /// to it waits in a page fault, the kernel included. With `hold` so it is from the beginning.
     Barrier { page_bytes: usize, hold: bool },
 }
 
@@ -43,8 +45,9 @@ pub(crate) struct Task {
     pub(crate) freeze: Freeze,
     pub(crate) target: Target,
     pub(crate) tracker: Tracker,
-    /// Whether pages are marked by UFFDIO_WRITEPROTECT, by which transparent huge pages are followed by base pages, and not by the faster PAGEMAP_SCAN, which
-    /// knows no pages of 1 GB, and can wait for itself where hugetlb pages have no page tables (Linux 6.7 to 6.18.41).
+    /// Whether pages are marked by UFFDIO_WRITEPROTECT, by which transparent huge pages are
+    /// followed by base pages, and not by the faster PAGEMAP_SCAN, which knows no pages of 1 GB,
+    /// and can wait for itself where hugetlb pages have no page tables (Linux 6.7 to 6.18.41).
     pub(crate) split: bool,
     /// Whether the span is locked: the lock must not go along.
     pub(crate) locked: bool,
@@ -62,9 +65,10 @@ type Refusal = (Call, Errno);
 /// Runs one attempt. Whatever happens, the span is accessible at the end, and nobody waits for it.
 ///
 /// # Safety
-/// The span belongs to a region whose pages in it nobody else migrates, grows or discards meanwhile, and its user may write it; source, file and
-/// park are those of its frames; the target's frames belong to the job and nobody else accesses them; `backend` is valid during the call, and
-/// another thread serves the tracker.
+/// The span belongs to a region whose pages in it nobody else migrates, grows or discards
+/// meanwhile, and its user may write it; source, file and park are those of its frames; the
+/// target's frames belong to the job and nobody else accesses them; `backend` is valid during the
+/// call, and another thread serves the tracker.
 pub(crate) unsafe fn attempt(
     slot: &Slot,
     epoch: &AtomicU64,
@@ -76,8 +80,8 @@ pub(crate) unsafe fn attempt(
     effort.count(Call::Track);
     // SAFETY: the span is ours to follow.
     if let Err(errno) = unsafe { backend.track(task.tracker, addr, len, false) } {
-        // Part of it may be registered, and whoever moves that by another engine would wait for our thread. What is somebody else's is not ours to
-        // undo.
+        // Part of it may be registered, and whoever moves that by another engine would wait for our
+        // thread. What is somebody else's is not ours to undo.
         if errno != Errno(libc::EBUSY) {
             // SAFETY: the span maps its old frames.
             unsafe { let_go(backend, task, effort) };
@@ -98,9 +102,9 @@ pub(crate) unsafe fn attempt(
     // If a call that replaces a mapping fails half-way, threads that meet the hole wait for this.
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &task.span, erase(backend)) };
-    // Where the window is one call for one page, as it may turn out, to go first costs more than it spares: 11 us of 200 for a page of 2 MB.
-    let short =
-        matches!(task.freeze, Freeze::Barrier { page_bytes, hold: false } if page_bytes == task.span.len);
+    // Where the window is one call for one page, as it may turn out, to go first costs more than it
+    // spares: 11 us of 200 for a page of 2 MB.
+    let short = matches!(task.freeze, Freeze::Barrier { page_bytes, hold: false } if page_bytes == task.span.len);
     if !short {
         hurry(backend, task, effort);
     }
@@ -123,9 +127,15 @@ pub(crate) unsafe fn attempt(
         }
         Err((call, errno)) => {
             if let Freeze::Protection { .. } = task.freeze {
-                // SAFETY: it maps its old frames, and writers wait. The call may have had its effect, in whole or in part.
+                // SAFETY: it maps its old frames, and writers wait. The call may have had its
+                // effect, in whole or in part.
                 unsafe {
-                    give_access_back(backend, &task.span, (call == Call::Protect).then_some(errno), effort);
+                    give_access_back(
+                        backend,
+                        &task.span,
+                        (call == Call::Protect).then_some(errno),
+                        effort,
+                    );
                 }
             }
             // What has moved to the alias is still registered, and whoever read it would wait.
@@ -157,7 +167,12 @@ fn hurry(backend: &dyn Backend, task: &Task, effort: &mut Effort) {
 ///
 /// # Safety
 /// As [`attempt`]; writes to the span are followed.
-unsafe fn copy(slot: &Slot, backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Result<(), Refusal> {
+unsafe fn copy(
+    slot: &Slot,
+    backend: &dyn Backend,
+    task: &Task,
+    effort: &mut Effort,
+) -> Result<(), Refusal> {
     let Span { addr, len, .. } = task.span;
     let Task { tracker, target, .. } = *task;
     let notes = &slot.notes;
@@ -215,7 +230,8 @@ unsafe fn prepare(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Re
     let Span { addr, len, .. } = task.span;
     // SAFETY: forwarded to the caller.
     unsafe {
-        // From now on whoever finds a page without an entry waits. Pages have one, as a rule, until the freeze.
+        // From now on whoever finds a page without an entry waits. Pages have one, as a rule, until
+        // the freeze.
         if let Freeze::Absence { .. } = task.freeze {
             effort.count(Call::Track);
             backend.track(task.tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
@@ -228,7 +244,8 @@ unsafe fn prepare(backend: &dyn Backend, task: &Task, effort: &mut Effort) -> Re
     Ok(())
 }
 
-/// Moves the page tables of the span to the alias, copies what its last stores have left to copy, and brings those of the new frames.
+/// Moves the page tables of the span to the alias, copies what its last stores have left to copy,
+/// and brings those of the new frames.
 ///
 /// # Safety
 /// As [`attempt`], after [`copy`], with the slot published.
@@ -243,7 +260,8 @@ unsafe fn take_away_and_commit(
     let Task { tracker, target, .. } = *task;
     effort.count(Call::Exchange);
     effort.parked = Parked::Failed;
-    // SAFETY: the span is the job's; whoever touches it from now on waits. The alias is that of its own frames.
+    // SAFETY: the span is the job's; whoever touches it from now on waits. The alias is that of its
+    // own frames.
     unsafe { backend.exchange(addr, park, len) }.map_err(|errno| {
         effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
         (Call::Exchange, errno)
@@ -254,7 +272,8 @@ unsafe fn take_away_and_commit(
     // SAFETY: the alias holds the page tables of the frames; the target's frames are ours.
     unsafe {
         unproven(backend, tracker, park, len, false, effort, &mut |pages| {
-            // Not through the alias: the kernel may drop an entry of it at any time, and whoever finds none there sleeps until we wake him.
+            // Not through the alias: the kernel may drop an entry of it at any time, and whoever
+            // finds none there sleeps until we wake him.
             let (offset, dst) = (offset + pages.start as u64, target.alias + pages.start);
             read += 1;
             copied += pages.len() as u64;
@@ -269,7 +288,8 @@ unsafe fn take_away_and_commit(
     unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))
 }
 
-/// Makes the span read-only, copies what its last stores have left to copy, and brings the new frames.
+/// Makes the span read-only, copies what its last stores have left to copy, and brings the new
+/// frames.
 ///
 /// # Safety
 /// As [`attempt`], after [`prepare`], with the slot published.
@@ -284,7 +304,8 @@ unsafe fn protect_and_commit(
     let target = task.target;
     effort.count(Call::Protect);
     // SAFETY: the span is the job's; whoever faults waits for the slot.
-    unsafe { backend.protect(addr, len, prot.without_write()) }.map_err(|errno| (Call::Protect, errno))?;
+    unsafe { backend.protect(addr, len, prot.without_write()) }
+        .map_err(|errno| (Call::Protect, errno))?;
     let mut copied = 0;
     // Nobody can store to these frames any more, so this look is the last one.
     // SAFETY: the source is readable; the target's frames are ours.
@@ -299,10 +320,12 @@ unsafe fn protect_and_commit(
     effort.copied += copied;
     effort.left = copied / BASE_PAGE as u64;
     // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
-    unsafe { change_places(backend, &task.span, &target, park, effort) }.map_err(|errno| (Call::Map, errno))
+    unsafe { change_places(backend, &task.span, &target, park, effort) }
+        .map_err(|errno| (Call::Map, errno))
 }
 
-/// Has everybody wait who writes to the span, copies what has been written since it was copied, or all of it, and brings the new frames.
+/// Has everybody wait who writes to the span, copies what has been written since it was copied, or
+/// all of it, and brings the new frames.
 ///
 /// # Safety
 /// As [`attempt`], after [`prepare`], with the slot published.
@@ -332,7 +355,8 @@ unsafe fn hold_and_commit(
             .map_err(|errno| (Call::MarkClean, errno))?;
         copy(0..len)?;
     } else {
-        /// Runs of pages that are protected one by one. One call for the whole span costs more, but once.
+        /// Runs of pages that are protected one by one. One call for the whole span costs more, but
+        /// once.
         const FEW: usize = 16;
         let mut runs = 0;
         notes.written::<Refusal>(false, &mut |_| {
@@ -354,16 +378,18 @@ unsafe fn hold_and_commit(
     }
     effort.copied += copied;
     effort.left = copied / BASE_PAGE as u64;
-    // SAFETY: the span is closed, and all its pages have been copied since the last store to them. The page tables cannot go to the alias: whoever found
-    // none in the span would make new ones, of the old frames, and write.
+    // SAFETY: the span is closed, and all its pages have been copied since the last store to them.
+    // The page tables cannot go to the alias: whoever found none in the span would make new ones,
+    // of the old frames, and write.
     unsafe { arrive(backend, &task.span, &target, effort) }.map_err(|errno| (Call::Map, errno))
 }
 
-/// What is done with pages that have been written, as bytes from the start of the area. It says whether to go on.
+/// What is done with pages that have been written, as bytes from the start of the area. It says
+/// whether to go on.
 type Each<'a> = dyn FnMut(Range<usize>) -> Result<bool, Refusal> + 'a;
 
-/// Shows `each` the pages that somebody was let write to, until it says that this is enough. With `mark_clean` they are write-protected first, and noted
-/// no longer.
+/// Shows `each` the pages that somebody was let write to, until it says that this is enough. With
+/// `mark_clean` they are write-protected first, and noted no longer.
 ///
 /// # Safety
 /// As [`attempt`].
@@ -379,15 +405,18 @@ unsafe fn noted(
         if mark_clean {
             effort.count(Call::MarkClean);
             // SAFETY: forwarded to the caller.
-            unsafe { backend.mark_clean(task.tracker, task.span.addr + pages.start, pages.len(), true) }
-                .map_err(|errno| (Call::MarkClean, errno))?;
+            unsafe {
+                backend.mark_clean(task.tracker, task.span.addr + pages.start, pages.len(), true)
+            }
+            .map_err(|errno| (Call::MarkClean, errno))?;
         }
         each(pages)
     })
 }
 
-/// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they are clean, as bytes from `addr` on, until it says
-/// that this is enough. With `mark_clean` those that are written count as clean from the same moment.
+/// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they are
+/// clean, as bytes from `addr` on, until it says that this is enough. With `mark_clean` those that
+/// are written count as clean from the same moment.
 ///
 /// # Safety
 /// As [`attempt`].

@@ -1,10 +1,13 @@
-//! The protocol against a modelled machine: the real [`attempt`] while threads access the span, under loom (all interleavings up to
-//! `LOOM_MAX_PREEMPTIONS` forced switches), and single paths with plain threads, so that they run under Miri too.
+//! The protocol against a modelled machine: the real [`attempt`] while threads access the span,
+//! under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and single paths
+//! with plain threads, so that they run under Miri too.
 
 use std::sync::Arc;
 
 use super::attempt::{Freeze, Task, attempt};
-use crate::backend::{Ability, Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
+use crate::backend::{
+    Ability, Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
+};
 use crate::engine::commit::{Effort, Parked, Step, Target};
 use crate::engine::mprotect::processor::Processor;
 use crate::engine::mprotect::slot::{SlotTable, Span};
@@ -51,7 +54,8 @@ struct Fixture {
 impl Fixture {
     fn new(by: By) -> Self {
         let model = Arc::new(Model::new());
-        let files = ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
+        let files =
+            ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
         let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
         for (addr, file) in [(view, files[0]), (alias, files[1]), (park, files[0])] {
             let prot = Prot::READ_WRITE;
@@ -95,8 +99,11 @@ impl Fixture {
             hurry: false,
         };
         let mut effort = Effort::default();
-        // SAFETY: the fixture's span and target are used by this migrator only; the model's trackers need no service.
-        let step = unsafe { attempt(&self.table.slots[0], &self.table.epoch, backend, &task, &mut effort) };
+        // SAFETY: the fixture's span and target are used by this migrator only; the model's
+        // trackers need no service.
+        let step = unsafe {
+            attempt(&self.table.slots[0], &self.table.epoch, backend, &task, &mut effort)
+        };
         (step, effort)
     }
 
@@ -176,7 +183,8 @@ mod loom_tests {
 
     fn check_with(by: By, preemptions: usize, test: impl Fn(By) + Copy + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(builder.preemption_bound.map_or(preemptions, |n| n.min(preemptions)));
+        builder.preemption_bound =
+            Some(builder.preemption_bound.map_or(preemptions, |n| n.min(preemptions)));
         builder.max_branches = 10_000;
         builder.check(move || test(by));
     }
@@ -196,7 +204,11 @@ mod loom_tests {
             };
             assert_eq!(f.migrate(f.model.clone()), [Step::Migrated]);
             writer.join().unwrap();
-            assert_eq!((f.model.load(f.page(0)), f.model.load(f.page(1))), (Ok(2), Ok(3)), "LOST a write");
+            assert_eq!(
+                (f.model.load(f.page(0)), f.model.load(f.page(1))),
+                (Ok(2), Ok(3)),
+                "LOST a write"
+            );
             assert!(f.is_migrated() && f.is_open());
         });
     }
@@ -211,7 +223,11 @@ mod loom_tests {
             });
             assert_eq!(f.migrate(f.model.clone()), [Step::Migrated]);
             writers.into_iter().for_each(|writer| writer.join().unwrap());
-            assert_eq!((f.model.load(f.page(0)), f.model.load(f.page(1))), (Ok(5), Ok(6)), "LOST a write");
+            assert_eq!(
+                (f.model.load(f.page(0)), f.model.load(f.page(1))),
+                (Ok(5), Ok(6)),
+                "LOST a write"
+            );
             assert!(f.is_migrated() && f.is_open());
         };
         // A fourth thread makes many more interleavings.
@@ -239,7 +255,8 @@ mod loom_tests {
         });
     }
 
-    /// Any call fails once, in any way, while a writer stores: nothing is lost, nobody sleeps for ever.
+    /// Any call fails once, in any way, while a writer stores: nothing is lost, nobody sleeps for
+    /// ever.
     #[test]
     fn loom_precopy_a_call_fails_under_a_writer() {
         let modes = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -253,7 +270,8 @@ mod loom_tests {
                 let seen = struck.clone();
                 builder.check(move || {
                     let f = Arc::new(Fixture::new(by));
-                    let failing = Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM)));
+                    let failing =
+                        Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(libc::ENOMEM)));
                     failing.arm();
                     let writer = {
                         let f = f.clone();
@@ -325,7 +343,8 @@ mod plain_tests {
                     for errno in [libc::ENOMEM, libc::EINVAL] {
                         let f = Arc::new(Fixture::new(by));
                         f.model.store(f.page(0), 11).unwrap();
-                        let failing = Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(errno)));
+                        let failing =
+                            Arc::new(FailAt::new(f.model.clone(), at, mode, Errno(errno)));
                         failing.arm();
                         let steps = f.migrate(failing.clone());
                         assert!(failing.struck().is_some());
@@ -356,14 +375,18 @@ mod plain_tests {
                     let (f, stop) = (f.clone(), stop.clone());
                     thread::spawn(move || {
                         let running = (1u64..).take_while(|_| !stop.load(Ordering::Relaxed));
-                        running.inspect(|value| f.processor().store(f.page(w), *value)).last().unwrap_or(0)
+                        running
+                            .inspect(|value| f.processor().store(f.page(w), *value))
+                            .last()
+                            .unwrap_or(0)
                     })
                 })
                 .collect();
             f.served(f.model.clone(), || {
                 let (mut here, mut there) = ((f.files[0], f.park), (f.files[1], f.alias));
                 for _ in 0..moves {
-                    let target = Target { alias: there.1, file: there.0, offset: 0, exchange: true };
+                    let target =
+                        Target { alias: there.1, file: there.0, offset: 0, exchange: true };
                     let task = Task {
                         span: Span { addr: f.view, len: LEN, prot: Prot::READ_WRITE },
                         source: f.view,
@@ -378,7 +401,13 @@ mod plain_tests {
                     };
                     // SAFETY: as in `Fixture::attempt`.
                     let step = unsafe {
-                        attempt(&f.table.slots[0], &f.table.epoch, &*f.model, &task, &mut Effort::default())
+                        attempt(
+                            &f.table.slots[0],
+                            &f.table.epoch,
+                            &*f.model,
+                            &task,
+                            &mut Effort::default(),
+                        )
                     };
                     assert_eq!(step, Step::Migrated);
                     // What a job does when it recycles the frames.

@@ -1,5 +1,5 @@
-//! Which pages of an area somebody was let write to, where the kernel does not note it: shared by a migrator and the thread that serves its
-//! tracker, which reads the messages of writers who wait.
+//! Which pages of an area somebody was let write to, where the kernel does not note it: shared by a
+//! migrator and the thread that serves its tracker, which reads the messages of writers who wait.
 //!
 //! ```text
 //!          begin                    close
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! * **Following**: a writer who waits for a protected page is let in, and the page is noted.
-//! * **Letting**: the server is at it. Nobody else leaves this phase, so that a migrator who has closed the area knows that no page becomes
-//!   writable any more, and that all that did are noted.
+//! * **Letting**: the server is at it. Nobody else leaves this phase, so that a migrator who has
+//!   closed the area knows that no page becomes writable any more, and that all that did are noted.
 //! * **Closed**, **Idle**: writers go on waiting, until the migrator wakes them.
 
 use std::ops::Range;
@@ -77,10 +77,12 @@ impl WriteNotes {
         (seen & !PHASE_MASK).wrapping_add(1 << PHASE_BITS) | phase
     }
 
-    // Migrator's side -------------------------------------------------------------------------------------------------
+    // Migrator's side
+    // -------------------------------------------------------------------------------------------------
 
-    /// Has writers of `len` bytes from `start` on let in from now on. Must come before the first call that holds them up: who comes earlier and finds
-    /// nobody at it waits until the attempt is over.
+    /// Has writers of `len` bytes from `start` on let in from now on. Must come before the first
+    /// call that holds them up: who comes earlier and finds nobody at it waits until the attempt is
+    /// over.
     pub(crate) fn begin(&self, start: usize, len: usize, page_bytes: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & PHASE_MASK, IDLE, "one attempt at a time");
@@ -93,7 +95,8 @@ impl WriteNotes {
         self.word.set_and_wake(Self::next(word, FOLLOWING));
     }
 
-    /// Has writers go on waiting. When it returns, nobody is being let in, and all who were are noted.
+    /// Has writers go on waiting. When it returns, nobody is being let in, and all who were are
+    /// noted.
     pub(crate) fn close(&self) {
         self.leave(CLOSED);
     }
@@ -120,8 +123,9 @@ impl WriteNotes {
         self.lettings.swap(0, Ordering::Relaxed)
     }
 
-    /// Shows `each` the pages noted, as bytes from the start of the area, neighbours together, until it says that this is enough or fails.
-    /// With `forget` those that it is shown are noted no longer.
+    /// Shows `each` the pages noted, as bytes from the start of the area, neighbours together,
+    /// until it says that this is enough or fails. With `forget` those that it is shown are noted
+    /// no longer.
     pub(crate) fn written<E>(
         &self,
         forget: bool,
@@ -130,8 +134,10 @@ impl WriteNotes {
         let page_bytes = self.page_bytes.load(Ordering::Relaxed);
         let words = self.pages.load(Ordering::Relaxed).div_ceil(64);
         for (i, bits) in self.written[..words].iter().enumerate() {
-            // Acquire: the page was let go before it was noted, so whoever protects it again now comes after that.
-            let mut left = if forget { bits.swap(0, Ordering::AcqRel) } else { bits.load(Ordering::Acquire) };
+            // Acquire: the page was let go before it was noted, so whoever protects it again now
+            // comes after that.
+            let mut left =
+                if forget { bits.swap(0, Ordering::AcqRel) } else { bits.load(Ordering::Acquire) };
             while left != 0 {
                 let first = left.trailing_zeros();
                 let run = (left >> first).trailing_ones();
@@ -145,10 +151,12 @@ impl WriteNotes {
         Ok(())
     }
 
-    // Server's side ---------------------------------------------------------------------------------------------------
+    // Server's side
+    // ---------------------------------------------------------------------------------------------------
 
-    /// Somebody waits to write to `addr`: calls `let_in` for the page (address, bytes) if writers are let in now, and notes it. `let_in` may fail, with or
-    /// without effect: then they wait until the attempt is over, or have written.
+    /// Somebody waits to write to `addr`: calls `let_in` for the page (address, bytes) if writers
+    /// are let in now, and notes it. `let_in` may fail, with or without effect: then they wait
+    /// until the attempt is over, or have written.
     pub(crate) fn wanted(&self, addr: usize, let_in: impl FnOnce(usize, usize)) {
         let word = self.word.load();
         let start = self.start.load(Ordering::Relaxed);
@@ -162,7 +170,8 @@ impl WriteNotes {
             return; // The migrator has closed it: nobody else changes the word now.
         }
         // The kernel lifts any protection there, also another worker's: so `leave` waits for us.
-        // Noted afterwards: else the page could be taken for noted and protected again, and then be let go.
+        // Noted afterwards: else the page could be taken for noted and protected again, and then be
+        // let go.
         let_in(start + page * page_bytes, page_bytes);
         self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);
         self.lettings.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The end of a job: vacated frames are made ready for use again, everything is given back, and the report is made.
+//! The end of a job: vacated frames are made ready for use again, everything is given back, and the
+//! report is made.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -8,25 +9,28 @@ use crate::backend::Call;
 use crate::engine::mprotect::slot::Slot;
 use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
 use crate::migrate::legs::Item;
-use crate::migrate::report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::migrate::report::{
+    Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs,
+};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, thread};
 
 /// Why writers are held back from the start.
-const HELD: &str =
-    "writers were held back: as asked for, or because copies beside them had to be made again too often";
+const HELD: &str = "writers were held back: as asked for, or because copies beside them had to be made again too often";
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Vacated {
     pub(super) share: Share,
     pub(super) run: pool::Run,
-    /// Whether the tracker still follows writes to their alias, whose page table entries have been marked, and do not allow writing.
+    /// Whether the tracker still follows writes to their alias, whose page table entries have been
+    /// marked, and do not allow writing.
     pub(super) marked: bool,
 }
 
 impl Vacated {
-    /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other threads of the process from mapping while they last.
+    /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other
+    /// threads of the process from mapping while they last.
     fn pieces(self) -> impl Iterator<Item = Vacated> {
         const BYTES: usize = 16 << 20;
         let pieces = self.run.pieces(BYTES / self.share.page_size().bytes());
@@ -42,8 +46,12 @@ impl Run {
         let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { mut items, vacated, tally, threads, .. } = state;
         let Tally { mut warnings, mut calls, .. } = tally;
-        let not_followed: u64 =
-            tally.moved.iter().filter(|((_, how), _)| *how == How::NotFollowed).map(|(_, pages)| pages).sum();
+        let not_followed: u64 = tally
+            .moved
+            .iter()
+            .filter(|((_, how), _)| *how == How::NotFollowed)
+            .map(|(_, pages)| pages)
+            .sum();
         let not_followed_why = tally.not_followed_why.unwrap_or_default();
         if !settings.engine.signals() && not_followed > 0 {
             warnings.push(format!(
@@ -56,7 +64,9 @@ impl Run {
                 How::AsChosen => (settings.engine, settings.engine_reason.as_str()),
                 How::Held if settings.engine == Engine::WpSync => (Engine::WpSync, HELD),
                 How::Held => (Engine::Mprotect, HELD),
-                How::ReadOnly => (Engine::Mprotect, "nobody may write there, so there is nothing to follow"),
+                How::ReadOnly => {
+                    (Engine::Mprotect, "nobody may write there, so there is nothing to follow")
+                }
                 How::NotFollowed => (Engine::Mprotect, not_followed_why.as_str()),
             };
             EngineUse {
@@ -82,7 +92,8 @@ impl Run {
         let (mut bytes, mut migrated_bytes) = (0, 0);
         for item in &items {
             let region = item.claim.region();
-            let item_runs = runs(region.id, item.claim.range().start, region.page.bytes(), &item.outcomes);
+            let item_runs =
+                runs(region.id, item.claim.range().start, region.page.bytes(), &item.outcomes);
             for run in &item_runs {
                 let len = run.range.end - run.range.start;
                 pages.add(run.outcome, (len / region.page.bytes()) as u64);
@@ -94,17 +105,19 @@ impl Run {
             page_runs.extend(item_runs);
         }
         for leg in &legs {
-            // Where pages have stayed, what a failed attempt has left of the alias of their frames must not stay a hole. If that fails, their next leap
-            // begins with it.
+            // Where pages have stayed, what a failed attempt has left of the alias of their frames
+            // must not stay a hole. If that fails, their next leap begins with it.
             let _ = leg.from.mend_torn(pool::Run { first: leg.from_frame, ..leg.frames() });
         }
         for leg in legs.iter().filter(|leg| leg.exchange) {
             if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
-                warnings.push(format!("core dumps may contain the data twice: madvise failed with {errno}"));
+                warnings.push(format!(
+                    "core dumps may contain the data twice: madvise failed with {errno}"
+                ));
             }
         }
-        // From here on others may move these pages again. What they need for it may be what these have left, so nobody learns that they may before all
-        // frames are free or announced.
+        // From here on others may move these pages again. What they need for it may be what these
+        // have left, so nobody learns that they may before all frames are free or announced.
         let vacated = merged(vacated);
         vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
         items.iter_mut().for_each(Item::give_back_unused);
@@ -190,8 +203,9 @@ fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
     merged
 }
 
-/// Collects what a slot has counted, after giving threads that were just woken the time to count their wait. A thread that does not run for
-/// so long (one that a debugger holds, say) is missing from the report.
+/// Collects what a slot has counted, after giving threads that were just woken the time to count
+/// their wait. A thread that does not run for so long (one that a debugger holds, say) is missing
+/// from the report.
 fn drain(slot: &Slot, waits: &mut Waits) {
     const PATIENCE: Duration = Duration::from_millis(10);
     let give_up = Instant::now() + PATIENCE;

@@ -1,6 +1,8 @@
-//! Joining mappings that the kernel does not join by itself: those of hugetlb pages, of which each area leaves one behind.
+//! Joining mappings that the kernel does not join by itself: those of hugetlb pages, of which each
+//! area leaves one behind.
 //!
-//! One call maps what is mapped already, as one mapping, a block at a time: while it lasts whoever touches the block waits, some 2 us for each of its pages.
+//! One call maps what is mapped already, as one mapping, a block at a time: while it lasts whoever
+//! touches the block waits, some 2 us for each of its pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,15 +15,17 @@ use crate::engine::mprotect::slot::{Slot, Span};
 use crate::migrate::legs::Leg;
 use crate::sync::{lock, monotonic_ns};
 
-/// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096 mappings of the 65,530 that a process has by default
-/// (`vm.max_map_count`), and a window some 250 us.
+/// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
+/// mappings of the 65,530 that a process has by default (`vm.max_map_count`), and a window some 250
+/// us.
 const BLOCK: u64 = 128;
 
-/// As many pages at most wait for their neighbours, each in a mapping of its own; then what there is is joined.
+/// As many pages at most wait for their neighbours, each in a mapping of its own; then what there
+/// is is joined.
 const MOST_APART: u64 = 1024;
 
-/// How many mappings hugetlb pages become that one job moves, for the pages of each of its ranges: those that stay, one for each block, and those that wait for their
-/// neighbours meanwhile.
+/// How many mappings hugetlb pages become that one job moves, for the pages of each of its ranges:
+/// those that stay, one for each block, and those that wait for their neighbours meanwhile.
 pub(crate) fn mappings_apart(pages: &[u64]) -> (u64, u64) {
     let blocks = pages.iter().map(|pages| pages.div_ceil(BLOCK)).sum();
     let all: u64 = pages.iter().sum();
@@ -52,13 +56,17 @@ struct Left {
 }
 
 impl Unjoined {
-    /// All pages of some legs, none of which has been dealt with: for each leg its item and its pages.
+    /// All pages of some legs, none of which has been dealt with: for each leg its item and its
+    /// pages.
     pub(super) fn new(legs: impl Iterator<Item = (usize, Range<u64>)>) -> Self {
         let mut blocks: BTreeMap<Block, Left> = BTreeMap::new();
         for (index, (item, pages)) in legs.enumerate() {
             for (block, pages) in parts(&pages) {
-                let left =
-                    blocks.entry((item, block)).or_insert(Left { pages: 0, apart: 0, legs: index..index });
+                let left = blocks.entry((item, block)).or_insert(Left {
+                    pages: 0,
+                    apart: 0,
+                    legs: index..index,
+                });
                 left.pages += pages;
                 left.legs.end = index + 1;
             }
@@ -67,7 +75,12 @@ impl Unjoined {
     }
 
     /// Pages of an item have moved, or will not. Returns the blocks that are to be joined now.
-    pub(super) fn dealt_with(&mut self, item: usize, pages: &Range<u64>, moved: bool) -> Vec<Block> {
+    pub(super) fn dealt_with(
+        &mut self,
+        item: usize,
+        pages: &Range<u64>,
+        moved: bool,
+    ) -> Vec<Block> {
         let mut complete = Vec::new();
         for (block, pages) in parts(pages) {
             let Some(left) = self.blocks.get_mut(&(item, block)) else { continue };
@@ -125,12 +138,14 @@ impl Run {
         }
     }
 
-    /// Makes one mapping of those of a block that the kernel could join, if it did that. Where pages came from several runs of frames they are several legs.
-    /// Returns whether no call was refused.
+    /// Makes one mapping of those of a block that the kernel could join, if it did that. Where
+    /// pages came from several runs of frames they are several legs. Returns whether no call was
+    /// refused.
     fn join_block(&self, slot: &Slot, (item, block): Block) -> bool {
         let (region, legs) = {
             let state = lock(&self.state);
-            let legs = state.unjoined.blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone());
+            let legs =
+                state.unjoined.blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone());
             (state.items[item].claim.region().clone(), legs)
         };
         let block = block * BLOCK..(block + 1) * BLOCK;
@@ -142,7 +157,8 @@ impl Run {
                 Some((first, before))
                     if (&first.to, first.attributes) == (&leg.to, leg.attributes)
                         && before.end == pages.start
-                        && first.to_frame + (leg.pages.start - first.pages.start) == leg.to_frame =>
+                        && first.to_frame + (leg.pages.start - first.pages.start)
+                            == leg.to_frame =>
                 {
                     before.end = pages.end;
                 }
@@ -178,7 +194,8 @@ impl Run {
         let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
         let mut effort = Effort::default();
         let closed_at = monotonic_ns();
-        // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has to do with it any more.
+        // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
+        // to do with it any more.
         let (joined, restored) = unsafe {
             map_again(slot, &SLOTS.epoch, &*self.backend, &span, mapping, &mut effort, || {
                 self.restore_attributes(leg, &span, false)
@@ -216,8 +233,10 @@ mod tests {
         let other = (1, 0..3);
         let mut unjoined = Unjoined::new(legs.iter().cloned().chain([other]));
         assert_eq!(unjoined.blocks[&(0, 1)].legs, 4..8);
-        let done: Vec<_> = legs.iter().map(|(item, pages)| unjoined.dealt_with(*item, pages, true)).collect();
-        let complete: Vec<_> = done.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()).collect();
+        let done: Vec<_> =
+            legs.iter().map(|(item, pages)| unjoined.dealt_with(*item, pages, true)).collect();
+        let complete: Vec<_> =
+            done.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()).collect();
         assert_eq!(complete, [(3, &vec![(0, 0)]), (7, &vec![(0, 1)]), (9, &vec![(0, 2)])]);
         // What fails is not waited for.
         assert_eq!(unjoined.dealt_with(1, &(0..1), true), []);

@@ -47,7 +47,8 @@ impl Run {
             }
             let since = *state.guarded_since.get_or_insert_with(Instant::now);
             let patient = since.elapsed() < self.settings.pin_patience;
-            // Guards that come and go may be on pages whenever these are tried: once more when the time is over, and no more.
+            // Guards that come and go may be on pages whenever these are tried: once more when the
+            // time is over, and no more.
             let look = patient || !std::mem::replace(&mut state.last_look, true);
             if look && self.take_unguarded(&mut state) {
                 continue;
@@ -66,7 +67,8 @@ impl Run {
         self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Pauses as long as it takes to keep to the rate limit. If the job is to stop meanwhile, the area is left where it is, and `None` returned.
+    /// Pauses as long as it takes to keep to the rate limit. If the job is to stop meanwhile, the
+    /// area is left where it is, and `None` returned.
     pub(super) fn keep_rate(&self, area: Area) -> Option<Area> {
         /// So soon a cancelled job is noticed.
         const STEP: Duration = Duration::from_millis(5);
@@ -95,11 +97,13 @@ impl Run {
         }
     }
 
-    /// Puts an area aside of which a guard keeps some pages where they are, and queues the others again.
+    /// Puts an area aside of which a guard keeps some pages where they are, and queues the others
+    /// again.
     pub(super) fn put_aside(&self, area: Area, kept: Range<u64>) {
         let state = &mut *lock(&self.state);
         // Each piece that stays behind costs mappings, of which the process has only so many.
-        let kept = if state.guarded.len() < self.settings.most_pieces { kept } else { area.pages.clone() };
+        let kept =
+            if state.guarded.len() < self.settings.most_pieces { kept } else { area.pages.clone() };
         state.items[self.legs[area.leg].item].set_outcome(&kept, PageOutcome::Busy);
         for rest in [kept.end..area.pages.end, area.pages.start..kept.start] {
             if !rest.is_empty() {

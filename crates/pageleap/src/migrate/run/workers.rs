@@ -9,20 +9,25 @@ use crate::error::Error;
 use crate::migrate::report::Engine;
 use crate::sync::{Barrier, lock, thread};
 
-/// Serves a tracker for the workers whose slots have their bits set in `slots`, once they know that it is about to be served. A function of its own: from
-/// then on nothing may be read from the heap, where captured variables and the job lie, because the heap may be what is frozen.
+/// Serves a tracker for the workers whose slots have their bits set in `slots`, once they know that
+/// it is about to be served. A function of its own: from then on nothing may be read from the heap,
+/// where captured variables and the job lie, because the heap may be what is frozen.
 #[inline(never)]
 fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
     const _: () = assert!(MAX_THREADS <= u64::BITS as usize);
     let bomb = AbortOnUnwind;
     ready.wait();
     backend.serve_tracker(tracker, &mut |addr| {
-        for slot in
-            SLOTS.slots.iter().enumerate().filter_map(|(i, slot)| (slots >> i & 1 != 0).then_some(slot))
+        for slot in SLOTS
+            .slots
+            .iter()
+            .enumerate()
+            .filter_map(|(i, slot)| (slots >> i & 1 != 0).then_some(slot))
         {
             slot.notes.wanted(addr, |page, len| {
-                // If it is refused, whoever waits does so until the attempt is over.
-                // SAFETY: a page of the area that this slot's worker has registered with the tracker and is migrating.
+                // If it is refused, whoever waits does so until the attempt is over. SAFETY: a page
+                // of the area that this slot's worker has registered with the tracker and is
+                // migrating.
                 let _ = unsafe { backend.let_write(tracker, page, len) };
             });
         }
@@ -55,8 +60,9 @@ impl Run {
         })
     }
 
-    /// Migrates everything, with the threads that this takes: workers, each of which deals with areas from their first mark to their commit, so that the calls
-    /// of one hide behind the copying of the others; and one that serves the tracker for all of them.
+    /// Migrates everything, with the threads that this takes: workers, each of which deals with
+    /// areas from their first mark to their commit, so that the calls of one hide behind the
+    /// copying of the others; and one that serves the tracker for all of them.
     fn migrate(&self) {
         // Before the other threads are started, which inherit both.
         if !self.settle() {
@@ -72,7 +78,9 @@ impl Run {
                 let ready = Barrier::new(2);
                 let (backend, ready) = (&*self.backend, &ready);
                 thread::scope(|scope| {
-                    match scope.start(c"pageleap-events", move || serve(backend, tracker, slots, ready)) {
+                    match scope
+                        .start(c"pageleap-events", move || serve(backend, tracker, slots, ready))
+                    {
                         Ok(()) => {
                             ready.wait();
                             self.work_together(Some(tracker));
@@ -99,7 +107,10 @@ impl Run {
                     None => self.work(worker, tracker),
                 };
                 if let Err(e) = scope.start(c"pageleap", work) {
-                    lock(&self.state).tally.warnings.push(format!("fewer threads than asked for: {e}"));
+                    lock(&self.state)
+                        .tally
+                        .warnings
+                        .push(format!("fewer threads than asked for: {e}"));
                 }
             }
             self.work(0, tracker);
@@ -119,8 +130,8 @@ impl Run {
 
     /// A worker's life.
     fn work(&self, worker: usize, tracker: Option<Tracker>) {
-        // A bug here could leave writers asleep on an area that nobody opens again. Ending the process says so; going on would look like
-        // a hang.
+        // A bug here could leave writers asleep on an area that nobody opens again. Ending the
+        // process says so; going on would look like a hang.
         let bomb = AbortOnUnwind;
         let hurry = self.may_hurry(tracker);
         lock(&self.state).tally.hurries |= hurry;
