@@ -288,8 +288,8 @@ pub unsafe extern "C" fn pageleap_topology_is_allowed(
     topology: *const pageleap_topology,
     node_id: u32,
 ) -> bool {
-    // SAFETY: forwarded to the caller.
     value(false, || {
+        // SAFETY: forwarded to the caller.
         Ok(unsafe { handle(topology, "topology") }?.topology.is_allowed(NodeId(node_id)))
     })
 }

@@ -97,9 +97,9 @@ pub(crate) unsafe fn attempt(
             closed_at = crate::sync::monotonic_ns();
         }
         // SAFETY: the area is closed and the copy is complete.
-        if let Err(errno) =
-            unsafe { change_places(backend, &task.span, &task.target, task.park, effort) }
-        {
+        let changed =
+            unsafe { change_places(backend, &task.span, &task.target, task.park, effort) };
+        if let Err(errno) = changed {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
                 unsafe { give_access_back(backend, &task.span, None, effort) };
