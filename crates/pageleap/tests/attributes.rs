@@ -400,10 +400,9 @@ fn locks_of_a_pool_do_not_come_along() {
         let lock_aliases = |region: Option<&Range<usize>>| {
             for range in pool_ranges().iter().filter(|range| Some(*range) != region) {
                 // SAFETY: aliases, which nobody accesses.
-                assert_eq!(
-                    unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) },
-                    0
-                );
+                let locked =
+                    unsafe { libc::mlock(range.start as *const libc::c_void, range.len()) };
+                assert_eq!(locked, 0);
             }
         };
         lock_aliases(None);

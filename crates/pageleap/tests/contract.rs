@@ -430,10 +430,9 @@ fn a_region_that_is_given_to_children_still_leaps() {
     let [near, far]: [Pool; 2] = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&near, BYTES).unwrap();
     // SAFETY: advice on the region.
-    assert_eq!(
-        unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) },
-        0
-    );
+    let advised =
+        unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) };
+    assert_eq!(advised, 0);
     stamp(&region, 0..BYTES, 1);
     leap(&region, 0..BYTES, &far);
     assert_eq!(mapped_in_a_child(&[address(&region), address(&region) + BYTES - 4096]), 2);

@@ -287,11 +287,11 @@ fn signal_handlers_may_use_the_region() {
                         words[1024].fetch_add(1, Relaxed);
                         TICKS.load(Relaxed) > 500
                     }));
+                    let never = every(0);
                     // SAFETY: stops the timer.
-                    assert_eq!(
-                        unsafe { libc::setitimer(libc::ITIMER_REAL, &every(0), ptr::null_mut()) },
-                        0
-                    );
+                    let stopped =
+                        unsafe { libc::setitimer(libc::ITIMER_REAL, &never, ptr::null_mut()) };
+                    assert_eq!(stopped, 0);
                     assert!(
                         soon(|| words[1].load(Relaxed) == TICKS.load(Relaxed)),
                         "LOST additions of the handler"
