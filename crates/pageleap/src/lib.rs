@@ -26,6 +26,8 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 #[cfg(not(loom))]
+mod address_ranges;
+#[cfg(not(loom))]
 mod affinity;
 #[cfg(not(loom))]
 mod audit;

@@ -18,8 +18,8 @@ pub(crate) use needs::Needs;
 pub use reserve::HugePageReservation;
 pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
 
+use crate::address_ranges::is_of_pool_or_region;
 use crate::backend::{Backend, Call, Linux};
-use crate::engine::mprotect::fault::{AddressRanges, REGIONS};
 use crate::error::Error;
 use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::region::RegionInner;
@@ -372,13 +372,6 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
         let _ = unsafe { backend.release(addr, bytes) };
     }
     reserved.map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
-}
-
-/// The addresses of all aliases of this process.
-static ALIASES: AddressRanges = AddressRanges::new();
-
-fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
-    ALIASES.overlaps(addr, len) || REGIONS.overlaps(addr, len)
 }
 
 /// The command that adds huge pages to a node, on top of those that it has.

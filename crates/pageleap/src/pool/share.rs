@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::frames::{FrameAllocator, FrameSet, Run};
-use super::{ALIASES, fill, reserve_aligned};
+use super::{fill, reserve_aligned};
+use crate::address_ranges::ALIASES;
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
 use crate::observe::Attributes;

@@ -24,8 +24,8 @@ pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
 
+use crate::address_ranges::REGIONS;
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
-use crate::engine::mprotect::fault::REGIONS;
 use crate::error::Error;
 use crate::migrate::{JobShared, check_address_space};
 use crate::observe::{self, MappedPages};

@@ -1,0 +1,153 @@
+//! Which addresses of this process belong to pools and to regions.
+//!
+//! The fault handler asks whether a fault lies in a region, and the library asks whether address
+//! space that it has just reserved is a hole in memory that it owns already. A signal handler reads
+//! the lists, so that reading them takes no lock and allocates nothing.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// The address ranges of all regions.
+pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
+
+/// The address ranges of all aliases: where pools map their frames.
+pub(crate) static ALIASES: AddressRanges = AddressRanges::new();
+
+/// Whether `[addr, addr + len)` overlaps a region or an alias of this process.
+pub(crate) fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
+    ALIASES.overlaps(addr, len) || REGIONS.overlaps(addr, len)
+}
+
+/// Entries of a block.
+const BLOCK: usize = 256;
+
+struct Block {
+    start: [AtomicUsize; BLOCK],
+    /// 0 marks a free entry. Written last by `add`, first by `remove`.
+    end: [AtomicUsize; BLOCK],
+    /// The process that added the entry: a child made by `fork` has the list, but not the memory.
+    process: [AtomicU32; BLOCK],
+    next: AtomicPtr<Block>,
+}
+
+impl Block {
+    const fn new() -> Self {
+        Block {
+            start: [const { AtomicUsize::new(0) }; BLOCK],
+            end: [const { AtomicUsize::new(0) }; BLOCK],
+            process: [const { AtomicU32::new(0) }; BLOCK],
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn set(&self, i: usize, start: usize, len: usize) {
+        self.start[i].store(start, Ordering::Relaxed);
+        self.process[i].store(std::process::id(), Ordering::Relaxed);
+        self.end[i].store(start + len, Ordering::Release);
+    }
+}
+
+/// A list of address ranges that a signal handler can read. It grows by blocks that are never
+/// freed.
+pub(crate) struct AddressRanges {
+    first: Block,
+    changes: Mutex<()>,
+}
+
+impl AddressRanges {
+    const fn new() -> Self {
+        AddressRanges { first: Block::new(), changes: Mutex::new(()) }
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = &Block> {
+        std::iter::successors(Some(&self.first), |block| {
+            let next = block.next.load(Ordering::Acquire);
+            // SAFETY: null, or a block leaked by `add` and published with release order.
+            unsafe { next.as_ref() }
+        })
+    }
+
+    /// Adds a range of this process.
+    pub(crate) fn add(&self, start: usize, len: usize) {
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = &self.first;
+        for block in self.blocks() {
+            last = block;
+            if let Some(i) = block.end.iter().position(|end| end.load(Ordering::Relaxed) == 0) {
+                block.set(i, start, len);
+                return;
+            }
+        }
+        let block = Block::new();
+        block.set(0, start, len);
+        last.next.store(Box::leak(Box::new(block)), Ordering::Release);
+    }
+
+    /// Removes the range that this process has added at `start`.
+    pub(crate) fn remove(&self, start: usize) {
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        let is_it = |block: &Block, i: usize| {
+            let [first, end] = [&block.start, &block.end].map(|all| all[i].load(Ordering::Relaxed));
+            first == start && end != 0 && block.process[i].load(Ordering::Relaxed) == process
+        };
+        let mut entries = self.blocks().flat_map(|block| (0..BLOCK).map(move |i| (block, i)));
+        if let Some((block, i)) = entries.find(|(block, i)| is_it(block, *i)) {
+            block.end[i].store(0, Ordering::Release);
+        }
+    }
+
+    /// Whether `addr` lies in one of the ranges. Async-signal-safe. While another thread reuses an
+    /// entry the answer may be "yes" by mistake, which costs one question to the kernel. The answer
+    /// is never "no" for a range that is in the list during the whole call.
+    pub(crate) fn contains(&self, addr: usize) -> bool {
+        self.overlapping(addr, 1).next().is_some()
+    }
+
+    /// Whether `[addr, addr + len)` overlaps a range of this process.
+    fn overlaps(&self, addr: usize, len: usize) -> bool {
+        let process = std::process::id();
+        self.overlapping(addr, len)
+            .any(|(block, i)| block.process[i].load(Ordering::Relaxed) == process)
+    }
+
+    /// The entries that `[addr, addr + len)` overlaps.
+    fn overlapping(&self, addr: usize, len: usize) -> impl Iterator<Item = (&Block, usize)> {
+        let meets = move |block: &Block, i: usize| {
+            let end = block.end[i].load(Ordering::Acquire);
+            addr < end && block.start[i].load(Ordering::Relaxed) < addr.saturating_add(len)
+        };
+        let of = move |block| (0..BLOCK).filter(move |i| meets(block, *i)).map(move |i| (block, i));
+        self.blocks().flat_map(of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn region_ranges_are_found_until_removed_beyond_one_block() {
+        static RANGES: AddressRanges = AddressRanges::new();
+        let ranges = &RANGES;
+        for i in 1..=3 * BLOCK {
+            ranges.add(i * 0x10000, 0x1000);
+        }
+        assert!(ranges.contains(0x10000) && ranges.contains(3 * BLOCK * 0x10000 + 0xfff));
+        assert!(!ranges.contains(0x10000 - 1) && !ranges.contains(0x11000));
+        ranges.remove(2 * BLOCK * 0x10000);
+        assert!(!ranges.contains(2 * BLOCK * 0x10000));
+        ranges.add(0x5000_0000, 0x1000);
+        assert!(ranges.contains(0x5000_0fff), "a freed entry is used again");
+        assert_eq!(ranges.blocks().count(), 3);
+        assert!(ranges.overlaps(0x5000_0fff, 0x10000) && ranges.overlaps(0x4fff_f000, 0x1001));
+        assert!(!ranges.overlaps(0x4fff_f000, 0x1000) && !ranges.overlaps(0x5000_1000, usize::MAX));
+        // What a child has of its parent's list.
+        let (block, i) = ranges.overlapping(0x5000_0000, 1).next().unwrap();
+        block.process[i].store(0, Ordering::Relaxed);
+        assert!(!ranges.overlaps(0x5000_0000, 1) && ranges.contains(0x5000_0000));
+        ranges.remove(0x5000_0000);
+        assert!(ranges.contains(0x5000_0000), "another process' entry was removed");
+    }
+}
