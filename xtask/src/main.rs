@@ -8,6 +8,7 @@ mod header;
 mod hugepages;
 mod lab;
 mod manual;
+mod marked;
 mod mutants;
 mod mutation;
 mod notices;
@@ -102,9 +103,9 @@ struct MutantFlags {
     /// Seconds that a checker may run on a mutant before it counts as hung
     #[arg(long, default_value_t = mutation::RUN_LIMIT.as_secs())]
     limit: u64,
-    /// Print the list as a markdown table and run nothing
+    /// Write the list into docs/protocol.md and run nothing
     #[arg(long)]
-    markdown: bool,
+    write: bool,
 }
 
 fn parse_step(text: &str) -> Result<Step, String> {
@@ -176,8 +177,8 @@ fn test(workspace: &Workspace, flags: &TestFlags) -> bool {
 }
 
 fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
-    if flags.markdown {
-        print!("{}", mutants::markdown(TABLE));
+    if flags.write {
+        mutation::write_list(&workspace.root, TABLE)?;
         return Ok(true);
     }
     ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants.rs");

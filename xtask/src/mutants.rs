@@ -5,11 +5,21 @@
 //! with a surviving row is not tested. `cargo xtask mutants` applies the rows one by one to a copy
 //! of the workspace; see `mutation`.
 //!
-//! To add a row, append to [`TABLE`] and name it in `docs/protocol.md`. `find` must occur exactly
-//! once in the file, so take enough of the line, or several lines. A row whose text is gone fails
-//! the run: a stale list must not pass.
+//! To add a row, append to [`TABLE`] and type `cargo xtask mutants --write`, which writes the table
+//! of `docs/protocol.md`. `find` must occur exactly once in the file, so take enough of the line, or
+//! several lines. A row whose text is gone fails the run: a stale list must not pass.
 
 use std::fmt::Write;
+
+use anyhow::Result;
+
+use crate::marked;
+
+/// The document that has the list as a table, from the workspace root.
+pub const DOCUMENT: &str = "docs/protocol.md";
+
+/// The command that writes that table, as the document's markers name it.
+pub const COMMAND: &str = "cargo xtask mutants --write";
 
 /// What must notice a mutant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +62,7 @@ impl Checker {
 /// One deliberate defect.
 #[derive(Debug, Clone, Copy)]
 pub struct Mutant {
-    /// Short name in kebab case; `docs/protocol.md` mentions it.
+    /// Short name in kebab case.
     pub name: &'static str,
     /// File from the workspace root.
     pub file: &'static str,
@@ -484,7 +494,7 @@ const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
 /// The list as a markdown table.
-pub fn markdown(table: &[Mutant]) -> String {
+fn markdown(table: &[Mutant]) -> String {
     let cell =
         |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     let mut text =
@@ -497,11 +507,16 @@ pub fn markdown(table: &[Mutant]) -> String {
     text
 }
 
+/// The document with the table of this list.
+pub fn with_table(document: &str, table: &[Mutant]) -> Result<String> {
+    marked::replace(document, COMMAND, &markdown(table))
+}
+
 /// Everything that is wrong with the list itself. `read` gives the text of a file from the
 /// workspace root.
 pub fn problems(
     table: &[Mutant],
-    protocol: &str,
+    document: &str,
     read: impl Fn(&str) -> std::io::Result<String>,
 ) -> Vec<String> {
     let mut problems = Vec::new();
@@ -514,9 +529,13 @@ pub fn problems(
             Ok(text) => problems.extend(mutate(mutant, &text).err()),
             Err(error) => problems.push(format!("{name}: cannot read {}: {error}", mutant.file)),
         }
-        if !protocol.contains(name) {
-            problems.push(format!("{name}: docs/protocol.md does not mention it"));
+    }
+    match with_table(document, table) {
+        Err(error) => problems.push(format!("{DOCUMENT}: {error:#}")),
+        Ok(current) if current != document => {
+            problems.push(format!("{DOCUMENT}: its table is not this list; type `{COMMAND}`"));
         }
+        Ok(_) => {}
     }
     problems
 }
@@ -559,11 +578,14 @@ mod tests {
     #[test]
     fn each_defect_of_the_list_is_named() {
         let text = |_: &str| Ok(ROW.find.to_owned());
-        assert!(problems(&[ROW], "see `weak-cas`", text).is_empty());
+        let empty = format!("{}\n<!-- end -->\n", marked::begin(COMMAND));
+        let document = |table: &[Mutant]| with_table(&empty, table).unwrap();
+        assert!(problems(&[ROW], &document(&[ROW]), text).is_empty());
+        assert_eq!(problems(&[ROW], &empty, text).len(), 1);
         assert_eq!(problems(&[ROW], "", text).len(), 1);
-        assert_eq!(problems(&[ROW, ROW], "weak-cas", text).len(), 1);
+        assert_eq!(problems(&[ROW, ROW], &document(&[ROW, ROW]), text).len(), 1);
         let gone = |_: &str| Err(std::io::ErrorKind::NotFound.into());
-        assert!(problems(&[ROW], "weak-cas", gone)[0].contains("src/state.rs"));
+        assert!(problems(&[ROW], &document(&[ROW]), gone)[0].contains("src/state.rs"));
     }
 
     #[test]

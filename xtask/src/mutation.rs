@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::commands::Workspace;
-use crate::mutants::{Checker, Mutant, mutate, problems};
+use crate::mutants::{self, Checker, Mutant, mutate, problems};
 use crate::process::{self, Ending};
 use crate::table::{Table, seconds};
 use crate::tally::{Outcome, Tally};
@@ -55,10 +55,19 @@ enum Verdict {
     Invalid(String),
 }
 
-/// Checks the list against the files and `docs/protocol.md`; returns what is wrong.
+/// Checks the list against the files, and its table in the document; returns what is wrong.
 pub fn check_list(root: &Path, table: &[Mutant]) -> Vec<String> {
-    let protocol = fs::read_to_string(root.join("docs/protocol.md")).unwrap_or_default();
-    problems(table, &protocol, |file| fs::read_to_string(root.join(file)))
+    let document = fs::read_to_string(root.join(mutants::DOCUMENT)).unwrap_or_default();
+    problems(table, &document, |file| fs::read_to_string(root.join(file)))
+}
+
+/// Writes the table of the list into the document.
+pub fn write_list(root: &Path, table: &[Mutant]) -> Result<()> {
+    let path = root.join(mutants::DOCUMENT);
+    let document =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    fs::write(&path, mutants::with_table(&document, table)?)
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Runs the rows whose name contains `filter`. Caught ones count as passed, all others as failed.
@@ -393,6 +402,7 @@ fn remove_others(directory: &Path, wanted: &BTreeSet<PathBuf>) -> io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::marked;
     use crate::scratch::Scratch;
 
     const ROW: Mutant = Mutant {
@@ -451,15 +461,27 @@ mod tests {
     }
 
     #[test]
-    fn list_is_checked_against_files_and_protocol() {
+    fn list_is_checked_against_files_and_the_document() {
         let root = tree_with(TEXT);
-        assert_eq!(
-            check_list(root.path(), &[ROW]),
-            ["drop-check: docs/protocol.md does not mention it"]
-        );
-        fs::create_dir(root.path().join("docs")).unwrap();
-        fs::write(root.path().join("docs/protocol.md"), "- `drop-check`\n").unwrap();
+        let missing = check_list(root.path(), &[ROW]);
+        assert!(missing.len() == 1 && missing[0].contains("lacks the line"), "{missing:?}");
+        assert!(write_list(root.path(), &[ROW]).is_err());
+
+        let document = root.path().join(mutants::DOCUMENT);
+        fs::create_dir(document.parent().unwrap()).unwrap();
+        fs::write(&document, format!("a\n{}\n<!-- end -->\nb\n", marked::begin(mutants::COMMAND)))
+            .unwrap();
+        let empty = check_list(root.path(), &[ROW]);
+        assert!(empty.len() == 1 && empty[0].contains(mutants::COMMAND), "{empty:?}");
+        write_list(root.path(), &[ROW]).unwrap();
         assert!(check_list(root.path(), &[ROW]).is_empty());
+        assert!(fs::read_to_string(&document).unwrap().contains("| `drop-check` | `src/lib.rs` |"));
+
+        // The row says something else now, or there is another one.
+        let changed = Mutant { why: "the check is weaker", ..ROW };
+        assert_eq!(check_list(root.path(), &[changed]), empty);
+        let more = Mutant { name: "drop-all", ..ROW };
+        assert_eq!(check_list(root.path(), &[ROW, more]), empty);
     }
 
     #[test]

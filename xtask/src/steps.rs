@@ -120,7 +120,7 @@ impl Step {
             Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
             Step::Miri => "unit tests of the library under Miri (needs the nightly toolchain)",
             Step::MutantList => {
-                "each mutant fits its file exactly once and stands in docs/protocol.md"
+                "each mutant fits its file exactly once, and docs/protocol.md has the list as it is"
             }
             Step::Mutants => "each mutant of the protocol is caught by its checker",
             Step::Docs => "cargo doc --workspace --no-deps without warnings",
@@ -306,7 +306,7 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             problems.iter().for_each(|problem| println!("{problem}"));
             let verdict = match problems.len() {
                 0 => Verdict::Passed,
-                count => Verdict::Failed(format!("{count} rows are not true")),
+                count => Verdict::Failed(format!("{count} problems")),
             };
             Ok(Report::new(step, verdict))
         }

@@ -14,6 +14,7 @@ use super::{
     kernels::{self, SERIES},
 };
 use crate::commands::Workspace;
+use crate::marked;
 
 /// The machine that has huge pages of all sizes.
 const TOPOLOGY: &str = "gigabyte";
@@ -45,9 +46,8 @@ const FEATURES: [(&str, &str); 16] = [
 /// What the doctor could not find out, or does not know.
 const UNKNOWN: &str = "?";
 
-/// Ends of the part of the document that is generated.
-const BEGIN: &str = "<!-- begin: written by `cargo xtask lab policy` -->";
-const END: &str = "<!-- end -->";
+/// The command that writes the tables, as the document's markers name it.
+const COMMAND: &str = "cargo xtask lab policy";
 
 /// The doctor's findings on one kernel, as one user.
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
         "the doctor does not tell something: the tables would have a `{UNKNOWN}`:\n{tables}"
     );
     print!("{tables}");
-    fs::write(&path, replace(&document, &tables)?)
+    fs::write(&path, marked::replace(&document, COMMAND, &tables)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("lab: written to {}", path.display());
     Ok(())
@@ -210,16 +210,6 @@ fn tables(heads: &[String], columns: &[Column]) -> String {
     out
 }
 
-/// The document with other tables.
-fn replace(document: &str, tables: &str) -> Result<String> {
-    let (before, rest) = document
-        .split_once(BEGIN)
-        .with_context(|| format!("the document lacks the line {BEGIN}"))?;
-    let (_, after) =
-        rest.split_once(END).with_context(|| format!("the document lacks the line {END}"))?;
-    Ok(format!("{before}{BEGIN}\n{tables}{END}{after}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,12 +259,5 @@ mod tests {
         for name in named {
             assert!(sources.contains(&format!("fn {name}")), "there is no test {name}");
         }
-    }
-
-    #[test]
-    fn only_the_tables_are_replaced() {
-        let document = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        assert_eq!(replace(&document, "new\n").unwrap(), format!("a\n{BEGIN}\nnew\n{END}\nb\n"));
-        assert!(replace("a", "new").is_err() && replace(BEGIN, "new").is_err());
     }
 }
