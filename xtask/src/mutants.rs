@@ -208,7 +208,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "finished-without-the-lock",
-        file: "crates/pageleap/src/migrate/job.rs",
+        file: "crates/pageleap/src/job/handle.rs",
         find: "        *slot = report;",
         replace: "        *slot = report;\n        drop(slot);\n        let slot = ();",
         why: "whoever waits for a job can miss its end and sleep for ever",
@@ -432,7 +432,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "never-hold",
-        file: "crates/pageleap/src/migrate/plan.rs",
+        file: "crates/pageleap/src/job/plan.rs",
         find: "area.disturbed >= self.max_disturbed",
         replace: "area.disturbed >= self.max_disturbed && area.disturbed == 0",
         why: "areas under constant writes are retried without end",
@@ -480,15 +480,15 @@ pub const TABLE: &[Mutant] = &[
     },
 ];
 
-const SLOT: &str = "crates/pageleap/src/engine/mprotect/slot.rs";
+const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
 const SHARE: &str = "crates/pageleap/src/pool/share.rs";
-const RUN: &str = "crates/pageleap/src/migrate/run.rs";
-const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect/attempt.rs";
+const RUN: &str = "crates/pageleap/src/leap/run.rs";
+const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
-const PRECOPY: &str = "crates/pageleap/src/engine/precopy/attempt.rs";
-const NOTES: &str = "crates/pageleap/src/engine/precopy/notes.rs";
+const PRECOPY: &str = "crates/pageleap/src/engine/follow.rs";
+const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
-const CONCLUDE: &str = "crates/pageleap/src/migrate/run/conclude.rs";
+const CONCLUDE: &str = "crates/pageleap/src/leap/run/conclude.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";

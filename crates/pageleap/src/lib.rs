@@ -37,7 +37,9 @@ mod cgroup;
 mod engine;
 mod error;
 #[cfg(not(loom))]
-mod migrate;
+mod job;
+#[cfg(not(loom))]
+mod leap;
 pub mod observe;
 #[cfg(not(loom))]
 mod placement;
@@ -59,8 +61,8 @@ pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 #[cfg(not(loom))]
 pub use {
     audit::audit,
-    engine::mprotect::fault::{MAX_THREADS, install as install_fault_handler},
-    migrate::{
+    engine::fault::{MAX_THREADS, install as install_fault_handler},
+    leap::{
         DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, EngineUse, Job, Migration, PageCounts,
         PageOutcome, PageRun, Phase, Progress, Report, Waits,
     },

@@ -19,8 +19,8 @@ use shuttle::sync::RwLock;
 use shuttle::thread;
 
 use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
-use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
-use crate::engine::mprotect::processor::Processor;
+use crate::engine::fault::{MAX_THREADS, SLOTS};
+use crate::engine::processor::Processor;
 use crate::sync::lock;
 use crate::{
     BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize,

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::mprotect::slot::{Slot, Span};
+use super::slot::{Slot, Span};
 use crate::backend::{Backend, Call, Errno, Mapping, MemoryFile};
 use crate::sync::{AtomicU64, thread};
 

@@ -8,7 +8,7 @@ use super::demand::Demand;
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::placement::Allowed;
 use crate::cgroup;
-use crate::migrate::{DEFAULT_AREA_BYTES, mappings_apart};
+use crate::leap::{DEFAULT_AREA_BYTES, mappings_apart};
 use crate::observe;
 use crate::topology::{Node, escaped};
 use crate::units::human_bytes;

@@ -6,7 +6,7 @@ use super::Capabilities;
 use super::demand::Demand;
 use super::finding::{Finding, State, Topic, Who};
 use crate::error::Error;
-use crate::migrate::Migration;
+use crate::leap::Migration;
 use crate::pool::Pool;
 use crate::region::Region;
 use crate::units::{BASE_PAGE, NodeId};

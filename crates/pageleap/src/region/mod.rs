@@ -27,7 +27,7 @@ use pins::Pins;
 use crate::address_ranges::REGIONS;
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::error::Error;
-use crate::migrate::{JobShared, check_address_space};
+use crate::leap::{JobShared, check_address_space};
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::attributes;
-use super::plan;
-use super::report::PageOutcome;
 use crate::backend::{Errno, Prot};
 use crate::error::Error;
+use crate::job::plan;
+use crate::job::report::PageOutcome;
 use crate::observe::{self, AttributeRun, Attributes};
 use crate::pool::{ALIAS_ATTRIBUTES, Destination, Needs, Run, Share, Target};
 use crate::region::{Claim, Extent, Region};

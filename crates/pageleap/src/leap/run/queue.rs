@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::{Run, State};
 use crate::error::Error;
-use crate::migrate::job::Stop;
-use crate::migrate::plan::Area;
-use crate::migrate::report::PageOutcome;
+use crate::job::handle::Stop;
+use crate::job::plan::Area;
+use crate::job::report::PageOutcome;
 use crate::sync::{Instant, lock, thread};
 use crate::units::AddressRange;
 

@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Task, attempt};
-use super::processor::Processor;
-use super::slot::{Slot, SlotTable, Span};
 use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
 use crate::engine::commit::{Effort, Step, Target};
+use crate::engine::mprotect::{Task, attempt};
+use crate::engine::processor::Processor;
+use crate::engine::slot::{Slot, SlotTable, Span};
 use crate::units::{BASE_PAGE, PageSize};
 
 const PAGES: usize = 2;
@@ -297,8 +297,8 @@ mod loom_tests {
 mod plain_tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use super::super::slot::Verdict;
     use super::*;
+    use crate::engine::slot::Verdict;
 
     #[test]
     fn an_undisturbed_attempt_moves_contents_and_access() {

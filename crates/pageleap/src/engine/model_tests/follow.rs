@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
-use super::attempt::{Freeze, Task, attempt};
 use crate::backend::{
     Ability, Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
 };
 use crate::engine::commit::{Effort, Parked, Step, Target};
-use crate::engine::mprotect::processor::Processor;
-use crate::engine::mprotect::slot::{SlotTable, Span};
+use crate::engine::follow::{Freeze, Task, attempt};
+use crate::engine::processor::Processor;
+use crate::engine::slot::{SlotTable, Span};
 use crate::units::{BASE_PAGE, PageSize};
 #[cfg(loom)]
 use loom::thread;

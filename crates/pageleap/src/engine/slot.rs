@@ -37,7 +37,7 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitW
 
 use super::waits::WaitCounters;
 use crate::engine::crew::Crew;
-use crate::engine::precopy::notes::WriteNotes;
+use crate::engine::notes::WriteNotes;
 
 /// Bits of the word that hold the phase; the generation is above.
 const PHASE_BITS: u32 = 3;

@@ -11,19 +11,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::attributes;
-use super::job::{JobShared, Stop};
 use super::legs::{Item, Leg};
-use super::pace::{Pace, Rate, Seen};
-use super::plan::{Area, Pressure, RetryPolicy};
-use super::report::{Engine, PageOutcome, Waits};
-use super::threads::ThreadCount;
 use crate::backend::{Ability, Backend, Call, Errno, Prot, Tracker};
 use crate::engine::commit::{Effort, Parked, Step, Target};
-use crate::engine::mprotect::fault::{self, MAX_THREADS, SLOTS};
-use crate::engine::mprotect::slot::{Slot, Span};
-use crate::engine::precopy::attempt::Freeze;
-use crate::engine::{mprotect, precopy};
+use crate::engine::fault::{self, MAX_THREADS, SLOTS};
+use crate::engine::follow::Freeze;
+use crate::engine::slot::{Slot, Span};
+use crate::engine::{follow, mprotect};
 use crate::error::Error;
+use crate::job::handle::{JobShared, Stop};
+use crate::job::pace::{Pace, Rate, Seen};
+use crate::job::plan::{Area, Pressure, RetryPolicy};
+use crate::job::report::{Engine, PageOutcome, Waits};
+use crate::job::threads::ThreadCount;
 use crate::observe::Attributes;
 use crate::pool;
 use crate::region::Extent;
@@ -45,7 +45,7 @@ pub(crate) struct Settings {
     pub(crate) pace: Pace,
     /// Bytes per second.
     pub(crate) rate_limit: Option<u64>,
-    /// See [`precopy::attempt::Task`].
+    /// See [`follow::Task`].
     pub(crate) max_rounds: u32,
     /// How long guards are waited for when nothing else is left to do.
     pub(crate) pin_patience: Duration,
@@ -130,7 +130,7 @@ struct State {
 #[derive(Clone, Copy)]
 struct Follow {
     tracker: Tracker,
-    /// See [`precopy::attempt::Task`].
+    /// See [`follow::Task`].
     hurry: bool,
 }
 
@@ -452,7 +452,7 @@ impl Run {
                     // The one page is written, or it is not.
                     let max_rounds =
                         if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
-                    let task = precopy::attempt::Task {
+                    let task = follow::Task {
                         span,
                         source,
                         freeze,
@@ -469,29 +469,17 @@ impl Run {
                     // backend lives as long as the job; `work` has started a thread that serves the
                     // tracker.
                     unsafe {
-                        precopy::attempt::attempt(
-                            slot,
-                            &SLOTS.epoch,
-                            &*self.backend,
-                            &task,
-                            &mut effort,
-                        )
+                        follow::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
                     }
                 }
                 None => {
                     // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK
                     // that the alias must not have.
                     let park = (exchange && !leg.attributes.locked).then_some(alias);
-                    let task = mprotect::attempt::Task { span, source, target, park, hold };
+                    let task = mprotect::Task { span, source, target, park, hold };
                     // SAFETY: as above.
                     unsafe {
-                        mprotect::attempt::attempt(
-                            slot,
-                            &SLOTS.epoch,
-                            &*self.backend,
-                            &task,
-                            &mut effort,
-                        )
+                        mprotect::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
                     }
                 }
             }

@@ -10,9 +10,9 @@ use std::ops::Range;
 use super::{Run, attribute_lost};
 use crate::backend::Mapping;
 use crate::engine::commit::{Effort, map_again};
-use crate::engine::mprotect::fault::SLOTS;
-use crate::engine::mprotect::slot::{Slot, Span};
-use crate::migrate::legs::Leg;
+use crate::engine::fault::SLOTS;
+use crate::engine::slot::{Slot, Span};
+use crate::leap::legs::Leg;
 use crate::sync::{lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use super::{How, Run, State, Tally};
 use crate::backend::Call;
-use crate::engine::mprotect::slot::Slot;
-use crate::migrate::SYSTEM_CALLS_MAY_FAIL;
-use crate::migrate::legs::Item;
-use crate::migrate::report::{
-    Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs,
-};
+use crate::engine::slot::Slot;
+use crate::job::report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::leap::SYSTEM_CALLS_MAY_FAIL;
+use crate::leap::legs::Item;
 use crate::pool::{self, Share};
 use crate::sync::{Instant, thread};
 

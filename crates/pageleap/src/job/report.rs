@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-pub use crate::engine::mprotect::waits::Waits;
+pub use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::region::RegionId;
 

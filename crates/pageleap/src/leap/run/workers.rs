@@ -4,9 +4,9 @@ use super::{Follow, Run};
 use crate::affinity;
 use crate::backend::{Backend, Errno, Tracker};
 use crate::engine::crew::Crew;
-use crate::engine::mprotect::fault::{MAX_THREADS, SLOTS};
+use crate::engine::fault::{MAX_THREADS, SLOTS};
 use crate::error::Error;
-use crate::migrate::report::Engine;
+use crate::job::report::Engine;
 use crate::sync::{Barrier, lock, thread};
 
 /// Serves a tracker for the workers whose slots have their bits set in `slots`, once they know that

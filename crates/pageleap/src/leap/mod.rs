@@ -1,13 +1,8 @@
 //! Migrations: what to move where, the job that does it, and its report.
 
 mod attributes;
-mod job;
 mod legs;
-mod pace;
-mod plan;
-mod report;
 mod run;
-mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,15 +11,19 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use job::JobShared;
-pub use job::{Job, Phase, Progress};
-pub use report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits};
+pub(crate) use crate::job::handle::JobShared;
+pub use crate::job::handle::{Job, Phase, Progress};
+pub use crate::job::report::{
+    Ended, Engine, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits,
+};
 pub(crate) use run::mappings_apart;
 
 use crate::backend::{Ability, Backend};
-use crate::engine::mprotect::fault;
-use crate::engine::precopy::notes;
+use crate::engine::fault;
+use crate::engine::notes;
 use crate::error::Error;
+use crate::job::pace::{self, Pace};
+use crate::job::plan::RetryPolicy;
 use crate::observe::{self, AttributeRun};
 use crate::pool::{Destination, Needs};
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
@@ -32,8 +31,6 @@ use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use legs::Item;
-use pace::Pace;
-use plan::RetryPolicy;
 use run::{OpenTracker, Run, Settings, followed_page_bytes};
 
 /// Which engine to use.

@@ -1,0 +1,4 @@
+//! The protocol against a modelled machine.
+
+mod follow;
+mod mprotect;
