@@ -1,28 +1,27 @@
 //! Copies of memory that other threads may be writing at the same time.
 //!
-//! For the language such a copy would be a data race if it were written with
-//! `ptr::copy_nonoverlapping`, and the compiler could use that. These loops are machine
-//! instructions that it cannot look into. A torn result is possible and harmless: the protocol
-//! discards every copy during which a write was possible before anyone can see it
-//! (`docs/protocol.md`).
+//! With `ptr::copy_nonoverlapping` such a copy would be a data race, which the compiler may take as
+//! impossible. These loops are machine instructions that the compiler cannot see into. A copy can
+//! mix old and new bytes. That is harmless: the protocol discards every copy during which a write
+//! was possible, before any thread can see it (`docs/protocol.md`).
 //!
-//! On x86-64 four pages are read in turns and written with streaming stores: four open rows of
-//! memory instead of one, and no read of the destination for ownership. On the machines where this
-//! was measured it is 4 to 40 % faster than the C library's `memcpy` in steps of up to 16 MB.
+//! On x86-64 the loop reads four pages in turns and writes them with streaming stores. Four rows of
+//! memory are open instead of one, and the destination is not read for ownership. On the machines
+//! measured the loop was 4 to 40 % faster than `memcpy` of the C library, in steps of up to 16 MB.
 
-/// Bytes of one page of the interleaved loop.
+/// Bytes of one page of the four-page loop.
 const PAGE: usize = 4096;
-/// Bytes of a cache line: one round of the loops.
+/// Bytes of a cache line, which one round of a loop copies from each page.
 const LINE: usize = 64;
 
-/// Copies `len` bytes from `src` to `dst`. All three are multiples of 64.
+/// Copies `len` bytes from address `src` to address `dst`. All three are multiples of 64.
 ///
 /// # Safety
-/// `src` must be readable and `dst` writable for `len` bytes, both aligned to 64 bytes, and they
-/// must not overlap. Other threads may write to `src` meanwhile; nobody else may access `dst`.
+/// `src` is readable and `dst` is writable for `len` bytes, and the two ranges do not overlap.
+/// Other threads may write to `src` meanwhile. No other thread accesses `dst`.
 pub unsafe fn copy_racing(dst: usize, src: usize, len: usize) {
     debug_assert!([dst, src, len].iter().all(|n| n.is_multiple_of(LINE)));
-    // SAFETY: forwarded to the caller; the pieces add up to `len`.
+    // SAFETY: the caller vouches for both ranges, and the two parts add up to `len`.
     unsafe {
         let four = len / (4 * PAGE) * (4 * PAGE);
         imp::copy_four_pages(dst, src, four);
@@ -31,14 +30,13 @@ pub unsafe fn copy_racing(dst: usize, src: usize, len: usize) {
     }
 }
 
-/// Fills `len` bytes at `dst` with zeros. Both are multiples of 64.
+/// Fills `len` bytes at address `dst` with zeros. Both are multiples of 64.
 ///
 /// # Safety
-/// `dst` must be writable for `len` bytes, aligned to 64 bytes, and nobody else may access it.
+/// `dst` is writable for `len` bytes, and no other thread accesses them.
 pub unsafe fn zero(dst: usize, len: usize) {
     debug_assert!(dst.is_multiple_of(LINE) && len.is_multiple_of(LINE));
-    // SAFETY: forwarded to the caller: nobody else accesses the bytes, so an ordinary write is
-    // sound.
+    // SAFETY: no other thread accesses the bytes, so an ordinary write is sound.
     unsafe { std::ptr::write_bytes(dst as *mut u8, 0, len) }
 }
 
@@ -47,16 +45,16 @@ mod imp {
     use super::PAGE;
     use std::arch::asm;
 
-    /// Copies whole groups of four pages. SSE2 is part of every x86-64.
+    /// Copies groups of four pages. SSE2 is part of every x86-64.
     ///
     /// # Safety
-    /// As [`super::copy_racing`]; `len` is a multiple of four pages.
+    /// As [`super::copy_racing`]. `len` is a multiple of four pages.
     pub unsafe fn copy_four_pages(mut dst: usize, mut src: usize, len: usize) {
         let end = src + len;
         while src < end {
-            // SAFETY: each round reads and writes one line of each of the four pages at `src` and
-            // `dst`, which the caller vouches for; prefetching past their end cannot fault. Flags
-            // and the named registers are declared.
+            // SAFETY: each round reads and writes one line in each of the four pages at `src` and
+            // `dst`, and the caller vouches for both. Prefetching past their end cannot fault. All
+            // changed registers are declared, and the flags count as changed by default.
             unsafe {
                 asm!(
                     "2:",
@@ -115,7 +113,7 @@ mod imp {
         }
     }
 
-    /// Copies what is left, line by line.
+    /// Copies the rest line by line.
     ///
     /// # Safety
     /// As [`super::copy_racing`].
@@ -123,7 +121,8 @@ mod imp {
         if len == 0 {
             return;
         }
-        // SAFETY: reads and writes exactly `len` bytes that the caller vouches for.
+        // SAFETY: the loop reads and writes exactly `len` bytes, and the caller vouches for both
+        // ranges.
         unsafe {
             asm!(
                 "2:",
@@ -152,8 +151,8 @@ mod imp {
         }
     }
 
-    /// Orders the streaming stores before everything that follows: they bypass the store buffer's
-    /// order, and the commit that comes next makes the destination visible to other CPUs.
+    /// Makes all streaming stores visible before any later store. Streaming stores are not ordered
+    /// otherwise, and the commit that follows shows the destination to other CPUs.
     pub fn finish() {
         // SAFETY: a fence has no operands.
         unsafe { asm!("sfence", options(nostack, preserves_flags)) }
@@ -162,21 +161,24 @@ mod imp {
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 mod imp {
-    /// Copies by word-sized relaxed atomics, which the language allows to race.
+    /// Copies the whole range; only x86-64 has a loop for four pages.
     ///
     /// # Safety
     /// As [`super::copy_racing`].
     pub unsafe fn copy_four_pages(dst: usize, src: usize, len: usize) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller vouches for both ranges.
         unsafe { copy_lines(dst, src, len) }
     }
 
+    /// Copies by relaxed atomic words, which may race in Rust's memory model.
+    ///
     /// # Safety
     /// As [`super::copy_racing`].
     pub unsafe fn copy_lines(dst: usize, src: usize, len: usize) {
         use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
         for at in (0..len).step_by(8) {
-            // SAFETY: eight aligned bytes inside ranges that the caller vouches for.
+            // SAFETY: the eight bytes are aligned and lie inside ranges that the caller vouches
+            // for.
             unsafe {
                 let word = (*((src + at) as *const AtomicU64)).load(Relaxed);
                 (*((dst + at) as *const AtomicU64)).store(word, Relaxed);
@@ -184,7 +186,8 @@ mod imp {
         }
     }
 
-    /// Plain stores need no extra order: the system call that commits is a full barrier.
+    /// Does nothing. Ordinary stores need no extra order, because the system call that commits is a
+    /// full barrier.
     pub fn finish() {}
 }
 
@@ -201,7 +204,7 @@ mod tests {
         let mut dst = Box::new(Pages([0xee; 9 * PAGE]));
         for len in [0, 64, 4096, 3 * PAGE, 4 * PAGE, 4 * PAGE + 64, 8 * PAGE, 9 * PAGE - 64] {
             dst.0.fill(0xee);
-            // SAFETY: both buffers hold nine pages, are aligned, and no other thread knows them.
+            // SAFETY: both buffers hold nine aligned pages, and no other thread knows them.
             unsafe { copy_racing(dst.0.as_mut_ptr() as usize, src.0.as_ptr() as usize, len) };
             assert_eq!(dst.0[..len], src.0[..len], "length {len}");
             assert!(dst.0[len..].iter().all(|&b| b == 0xee), "length {len} wrote past its end");
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn zero_clears_exactly_its_bytes() {
         let mut dst = Box::new(Pages([0xee; 9 * PAGE]));
-        // SAFETY: the buffer is ours, aligned and long enough.
+        // SAFETY: the buffer holds nine aligned pages, and no other thread knows it.
         unsafe { zero(dst.0.as_mut_ptr() as usize, 2 * PAGE) };
         assert!(dst.0[..2 * PAGE].iter().all(|&b| b == 0));
         assert!(dst.0[2 * PAGE..].iter().all(|&b| b == 0xee));

@@ -1,19 +1,20 @@
-//! The kernel's error number as a value: copyable, comparable and made without allocating, so that
-//! it can be carried through a signal handler and a freeze window.
+//! The kernel's error number as a value. It can be copied and compared, and making one allocates
+//! nothing. A signal handler and the freeze window can therefore carry it.
 
 use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
 
-/// A kernel error number (`errno(3)`), always positive.
+/// A kernel error number (`errno(3)`). Always positive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// The calling thread's `errno`, as the last failed C library call left it.
+    /// The calling thread's `errno`, as the last failed call of the C library left it.
     pub fn last() -> Self {
         Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// The constant's name, such as `ENOMEM`, for the numbers that memory-mapping calls return.
+    /// The name of the constant, such as `ENOMEM`, or `errno` for a number outside this list.
     pub fn name(self) -> &'static str {
         match self.0 {
             libc::EPERM => "EPERM",
@@ -65,7 +66,16 @@ impl From<Errno> for std::io::Error {
     }
 }
 
-/// Turns the C convention "-1 and errno" into a result.
+/// Turns the C convention "-1 and `errno`" into a result.
 pub(crate) fn check(rc: libc::c_long) -> Result<usize, Errno> {
     if rc < 0 { Err(Errno::last()) } else { Ok(rc as usize) }
+}
+
+/// Takes ownership of a descriptor that a call returned, or reports the error that it returned.
+///
+/// # Safety
+/// `rc` is what a call returned that makes a new descriptor, and no other code has the descriptor.
+pub(crate) unsafe fn check_descriptor(rc: libc::c_long) -> Result<OwnedFd, Errno> {
+    // SAFETY: the descriptor is new, and no other code has it.
+    check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

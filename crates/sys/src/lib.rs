@@ -1,9 +1,11 @@
-//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies,
-//! memory-file flags, futexes, threads, files below a folder, and copies of memory that other
-//! threads may be writing.
+//! Kernel interfaces that `libc` lacks or wraps too loosely for pageleap: memory policies, flags of
+//! memory files, futexes, threads, files below a directory, and copies of memory that other threads
+//! may be writing.
 //!
-//! Nothing here decides anything. Each function is one system call (or one loop of machine
-//! instructions), returns the kernel's error number unchanged, and says which kernel brought it.
+//! This crate decides nothing. Each function is one system call, or one loop of machine
+//! instructions. Some functions add a second attempt for older kernels. Errors are the kernel's
+//! error numbers, unchanged. The documentation of each function names the call and the kernel
+//! version that brought it.
 
 #![cfg(target_os = "linux")]
 

@@ -1,21 +1,30 @@
-//! Mapping calls: memory files, fixed shared mappings, protection, advice, and the exchange of page
-//! tables.
+//! Mapping calls: memory files, shared mappings at fixed addresses, protection, advice, and moving
+//! page tables from one mapping to another.
 //!
-//! Addresses are plain integers: most of them belong to ranges in which other threads read and
-//! write, so that a Rust reference or a pointer with provenance would promise too much.
+//! Addresses are plain integers. Other threads read and write most of these ranges, so a Rust
+//! reference or a pointer with provenance would promise too much.
+//!
+//! Addresses, lengths and file offsets are in bytes and are multiples of the page size of the
+//! mapping. A call that gets another value fails with EINVAL.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::errno::{Errno, check};
+use crate::errno::{Errno, check, check_descriptor};
+use crate::process::{Resource, resource_limit};
 
-/// Refuse to make the file executable (Linux 6.3; `vm.memfd_noexec=2` demands it).
+/// The file can never be made executable (Linux 6.3). `vm.memfd_noexec=2` requires this flag.
 pub const MFD_NOEXEC_SEAL: libc::c_uint = 0x0008;
 const MFD_HUGE_SHIFT: u32 = 26;
 
-/// Creates a memory file that children do not inherit across `exec`, sealable and never executable.
-/// `huge_page_bits` is the binary logarithm of the hugetlb page size (21 for 2 MB), or `None` for
-/// base pages.
+/// Creates a memory file that is close-on-exec, sealable and, since Linux 6.3, never executable
+/// (`memfd_create(2)`, Linux 3.17; 4.14 for huge pages).
+///
+/// `huge_page_bits` is the binary logarithm of the hugetlb page size in bytes (21 for 2 MB).
+/// `None` asks for base pages.
+///
+/// # Errors
+/// Those of [`memfd_create_with`].
 pub fn memfd_create(name: &CStr, huge_page_bits: Option<u32>) -> Result<OwnedFd, Errno> {
     let huge = huge_page_bits.map_or(0, |bits| libc::MFD_HUGETLB | (bits << MFD_HUGE_SHIFT));
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge;
@@ -26,44 +35,58 @@ pub fn memfd_create(name: &CStr, huge_page_bits: Option<u32>) -> Result<OwnedFd,
     }
 }
 
-/// The same with these flags (`MFD_*`) and no others.
+/// Creates a memory file with exactly these flags (`MFD_*` of `memfd_create(2)`, Linux 3.17).
+///
+/// # Errors
+/// EINVAL: the kernel does not know a flag. ENODEV: the machine has no huge pages of this size.
+/// EACCES: `vm.memfd_noexec=2` is set and [`MFD_NOEXEC_SEAL`] is missing. EMFILE or ENFILE: too
+/// many open files. ENOMEM: no memory for the file's description.
 pub fn memfd_create_with(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Errno> {
-    // SAFETY: `name` is a C string; the call touches no other memory.
-    let fd = check(unsafe { libc::memfd_create(name.as_ptr(), flags) }.into())?;
-    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    // SAFETY: `name` is a C string, and the call reads no other memory. It returns a new
+    // descriptor.
+    unsafe { check_descriptor(libc::memfd_create(name.as_ptr(), flags).into()) }
 }
 
-/// Fixes size and seals of a memory file: nobody who opens it can truncate it under us, which would
-/// turn our next access into SIGBUS. Takes all permissions off it, so that other processes of the
-/// user do not open it through `/proc/PID/fd` by accident (they can still do so on purpose: the
-/// file is theirs as well).
+/// Fixes the size of a memory file and its seals (`ftruncate(2)`; `fcntl(2)` with `F_ADD_SEALS`,
+/// Linux 3.17). Another process that opens the file cannot truncate it afterwards, which would
+/// turn our next access into SIGBUS.
+///
+/// All permission bits are removed from the file (`fchmod(2)`). Other processes of the same user
+/// then do not open it through `/proc/PID/fd` by accident. They can still do so on purpose, because
+/// they own the file.
+///
+/// # Errors
+/// EFBIG: `bytes` is above RLIMIT_FSIZE. EPERM: the file is sealed already. EINVAL: the file was
+/// made without `MFD_ALLOW_SEALING`.
 pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the first call writes one struct; the others change only the file behind the
-    // descriptor.
+    // Above RLIMIT_FSIZE, `ftruncate` would end the process by SIGXFSZ instead of failing.
+    if resource_limit(Resource::FileSize).is_ok_and(|l| l.soft.is_some_and(|l| bytes as u64 > l)) {
+        return Err(Errno(libc::EFBIG));
+    }
+    // SAFETY: the calls take no pointers; they change only the file behind the descriptor.
     unsafe {
-        // A file larger than RLIMIT_FSIZE would not be refused, but end the process by SIGXFSZ.
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        if libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) == 0 && bytes as u64 > limit.rlim_cur {
-            return Err(Errno(libc::EFBIG));
-        }
         check(libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t).into())?;
-        // A filter that refuses this leaves the file as other memory files are.
+        // A seccomp filter may refuse this call. The file then keeps the usual permissions of a
+        // memory file.
         libc::fchmod(file.as_raw_fd(), 0);
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         check(libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals).into()).map(drop)
     }
 }
 
-/// Reserves address space: no access, no memory, aligned to `align` (a power of two, at least the
-/// base page).
+/// Reserves `len` bytes of address space without access and without memory (`mmap(2)` with
+/// PROT_NONE). The start is aligned to `align` bytes, a power of two of at least the base page
+/// size.
+///
+/// # Errors
+/// ENOMEM: above RLIMIT_AS or `vm.max_map_count`, or no gap of this size is left.
 pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     let spare = len.checked_add(align).ok_or(Errno(libc::ENOMEM))?;
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    // SAFETY: the kernel chooses the address, so the new mapping replaces nothing.
     let start = unsafe { map_nothing(0, spare, 0) }?;
     let aligned = start.next_multiple_of(align);
-    // SAFETY: both ends lie inside the mapping made above, which nobody else knows yet. A failing
-    // trim only wastes address space.
+    // SAFETY: both ends lie inside the mapping made above, which no other code knows yet. If
+    // trimming fails, only address space is wasted.
     unsafe {
         if aligned > start {
             let _ = unmap(start, aligned - start);
@@ -76,42 +99,61 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
     Ok(aligned)
 }
 
-/// Maps `[addr, addr + len)` to nothing (no access, no memory), in place of whatever is there; the
-/// address space stays ours.
+/// Replaces everything that is mapped in `[addr, addr + len)` by a reservation without access and
+/// without memory (`mmap(2)` with PROT_NONE and MAP_FIXED). The address space stays ours.
+///
+/// # Errors
+/// ENOMEM: above RLIMIT_AS or `vm.max_map_count`.
 ///
 /// # Safety
-/// The caller owns the range and nobody accesses it any more.
+/// The caller owns the range, and no thread accesses it any more.
 pub unsafe fn vacate(addr: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller owns the range, and no thread accesses it.
     unsafe { map_nothing(addr, len, libc::MAP_FIXED) }.map(drop)
 }
 
+/// Maps anonymous memory without access; `fixed` is 0 or a `MAP_FIXED*` flag.
+///
 /// # Safety
 /// With `MAP_FIXED` the caller owns the range.
 unsafe fn map_nothing(addr: usize, len: usize, fixed: libc::c_int) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
-    // SAFETY: forwarded to the caller.
-    let p = unsafe { libc::mmap(addr as *mut _, len, libc::PROT_NONE, flags, -1, 0) };
-    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(p as usize) }
+    // SAFETY: only `MAP_FIXED` replaces mappings, and then the caller owns the range.
+    check_mapping(unsafe { libc::mmap(addr as *mut _, len, libc::PROT_NONE, flags, -1, 0) })
 }
 
-/// Gives a range back to the kernel.
+/// Turns the result of `mmap` and `mremap` into an address.
+fn check_mapping(start: *mut libc::c_void) -> Result<usize, Errno> {
+    if start == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(start as usize) }
+}
+
+/// Removes all mappings from a range (`munmap(2)`).
+///
+/// # Errors
+/// ENOMEM: the range cuts a mapping in two, and the process already has `vm.max_map_count`
+/// mappings.
 ///
 /// # Safety
-/// The caller owns the range and nobody accesses it any more.
+/// The caller owns the range, and no thread accesses it any more.
 pub unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller owns the range, and no thread accesses it.
     check(unsafe { libc::munmap(addr as *mut _, len) }.into()).map(drop)
 }
 
-/// Maps `len` bytes of `file` from `offset` on, shared, at exactly `addr`, in place of whatever is
-/// there. With `populate` the page tables are filled before the call returns, as far as memory is
-/// there (a failure to fill is not reported).
+/// Maps `len` bytes of `file` from `offset` on, shared, at exactly `addr` (`mmap(2)` with
+/// MAP_FIXED). The new mapping replaces everything that was mapped in the range.
+///
+/// With `populate` the call also fills the page tables, as far as memory is available. A failure
+/// to fill them is not reported.
+///
+/// # Errors
+/// ENOMEM: above RLIMIT_AS or `vm.max_map_count`, or too few free huge pages. EAGAIN: the process
+/// locks future mappings (`mlockall(2)`) and is above RLIMIT_MEMLOCK.
 ///
 /// # Safety
-/// The caller owns the range. Threads that access it meanwhile must expect the old or the new
-/// contents, and, when the call fails, a hole (kernels before 6.12 can fail after they have
-/// unmapped the old mapping).
+/// The caller owns the range. A thread that accesses the range meanwhile sees the old or the new
+/// contents. If the call fails, the thread may also meet a hole: kernels before 6.12 can fail after
+/// they have removed the old mapping.
 pub unsafe fn map_file(
     addr: usize,
     len: usize,
@@ -121,16 +163,15 @@ pub unsafe fn map_file(
     populate: bool,
 ) -> Result<(), Errno> {
     let populate = if populate { libc::MAP_POPULATE } else { 0 };
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED | populate;
-    // SAFETY: forwarded to the caller.
-    let p = unsafe {
-        libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t)
-    };
-    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    // SAFETY: the caller owns the range.
+    unsafe { map_shared(addr, len, file, offset, prot, libc::MAP_FIXED | populate) }.map(drop)
 }
 
-/// The same, but only where nothing is mapped: EEXIST otherwise (`MAP_FIXED_NOREPLACE`, Linux
-/// 4.17). Page tables stay empty.
+/// Like [`map_file`], but only where nothing is mapped (`mmap(2)` with MAP_FIXED_NOREPLACE, Linux
+/// 4.17). The page tables stay empty.
+///
+/// # Errors
+/// EEXIST: something is mapped in the range. ENOMEM and EAGAIN as for [`map_file`].
 ///
 /// # Safety
 /// The caller owns the range.
@@ -141,34 +182,46 @@ pub unsafe fn map_file_into_hole(
     offset: u64,
     prot: libc::c_int,
 ) -> Result<(), Errno> {
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: forwarded to the caller; nothing is replaced.
-    let p = unsafe {
-        libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset as libc::off_t)
-    };
-    if p == libc::MAP_FAILED {
-        return Err(Errno::last());
-    }
-    if p as usize != addr {
-        // Who does not know the flag takes the address for a wish: valgrind does, for one.
-        // SAFETY: nobody else knows this mapping.
-        unsafe { libc::munmap(p, len) };
+    // SAFETY: the caller owns the range, and the flag keeps the kernel from replacing mappings.
+    let start = unsafe { map_shared(addr, len, file, offset, prot, libc::MAP_FIXED_NOREPLACE) }?;
+    if start != addr {
+        // Without support for the flag the address is only a hint. Valgrind, for one, lacks it.
+        // SAFETY: no other code knows this new mapping.
+        unsafe { libc::munmap(start as *mut _, len) };
         return Err(Errno(libc::EEXIST));
     }
     Ok(())
 }
 
-/// Whether every page of a range is mapped, whatever its access (`mincore(2)` reports ENOMEM for
-/// holes). Allocates nothing.
+/// Maps a file shared, with these further flags (`MAP_*`); returns the address.
+///
+/// # Safety
+/// With `MAP_FIXED` the caller owns the range.
+unsafe fn map_shared(
+    addr: usize,
+    len: usize,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    prot: libc::c_int,
+    flags: libc::c_int,
+) -> Result<usize, Errno> {
+    let flags = libc::MAP_SHARED | flags;
+    let offset = offset as libc::off_t;
+    // SAFETY: only `MAP_FIXED` replaces mappings, and then the caller owns the range.
+    check_mapping(unsafe { libc::mmap(addr as *mut _, len, prot, flags, file.as_raw_fd(), offset) })
+}
+
+/// Whether every page of a range is mapped, with whatever access (`mincore(2)`, which reports
+/// ENOMEM for holes). Allocates nothing.
 pub fn is_mapped(addr: usize, len: usize) -> bool {
-    /// Pages asked for at a time.
+    /// Pages per call.
     const PAGES: usize = 256;
     let mut residency = [0u8; PAGES];
     (addr..addr + len).step_by(PAGES * 4096).all(|at| {
         let part = (PAGES * 4096).min(addr + len - at);
-        // SAFETY: writes one byte per page of the part.
+        // SAFETY: the call writes one byte per page of the part, which has at most `PAGES` pages.
         while unsafe { libc::mincore(at as *mut _, part, residency.as_mut_ptr()) } != 0 {
-            // It wants a page for itself.
+            // EAGAIN: the kernel had no free page for its own buffer.
             if Errno::last() != Errno(libc::EAGAIN) {
                 return false;
             }
@@ -177,22 +230,18 @@ pub fn is_mapped(addr: usize, len: usize) -> bool {
     })
 }
 
-/// Whether `headroom` more bytes would take the process over the address space that `RLIMIT_AS`
-/// allows. With 0: whether it is over it, so that calls which unmap first and map then would fail
-/// in between. Allocates nothing.
+/// Whether the process with `headroom` more bytes of address space would be above RLIMIT_AS.
+/// Allocates nothing.
+///
+/// The answer comes from `getrlimit(2)` and `/proc/self/statm`; `page` is the base page size in
+/// bytes. If either cannot be read, the answer is `false`. A headroom of 0 tells whether the
+/// process is above the limit already. Calls that first unmap and then map would then fail halfway.
 pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
-    // SAFETY: writes one struct.
-    let limit = unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        if libc::getrlimit(libc::RLIMIT_AS, &mut limit) != 0
-            || limit.rlim_cur == libc::RLIM_INFINITY
-        {
-            return false;
-        }
-        limit.rlim_cur
+    let Ok(Some(limit)) = resource_limit(Resource::AddressSpace).map(|limit| limit.soft) else {
+        return false;
     };
     let mut text = [0u8; 64];
-    // SAFETY: reads into a buffer of this function through a descriptor of its own.
+    // SAFETY: the read stays within the buffer of this function, and the descriptor is its own.
     let n = unsafe {
         let fd = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {
@@ -207,103 +256,135 @@ pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
     pages * page as u64 + headroom > limit
 }
 
-/// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of whatever is
-/// mapped there. `from` stays mapped to the same file, with empty page tables that fill again on
-/// access (`mremap(2)` with `MREMAP_DONTUNMAP`: Linux 5.13 for shared mappings; EINVAL for
-/// hugetlb).
+/// Moves the page tables of `[from, from + len)` to `[to, to + len)` (`mremap(2)` with
+/// MREMAP_DONTUNMAP; for shared mappings Linux 5.13).
+///
+/// The call replaces everything that was mapped at `to`. `from` stays mapped to the same file, with
+/// empty page tables that fill again on access.
+///
+/// # Errors
+/// EINVAL: the kernel is too old, or the pages are hugetlb pages. ENOMEM: above RLIMIT_AS or
+/// `vm.max_map_count`. EFAULT: `from` is not a single mapping.
 ///
 /// # Safety
-/// The caller owns both ranges, which do not overlap. Threads that access `to` meanwhile must
-/// expect the old or the new contents, and, when the call fails, a hole.
+/// The caller owns both ranges, which do not overlap. A thread that accesses `to` meanwhile sees
+/// the old or the new contents and, if the call fails, may also meet a hole.
 pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    // SAFETY: forwarded to the caller.
-    let p = unsafe { libc::mremap(from as *mut _, len, len, flags, to as *mut libc::c_void) };
-    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    let to = to as *mut libc::c_void;
+    // SAFETY: the caller owns both ranges.
+    check_mapping(unsafe { libc::mremap(from as *mut _, len, len, flags, to) }).map(drop)
 }
 
-/// Reserves one base page just below the lowest mapping of the process, so that it comes first in
-/// `/proc/self/smaps`. `lowest` is the address of that mapping. Fails with EEXIST if another thread
-/// was faster.
+/// Reserves one base page just below `lowest`, the address of the lowest mapping of the process.
+/// The new mapping then comes first in `/proc/self/smaps`. `page` is the base page size in bytes.
+///
+/// # Errors
+/// EEXIST: another thread has mapped something there meanwhile. ENOMEM: `lowest` is too close to
+/// address 0. Otherwise as [`reserve_at`].
 pub fn reserve_below(lowest: usize, page: usize) -> Result<usize, Errno> {
-    // A page apart, so that the two are never joined.
+    // A gap of one page keeps the kernel from merging the two mappings.
     let at =
         lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
     reserve_at(at, page).map(|()| at)
 }
 
-/// Reserves `[at, at + len)`. EEXIST if something is mapped there (`MAP_FIXED_NOREPLACE`, Linux
-/// 4.17).
+/// Reserves `[at, at + len)` without access and without memory (`mmap(2)` with
+/// MAP_FIXED_NOREPLACE, Linux 4.17; older kernels give the same results).
+///
+/// # Errors
+/// EEXIST: something is mapped in the range. EPERM: `at` is below `vm.mmap_min_addr`. ENOMEM: above
+/// RLIMIT_AS or `vm.max_map_count`.
 pub fn reserve_at(at: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the flag keeps the kernel from replacing anything.
+    // SAFETY: the flag keeps the kernel from replacing mappings.
     let got = unsafe { map_nothing(at, len, libc::MAP_FIXED_NOREPLACE) }?;
     if got == at {
         return Ok(());
     }
     // An older kernel took the address as a hint.
-    // SAFETY: the mapping that was just made, known to nobody.
+    // SAFETY: no other code knows this new mapping.
     let _ = unsafe { unmap(got, len) };
     Err(Errno(libc::EEXIST))
 }
 
-/// Nothing is placed below: near-null pointers must keep faulting.
+/// The lowest address that [`reserve_below`] uses: accesses through near-null pointers must keep
+/// faulting.
 const MIN_ADDRESS: usize = 1 << 20;
 
-/// Makes a second mapping of the page at `from`, with the attributes of the first and empty page
-/// tables, at `to`, in place of what is mapped there (`mremap(2)` with an old size of 0: shared
-/// mappings only).
+/// Makes a second mapping of the page at `from`, at address `to` (`mremap(2)` with an old size of
+/// 0; shared mappings only). `page` is the page size of the mapping in bytes.
+///
+/// The second mapping has the attributes of the first and empty page tables. It replaces everything
+/// that was mapped at `to`.
+///
+/// # Errors
+/// EINVAL: the mapping is private. EFAULT: nothing is mapped at `from`. ENOMEM: above RLIMIT_AS or
+/// `vm.max_map_count`.
 ///
 /// # Safety
-/// The caller owns `to`, and unmaps it again before the first mapping changes.
+/// The caller owns `to`, and unmaps `to` again before the first mapping changes.
 pub unsafe fn duplicate_mapping(from: usize, to: usize, page: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: forwarded to the caller; with an old size of 0 `from` stays as it is.
-    let p = unsafe { libc::mremap(from as *mut _, 0, page, flags, to as *mut libc::c_void) };
-    if p == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    let to = to as *mut libc::c_void;
+    // SAFETY: the caller owns `to`; an old size of 0 leaves the mapping at `from` as it is.
+    check_mapping(unsafe { libc::mremap(from as *mut _, 0, page, flags, to) }).map(drop)
 }
 
-/// Changes the protection of a range. Async-signal-safe.
+/// Sets the protection of a range to `prot`, `PROT_*` flags (`mprotect(2)`). Async-signal-safe.
+///
+/// # Errors
+/// ENOMEM: the range has a hole, or cutting a mapping would take the process above
+/// `vm.max_map_count`. EACCES: the file does not allow this access.
 ///
 /// # Safety
-/// The caller owns the range; threads that access it against the new protection receive SIGSEGV.
+/// The caller owns the range. A thread whose access the new protection forbids receives SIGSEGV.
 pub unsafe fn protect(addr: usize, len: usize, prot: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller owns the range.
     check(unsafe { libc::mprotect(addr as *mut _, len, prot) }.into()).map(drop)
 }
 
 /// Advice that does not change contents (`madvise(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Children made by `fork` do not get the range.
+    /// Child processes do not inherit the range (MADV_DONTFORK).
     DontFork,
-    /// Undoes [`Advice::DontFork`].
+    /// Undoes [`Advice::DontFork`] (MADV_DOFORK).
     DoFork,
-    /// Core dumps leave the range out.
+    /// Core dumps leave the range out (MADV_DONTDUMP, Linux 3.4).
     DontDump,
-    /// Undoes [`Advice::DontDump`].
+    /// Undoes [`Advice::DontDump`] (MADV_DODUMP, Linux 3.4).
     DoDump,
-    /// Expect random access.
+    /// Expect random access (MADV_RANDOM).
     Random,
-    /// Expect sequential access.
+    /// Expect sequential access (MADV_SEQUENTIAL).
     Sequential,
-    /// Neither random nor sequential.
+    /// Expect neither random nor sequential access (MADV_NORMAL).
     Normal,
-    /// Huge pages are welcome.
+    /// The kernel may use transparent huge pages (MADV_HUGEPAGE).
     HugePage,
-    /// Huge pages are not.
+    /// The kernel must not use transparent huge pages (MADV_NOHUGEPAGE).
     NoHugePage,
-    /// Fill the page tables with writable entries, allocating what is missing (Linux 5.14). Fails
-    /// with EFAULT instead of raising SIGBUS, and with EINVAL or EFAULT where the mapping does not
-    /// allow writing: so it also tells whether an address is writable, without changing a byte.
+    /// Fills the page tables with writable entries and allocates missing pages
+    /// (MADV_POPULATE_WRITE, Linux 5.14).
+    ///
+    /// Where an access would raise SIGBUS, the call fails with EFAULT. Where the mapping forbids
+    /// writing, it fails with EINVAL or EFAULT. The call therefore also tells whether an address is
+    /// writable, without changing a byte.
     PopulateWrite,
-    /// The same for reading (Linux 5.14).
+    /// Fills the page tables with readable entries (MADV_POPULATE_READ, Linux 5.14).
     PopulateRead,
-    /// Make huge pages of the range now, whatever the switches in sysfs say (Linux 6.1). Needs at
-    /// least one page in each of them.
+    /// Makes huge pages of the range now, whatever the switches in sysfs say (MADV_COLLAPSE, Linux
+    /// 6.1). Each of the huge pages needs at least one present page in its range.
     Collapse,
 }
 
-/// Applies one piece of advice to a range. Async-signal-safe.
+/// Applies advice to a range (`madvise(2)`). Async-signal-safe.
+///
+/// # Errors
+/// EINVAL: the kernel does not know the advice, or the advice does not fit the mapping. ENOMEM: the
+/// range has a hole, or the kernel has no memory. EFAULT: see [`Advice::PopulateWrite`]. EHWPOISON:
+/// a page to populate lies in broken memory. EAGAIN or EBUSY: the kernel could not collapse the
+/// pages now.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -322,12 +403,16 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
         Advice::PopulateRead => libc::MADV_POPULATE_READ,
         Advice::Collapse => libc::MADV_COLLAPSE,
     };
-    // SAFETY: none of these discards contents; the rest is forwarded to the caller.
+    // SAFETY: the caller owns the range, and no advice of the list discards contents.
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)
 }
 
-/// Locks a range into memory; with `on_fault` only pages that are (or become) present (`mlock2(2)`,
-/// Linux 4.4).
+/// Locks a range into memory (`mlock2(2)`, Linux 4.4). With `on_fault` the call locks only the
+/// pages that are present, and others as soon as they are.
+///
+/// # Errors
+/// ENOMEM: above RLIMIT_MEMLOCK, or the range has a hole. EPERM: RLIMIT_MEMLOCK is 0. EAGAIN: some
+/// pages could not be locked.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -337,7 +422,11 @@ pub unsafe fn lock(addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>
     check(unsafe { libc::syscall(libc::SYS_mlock2, addr, len, flags) }).map(drop)
 }
 
-/// Undoes [`lock`].
+/// Undoes [`lock`] (`munlock(2)`).
+///
+/// # Errors
+/// ENOMEM: the range has a hole, or cutting a mapping would take the process above
+/// `vm.max_map_count`.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -346,11 +435,13 @@ pub unsafe fn unlock(addr: usize, len: usize) -> Result<(), Errno> {
     check(unsafe { libc::munlock(addr as *const _, len) }.into()).map(drop)
 }
 
-/// Reads `len` bytes of a file from `offset` on into memory, all of them (`pread(2)`). EIO where
-/// the file ends earlier.
+/// Reads exactly `len` bytes of a file, from `offset` on, into memory at `dst` (`pread(2)`).
+///
+/// # Errors
+/// EIO: the file ends before `offset + len`, or the kernel could not read it.
 ///
 /// # Safety
-/// `dst` has `len` bytes that nobody else accesses.
+/// `dst` has `len` writable bytes that no other thread accesses.
 pub unsafe fn read_at(
     file: BorrowedFd<'_>,
     offset: u64,
@@ -360,7 +451,7 @@ pub unsafe fn read_at(
     let mut done = 0;
     while done < len {
         let (to, at) = ((dst + done) as *mut libc::c_void, (offset + done as u64) as libc::off_t);
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the call writes at most the rest of the `len` bytes that the caller vouches for.
         match check(unsafe { libc::pread(file.as_raw_fd(), to, len - done, at) } as libc::c_long)? {
             0 => return Err(Errno(libc::EIO)),
             bytes => done += bytes,
@@ -369,29 +460,34 @@ pub unsafe fn read_at(
     Ok(())
 }
 
-/// A counter that can be polled: readable once [`EventFd::signal`] has been called.
+/// A descriptor for `poll(2)` that becomes readable when [`EventFd::signal`] is called
+/// (`eventfd(2)`).
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// Creates one, closed on `exec`.
+    /// Creates a descriptor that is not readable yet. It is close-on-exec and never blocks (Linux
+    /// 2.6.27).
+    ///
+    /// # Errors
+    /// EMFILE or ENFILE: too many open files. ENOMEM: the kernel has no memory.
     pub fn new() -> Result<Self, Errno> {
-        // SAFETY: the call touches no memory.
-        let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }.into())?;
-        // SAFETY: a fresh descriptor that nobody else knows.
-        Ok(EventFd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+        // SAFETY: the call takes no pointers, and returns a new descriptor.
+        unsafe { check_descriptor(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).into()) }
+            .map(EventFd)
     }
 
-    /// Makes the descriptor readable; it stays so.
+    /// Makes the descriptor readable. It stays readable, because nothing reads it.
     pub fn signal(&self) {
         signal_event(self.0.as_fd());
     }
 }
 
-/// [`EventFd::signal`] of a borrowed descriptor.
+/// Does what [`EventFd::signal`] does, for a borrowed descriptor.
 pub fn signal_event(event: BorrowedFd<'_>) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: eight readable bytes. The only failure, EAGAIN, means that it is readable already.
+    // SAFETY: the call reads the eight bytes of `one`. Its only failure, EAGAIN, means that the
+    // descriptor is readable already.
     unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 

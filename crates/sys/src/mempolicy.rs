@@ -1,36 +1,46 @@
-//! Memory policies and placement queries: `mbind(2)`, `set_mempolicy(2)`, `move_pages(2)`.
+//! Memory policies, and the nodes on which pages lie: `mbind(2)`, `set_mempolicy(2)`,
+//! `move_pages(2)`.
 
 use crate::errno::{Errno, check};
 
-/// Node ids that fit into the masks used here. Linux allows 1024 (`CONFIG_NODES_SHIFT` = 10).
+/// Node ids below this number fit into the masks of this module. Linux allows at most 1024
+/// (`CONFIG_NODES_SHIFT` = 10).
 pub const MAX_NODES: usize = 1024;
 
 const MASK_WORDS: usize = MAX_NODES / 64;
 const MPOL_DEFAULT: libc::c_int = 0;
 const MPOL_PREFERRED: libc::c_int = 1;
 const MPOL_BIND: libc::c_int = 2;
-/// Node ids mean physical ids and stay so when the cpuset changes (Linux 2.6.26).
+/// Node ids are physical ids, and stay so when the cpuset changes (Linux 2.6.26).
 const MPOL_F_STATIC_NODES: libc::c_int = 1 << 15;
 
-/// Where the kernel takes new frames of a mapping from.
+/// The node from which the kernel takes new frames for a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// From this node while it has any, else from the nearest that has.
+    /// From this node while it has free frames, else from the nearest node that has some
+    /// (`MPOL_PREFERRED`).
     Preferred(u32),
-    /// From this node only. A node that runs full then means the OOM killer (base pages) or SIGBUS
-    /// (hugetlb pages).
+    /// From this node only (`MPOL_BIND`). When the node is full, base pages call the OOM killer,
+    /// and hugetlb pages raise SIGBUS.
     Bind(u32),
-    /// As the faulting thread's own policy says, which is what a new mapping has.
+    /// As the policy of the faulting thread says (`MPOL_DEFAULT`). New mappings have this policy.
     Default,
 }
 
-/// Sets the policy of the mapping `[addr, addr + len)`. On a shared mapping of a memory file with
-/// base pages it is set for the mapping *and* for that part of the file (Linux, mm/mempolicy.c,
-/// `vma_replace_policy`); on hugetlb for the mapping only. The kernel does not join neighbouring
+/// Sets the memory policy of the mapping `[addr, addr + len)`, in bytes (`mbind(2)`, Linux 2.6.7).
+///
+/// For a shared mapping of a memory file with base pages, the kernel sets the policy for the
+/// mapping *and* for this part of the file (`vma_replace_policy` in Linux, mm/mempolicy.c). For
+/// hugetlb pages it sets the policy of the mapping only. The kernel does not merge neighbouring
 /// mappings with different policies.
 ///
+/// # Errors
+/// EINVAL: the node does not exist, is not allowed by the cpuset, or is [`MAX_NODES`] or above.
+/// EFAULT: the range has a hole. ENOMEM: the kernel has no memory. ENOSYS or EPERM: a seccomp
+/// filter refuses the call, or the kernel has no memory policies.
+///
 /// # Safety
-/// The range must be mapped by the caller and stay so during the call. Contents and addresses do
+/// The caller has mapped the range and keeps it mapped during the call. Contents and addresses do
 /// not change.
 pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno> {
     let (mode, node) = match policy {
@@ -40,23 +50,27 @@ pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno>
     };
     let mask = mask_of(node)?;
     let (mode, nodes, bits) = arguments(mode, &mask);
-    // SAFETY: the mask outlives the call.
+    // SAFETY: the mask outlives the call, and the policy changes no contents.
     check(unsafe { libc::syscall(libc::SYS_mbind, addr, len, mode, nodes, bits, 0) }).map(drop)
 }
 
-/// Sets where the calling thread's own allocations come from, page tables among them (they follow
-/// the thread's policy, not the mapping's): preferably from `node`, or, with `None`, from where the
-/// thread runs.
+/// Sets the node from which the calling thread's own allocations come (`set_mempolicy(2)`, Linux
+/// 2.6.7). With `None` they come from the node on which the thread runs.
+///
+/// `node` is a preference: when it is full, the kernel uses the nearest other node. Page tables
+/// follow this policy, and ignore the policy of the mapping.
+///
+/// # Errors
+/// As for [`bind`], without EFAULT.
 pub fn prefer_node(node: Option<u32>) -> Result<(), Errno> {
     let mask = mask_of(node)?;
     let (mode, nodes, bits) =
         arguments(if node.is_some() { MPOL_PREFERRED } else { MPOL_DEFAULT }, &mask);
-    // SAFETY: the mask outlives the call; the policy changes where memory comes from, not what it
-    // contains.
+    // SAFETY: the mask outlives the call, and the policy changes no contents.
     check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) }).map(drop)
 }
 
-/// A set of at most one node.
+/// A mask with the bit of `node` set, or empty for `None`. EINVAL for [`MAX_NODES`] and above.
 fn mask_of(node: Option<u32>) -> Result<[u64; MASK_WORDS], Errno> {
     let mut mask = [0u64; MASK_WORDS];
     if let Some(node) = node {
@@ -65,8 +79,8 @@ fn mask_of(node: Option<u32>) -> Result<[u64; MASK_WORDS], Errno> {
     Ok(mask)
 }
 
-/// Mode, nodes and their number as the kernel wants them: it counts one bit more than the mask has,
-/// and takes no nodes with the default.
+/// Mode, mask and number of bits as the kernel takes them. The kernel counts one bit more than the
+/// mask has. The default policy takes no mask.
 fn arguments(mode: libc::c_int, mask: &[u64; MASK_WORDS]) -> (libc::c_int, *const u64, usize) {
     if mode == MPOL_DEFAULT {
         (mode, std::ptr::null(), 0)
@@ -75,11 +89,20 @@ fn arguments(mode: libc::c_int, mask: &[u64; MASK_WORDS]) -> (libc::c_int, *cons
     }
 }
 
-/// Asks on which node each page lies: `status[i]` becomes the node of the page at `pages[i]`, or a
-/// negated error number (`-ENOENT`, on older kernels `-EFAULT`, for a page that is not present).
+/// Asks on which node each page lies (`move_pages(2)` as a query, Linux 2.6.18).
+///
+/// `status[i]` becomes the node of the page at address `pages[i]`, or a negated error number. The
+/// number is `-ENOENT`, on older kernels `-EFAULT`, for a page that is not present.
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel cannot migrate pages. ENOMEM:
+/// the kernel has no memory.
+///
+/// # Panics
+/// If the two slices differ in length.
 pub fn nodes_of_pages(pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
     assert_eq!(pages.len(), status.len());
-    // SAFETY: a null node list makes `move_pages` a query; both arrays hold `pages.len()` entries.
+    // SAFETY: a null list of nodes makes the call a query. Both arrays hold `pages.len()` entries.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

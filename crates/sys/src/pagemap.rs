@@ -1,5 +1,5 @@
-//! `/proc/self/pagemap`: which pages have been written, and write-protecting them again in the same
-//! step (`PAGEMAP_SCAN`, Linux 6.7).
+//! `/proc/self/pagemap`: finds the written pages, and write-protects them again in the same step
+//! (`PAGEMAP_SCAN`, Linux 6.7).
 //!
 //! Structures and numbers are those of `include/uapi/linux/fs.h`, Linux 6.18.
 
@@ -11,41 +11,41 @@ use crate::errno::{Errno, check};
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 
-/// What a page can be (`PAGE_IS_*`); bits that may be joined.
+/// Categories of pages (`PAGE_IS_*`). The bits can be combined.
 pub mod page_is {
-    /// In a range registered for asynchronous write-protection.
+    /// The page lies in a range that is registered for asynchronous write-protection.
     pub const WP_ALLOWED: u64 = 1 << 0;
-    /// Written since it was last write-protected, or never protected.
+    /// The page was written since it was last write-protected, or was never protected.
     pub const WRITTEN: u64 = 1 << 1;
-    /// Backed by a file.
+    /// A file backs the page.
     pub const FILE: u64 = 1 << 2;
-    /// In memory.
+    /// The page is in memory.
     pub const PRESENT: u64 = 1 << 3;
-    /// Swapped out.
+    /// The page is swapped out.
     pub const SWAPPED: u64 = 1 << 4;
-    /// The shared page of zeros.
+    /// The kernel's shared page of zeros.
     pub const ZERO: u64 = 1 << 5;
-    /// Mapped by a huge page.
+    /// A huge page maps the page.
     pub const HUGE: u64 = 1 << 6;
 }
 
-/// What a scan does besides looking (`PM_SCAN_*`); bits that may be joined.
+/// What a scan does besides reporting (`PM_SCAN_*`). The bits can be combined.
 pub mod scan_flag {
-    /// Write-protects the pages that it reports.
+    /// Write-protects the reported pages.
     pub const WP_MATCHING: u64 = 1 << 0;
-    /// Fails with EPERM where a range is not registered for asynchronous write-protection.
+    /// Fails with EPERM if part of the range is not registered for asynchronous write-protection.
     pub const CHECK_WP_ASYNC: u64 = 1 << 1;
 }
 
-/// Consecutive pages of one kind.
+/// Consecutive pages of the same categories (`struct page_region`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageRegion {
-    /// First address.
+    /// Address of the first byte.
     pub start: u64,
-    /// One past the last.
+    /// Address after the last byte.
     pub end: u64,
-    /// What they are, of the bits in `return_mask`.
+    /// Categories of the pages, out of the bits in [`PageQuery::tell`].
     pub categories: u64,
 }
 
@@ -65,30 +65,40 @@ struct PmScanArg {
     return_mask: u64,
 }
 
-/// Which pages a scan is to report.
+/// Which pages a scan reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PageQuery {
-    /// Bits of [`page_is`] that are turned round before the next two are looked at.
+    /// Bits of [`page_is`] that are inverted before `all_of` and `any_of` are compared.
     pub inverted: u64,
-    /// A page must be all of this.
+    /// A reported page has all of these bits.
     pub all_of: u64,
-    /// And, unless it is 0, one of this.
+    /// A reported page has at least one of these bits. 0 asks for none.
     pub any_of: u64,
-    /// What is to be told of it.
+    /// The bits to report in [`PageRegion::categories`].
     pub tell: u64,
 }
 
 impl PageQuery {
-    /// Pages that have been written.
+    /// Written pages.
     pub const WRITTEN: PageQuery =
         PageQuery { inverted: 0, all_of: page_is::WRITTEN, any_of: 0, tell: page_is::WRITTEN };
 }
 
-/// Fills `found` with the pages of `[start, end)` that `query` asks for; returns how many entries
-/// were filled, and the address up to which it has looked: `end`, unless `found` was full. `flags`
-/// are those of [`scan_flag`]. With [`PageQuery::WRITTEN`], an empty `found` and
-/// [`scan_flag::WP_MATCHING`] all pages of the range are protected that have a page table, in the
-/// quickest way there is. ENOTTY before Linux 6.7.
+/// Scans the addresses of `range` for the pages that `query` asks for (`PAGEMAP_SCAN` of
+/// `ioctl(2)`, Linux 6.7).
+///
+/// The call fills `found` and returns the number of entries filled, and the address at which the
+/// scan stopped. That address is the end of the range, unless `found` became full. `flags` are
+/// those of [`scan_flag`].
+///
+/// An empty `found` has the kernel protect without reporting. With [`PageQuery::WRITTEN`] and
+/// [`scan_flag::WP_MATCHING`] the scan then protects every page of the range that has a page table.
+/// The kernel has no faster way to do so.
+///
+/// # Errors
+/// ENOTTY: the kernel is older than 6.7. EPERM: see [`scan_flag::CHECK_WP_ASYNC`]. EINVAL: the
+/// kernel does not know a bit, or the range is not page-aligned. ENOMEM: the kernel has no memory.
+/// EINTR: a fatal signal is pending.
 ///
 /// # Safety
 /// With [`scan_flag::WP_MATCHING`] the caller owns the range.
@@ -113,7 +123,7 @@ pub unsafe fn pagemap_scan(
         category_anyof_mask: query.any_of,
         return_mask: query.tell,
     };
-    // SAFETY: the kernel reads and writes `arg` and at most `vec_len` entries of `found`; both
+    // SAFETY: the kernel reads and writes `arg` and at most `vec_len` entries of `found`. Both
     // outlive the call.
     let entries =
         check(unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg).into() })?;

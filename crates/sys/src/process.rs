@@ -1,20 +1,23 @@
-//! What the kernel says about this process: its privileges, filters, limits and memory policy.
+//! What the kernel says about this process and its threads: privileges, seccomp filters, resource
+//! limits, memory policy and scheduling.
 
 use crate::errno::{Errno, check};
 
-/// Bit numbers of capabilities (`include/uapi/linux/capability.h`) that matter here.
+/// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
+/// numbers of the mask that [`effective_capabilities`] returns.
 pub mod capability {
-    /// Locking memory beyond RLIMIT_MEMLOCK.
+    /// Lock memory beyond RLIMIT_MEMLOCK.
     pub const IPC_LOCK: u32 = 14;
-    /// Looking into other processes; userfaultfd for faults of the kernel.
+    /// Inspect other processes. Let userfaultfd handle faults of the kernel.
     pub const SYS_PTRACE: u32 = 19;
-    /// Frame numbers in pagemap, and very much else.
+    /// Read frame numbers in pagemap, and very much else.
     pub const SYS_ADMIN: u32 = 21;
 }
 
-/// The calling thread's effective capabilities, as a mask of [`capability`] bits (`capget(2)`).
+/// The effective capabilities of the calling thread, as a mask (`capget(2)`). Bit N is capability
+/// number N, see [`capability`].
 pub fn effective_capabilities() -> Result<u64, Errno> {
-    /// `_LINUX_CAPABILITY_VERSION_3`: 64 capabilities in two parts.
+    /// `_LINUX_CAPABILITY_VERSION_3` (Linux 2.6.26): 64 capabilities in two parts.
     const VERSION: u32 = 0x2008_0522;
     #[repr(C)]
     struct Header {
@@ -30,48 +33,56 @@ pub fn effective_capabilities() -> Result<u64, Errno> {
     }
     let mut header = Header { version: VERSION, pid: 0 };
     let mut data = [Data::default(); 2];
-    // SAFETY: the call reads and writes the header, and writes two parts; all outlive it.
+    // SAFETY: the call reads and writes the header, and writes the two parts. Both outlive the
+    // call.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) })?;
     Ok(u64::from(data[1].effective) << 32 | u64::from(data[0].effective))
 }
 
-/// Whether a seccomp filter applies to the calling thread (`prctl(PR_GET_SECCOMP)`); EINVAL on
-/// kernels without seccomp.
+/// Whether a seccomp filter applies to the calling thread (`PR_GET_SECCOMP` of `prctl(2)`, Linux
+/// 2.6.23).
+///
+/// # Errors
+/// EINVAL: the kernel has no seccomp.
 pub fn has_seccomp_filter() -> Result<bool, Errno> {
-    // SAFETY: the call takes no pointer.
+    // SAFETY: the call takes no pointers.
     check(unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
 }
 
-/// Whether transparent huge pages are switched off for this process (`prctl(PR_GET_THP_DISABLE)`,
-/// Linux 3.15).
+/// Whether transparent huge pages are switched off for this process (`PR_GET_THP_DISABLE` of
+/// `prctl(2)`, Linux 3.15).
+///
+/// # Errors
+/// EINVAL: the kernel is older.
 pub fn thp_disabled() -> Result<bool, Errno> {
-    // SAFETY: the call takes no pointer.
+    // SAFETY: the call takes no pointers.
     check(unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
 }
 
-/// A resource limit.
+/// A kind of resource limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Bytes of address space.
+    /// Bytes of address space (RLIMIT_AS).
     AddressSpace,
-    /// Bytes locked into memory.
+    /// Bytes locked into memory (RLIMIT_MEMLOCK).
     LockedMemory,
-    /// Bytes of one file, memory files included.
+    /// Bytes of one file, memory files included (RLIMIT_FSIZE).
     FileSize,
-    /// Microseconds that a thread may run under a real-time policy without a blocking call.
+    /// Microseconds that a thread may run under a real-time policy without a blocking system call
+    /// (RLIMIT_RTTIME, Linux 2.6.25).
     RealTime,
 }
 
-/// A resource limit; `None` for no limit.
+/// The two values of a resource limit. `None` means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceLimit {
-    /// The one that applies.
+    /// The limit that applies.
     pub soft: Option<u64>,
-    /// How far the process may raise it itself.
+    /// The value to which the process itself may raise the soft limit.
     pub hard: Option<u64>,
 }
 
-/// The limits of this process (`getrlimit(2)`).
+/// The limits of this process for one resource (`getrlimit(2)`). Allocates nothing.
 pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
     let resource = match resource {
         Resource::AddressSpace => libc::RLIMIT_AS,
@@ -79,7 +90,7 @@ pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
         Resource::FileSize => libc::RLIMIT_FSIZE,
         Resource::RealTime => libc::RLIMIT_RTTIME,
     };
-    // SAFETY: writes one struct, for which zeros are a value.
+    // SAFETY: the call writes one struct, for which zeros are a valid value.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         check(libc::getrlimit(resource, &mut limit).into())?;
@@ -88,9 +99,10 @@ pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
     }
 }
 
-/// The kernel's release as `uname -r` prints it.
+/// The release of the running kernel (`uname(2)`), as `uname -r` prints it.
 pub fn kernel_release() -> Result<String, Errno> {
-    // SAFETY: writes one struct, for which zeros are a value; the field ends with a zero byte.
+    // SAFETY: the call writes one struct, for which zeros are a valid value. The kernel ends the
+    // field with a zero byte.
     unsafe {
         let mut names: libc::utsname = std::mem::zeroed();
         check(libc::uname(&mut names).into())?;
@@ -98,49 +110,68 @@ pub fn kernel_release() -> Result<String, Errno> {
     }
 }
 
-/// The mode of the calling thread's memory policy (`get_mempolicy(2)`).
+/// The mode of the calling thread's memory policy, an `MPOL_*` number (`get_mempolicy(2)`, Linux
+/// 2.6.7).
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies.
 pub fn policy_mode() -> Result<i32, Errno> {
     let mut mode: libc::c_int = 0;
     let none = std::ptr::null_mut::<libc::c_ulong>();
-    // SAFETY: writes one number; without a mask and an address nothing else is touched.
+    // SAFETY: the call writes one number. Mask and address are null, so it touches nothing else.
     check(unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) })?;
     Ok(mode)
 }
 
-/// CPU time that the calling thread has used so far, in nanoseconds (`CLOCK_THREAD_CPUTIME_ID`).
+/// The CPU time that the calling thread has used, in nanoseconds (CLOCK_THREAD_CPUTIME_ID of
+/// `clock_gettime(2)`, Linux 2.6.12).
 pub fn thread_cpu_time_ns() -> Result<u64, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one struct.
+    // SAFETY: the call writes one struct, which outlives it.
     check(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }.into())?;
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Whether the calling thread runs under the ordinary policy (`SCHED_OTHER`), as most do.
+/// Whether the calling thread has the ordinary scheduling policy SCHED_OTHER
+/// (`sched_getscheduler(2)`).
 pub fn is_ordinary() -> bool {
-    // SAFETY: the call touches no memory.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER }
 }
 
-/// Puts the calling thread before all ordinary ones (`SCHED_FIFO`, lowest priority), or back among
-/// them. Children and new threads do not inherit it. EPERM without CAP_SYS_NICE or an RLIMIT_RTPRIO
-/// above 0.
+/// Schedules the calling thread before all ordinary threads (SCHED_FIFO with the lowest priority),
+/// or with `false` as an ordinary thread again (`sched_setscheduler(2)`, Linux 2.6.32 for
+/// SCHED_RESET_ON_FORK).
+///
+/// Child processes and new threads do not inherit the policy.
+///
+/// # Errors
+/// EPERM: the process has neither CAP_SYS_NICE nor an RLIMIT_RTPRIO above 0.
 pub fn run_first(first: bool) -> Result<(), Errno> {
-    // The flag stays: to take it away needs CAP_SYS_NICE, even where RLIMIT_RTPRIO allows the rest.
+    // SCHED_RESET_ON_FORK stays set: removing it needs CAP_SYS_NICE, even where RLIMIT_RTPRIO
+    // allows the rest.
     let policy =
         if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER } | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: all zero bytes are a priority; the C library may have more fields in the struct than
-    // the one that counts.
+    // SAFETY: the struct consists of integers. The C library may have fields in it besides the one
+    // that counts.
     let mut priority: libc::sched_param = unsafe { std::mem::zeroed() };
     priority.sched_priority = i32::from(first);
-    // SAFETY: reads the struct, which outlives the call.
+    // SAFETY: the call reads the struct, which outlives it.
     check(unsafe { libc::sched_setscheduler(0, policy, &priority) }.into()).map(drop)
 }
 
-/// Has the scheduler give the calling, ordinary thread the CPU for 0.1 ms at a time: in exchange it
-/// is let in sooner when it wakes (Linux 6.12; before that nothing changes). It gets no more time
-/// than others. Needs no privilege.
+/// Asks for time slices of 0.1 ms for the calling thread, which must be an ordinary one
+/// (`sched_setattr(2)`, Linux 3.14).
+///
+/// In exchange the scheduler runs the thread sooner after a wake-up. That holds since Linux 6.12;
+/// older kernels accept the call without an effect. The thread gets no larger share of the CPU. No
+/// privilege is needed.
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses one of the calls.
 pub fn run_shortly() -> Result<(), Errno> {
-    /// `struct sched_attr` of `include/uapi/linux/sched/types.h`, first version.
+    /// `struct sched_attr` of `include/uapi/linux/sched/types.h`, first version. Times are in
+    /// nanoseconds.
     #[repr(C)]
     #[derive(Default)]
     struct SchedAttr {
@@ -154,7 +185,7 @@ pub fn run_shortly() -> Result<(), Errno> {
         period: u64,
     }
     let mut attr = SchedAttr { size: size_of::<SchedAttr>() as u32, ..SchedAttr::default() };
-    // SAFETY: both calls read or write one struct of the size that they are told.
+    // SAFETY: each call reads or writes one struct of the size that it is told.
     unsafe {
         check(libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, attr.size, 0))?;
         attr.runtime = 100_000;

@@ -1,98 +1,108 @@
-//! Threads that start with what memory there is. Those of the standard library set up a signal
-//! stack when they begin, and end the process if that fails: a library must not, whose host has
-//! used up its mappings or its address space.
+//! Threads that need no memory beyond their stack to start.
+//!
+//! A thread of the standard library sets up a signal stack when it begins, and aborts the process
+//! if that fails. A library must not do so when its host has used up its mappings or its address
+//! space.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 
 use crate::errno::Errno;
 
-/// Bytes of a thread's stack, which are reserved and used as needed: as many as the standard
-/// library gives.
+/// Bytes of address space for a thread's stack, the same as in the standard library. The kernel
+/// backs them with memory as they are used.
 const STACK_BYTES: usize = 2 << 20;
 
 type Body = Box<dyn FnOnce() + Send>;
 
-/// A thread that somebody must join or leave alone. Dropped, it does what [`Thread::detach`] does,
-/// but its memory is not given back when it has ended.
+/// A running thread. The owner must call [`Thread::join`] or [`Thread::detach`]. A dropped `Thread`
+/// runs on, and its memory is not freed when it ends.
 #[must_use]
 pub struct Thread(libc::pthread_t);
 
-// SAFETY: an identifier, which any thread may join.
+// SAFETY: the value is only an identifier, and any thread may join it.
 unsafe impl Send for Thread {}
 
 impl Thread {
-    /// Starts a thread of that name, which has at most 15 bytes (`pthread_create(3)`: EAGAIN
-    /// without memory, mappings or permission for another thread). It has no signal stack, so it
-    /// ends the process by an ordinary SIGSEGV if its stack overflows. It blocks all signals but
-    /// those that a fault raises, so that handlers of the program never run on it, perhaps while it
-    /// holds an area closed. `body` must not unwind: the process is aborted.
+    /// Starts a thread that runs `body` (`pthread_create(3)`). `name` has at most 15 bytes.
+    ///
+    /// The thread has no signal stack, so an overflow of its stack ends the process by an ordinary
+    /// SIGSEGV. The thread blocks all signals except those that a fault raises. The program's
+    /// signal handlers therefore never run on it, not even while it holds an area closed.
+    ///
+    /// `body` must not unwind. If it does, the process is aborted.
+    ///
+    /// # Errors
+    /// EAGAIN: no memory or no mapping is left for the stack, or the process may not have another
+    /// thread (`pids.max`, `ulimit -u`).
     pub fn start(
         name: &'static CStr,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<Thread, Errno> {
         let body: Box<Body> = Box::new(Box::new(move || {
-            // SAFETY: the call reads the name. A name is not worth an error.
+            // SAFETY: the call only reads the name. A failure is ignored: the name serves debugging
+            // only.
             unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
             body();
         }));
         let argument = Box::into_raw(body);
         create(argument.cast()).map(Thread).inspect_err(|_| {
-            // SAFETY: no thread has it.
+            // SAFETY: no thread has started, so the box still belongs to this function.
             drop(unsafe { Box::from_raw(argument) });
         })
     }
 
-    /// Waits until it has ended.
+    /// Waits until the thread has ended (`pthread_join(3)`).
     pub fn join(self) {
-        // SAFETY: it is joinable: nobody else joins or detaches it.
+        // SAFETY: the thread is joinable, because `self` is the only right to join or detach it.
         let error = unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
         assert_eq!(error, 0, "pthread_join of a joinable thread");
     }
 
-    /// Lets it end by itself.
+    /// Lets the thread run on and end by itself (`pthread_detach(3)`).
     pub fn detach(self) {
-        // SAFETY: as in `join`.
+        // SAFETY: the thread is joinable, as in `join`.
         unsafe { libc::pthread_detach(self.0) };
     }
 }
 
-/// A thread that runs `run` with this argument, which it takes over unless this fails.
+/// Starts a thread that runs `run` with `argument`. If the call fails, `argument` still belongs to
+/// the caller.
 fn create(argument: *mut c_void) -> Result<libc::pthread_t, Errno> {
     let check = |error| if error == 0 { Ok(()) } else { Err(Errno(error)) };
     let mut thread = MaybeUninit::uninit();
-    // Miri has no attributes.
+    // Miri does not support thread attributes.
     if cfg!(miri) {
-        // SAFETY: without attributes; the caller has made the argument for `run`.
+        // SAFETY: null means default attributes. The caller has made the argument for `run`.
         check(unsafe {
             libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), run, argument)
         })?;
     } else {
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: the call initialises them.
+        // SAFETY: the call initialises the attributes.
         check(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
-        // SAFETY: they are initialised, and destroyed once; the caller has made the argument for
-        // `run`.
+        // SAFETY: the attributes are initialised, and are destroyed once. The caller has made the
+        // argument for `run`.
         check(unsafe {
             libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
-            let error = without_signals(|| {
+            let error = with_signal_mask(&application_signals(), || {
                 libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, argument)
             });
             libc::pthread_attr_destroy(attributes.as_mut_ptr());
             error
         })?;
     }
-    // SAFETY: a call that succeeds has written it.
+    // SAFETY: the call has succeeded, so it has written the identifier.
     Ok(unsafe { thread.assume_init() })
 }
 
-/// All signals but those that a fault raises: those for which a program has handlers, or waits.
+/// All signals except those that a fault raises: the signals that a program handles or waits for.
 fn application_signals() -> libc::sigset_t {
-    // SAFETY: fills a set of this function.
+    let mut set = all_signals();
+    // SAFETY: the calls change only the set of this function.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        // SIGSYS is what a seccomp filter raises whose handler emulates calls.
+        // SIGSYS counts as a fault: a seccomp filter raises it, and its handler emulates system
+        // calls.
         for fault in [
             libc::SIGSEGV,
             libc::SIGBUS,
@@ -104,17 +114,28 @@ fn application_signals() -> libc::sigset_t {
         ] {
             libc::sigdelset(&mut set, fault);
         }
+    }
+    set
+}
+
+/// The set of all signals (`sigfillset(3)`).
+pub(crate) fn all_signals() -> libc::sigset_t {
+    // SAFETY: zeros are a valid set, and the call writes only the set of this function.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
         set
     }
 }
 
-/// Makes a call with these blocked, and only these: a thread that begins in it inherits that,
-/// whatever its caller blocks.
-fn without_signals<T>(call: impl FnOnce() -> T) -> T {
-    // SAFETY: changes the mask of the calling thread only, and back.
+/// Runs `call` while exactly the signals of `blocked` are blocked for the calling thread
+/// (`pthread_sigmask(3)`). A thread or process that `call` starts inherits this mask, whatever the
+/// caller blocks.
+pub(crate) fn with_signal_mask<T>(blocked: &libc::sigset_t, call: impl FnOnce() -> T) -> T {
+    // SAFETY: the calls change only the mask of the calling thread, and restore it.
     unsafe {
         let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &application_signals(), &mut before);
+        libc::pthread_sigmask(libc::SIG_SETMASK, blocked, &mut before);
         let result = call();
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         result
@@ -122,7 +143,7 @@ fn without_signals<T>(call: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: made from a box by `start`, for this thread alone.
+    // SAFETY: `start` has made the argument from a box, for this thread alone.
     let body = unsafe { Box::from_raw(argument.cast::<Body>()) };
     body();
     std::ptr::null_mut()

@@ -1,16 +1,16 @@
-//! userfaultfd: descriptors by three ways, the handshake, registration, waking, messages
-//! (`userfaultfd(2)`, `ioctl_userfaultfd(2)`).
+//! userfaultfd: descriptors from the system call and from the device, the handshake, registration,
+//! write-protection, waking and messages (`userfaultfd(2)`, `ioctl_userfaultfd(2)`; Linux 4.3).
 //!
 //! Structures and numbers are those of `include/uapi/linux/userfaultfd.h`, Linux 6.18.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::errno::{Errno, check};
+use crate::errno::{Errno, check, check_descriptor};
 
-/// The version of the interface that every kernel speaks.
+/// The version of the interface; every kernel has this one.
 const UFFD_API: u64 = 0xaa;
-/// Only faults of user code are handled: none that the kernel has on the process' behalf (Linux
-/// 5.11).
+/// The descriptor handles faults of user code only, and none that the kernel causes on behalf of
+/// the process (Linux 5.11).
 const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 
 /// `_IO(0xAA, 0)`: a descriptor from `/dev/userfaultfd` (Linux 6.1).
@@ -21,7 +21,6 @@ const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 /// `_IOR(0xAA, 1, struct uffdio_range)`.
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
-
 /// `_IOR(0xAA, 2, struct uffdio_range)`.
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
 /// `_IOWR(0xAA, 6, struct uffdio_writeprotect)`.
@@ -30,10 +29,10 @@ const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 /// `UFFD_EVENT_PAGEFAULT`.
 const EVENT_PAGEFAULT: u8 = 0x12;
-/// `UFFD_PAGEFAULT_FLAG_WP`: a write to a protected page.
+/// `UFFD_PAGEFAULT_FLAG_WP`: the fault is a write to a write-protected page.
 const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
 
-/// `struct uffd_msg`, as it is for a page fault.
+/// `struct uffd_msg` with the fields of a page fault.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Message {
@@ -44,45 +43,45 @@ struct Message {
     thread: u64,
 }
 
-/// Feature bits of the handshake (`UFFD_FEATURE_*`).
+/// Feature bits of the handshake (`UFFD_FEATURE_*`). The bits can be combined.
 pub mod uffd_feature {
     /// Write-protection of anonymous memory (Linux 5.7).
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    /// Children made by `fork` are announced; asks for CAP_SYS_PTRACE (Linux 4.11).
+    /// A message for each `fork`. Needs CAP_SYS_PTRACE (Linux 4.11).
     pub const EVENT_FORK: u64 = 1 << 1;
-    /// `mremap` is announced, and waits until that has been read (Linux 4.11).
+    /// A message for each `mremap`, which waits until the message is read (Linux 4.11).
     pub const EVENT_REMAP: u64 = 1 << 2;
-    /// Discarded pages are announced (Linux 4.11).
+    /// A message for discarded pages (Linux 4.11).
     pub const EVENT_REMOVE: u64 = 1 << 3;
-    /// Missing pages of hugetlb memory (Linux 4.11).
+    /// Faults on missing pages of hugetlb memory (Linux 4.11).
     pub const MISSING_HUGETLBFS: u64 = 1 << 4;
-    /// Missing pages of shared memory (Linux 4.11).
+    /// Faults on missing pages of shared memory (Linux 4.11).
     pub const MISSING_SHMEM: u64 = 1 << 5;
-    /// `munmap` is announced (Linux 4.11).
+    /// A message for each `munmap` (Linux 4.11).
     pub const EVENT_UNMAP: u64 = 1 << 6;
-    /// SIGBUS instead of a message (Linux 4.14).
+    /// A fault raises SIGBUS and sends no message (Linux 4.14).
     pub const SIGBUS: u64 = 1 << 7;
-    /// Messages name the thread (Linux 4.14).
+    /// Messages contain the id of the faulting thread (Linux 4.14).
     pub const THREAD_ID: u64 = 1 << 8;
-    /// Present but unmapped pages of hugetlb memory (Linux 5.13).
+    /// Faults on pages of hugetlb memory that are present in the file but not mapped (Linux 5.13).
     pub const MINOR_HUGETLBFS: u64 = 1 << 9;
-    /// The same of shared memory (Linux 5.14).
+    /// Faults on pages of shared memory that are present in the file but not mapped (Linux 5.14).
     pub const MINOR_SHMEM: u64 = 1 << 10;
-    /// Messages have the address to the byte (Linux 5.18).
+    /// Messages contain the exact address instead of the start of the page (Linux 5.18).
     pub const EXACT_ADDRESS: u64 = 1 << 11;
     /// Write-protection of hugetlb and shared memory (Linux 5.19).
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-    /// Write-protection reaches pages that are not there yet (Linux 6.4).
+    /// Write-protection covers pages that are not present yet (Linux 6.4).
     pub const WP_UNPOPULATED: u64 = 1 << 13;
-    /// Pages that raise SIGBUS when touched (Linux 6.6).
+    /// Pages that raise SIGBUS on access (Linux 6.6).
     pub const POISON: u64 = 1 << 14;
-    /// Writes lift the protection without a message: dirty tracking (Linux 6.7).
+    /// A write removes the write-protection and sends no message: dirty tracking (Linux 6.7).
     pub const WP_ASYNC: u64 = 1 << 15;
-    /// Pages of anonymous memory move to another address without a copy (Linux 6.8).
+    /// Moves pages of anonymous memory to another address without a copy (Linux 6.8).
     pub const MOVE: u64 = 1 << 16;
 }
 
-/// What a registration asks for (`UFFDIO_REGISTER_MODE_*`); bits that may be joined.
+/// The faults that a registration covers (`UFFDIO_REGISTER_MODE_*`). The bits can be combined.
 pub mod uffd_mode {
     /// Faults on missing pages.
     pub const MISSING: u64 = 1 << 0;
@@ -118,50 +117,87 @@ struct UffdioWriteProtect {
     mode: u64,
 }
 
-/// Flags of every descriptor made here: children do not inherit it across `exec`, reading never
-/// blocks.
+/// Flags of every descriptor: close-on-exec, and reading never blocks.
 const fn flags(user_mode_only: bool) -> libc::c_int {
     libc::O_CLOEXEC | libc::O_NONBLOCK | if user_mode_only { UFFD_USER_MODE_ONLY } else { 0 }
 }
 
-/// Makes a descriptor by the system call. With `user_mode_only` the kernel's own accesses to
-/// registered memory fail with EFAULT instead of waiting; without it the call needs CAP_SYS_PTRACE
-/// or `vm.unprivileged_userfaultfd=1` (EPERM).
+/// Makes a descriptor by the system call (`userfaultfd(2)`, Linux 4.3).
+///
+/// With `user_mode_only` (Linux 5.11) the descriptor handles no faults of the kernel itself.
+/// The kernel's accesses to registered memory then fail with EFAULT instead of waiting.
+///
+/// # Errors
+/// EPERM: `user_mode_only` is false, CAP_SYS_PTRACE is missing, and `vm.unprivileged_userfaultfd`
+/// is 0; or a seccomp filter refuses the call. EINVAL: the kernel does not know `user_mode_only`.
+/// ENOSYS: the kernel has no userfaultfd. EMFILE or ENFILE: too many open files.
 pub fn userfaultfd(user_mode_only: bool) -> Result<OwnedFd, Errno> {
-    // SAFETY: the call touches no memory.
-    let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags(user_mode_only)) })?;
-    // SAFETY: the kernel just gave us this descriptor, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    // SAFETY: the call takes no pointers, and returns a new descriptor.
+    unsafe { check_descriptor(libc::syscall(libc::SYS_userfaultfd, flags(user_mode_only))) }
 }
 
-/// The same through an open `/dev/userfaultfd`, whose file permissions take the place of the
-/// privilege (Linux 6.1).
+/// Makes a descriptor through an open `/dev/userfaultfd` (`USERFAULTFD_IOC_NEW` of `ioctl(2)`,
+/// Linux 6.1). The permissions of the device file take the place of CAP_SYS_PTRACE.
+///
+/// `user_mode_only` is that of [`userfaultfd`].
+///
+/// # Errors
+/// EMFILE or ENFILE: too many open files. ENOMEM: the kernel has no memory.
 pub fn userfaultfd_from_device(
     device: BorrowedFd<'_>,
     user_mode_only: bool,
 ) -> Result<OwnedFd, Errno> {
-    // SAFETY: the request takes a number, no pointer.
-    let fd = check(unsafe {
-        libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags(user_mode_only)).into()
-    })?;
-    // SAFETY: as above.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    let flags = flags(user_mode_only);
+    // SAFETY: the request takes a number and no pointer, and returns a new descriptor.
+    unsafe {
+        check_descriptor(libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW as _, flags).into())
+    }
 }
 
-/// The handshake, possible once per descriptor: asks for `features` and returns all that the kernel
-/// has. EINVAL for an unknown one, EPERM for [`uffd_feature::EVENT_FORK`] without CAP_SYS_PTRACE.
-/// Some kernels between 6.4 and 6.6 ignore unknown features: look at what is returned.
+/// Makes a request of `ioctl_userfaultfd(2)`.
+///
+/// # Safety
+/// `argument` is the struct that `request` takes. The caller vouches for what the request does to
+/// memory.
+unsafe fn request<T>(
+    uffd: BorrowedFd<'_>,
+    request: libc::c_ulong,
+    argument: &mut T,
+) -> Result<(), Errno> {
+    let argument: *mut T = argument;
+    // SAFETY: the kernel reads and writes only the struct, which outlives the call.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), request as _, argument).into() }).map(drop)
+}
+
+/// Does the handshake, which is possible once per descriptor (`UFFDIO_API`, Linux 4.3). Asks for
+/// `features` and returns all features that the kernel has, both of [`uffd_feature`].
+///
+/// Some kernels between 6.4 and 6.6 ignore features that they do not know. Callers check the
+/// returned bits.
+///
+/// # Errors
+/// EINVAL: the kernel does not know a feature, or the handshake is done already. EPERM:
+/// [`uffd_feature::EVENT_FORK`] without CAP_SYS_PTRACE.
 pub fn uffd_handshake(uffd: BorrowedFd<'_>, features: u64) -> Result<u64, Errno> {
     let mut api = UffdioApi { api: UFFD_API, features, ioctls: 0 };
-    // SAFETY: reads and writes the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API as _, &mut api).into() })?;
+    // SAFETY: the struct is the one of this request, which changes no memory.
+    unsafe { request(uffd, UFFDIO_API, &mut api) }?;
     Ok(api.features)
 }
 
-/// Registers `[addr, addr + len)`; returns the requests that are possible on it (bit N: request N).
+/// Registers `[addr, addr + len)`, in bytes, for the faults of `mode` (`UFFDIO_REGISTER`, Linux
+/// 4.3). `mode` is made of [`uffd_mode`].
+///
+/// Returns the requests that are possible on the range: bit N stands for request number N.
+///
+/// # Errors
+/// EINVAL: the kernel or this kind of memory does not support `mode`, the range has a hole, or it
+/// is not page-aligned. EBUSY: another descriptor has registered part of the range. EPERM: the file
+/// was opened without write access.
 ///
 /// # Safety
-/// The caller owns the range. Threads that touch it wait for whoever serves the descriptor.
+/// The caller owns the range. A thread that faults there waits until the descriptor's owner serves
+/// the fault.
 pub unsafe fn uffd_register(
     uffd: BorrowedFd<'_>,
     addr: usize,
@@ -170,41 +206,53 @@ pub unsafe fn uffd_register(
 ) -> Result<u64, Errno> {
     let range = UffdioRange { start: addr as u64, len: len as u64 };
     let mut register = UffdioRegister { range, mode, ioctls: 0 };
-    // SAFETY: reads and writes the struct, which outlives the call; the rest is forwarded to the
-    // caller.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER as _, &mut register).into() })?;
+    // SAFETY: the struct is the one of this request, and the caller owns the range.
+    unsafe { request(uffd, UFFDIO_REGISTER, &mut register) }?;
     Ok(register.ioctls)
 }
 
-/// Ends a registration, and its write-protection with it.
+/// Removes the registration of `[addr, addr + len)`, and the write-protection with it
+/// (`UFFDIO_UNREGISTER`, Linux 4.3).
+///
+/// # Errors
+/// EINVAL: nothing that userfaultfd supports is mapped there.
 pub fn uffd_unregister(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
     let mut range = UffdioRange { start: addr as u64, len: len as u64 };
-    // SAFETY: reads the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_UNREGISTER as _, &mut range).into() })
-        .map(drop)
+    // SAFETY: the struct is the one of this request, which changes no contents.
+    unsafe { request(uffd, UFFDIO_UNREGISTER, &mut range) }
 }
 
-/// Has every thread go on that waits for a page of `[addr, addr + len)`; it repeats its access.
-/// Whether anything is registered, or even mapped, there now does not matter.
+/// Wakes every thread that waits for a page of `[addr, addr + len)`; each repeats its access
+/// (`UFFDIO_WAKE`, Linux 4.3). The range need not be registered or mapped any more.
+///
+/// # Errors
+/// EINVAL: the range is not page-aligned.
 pub fn uffd_wake(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
     let mut range = UffdioRange { start: addr as u64, len: len as u64 };
-    // SAFETY: reads the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WAKE as _, &mut range).into() }).map(drop)
+    // SAFETY: the struct is the one of this request, which changes no memory.
+    unsafe { request(uffd, UFFDIO_WAKE, &mut range) }
 }
 
-/// Lifts that protection and has everybody go on who waits for it. Page table entries stay
-/// read-only: the next write has one more fault.
+/// Removes the write-protection of `[addr, addr + len)` and wakes every thread that waits to write
+/// there (`UFFDIO_WRITEPROTECT` without its mode WP; versions as for [`uffd_mode::WP`]).
+///
+/// The page table entries stay read-only, so the next write faults once more.
+///
+/// # Errors
+/// As for [`uffd_write_protect`].
 pub fn uffd_let_write(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
-    let range = UffdioRange { start: addr as u64, len: len as u64 };
-    let mut protect = UffdioWriteProtect { range, mode: 0 };
-    // SAFETY: reads the struct, which outlives the call.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() })
-        .map(drop)
+    // SAFETY: the kernel changes registered ranges only, and no contents.
+    unsafe { write_protect(uffd, addr, len, 0) }
 }
 
-/// Write-protects `[addr, addr + len)`, registered with [`uffd_mode::WP`]. Huge pages of shared
-/// memory are mapped by base pages from then on (page by page as they are touched). EAGAIN while an
-/// `mremap` of registered memory waits for its message to be read.
+/// Write-protects `[addr, addr + len)`, in bytes (`UFFDIO_WRITEPROTECT`). The range is registered
+/// with [`uffd_mode::WP`]. Linux 5.7 for anonymous memory, 5.19 for shared and hugetlb memory.
+///
+/// Base pages then map the huge pages of shared memory, page by page as threads touch them.
+///
+/// # Errors
+/// EAGAIN: an `mremap` of registered memory waits for its message to be read. ENOENT: part of the
+/// range is not registered for write-protection.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -213,16 +261,31 @@ pub unsafe fn uffd_write_protect(
     addr: usize,
     len: usize,
 ) -> Result<(), Errno> {
-    let range = UffdioRange { start: addr as u64, len: len as u64 };
-    let mut protect = UffdioWriteProtect { range, mode: WRITEPROTECT_MODE_WP };
-    // SAFETY: reads the struct, which outlives the call; the rest is forwarded to the caller.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT as _, &mut protect).into() })
-        .map(drop)
+    // SAFETY: the caller owns the range.
+    unsafe { write_protect(uffd, addr, len, WRITEPROTECT_MODE_WP) }
 }
 
-/// Reads all messages that there are. That is all that an announced event asks for: the call that
-/// caused it goes on. Whoever waits for a page goes on waiting; `write` gets the address of each
+/// Sets or removes the write-protection of a range.
+///
+/// # Safety
+/// The caller owns the range, or the call only removes write-protection.
+unsafe fn write_protect(
+    uffd: BorrowedFd<'_>,
+    addr: usize,
+    len: usize,
+    mode: u64,
+) -> Result<(), Errno> {
+    let range = UffdioRange { start: addr as u64, len: len as u64 };
+    let mut protect = UffdioWriteProtect { range, mode };
+    // SAFETY: the struct is the one of this request, which changes no contents.
+    unsafe { request(uffd, UFFDIO_WRITEPROTECT, &mut protect) }
+}
+
+/// Reads all messages that are waiting (`read(2)`), and calls `write` with the address of each
 /// write to a protected page. Allocates nothing.
+///
+/// A call such as `mremap` that waits for its message to be read goes on. A thread that waits for a
+/// page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
 pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
     let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 }; 8];
     loop {
@@ -303,7 +366,8 @@ mod tests {
 
     #[test]
     fn a_descriptor_shakes_hands_once() {
-        // Without privilege this is the one way; where even it is refused there is nothing to test.
+        // Without privilege only this way is open. Where it is refused too, the test has nothing to
+        // check.
         let Ok(uffd) = userfaultfd(true) else { return };
         let features = uffd_handshake(uffd.as_fd(), 0).unwrap();
         assert_ne!(features & uffd_feature::SIGBUS, 0);
