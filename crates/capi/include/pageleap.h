@@ -941,8 +941,9 @@ const char *pageleap_report_text(const pageleap_report *report);
  * "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
  * counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
  * "splits" the areas that were split (both with the engine mprotect), "windows_first" the
- * windows in which the closing thread went before others (SCHED_FIFO); "recycle_cpu_ns" is the
- * CPU time of recycling, or null. Later versions may add keys. */
+ * windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"
+ * is the CPU time of the job's threads until the last page had moved, "recycle_cpu_ns" that of
+ * recycling; each may be null. Later versions may add keys. */
 const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */

@@ -356,8 +356,9 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 /// "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
 /// counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
 /// "splits" the areas that were split (both with the engine mprotect), "windows_first" the
-/// windows in which the closing thread went before others (SCHED_FIFO); "recycle_cpu_ns" is the
-/// CPU time of recycling, or null. Later versions may add keys.
+/// windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"
+/// is the CPU time of the job's threads until the last page had moved, "recycle_cpu_ns" that of
+/// recycling; each may be null. Later versions may add keys.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) -> *const c_char {
     value(std::ptr::null(), || {
@@ -396,6 +397,7 @@ struct JsonReport<'a> {
     windows_over_budget: u64,
     windows_first: u64,
     migrate_ns: u64,
+    migrate_cpu_ns: Option<u64>,
     recycle_ns: u64,
     recycle_cpu_ns: Option<u64>,
     calls: &'a BTreeMap<&'static str, u64>,
@@ -490,6 +492,7 @@ impl<'a> JsonReport<'a> {
             windows_over_budget: report.windows_over_budget,
             windows_first: report.windows_first,
             migrate_ns: report.migrate_ns,
+            migrate_cpu_ns: report.migrate_cpu_ns,
             recycle_ns: report.recycle_ns,
             recycle_cpu_ns: report.recycle_cpu_ns,
             calls: &report.calls,

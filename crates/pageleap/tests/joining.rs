@@ -107,3 +107,35 @@ fn the_report_says_which_engine_moved_what_and_why() {
     assert_eq!((all.engine, all.pages), (Engine::Mprotect, PAGES as u64 - 8));
     assert!(all.why.contains("held back"), "{held}");
 }
+
+/// CPU time of all threads of the process but the calling one.
+fn cpu_ns_of_others() -> u64 {
+    let ns = |clock| {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: writes one structure.
+        assert_eq!(unsafe { libc::clock_gettime(clock, &mut time) }, 0);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    };
+    let own = ns(libc::CLOCK_THREAD_CPUTIME_ID);
+    ns(libc::CLOCK_PROCESS_CPUTIME_ID) - own
+}
+
+/// Nearly all CPU time of a process that only waits for a job is the job's, and the job reports it.
+#[test]
+fn the_report_has_the_cpu_time_of_all_threads() {
+    const BYTES: usize = 128 << 20;
+    let _turn = turn();
+    let pools = [(); 2].map(|()| Pool::builder(NodeId(0), BYTES as u64).build().unwrap());
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    let engines = [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::WpSync];
+    for (leap, engine) in engines.into_iter().filter(|engine| works(*engine)).enumerate() {
+        let migration = Migration::new().range(&region, 0..BYTES, &pools[(leap + 1) % 2]);
+        let before = cpu_ns_of_others();
+        let report = migration.engine(engine).threads(4).start().unwrap().wait();
+        let others = cpu_ns_of_others() - before;
+        let job = report.migrate_cpu_ns.unwrap() + report.recycle_cpu_ns.unwrap();
+        assert!(job <= others, "{engine}: {job} of {others} ns");
+        // The rest is what the threads do after they have looked at the clock for the last time.
+        assert!(job as f64 >= 0.75 * others as f64, "{engine}: {job} of {others} ns");
+    }
+}

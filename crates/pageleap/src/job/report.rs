@@ -212,6 +212,10 @@ pub struct Report {
     pub windows_first: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
+    /// CPU time of the job's threads until then, in nanoseconds. It leaves out the thread that
+    /// started the job and the threads that waited for a moving area. `None` if the kernel does not
+    /// say.
+    pub migrate_cpu_ns: Option<u64>,
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
     /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None`

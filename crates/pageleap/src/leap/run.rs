@@ -159,6 +159,10 @@ struct Tally {
     windows_first: u64,
     /// Pages that have moved, by range (its item's index) and by how.
     moved: BTreeMap<(usize, How), u64>,
+    /// CPU time of the threads that have ended, in nanoseconds.
+    cpu_ns: u64,
+    /// The kernel did not tell the CPU time of a thread.
+    cpu_unknown: bool,
     /// Why writes could not be followed, the first time.
     not_followed_why: Option<String>,
     /// Whether a worker may be put before others in its windows.

@@ -123,7 +123,8 @@ impl Run {
         drop(legs);
         shared.start_recycling();
         let recycling = Instant::now();
-        let cpu_before = pageleap_sys::thread_cpu_time_ns();
+        // Of this thread since it began; the other threads have ended.
+        let cpu_before = pageleap_sys::thread_cpu_time_ns().ok();
         let tracker = settings.tracker.as_ref().map(|open| open.tracker);
         for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
             if marked {
@@ -168,8 +169,10 @@ impl Run {
             windows_first: tally.windows_first,
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
+            migrate_cpu_ns: cpu_before
+                .filter(|_| !tally.cpu_unknown)
+                .map(|leader| leader + tally.cpu_ns),
             recycle_cpu_ns: cpu_before
-                .ok()
                 .zip(pageleap_sys::thread_cpu_time_ns().ok())
                 .map(|(from, to)| to - from),
             calls: Call::ALL

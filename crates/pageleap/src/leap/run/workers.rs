@@ -78,9 +78,12 @@ impl Run {
                 let ready = Barrier::new(2);
                 let (backend, ready) = (&*self.backend, &ready);
                 thread::scope(|scope| {
-                    match scope
-                        .start(c"pageleap-events", move || serve(backend, tracker, slots, ready))
-                    {
+                    let work = move || {
+                        serve(backend, tracker, slots, ready);
+                        // All areas have been dealt with: the heap may be touched again.
+                        self.count_cpu_time();
+                    };
+                    match scope.start(c"pageleap-events", work) {
                         Ok(()) => {
                             ready.wait();
                             self.work_together(Some(tracker));
@@ -102,9 +105,14 @@ impl Run {
         }
         thread::scope(|scope| {
             for worker in 1..self.settings.threads {
-                let work = move || match crew {
-                    Some(crew) => help(&*self.backend, crew, worker - 1, self.may_hurry(tracker)),
-                    None => self.work(worker, tracker),
+                let work = move || {
+                    match crew {
+                        Some(crew) => {
+                            help(&*self.backend, crew, worker - 1, self.may_hurry(tracker))
+                        }
+                        None => self.work(worker, tracker),
+                    }
+                    self.count_cpu_time();
                 };
                 if let Err(e) = scope.start(c"pageleap", work) {
                     lock(&self.state)
@@ -118,6 +126,16 @@ impl Run {
                 crew.end();
             }
         });
+    }
+
+    /// Adds the CPU time of the calling thread, which is about to end, to the job's.
+    fn count_cpu_time(&self) {
+        let used = pageleap_sys::thread_cpu_time_ns();
+        let tally = &mut lock(&self.state).tally;
+        match used {
+            Ok(ns) => tally.cpu_ns += ns,
+            Err(_) => tally.cpu_unknown = true,
+        }
     }
 
     /// Whether the calling thread may be put before others while they wait for it.
