@@ -3,6 +3,7 @@
 mod built;
 mod capi;
 mod commands;
+mod crates;
 mod dist;
 mod header;
 mod hugepages;
@@ -81,7 +82,7 @@ enum Task {
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Leave out the slow steps (packages, miri, mutants, lab)
+    /// Leave out the slow steps (packages, crates, miri, mutants, lab)
     #[arg(long)]
     skip_slow: bool,
     /// Run only these steps

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::capi;
 use crate::commands::{STRESS_SECONDS, STRESS_SECONDS_VAR, Workspace, or_default};
+use crate::crates;
 use crate::dist::clean_root;
 use crate::hugepages;
 use crate::lab;
@@ -48,6 +49,8 @@ pub enum Step {
     C,
     /// The packages in a Debian of their own.
     Packages,
+    /// The crates for a registry.
+    Crates,
     /// The stress oracle, optimised.
     Stress,
     /// The model checker.
@@ -68,12 +71,13 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 13] = [
+    pub const ALL: [Step; 14] = [
         Step::Fmt,
         Step::Clippy,
         Step::Tests,
         Step::C,
         Step::Packages,
+        Step::Crates,
         Step::Stress,
         Step::Loom,
         Step::Shuttle,
@@ -92,6 +96,7 @@ impl Step {
             Step::Tests => "tests",
             Step::C => "c",
             Step::Packages => "packages",
+            Step::Crates => "crates",
             Step::Stress => "stress",
             Step::Loom => "loom",
             Step::Shuttle => "shuttle",
@@ -115,6 +120,9 @@ impl Step {
             Step::Packages => {
                 "the .deb and the tarball, installed and used in a Debian that was just made (needs root)"
             }
+            Step::Crates => {
+                "cargo package: each published crate is described and builds from its archive"
+            }
             Step::Stress => "the stress oracle in release mode: writers against migrations",
             Step::Loom => "loom tests of the library, all interleavings up to a bound",
             Step::Shuttle => "shuttle tests of the library: whole jobs under long random schedules",
@@ -130,7 +138,7 @@ impl Step {
 
     /// Left out by `--skip-slow`.
     pub fn is_slow(self) -> bool {
-        matches!(self, Step::Packages | Step::Miri | Step::Mutants | Step::Lab)
+        matches!(self, Step::Packages | Step::Crates | Step::Miri | Step::Mutants | Step::Lab)
     }
 
     fn wants_huge_pages(self) -> bool {
@@ -276,6 +284,7 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
         }
         Step::C => Ok(of_checks(step, capi::test(workspace)?)),
         Step::Packages => Ok(of_checks(step, clean_root::test(workspace)?)),
+        Step::Crates => Ok(of_checks(step, crates::test(workspace)?)),
         Step::Stress => {
             let mut command = workspace.checker(Checker::Stress, false);
             if let Some(seconds) = stress_seconds {
