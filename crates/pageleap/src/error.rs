@@ -1,10 +1,11 @@
 //! Errors that carry evidence: which call, which error number, which range, the likely reason, and
 //! what to do.
 
+use std::str::FromStr;
+
 use pageleap_sys::Errno;
 
-use crate::backend::Call;
-use crate::units::{AddressRange, NodeId, PageSize, human_bytes};
+use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 
 /// Why something could not be done. Nothing is lost with any of them: each page of each region is
 /// still readable and writable at its address.
@@ -256,5 +257,23 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
         }
         (_, libc::ENOMEM) => "free memory or raise RLIMIT_AS",
         _ => "this is unexpected: please report it with the kernel version",
+    }
+}
+
+impl FromStr for PageSize {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        match s.to_ascii_lowercase().as_str() {
+            "4k" => Ok(PageSize::Base),
+            "thp" => Ok(PageSize::Thp),
+            "2m" => Ok(PageSize::Huge2M),
+            "1g" => Ok(PageSize::Huge1G),
+            _ => Err(Error::BadArgument {
+                what: "page size",
+                reason: format!("`{s}` is none"),
+                remedy: "use 4k, thp, 2m or 1g".into(),
+            }),
+        }
     }
 }

@@ -40,6 +40,8 @@ mod error;
 mod job;
 #[cfg(not(loom))]
 mod leap;
+#[cfg(not(loom))]
+mod limits;
 pub mod observe;
 #[cfg(not(loom))]
 mod placement;

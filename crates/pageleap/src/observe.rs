@@ -6,9 +6,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-use crate::backend::Prot;
 use crate::error::Error;
-use crate::units::{AddressRange, BASE_PAGE, NodeId};
+use crate::units::{AddressRange, BASE_PAGE, NodeId, Prot};
 
 const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";

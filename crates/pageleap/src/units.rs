@@ -2,9 +2,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
-
-use crate::error::Error;
 
 /// Bytes of a base page. Kernels with larger ones (arm64 with 64 KB) are refused when a pool or a
 /// region is made.
@@ -78,24 +75,6 @@ impl fmt::Display for PageSize {
     }
 }
 
-impl FromStr for PageSize {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self, Error> {
-        match s.to_ascii_lowercase().as_str() {
-            "4k" => Ok(PageSize::Base),
-            "thp" => Ok(PageSize::Thp),
-            "2m" => Ok(PageSize::Huge2M),
-            "1g" => Ok(PageSize::Huge1G),
-            _ => Err(Error::BadArgument {
-                what: "page size",
-                reason: format!("`{s}` is none"),
-                remedy: "use 4k, thp, 2m or 1g".into(),
-            }),
-        }
-    }
-}
-
 /// A range of virtual addresses, shown as `/proc/PID/maps` shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AddressRange(pub Range<usize>);
@@ -116,6 +95,146 @@ impl fmt::Display for AddressRange {
 impl fmt::Debug for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// Access that a mapping allows (`PROT_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Prot(pub i32);
+
+impl Prot {
+    /// No access.
+    pub const NONE: Prot = Prot(0);
+    /// Reading.
+    pub const READ: Prot = Prot(1);
+    /// Reading and writing.
+    pub const READ_WRITE: Prot = Prot(3);
+
+    /// Whether loads are allowed.
+    pub const fn readable(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether stores are allowed.
+    pub const fn writable(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// The same without permission to store.
+    pub const fn without_write(self) -> Prot {
+        Prot(self.0 & !2)
+    }
+}
+
+/// The operations of the boundary, as reports count them and errors name them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(usize)]
+pub enum Call {
+    /// Creation and sealing of a memory file.
+    CreateFile,
+    /// Reservation of address space.
+    Reserve,
+    /// Return of address space.
+    Release,
+    /// Replacement of a mapping by nothing, the address space being kept.
+    Vacate,
+    /// A fixed shared mapping of a memory file.
+    Map,
+    /// Page tables moved from one mapping to another.
+    Exchange,
+    /// A change of protection.
+    Protect,
+    /// `madvise` that changes no contents.
+    Advise,
+    /// `madvise` that fills page tables.
+    Populate,
+    /// `madvise` that makes huge pages.
+    Collapse,
+    /// `mlock2` or `munlock`.
+    Lock,
+    /// `mbind`.
+    Bind,
+    /// `set_mempolicy`.
+    PreferTables,
+    /// The query for the node of pages.
+    QueryNodes,
+    /// A userfaultfd and what goes with it.
+    OpenTracker,
+    /// Registration of a range.
+    Track,
+    /// Its end.
+    Untrack,
+    /// Write-protection of a range whose writes are followed.
+    MarkClean,
+    /// Its end, for a page that somebody wants to write to.
+    LetWrite,
+    /// The question which pages were written.
+    Scan,
+    /// The end of waiting for a range.
+    Wake,
+    /// Reading frames through their file.
+    ReadFile,
+}
+
+impl Call {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Call; 22] = [
+        Call::CreateFile,
+        Call::Reserve,
+        Call::Release,
+        Call::Vacate,
+        Call::Map,
+        Call::Exchange,
+        Call::Protect,
+        Call::Advise,
+        Call::Populate,
+        Call::Collapse,
+        Call::Lock,
+        Call::Bind,
+        Call::PreferTables,
+        Call::QueryNodes,
+        Call::OpenTracker,
+        Call::Track,
+        Call::Untrack,
+        Call::MarkClean,
+        Call::LetWrite,
+        Call::Scan,
+        Call::Wake,
+        Call::ReadFile,
+    ];
+
+    /// The system call's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Call::CreateFile => "memfd_create",
+            Call::Reserve => "mmap(PROT_NONE)",
+            Call::Release => "munmap",
+            Call::Vacate => "mmap(MAP_FIXED|PROT_NONE)",
+            Call::Map => "mmap(MAP_FIXED|MAP_SHARED)",
+            Call::Exchange => "mremap(DONTUNMAP)",
+            Call::Protect => "mprotect",
+            Call::Advise => "madvise",
+            Call::Populate => "madvise(POPULATE)",
+            Call::Collapse => "madvise(COLLAPSE)",
+            Call::Lock => "mlock2",
+            Call::Bind => "mbind",
+            Call::PreferTables => "set_mempolicy",
+            Call::QueryNodes => "move_pages(query)",
+            Call::OpenTracker => "userfaultfd",
+            Call::Track => "UFFDIO_REGISTER",
+            Call::Untrack => "UFFDIO_UNREGISTER",
+            Call::MarkClean => "UFFDIO_WRITEPROTECT",
+            Call::LetWrite => "UFFDIO_WRITEPROTECT(0)",
+            Call::Scan => "PAGEMAP_SCAN",
+            Call::Wake => "UFFDIO_WAKE",
+            Call::ReadFile => "pread",
+        }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -4,16 +4,13 @@
 //! Nothing here decides anything. All of it works on three numbers, because between the freeze and
 //! the commit nobody may look at the heap.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 
 use pageleap_sys::{self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag};
 
+use super::uffd::{BARRIER, EXCHANGE, open_device};
 use super::{Ability, Call, Tracker};
-use crate::probe::{BARRIER, EXCHANGE};
-
-const DEVICE: &str = "/dev/userfaultfd";
 
 /// Opens the descriptors: by the system call, or else through the device.
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
@@ -47,9 +44,7 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
 }
 
 fn from_device() -> Result<OwnedFd, Errno> {
-    let device =
-        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
-    sys::userfaultfd_from_device(device.map_err(|e| errno_of(&e))?.as_fd(), false)
+    sys::userfaultfd_from_device(open_device()?.as_fd(), false)
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -87,7 +87,7 @@ impl Item {
         to: &Destination,
     ) -> Result<Item, Error> {
         let inner = region.inner();
-        let to = to.resolve(inner)?;
+        let to = to.resolve(inner.capacity(), inner.page)?;
         let claim = inner.claim(bytes.clone(), region.len())?;
         let outcomes = vec![PageOutcome::Unchanged; (bytes.end - bytes.start) / inner.page.bytes()];
         Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: BTreeMap::new() })

@@ -11,7 +11,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use crate::job::handle::JobShared;
 pub use crate::job::handle::{Job, Phase, Progress};
 pub use crate::job::report::{
     Ended, Engine, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits,
@@ -24,12 +23,13 @@ use crate::engine::notes;
 use crate::error::Error;
 use crate::job::pace::{self, Pace};
 use crate::job::plan::RetryPolicy;
+use crate::limits::check_address_space;
 use crate::observe::{self, AttributeRun};
 use crate::pool::{Destination, Needs};
 use crate::region::{Region, RegionId, RegionInner, check_same_backend};
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{BASE_PAGE, NodeId, PageSize};
+use crate::units::{NodeId, PageSize};
 use legs::Item;
 use run::{OpenTracker, Run, Settings, followed_page_bytes};
 
@@ -485,24 +485,6 @@ fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>
         Ok((id, region.backend.attributes(&ranges)?))
     };
     by_region.into_iter().map(read).collect()
-}
-
-/// Refuses to start threads for which there is no room (what they allocate would end the process),
-/// or, with 0, to go on beyond the limit.
-pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
-    /// A thread's stack, guard page and allocator arena, generously.
-    const PER_THREAD: u64 = 4 << 20;
-    if pageleap_sys::is_over_address_space_limit(BASE_PAGE, PER_THREAD * threads as u64) {
-        let what = match (PER_THREAD * threads as u64) >> 20 {
-            0 => "the process has more address space than it may have (RLIMIT_AS)".to_owned(),
-            more => format!("the process has no {more} MB of address space left (RLIMIT_AS)"),
-        };
-        return Err(Error::Unsupported {
-            what,
-            remedy: "raise the limit (ulimit -v) or unmap what is no longer used",
-        });
-    }
-    Ok(())
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page

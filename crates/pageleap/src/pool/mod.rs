@@ -22,7 +22,6 @@ use crate::address_ranges::is_of_pool_or_region;
 use crate::backend::{Backend, Call, Linux};
 use crate::error::Error;
 use crate::placement::{Layout, PageTables, Placement, Verification};
-use crate::region::RegionInner;
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
@@ -271,9 +270,9 @@ impl Destination {
         &self.pool
     }
 
-    /// Finds the shares that it means for pages of a region.
-    pub(crate) fn resolve(&self, region: &RegionInner) -> Result<Target, Error> {
-        let layout = self.placement.layout(region.capacity(), region.page)?;
+    /// Finds the shares for the pages of a range of at most `capacity` bytes.
+    pub(crate) fn resolve(&self, capacity: usize, page: PageSize) -> Result<Target, Error> {
+        let layout = self.placement.layout(capacity, page)?;
         let find = |(node, _): (NodeId, u32)| {
             let share = self.pool.shares().iter().find(|share| share.node() == node);
             share.cloned().ok_or_else(|| Error::BadArgument {
@@ -287,7 +286,7 @@ impl Destination {
         };
         let shares = self.placement.weights()?.into_iter().map(find).collect::<Result<_, _>>()?;
         if let PageTables::Node(node) = self.placement.page_tables
-            && region.backend.is_host_memory()
+            && self.pool.backend().is_host_memory()
         {
             Topology::read()?.node(node)?;
         }

@@ -1,4 +1,4 @@
-//! The features of userfaultfd, and which of them pageleap has a use for.
+//! The features of userfaultfd.
 
 use pageleap_sys::uffd_feature;
 
@@ -37,17 +37,3 @@ pub const FEATURES: [Feature; 17] = [
     feature("WP_ASYNC", uffd_feature::WP_ASYNC, "6.7"),
     feature("MOVE", uffd_feature::MOVE, "6.8"),
 ];
-
-/// What tracking writes to a memory file takes.
-pub(super) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
-    | uffd_feature::WP_HUGETLBFS_SHMEM
-    | uffd_feature::WP_UNPOPULATED
-    | uffd_feature::WP_ASYNC;
-/// What an exchange of page tables under writes takes besides.
-pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
-/// What holding back writers takes. The last is not used: it came with Linux 6.6, and before that
-/// UFFDIO_WRITEPROTECT could leave pages of memory files unprotected and say that it had worked (a
-/// huge page that is mapped again while it is split, until 6.5; no memory for page tables, until
-/// 6.3).
-pub(crate) const BARRIER: u64 =
-    uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 
-use super::features::{BARRIER, EXCHANGE};
 use super::finding::{Finding, Topic};
 use super::scratch::{Failed, Scratch, Span};
 use super::userfaultfd::{Way, WayFound};
+use crate::backend::uffd::{BARRIER, EXCHANGE};
 use crate::units::BASE_PAGE;
 
 /// How somebody is held back.

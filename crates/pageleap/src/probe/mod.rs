@@ -29,7 +29,6 @@ mod trial;
 mod userfaultfd;
 
 pub use demand::Demand;
-pub(crate) use features::{BARRIER, EXCHANGE};
 pub use features::{FEATURES, Feature};
 pub use finding::{Finding, Need, Remedy, State, Topic, Who};
 pub use userfaultfd::{Way, WayFound};

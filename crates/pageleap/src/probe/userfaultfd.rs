@@ -4,21 +4,21 @@
 //! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor
 //! shakes hands once and refuses as a whole.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 
 use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
 use super::around::{Around, Killed, drop_in, is_plain};
-use super::features::{EXCHANGE, FEATURES, Feature, TRACKING};
+use super::features::{FEATURES, Feature};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::hold;
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
+use crate::backend::uffd::{DEVICE, EXCHANGE, TRACKING, open_device};
 use crate::units::BASE_PAGE;
 
-const DEVICE: &str = "/dev/userfaultfd";
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
 /// What holding up the kernel's own faults is good for, to both sides.
 const POWER: &str = "can make accesses of the kernel to their own memory wait as long as they like, which exploits have used to widen race \
@@ -67,13 +67,7 @@ impl Way {
                 sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call)
             }
             Way::Device => {
-                let device = OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .custom_flags(libc::O_NONBLOCK)
-                    .open(DEVICE);
-                let device = device
-                    .map_err(|e| Refused::Open(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+                let device = open_device().map_err(Refused::Open)?;
                 sys::userfaultfd_from_device(device.as_fd(), false).map_err(Refused::Call)
             }
         }

@@ -27,7 +27,8 @@ use pins::Pins;
 use crate::address_ranges::REGIONS;
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::error::Error;
-use crate::leap::{JobShared, check_address_space};
+use crate::job::handle::JobShared;
+use crate::limits::check_address_space;
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
@@ -243,7 +244,7 @@ impl Region {
         if inner.backend.is_host_memory() {
             check_address_space(0)?;
         }
-        let target = place.resolve(inner)?;
+        let target = place.resolve(inner.capacity, inner.page)?;
         let mut new: Vec<Extent<Share>> = Vec::new();
         let give_back =
             |new: &[Extent<Share>]| new.iter().for_each(|e| drop(e.share.give_back(e.frames())));

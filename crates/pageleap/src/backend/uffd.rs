@@ -1,0 +1,31 @@
+//! What trackers need of userfaultfd: the features to ask for, and the device.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use pageleap_sys::{Errno, uffd_feature};
+
+/// The device that gives out descriptors without a privilege, by its file permissions.
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
+
+/// Features for tracking writes to a memory file.
+pub(crate) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
+    | uffd_feature::WP_HUGETLBFS_SHMEM
+    | uffd_feature::WP_UNPOPULATED
+    | uffd_feature::WP_ASYNC;
+/// Features for exchanging page tables while writes are tracked.
+pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
+/// Features for holding back writers. POISON itself is not used. It stands for Linux 6.6: in
+/// earlier kernels UFFDIO_WRITEPROTECT can report success and leave pages of memory files
+/// unprotected (until 6.5 a huge page that is mapped again while it is split; until 6.3 where memory
+/// for page tables is short).
+pub(crate) const BARRIER: u64 =
+    uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;
+
+/// Opens the device. [`pageleap_sys::userfaultfd_from_device`] asks it for a descriptor.
+pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
+    let opened =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
+    Ok(opened.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?.into())
+}
