@@ -6,7 +6,7 @@
 //! others. To close the gap between the last copy and the new frames, the page tables of the area
 //! are moved away, marks included; whoever touches the area then, user code or kernel, sleeps in a
 //! page fault until the page tables of the new frames have arrived. Steps and argument:
-//! `docs/protocol.md`, section 6.
+//! `docs/protocol.md`, sections 3.2 to 3.4.
 //!
 //! What it promises beyond the engine `mprotect`: system calls that read or write the area do not
 //! fail because of a leap (but FUTEX_WAKE_OP may); writers are neither signalled nor throttled.
