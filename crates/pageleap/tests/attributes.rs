@@ -5,14 +5,9 @@ mod common;
 
 use std::ops::Range;
 
-#[path = "common/children.rs"]
-mod children;
-
-use children::pool_ranges;
-use common::{End, case, engines, vm_flags};
 use common::{
-    check_stamp, for_page_sizes, leap, migration, pools, region_flags, run_case, skip, stamp,
-    surprises, turn,
+    End, address, case, check_stamp, engines, for_page_sizes, leap, migration, pool_ranges, pools,
+    region_flags, run_case, skip, stamp, surprises, turn, vm_flags,
 };
 use pageleap::{BASE_PAGE, Ended, Migration, PageSize, Pool, Region, audit};
 
@@ -281,7 +276,7 @@ fn a_moving_neighbour_lends_no_attributes() {
     const SHORT: usize = 64 << 10;
     let [near, far] = common::pools(pageleap::PageSize::Base, (LONG + SHORT) as u64).unwrap();
     let region = Region::new(&near, LONG + SHORT).unwrap();
-    let flags = || common::vm_flags(region.as_ptr().as_ptr() as usize + LONG, SHORT);
+    let flags = || common::vm_flags(address(&region) + LONG, SHORT);
     let before = flags();
     let mut tries = 0;
     for to in [&far, &near] {
@@ -363,7 +358,7 @@ fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     let all = 0..4 * page.bytes();
     let region = Region::new(&near, all.end).unwrap();
     stamp(&region, all.clone(), 1);
-    let (first, inside) = (region.as_ptr().as_ptr() as usize, 2 * page.bytes() + 3 * 4096);
+    let (first, inside) = (address(&region), 2 * page.bytes() + 3 * 4096);
     let access = |at: usize, access| {
         // SAFETY: a part of the region, whose stamps are not touched before it may be accessed
         // again.
@@ -407,7 +402,7 @@ fn locks_of_a_pool_do_not_come_along() {
         };
         lock_aliases(None);
         let region = Region::new(&near, PAGES * BASE_PAGE).unwrap();
-        let start = region.as_ptr().as_ptr() as usize;
+        let start = address(&region);
         let range = start..start + region.len();
         assert!(!is_locked(&range), "{engine}: a new region");
         for to in [&far, &near, &far] {

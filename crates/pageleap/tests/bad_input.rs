@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use common::{
-    check_stamp, for_page_sizes, is_zero, leap, migration, pool_mappings, pools, skip, stamp, turn,
+    address, check_stamp, for_page_sizes, is_zero, leap, migration, pool_mappings, pools, skip,
+    stamp, turn,
 };
 use pageleap::topology::Topology;
 use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit};
@@ -99,7 +100,7 @@ fn ranges_that_make_no_sense() {
                 panic!("{error:?}")
             };
             assert_eq!((start..end, region_len), (range.clone(), len));
-            assert_eq!(region_start, scene.region.as_ptr().as_ptr() as usize);
+            assert_eq!(region_start, address(&scene.region));
             let backed = scene.region.back(range.clone(), &scene.pools[1]);
             scene.refused(backed, true, &["bad range"]);
             let discarded = scene.region.discard(range.clone());

@@ -1,6 +1,8 @@
 //! The contract of a region, shown: what children, other programs, core dumps and the kernel itself
 //! see of it.
 
+#[path = "common/calls.rs"]
+mod calls;
 #[path = "common/children.rs"]
 mod children;
 mod common;
@@ -9,18 +11,20 @@ mod moving;
 #[path = "common/refusing.rs"]
 mod refusing;
 
-use std::os::fd::RawFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use children::{mapped_in_a_child, pool_ranges};
+use calls::pipe;
+use children::mapped_in_a_child;
 use common::{
-    End, StopOnDrop, can_follow, case, check_stamp, engines, for_page_sizes, leap, migration,
-    nodes, pools, run_case, skip, soon, stamp, turn, vm_flags,
+    End, StopOnDrop, address, become_nobody, can_follow, case, check_stamp, engines,
+    for_page_sizes, is_root, leap, migration, no_core_dump, nodes, own_files, pool_ranges, pools,
+    run_case, set_dumpable, skip, soon, stamp, turn, vm_flags,
 };
-use moving::{BYTES, address, no_core_dump, while_migrating};
+use moving::{BYTES, while_migrating};
 use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{BASE_PAGE, EngineChoice, Migration, PageSize, Pool, Region, audit};
 use refusing::Refusing;
@@ -145,16 +149,6 @@ fn pages_leap_and_are_given_back_without_new_mappings() {
 /// The number that ends the seals of a memory file: nobody can make it executable (Linux 6.3).
 const F_SEAL_EXEC: i32 = 0x20;
 
-fn own_files() -> Vec<(RawFd, String)> {
-    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
-    let named = open.filter_map(|path| {
-        let fd = path.file_name()?.to_str()?.parse().ok()?;
-        Some((fd, std::fs::read_link(&path).ok()?.display().to_string()))
-    });
-    let ours = ["memfd:pageleap", "eventfd", "userfaultfd", "pagemap"];
-    named.filter(|(_, name)| ours.iter().any(|kind| name.contains(kind))).collect()
-}
-
 #[test]
 fn files_are_sealed_and_closed_on_exec() {
     let _turn = turn();
@@ -206,18 +200,14 @@ fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
     const NAME: &str = "other_processes_of_the_user_do_not_open_memory_files_by_accident";
     if case().is_none() {
         let _turn = turn();
-        // SAFETY: a plain system call.
-        if unsafe { libc::geteuid() } != 0 {
+        if !is_root() {
             return skip(NAME, &"only root can become a user whom permissions bind");
         }
         let (end, text) = run_case(NAME, "victim");
         return assert_eq!(end, End::Exited(0), "{text}");
     }
-    // SAFETY: both change this process only. Without the second its files in /proc would be root's.
-    unsafe {
-        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0), 0);
-    }
+    become_nobody();
+    set_dumpable(true);
     let [pool, _far] = pools(PageSize::Base, BASE_PAGE as u64).unwrap();
     let region = Region::new(&pool, BASE_PAGE).unwrap();
     stamp(&region, 0..BASE_PAGE, 1);
@@ -236,24 +226,11 @@ fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
     let file = &files[0];
     assert!(run("chmod", &["600", file]).status.success());
     assert!(run("head", &["-c", "1", file]).status.success());
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }, 0);
+    set_dumpable(false);
     assert!(
         !run("head", &["-c", "1", file]).status.success(),
         "the remedy that the documentation names"
     );
-}
-
-fn pipe() -> [RawFd; 2] {
-    let mut pipe = [0; 2];
-    // SAFETY: two descriptors are written to the array.
-    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    pipe
-}
-
-fn close(pipe: [RawFd; 2]) {
-    // SAFETY: both are the caller's.
-    pipe.into_iter().for_each(|fd| assert_eq!(unsafe { libc::close(fd) }, 0));
 }
 
 #[test]
@@ -284,7 +261,7 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
     let _turn = turn();
     const CHUNK: usize = 48 << 10;
     while_migrating(|region| {
-        let pipe = pipe();
+        let (from, to) = pipe();
         // SAFETY: nobody accesses the region in another size.
         let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
         let (mut whole, mut parts, mut refused) = (0, 0, 0);
@@ -295,10 +272,17 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
             // SAFETY: from memory of this function into the pipe, which has room; and into bytes
             // that are atomics.
             unsafe {
-                assert_eq!(libc::write(pipe[1], data.as_ptr().cast(), CHUNK), CHUNK as isize);
+                assert_eq!(
+                    libc::write(to.as_raw_fd(), data.as_ptr().cast(), CHUNK),
+                    CHUNK as isize
+                );
                 let mut done = 0;
                 while done < CHUNK {
-                    let got = libc::read(pipe[0], bytes[at + done].as_ptr().cast(), CHUNK - done);
+                    let got = libc::read(
+                        from.as_raw_fd(),
+                        bytes[at + done].as_ptr().cast(),
+                        CHUNK - done,
+                    );
                     if got < 0 {
                         assert_eq!(*libc::__errno_location(), libc::EFAULT);
                         refused += 1;
@@ -318,7 +302,6 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
             assert_eq!(lost, 0, "LOST {lost} bytes that read(2) wrote in round {round}");
         }
         eprintln!("  {whole} whole reads, {parts} parts, {refused} EFAULT");
-        close(pipe);
     });
 }
 
@@ -363,7 +346,7 @@ fn memory_of_others_where_a_region_was_ends_the_process() {
 fn a_write_from_a_moving_area_always_succeeds() {
     let _turn = turn();
     while_migrating(|region| {
-        let pipe = pipe();
+        let (from, to) = pipe();
         let words = region.atomics_u64(0..BYTES).unwrap();
         for round in 1..=1500u64 {
             let at = (round as usize * 997) % (words.len() - 512);
@@ -372,13 +355,12 @@ fn a_write_from_a_moving_area_always_succeeds() {
             // SAFETY: 4096 bytes out of atomics into the pipe, which is empty, and from there into
             // an array.
             unsafe {
-                let put = libc::write(pipe[1], words[at].as_ptr().cast(), 4096);
+                let put = libc::write(to.as_raw_fd(), words[at].as_ptr().cast(), 4096);
                 assert_eq!(put, 4096, "{}", std::io::Error::last_os_error());
-                assert_eq!(libc::read(pipe[0], back.as_mut_ptr().cast(), 4096), 4096);
+                assert_eq!(libc::read(from.as_raw_fd(), back.as_mut_ptr().cast(), 4096), 4096);
             }
             assert!(back.iter().all(|word| *word == round), "round {round}");
         }
-        close(pipe);
     });
 }
 

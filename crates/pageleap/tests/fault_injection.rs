@@ -11,8 +11,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use common::{
-    ENGINES, PAGE_SIZES, Random, StopOnDrop, check_engine, engines, ladder, nodes, own_descriptors,
-    pool_mappings, region_flags, skip_page_size, surprises, turn,
+    ENGINES, PAGE_SIZES, Random, StopOnDrop, address, check_engine, engines, ladder, nodes,
+    own_descriptors, pool_mappings, region_flags, skip_page_size, surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
 use pageleap::{
@@ -118,7 +118,7 @@ impl OnModel {
     }
 
     fn page(&self, page: usize) -> usize {
-        self.region.as_ptr().as_ptr() as usize + page * 4096
+        address(&self.region) + page * 4096
     }
 
     fn attributes(&self) -> Vec<(Prot, bool, bool, bool)> {
@@ -274,7 +274,7 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
         let empty = model.pages_in_use();
         // Frames that have held data, in two runs, so that growing takes several steps.
         let used = [3, 1, 4].map(|pages| Region::new(&pool, pages * 4096).unwrap());
-        used.iter().for_each(|r| model.store(r.as_ptr().as_ptr() as usize, 7).unwrap());
+        used.iter().for_each(|r| model.store(address(r), 7).unwrap());
         let [first, middle, last] = used;
         drop((first, last));
         let what = || format!("{:?}: {:?}", sabotage(), failing.struck());
@@ -291,7 +291,7 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
             assert_eq!(region.len(), expected * 4096, "{}", what());
             region.grow(7 * 4096, &pool).unwrap();
             for page in 0..7 {
-                let at = region.as_ptr().as_ptr() as usize + page * 4096;
+                let at = address(region) + page * 4096;
                 assert_eq!(
                     (model.load(at), model.store(at, 8)),
                     (Ok(0), Ok(())),
@@ -327,9 +327,7 @@ fn on_the_model_discarded_frames_come_back() {
         audit(&[&pools[0]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
         if discarded.is_ok() {
             region.back(2 * 4096..5 * 4096, &pools[0]).unwrap_or_else(|e| panic!("{what}: {e}"));
-            (2..5).for_each(|p| {
-                assert_eq!(model.load(region.as_ptr().as_ptr() as usize + p * 4096), Ok(0))
-            });
+            (2..5).for_each(|p| assert_eq!(model.load(address(&region) + p * 4096), Ok(0)));
         }
         drop(region);
         assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "{what}: frames leaked");
@@ -638,7 +636,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let at = stubborn.clone();
     let rule = move |r: &Request| r.prot == Some(Prot::READ) && r.addr as u64 == at.load(Relaxed);
     let (pools, region, refused) = refusing(rule, libc::ENOMEM);
-    let start_of = region.as_ptr().as_ptr() as usize;
+    let start_of = address(&region);
     stubborn.store((start_of + 2 * 4096) as u64, Relaxed);
     refused.store(0, Relaxed);
     let report = with_load(&region, || {

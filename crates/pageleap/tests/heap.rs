@@ -6,7 +6,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use common::pools;
+use common::{address, pools};
 use pageleap::{Migration, PageSize, Region};
 
 /// Hands out memory of the region while there is one, and never takes it back.
@@ -54,7 +54,7 @@ fn the_heap_moves_while_the_job_uses_it() {
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     // The test harness may free what it allocated meanwhile long after this test: the region stays.
     let region: &Region = Box::leak(Box::new(Region::new(&pools[0], BYTES).unwrap()));
-    let start = region.as_ptr().as_ptr() as usize;
+    let start = address(region);
     NEXT.store(start, Relaxed);
     END_EVER.store(start + BYTES, Relaxed);
     START.store(start, Relaxed);

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{check_stamp, pool_mappings, skip, stamp, turn, works};
+use common::{address, check_stamp, pool_mappings, skip, stamp, turn, works};
 use pageleap::backend::{Backend, Model, Prot};
 use pageleap::pool::HugePageReservation;
 use pageleap::{Engine, EngineChoice, Migration, NodeId, PageSize, Pool, Region, audit};
@@ -87,7 +87,7 @@ fn the_report_says_which_engine_moved_what_and_why() {
             .unwrap()
     });
     let region = Region::new(&pools[0], PAGES * 4096).unwrap();
-    let start = region.as_ptr().as_ptr() as usize;
+    let start = address(&region);
     // SAFETY: pages of a region that nobody uses now.
     unsafe { Backend::protect(&*model, start, 8 * 4096, Prot::READ) }.unwrap();
     let range = 4 * 4096..PAGES * 4096;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    StopOnDrop, check_stamp, for_page_sizes, in_lab, is_zero, leap, migration, own_descriptors,
-    pool_mappings, pools, region_flags, rest, skip, soon, stamp, turn,
+    StopOnDrop, address, check_stamp, for_page_sizes, in_lab, is_zero, leap, migration,
+    own_descriptors, pool_mappings, pools, region_flags, rest, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
 use pageleap::{
@@ -38,7 +38,7 @@ fn free(pools: &[Pool; 2]) -> u64 {
 }
 
 fn region_mappings(region: &Region) -> usize {
-    let start = region.as_ptr().as_ptr() as usize;
+    let start = address(region);
     let inside = |line: &String| {
         let from = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
         (start..start + region.len()).contains(&from)

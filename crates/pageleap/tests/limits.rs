@@ -4,6 +4,8 @@
 //! The limits hold for the whole process: each case runs in a child.
 
 mod common;
+#[path = "common/machine_settings.rs"]
+mod machine_settings;
 #[path = "common/moving.rs"]
 mod moving;
 
@@ -11,6 +13,7 @@ use std::ptr;
 use std::time::Duration;
 
 use common::{check_stamp, in_lab, is_zero, leap, migration, pools, soon, stamp};
+use machine_settings::MappingLimit;
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
 use pageleap::{Ended, Error, Migration, PageSize, Pool, Region, audit, observe};
 
@@ -182,14 +185,11 @@ fn without_address_space() {
 /// protection.
 struct Hog {
     /// The limit that was there before, if this machine is ours to change.
-    limit: Option<String>,
+    _limit: Option<MappingLimit>,
     start: usize,
     pages: usize,
     taken: usize,
 }
-
-/// The limit of the machine.
-const LIMIT: &str = "/proc/sys/vm/max_map_count";
 
 /// More mappings than anything here takes.
 const PLENTY: usize = 4000;
@@ -197,18 +197,14 @@ const PLENTY: usize = 4000;
 impl Hog {
     fn new() -> Hog {
         // To reach the usual limit takes half a minute where every instruction is emulated.
-        let ours = in_lab();
-        let limit = ours.then(|| std::fs::read_to_string(LIMIT).unwrap());
-        if ours {
-            std::fs::write(LIMIT, "16384").unwrap();
-        }
+        let limit = in_lab().then(|| MappingLimit::lower_to(16384));
         let pages = observe::max_mapping_count().unwrap() + 16;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
         let start =
             unsafe { libc::mmap(ptr::null_mut(), pages * 4096, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        Hog { limit, start: start as usize, pages, taken: 0 }
+        Hog { _limit: limit, start: start as usize, pages, taken: 0 }
     }
 
     fn protect(&self, page: usize, prot: i32) -> bool {
@@ -246,9 +242,6 @@ impl Drop for Hog {
     fn drop(&mut self) {
         // SAFETY: our own mapping.
         unsafe { libc::munmap(self.start as *mut libc::c_void, self.pages * 4096) };
-        if let Some(limit) = &self.limit {
-            std::fs::write(LIMIT, limit).unwrap();
-        }
     }
 }
 

@@ -14,12 +14,11 @@ use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 
 use common::{
-    End, can_follow, case, check_stamp, leap, run_case, skip, skip_page_size, soon, stamp,
-    surprises, turn,
+    End, address, become_nobody, can_follow, case, check_stamp, is_root, leap, run_case,
+    set_dumpable, skip, skip_page_size, soon, stamp, surprises, turn,
 };
 use on_nodes::{
-    check_bound, check_on, for_page_sizes, go, go_part, is_root, lab_machine, numa_maps, pools_on,
-    several,
+    check_bound, check_on, for_page_sizes, go, go_part, lab_machine, numa_maps, pools_on, several,
 };
 use pageleap::topology::{Access, Topology};
 use pageleap::{
@@ -603,13 +602,8 @@ fn an_unprivileged_user_leaps_between_nodes() {
         return scene();
     }
     if case().is_some() {
-        // SAFETY: changes this process only, which runs nothing else; afterwards its own files of
-        // /proc belong to it again.
-        unsafe {
-            assert_eq!(libc::setresgid(65534, 65534, 65534), 0);
-            assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
-        }
+        become_nobody();
+        set_dumpable(true);
         assert!(!is_root());
         return scene();
     }
@@ -634,8 +628,7 @@ fn verification_notices_what_the_kernel_has_moved() {
     let region = Region::new(&pools[0], BYTES).unwrap();
     stamp(&region, 0..BYTES, 1);
     check_on(&region, nodes[0]);
-    let addresses: Vec<usize> =
-        (0..MOVED).map(|i| region.as_ptr().as_ptr() as usize + i * 11 * 4096).collect();
+    let addresses: Vec<usize> = (0..MOVED).map(|i| address(&region) + i * 11 * 4096).collect();
     let mut status = [-1i32; MOVED];
     let targets = [last.0 as i32; MOVED];
     // The kernel does not move what somebody looks at just then.

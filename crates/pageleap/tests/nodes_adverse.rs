@@ -5,18 +5,17 @@
 mod common;
 #[path = "common/filter.rs"]
 mod filter;
-#[path = "common/moving.rs"]
-mod moving;
+#[path = "common/machine_settings.rs"]
+mod machine_settings;
 #[path = "common/nodes.rs"]
 mod on_nodes;
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use common::{End, StopOnDrop, case, check_stamp, rest, run_case, soon, stamp, turn};
 use filter::{Action, install_filter};
-
+use machine_settings::MappingLimit;
 use on_nodes::{check_on, for_page_sizes, go, lab_machine, several};
 use pageleap::topology::Topology;
 use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, observe};
@@ -81,25 +80,6 @@ fn writers_lose_nothing_between_any_two_nodes() {
         let all: Vec<&Pool> = pools.iter().collect();
         audit(&all, &[&region]).unwrap();
     });
-}
-
-/// The kernel's limit on mappings, set back when dropped.
-struct MappingLimit(String);
-
-impl MappingLimit {
-    const FILE: &str = "/proc/sys/vm/max_map_count";
-
-    fn lower_to(count: usize) -> MappingLimit {
-        let before = fs::read_to_string(Self::FILE).unwrap();
-        fs::write(Self::FILE, count.to_string()).unwrap();
-        MappingLimit(before)
-    }
-}
-
-impl Drop for MappingLimit {
-    fn drop(&mut self) {
-        fs::write(Self::FILE, self.0.trim()).unwrap();
-    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 #[path = "common/calls.rs"]
 mod calls;
 mod common;
+#[path = "common/moving.rs"]
+mod moving;
 #[path = "common/refusing.rs"]
 mod refusing;
 
@@ -13,11 +15,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use calls::{pipe, process_vm, splice};
-use common::{StopOnDrop, check_stamp, engines, nodes, pools, skip, soon, stamp, turn};
+use common::{address, check_stamp, engines, nodes, pools, skip, soon, stamp, turn};
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::backend::{Call, Linux};
 use pageleap::{
@@ -106,7 +108,7 @@ fn guarded_pages_stay_and_the_others_move() {
         let report = leap(&region, &pools[1], engine, SHORT);
         assert_eq!((report.pages.migrated, report.pages.busy), (PAGES as u64 - 3, 3), "{report}");
         let Ended::Failed(Error::Pinned { range }) = &report.ended else { panic!("{report}") };
-        let start = region.as_ptr().as_ptr() as usize;
+        let start = address(&region);
         assert_eq!(range.0, start + 5 * BASE_PAGE..start + 7 * BASE_PAGE);
         let busy: Vec<_> =
             report.runs.iter().filter(|run| run.outcome == PageOutcome::Busy).collect();
@@ -196,23 +198,12 @@ fn what_cannot_be_guarded_is_refused_and_guarded_pages_are_not_discarded() {
 /// Leaps back and forth while `body` runs.
 fn while_leaping(body: impl FnOnce(&Region)) {
     let (pools, region) = scene();
-    let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let mover = scope.spawn(|| {
-            while !stop.load(Relaxed) {
-                let leap_number = leaps.fetch_add(1, Relaxed) as usize;
-                let engine = engines()[leap_number / 2 % engines().len()];
-                let report = leap(&region, &pools[(leap_number + 1) % 2], engine, LONG);
-                assert!(report.ended.is_completed(), "{report}");
-            }
-        });
-        let _stop = StopOnDrop(&stop);
-        body(&region);
-        let now = leaps.load(Relaxed);
-        assert!(
-            soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()) && !mover.is_finished()
-        );
-    });
+    let leap = |number: usize| {
+        let engine = engines()[number / 2 % engines().len()];
+        let report = leap(&region, &pools[(number + 1) % 2], engine, LONG);
+        assert!(report.ended.is_completed(), "{report}");
+    };
+    moving::while_leaping(leap, |_| body(&region));
 }
 
 #[test]

@@ -9,7 +9,10 @@ mod refusing;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use common::{End, case, check_stamp, leap, pools, run_case, skip, stamp, surprises, turn};
+use common::{
+    End, become_nobody, case, check_stamp, is_root, leap, pools, run_case, skip, stamp, surprises,
+    turn,
+};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
 use pageleap::{
     Ended, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement, Pool, Region,
@@ -33,7 +36,7 @@ fn model_pool(pages: usize) -> (Arc<Model>, Pool) {
 }
 
 fn address(region: &Region, page: usize) -> usize {
-    region.as_ptr().as_ptr() as usize + page * PAGE
+    common::address(region) + page * PAGE
 }
 
 /// Writes into each page of a region of a model.
@@ -515,11 +518,9 @@ fn locked_pools_are_locked_once_and_for_good() {
     let locked = |bytes| Pool::builder(node, bytes).locked(true).build();
     if case().is_some() {
         let limit = libc::rlimit { rlim_cur: MB as u64, rlim_max: MB as u64 };
-        // SAFETY: both change this process only, which runs nothing else.
-        unsafe {
-            assert_eq!(libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit), 0);
-            assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
-        }
+        // SAFETY: the call reads one structure.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+        become_nobody();
         let mappings = common::pool_mappings();
         let error = locked(4 * MB as u64).unwrap_err();
         let text = error.to_string();
@@ -561,8 +562,7 @@ fn locked_pools_are_locked_once_and_for_good() {
     drop(pool);
     assert_eq!(status_kb("VmLck"), before);
 
-    // SAFETY: a plain system call.
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return skip(
             &format!("{NAME} (a user without CAP_IPC_LOCK)"),
             &"only root can become another user",

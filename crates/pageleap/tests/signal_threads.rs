@@ -11,8 +11,8 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{StopOnDrop, can_follow, leap, migration, soon};
-use moving::{BYTES, FINE, address, cases, scene, while_migrating, write_rounds};
+use common::{StopOnDrop, address, can_follow, leap, migration, soon};
+use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
 use pageleap::{EngineChoice, Error, Region};
 
 // Threads

@@ -8,10 +8,12 @@ mod common;
 mod moving;
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{check_stamp, leap, migration, soon, stamp};
-use moving::{BYTES, FINE, SEGV, address, cases, leap_until, scene, while_migrating, write_rounds};
+use common::{address, check_stamp, leap, migration, soon, stamp};
+use moving::{
+    BYTES, FINE, SEGV, cases, leap_by_turns, scene, while_leaping, while_migrating, write_rounds,
+};
 use pageleap::{Error, PageSize, Pool, Region};
 
 /// Writes one byte in a way that the compiler knows nothing about.
@@ -103,13 +105,10 @@ fn foreign_faults_still_kill() {
                     set_action(libc::SIG_DFL, 0, &[]);
                     let (pools, region) = scene();
                     protect(address(&region) + 8192, 4096, libc::PROT_READ);
-                    let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
-                    std::thread::scope(|scope| {
-                        scope.spawn(|| leap_until(&stop, &region, &pools, &leaps));
-                        assert!(soon(|| leaps.load(Relaxed) > 2));
-                        poke(address(&region) + 8192);
-                        stop.store(true, Relaxed);
-                    });
+                    while_leaping(
+                        |leap| leap_by_turns(&region, &pools, leap),
+                        |_| poke(address(&region) + 8192),
+                    );
                 },
                 SEGV,
             ),

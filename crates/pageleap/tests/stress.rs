@@ -9,14 +9,18 @@
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
 //! LOST.
 
+#[path = "common/calls.rs"]
+mod calls;
 mod common;
 #[path = "common/load.rs"]
 mod load;
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use calls::pipe;
 use common::{
     Random, StopOnDrop, engines, in_lab, pool_mappings, pools, skip, skip_page_size,
     stress_seconds, surprises, works,
@@ -75,9 +79,7 @@ fn kernel_writer(
     let words = region.atomics_u64(0..case.bytes).unwrap();
     let mut shadow = vec![0u64; words.len()];
     let mut random = Random::new(99);
-    let mut pipe = [0; 2];
-    // SAFETY: two descriptors are written to the array.
-    assert_eq!(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    let (from, to) = pipe();
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
         let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
@@ -85,9 +87,9 @@ fn kernel_writer(
         // SAFETY: eight bytes from `value` into the pipe, and from there into an aligned word of
         // the region.
         unsafe {
-            assert_eq!(libc::write(pipe[1], (&raw const value).cast(), 8), 8);
+            assert_eq!(libc::write(to.as_raw_fd(), (&raw const value).cast(), 8), 8);
             loop {
-                let got = libc::read(pipe[0], words[at].as_ptr().cast(), 8);
+                let got = libc::read(from.as_raw_fd(), words[at].as_ptr().cast(), 8);
                 if got == 8 {
                     break;
                 }
@@ -99,11 +101,6 @@ fn kernel_writer(
         shadow[at] = value;
         seen.done.fetch_add(1, Ordering::Relaxed);
         std::thread::yield_now();
-    }
-    // SAFETY: both are ours.
-    unsafe {
-        libc::close(pipe[0]);
-        libc::close(pipe[1]);
     }
     shadow
 }

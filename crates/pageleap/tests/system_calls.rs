@@ -7,12 +7,14 @@
 #[path = "common/calls.rs"]
 mod calls;
 mod common;
+#[path = "common/moving.rs"]
+mod moving;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use calls::{Ends, READING, WRITING};
-use common::{StopOnDrop, can_follow, pools, skip, soon, turn};
+use common::{can_follow, pools, skip, turn};
 use pageleap::{Engine, EngineChoice, Migration, PageSize, Region};
 
 const BYTES: usize = 4 << 20;
@@ -27,32 +29,18 @@ fn rounds() -> usize {
 fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&pools[0], BYTES).unwrap();
-    let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let mover = scope.spawn(|| {
-            while !stop.load(Relaxed) {
-                let leap = leaps.fetch_add(1, Relaxed) as usize;
-                let job = Migration::new()
-                    .range(&region, 0..BYTES, &pools[(leap + 1) % 2])
-                    .engine(EngineChoice::Precopy)
-                    .area_bytes(4096 << (leap % 10))
-                    .start();
-                let report = job.unwrap().wait();
-                assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
-                assert_eq!(report.engine, Engine::Precopy);
-            }
-        });
-        let _stop = StopOnDrop(&stop);
-        let goes_on = || {
-            let now = leaps.load(Relaxed);
-            assert!(soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()));
-            assert!(!mover.is_finished(), "the migrations have ended");
-        };
-        goes_on();
-        // SAFETY: nobody accesses the region in another size.
-        body(unsafe { region.atomics_u8(0..BYTES) }.unwrap(), &goes_on);
-        goes_on();
-    });
+    // SAFETY: nobody accesses the region in another size.
+    let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
+    let leap = |number: usize| {
+        let job = Migration::new()
+            .range(&region, 0..BYTES, &pools[(number + 1) % 2])
+            .engine(EngineChoice::Precopy)
+            .area_bytes(4096 << (number % 10));
+        let report = job.start().unwrap().wait();
+        assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+        assert_eq!(report.engine, Engine::Precopy);
+    };
+    moving::while_leaping(leap, |leap_again| body(bytes, leap_again));
 }
 
 /// Makes a call so often at changing places, each time with other data, and shows `check` what it

@@ -1,4 +1,5 @@
-//! System calls that write to memory or read it for the process, and what they are made on.
+//! System calls by which the kernel writes to or reads from memory of the process, and the files
+//! that the calls need.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -9,20 +10,21 @@ use std::os::unix::net::UnixStream;
 
 use io_uring::{IoUring, opcode, types::Fd};
 
-/// What calls are made on.
+/// The pipe, the file and the sockets on which calls are made.
 pub struct Ends {
     pipe: (File, File),
     file: File,
     sockets: [UnixStream; 2],
     packets: [File; 2],
-    /// `None` where it is refused.
+    /// `None` if io_uring is refused here.
     pub ring: Option<IoUring>,
 }
 
-/// A pipe that is closed on exec: what is read, and what is written.
+/// A pipe whose ends are closed on exec: the read end and the write end.
 pub fn pipe() -> (File, File) {
     let mut ends: [RawFd; 2] = [0; 2];
-    // SAFETY: the call writes two fresh descriptors.
+    // SAFETY: the call writes two descriptors into the array. Both are new, and each becomes one
+    // file.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
         (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
@@ -32,8 +34,8 @@ pub fn pipe() -> (File, File) {
 impl Ends {
     pub fn new() -> Ends {
         let (pipe, mut packets) = (pipe(), [0; 2]);
-        // SAFETY: a plain call; the second one writes two fresh descriptors to its array, of which
-        // each becomes one file.
+        // SAFETY: the first call takes numbers only. The second writes two descriptors into the
+        // array. Both are new, and each becomes one file.
         let packets = unsafe {
             assert!(libc::fcntl(pipe.0.as_raw_fd(), libc::F_SETPIPE_SZ, 1 << 18) > 0);
             let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -46,9 +48,9 @@ impl Ends {
 
     /// Runs one request and returns its result.
     fn submit(&mut self, entry: io_uring::squeue::Entry) -> Result<usize> {
-        let ring = self.ring.as_mut().expect("looked for before");
-        // SAFETY: the memory that the entry names lives until the request is done, which is waited
-        // for.
+        let ring = self.ring.as_mut().expect("callers check that io_uring works");
+        // SAFETY: the memory that the entry names lives until this function returns, and by then
+        // the request is complete.
         unsafe { ring.submission().push(&entry) }.unwrap();
         let done = loop {
             match ring.submit_and_wait(1) {
@@ -60,21 +62,21 @@ impl Ends {
             }
         };
         match -done {
-            // What older kernels (6.1) make of a signal that arrives while they hand the request
-            // on.
+            // Older kernels (6.1) answer this if a signal arrives while they queue the request for
+            // a worker.
             libc::ECANCELED => Err(Error::from_raw_os_error(libc::EINTR)),
             errno if errno > 0 => Err(Error::from_raw_os_error(errno)),
             _ => Ok(done as usize),
         }
     }
 
-    /// Puts data into the file.
+    /// Writes data to the start of the file.
     pub fn put(&mut self, data: &[u8]) {
         self.file.rewind().unwrap();
         self.file.write_all(data).unwrap();
     }
 
-    /// All that is in the file.
+    /// The whole file.
     pub fn contents(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         self.file.rewind().unwrap();
@@ -84,7 +86,7 @@ impl Ends {
 }
 
 fn memory_file() -> File {
-    // SAFETY: a constant name; the descriptor is fresh.
+    // SAFETY: the name is a constant string. The descriptor is new, and becomes one file.
     unsafe {
         let fd = libc::memfd_create(c"system_calls".as_ptr(), libc::MFD_CLOEXEC);
         assert!(fd >= 0);
@@ -92,7 +94,7 @@ fn memory_file() -> File {
     }
 }
 
-/// What a call that returns a count or -1 did.
+/// The result of a call that returns a count, or -1 and errno.
 fn counted(done: isize) -> Result<usize> {
     if done < 0 { Err(Error::last_os_error()) } else { Ok(done as usize) }
 }
@@ -100,15 +102,14 @@ fn counted(done: isize) -> Result<usize> {
 /// A call by which the kernel writes data to an address.
 pub struct Writing {
     pub name: &'static str,
-    /// Puts the data where the call finds it.
+    /// Puts data where the call will read it from.
     pub feed: fn(&mut Ends, &[u8]),
-    /// Has the kernel write what has been fed, from the byte `done` on, to so many bytes at an
-    /// address.
+    /// Lets the kernel write the data that was fed, from byte `done` on, to `len` bytes at `to`.
     pub take: fn(ends: &mut Ends, to: *mut u8, len: usize, done: usize) -> Result<usize>,
-    /// Whether a call that fails consumes nothing, so that it can be repeated (docs/protocol.md,
+    /// Whether a failed call consumes nothing, so that it can be repeated (docs/protocol.md,
     /// section 10).
     pub keeps: bool,
-    /// Whether it needs io_uring.
+    /// Whether the call needs io_uring.
     pub by_ring: bool,
 }
 
@@ -116,8 +117,8 @@ fn into_pipe(ends: &mut Ends, data: &[u8]) {
     ends.pipe.1.write_all(data).unwrap();
 }
 
-// SAFETY of all blocks: the caller has `len` bytes at the address, in a region that lives, and they
-// consist of atomics.
+// SAFETY of all blocks: callers pass the address of `len` bytes in a region that outlives the call.
+// All accesses to these bytes by the process are atomic.
 #[allow(clippy::undocumented_unsafe_blocks)]
 pub static WRITING: [Writing; 8] = [
     Writing {
@@ -160,7 +161,7 @@ pub static WRITING: [Writing; 8] = [
         keeps: true,
         by_ring: false,
     },
-    // A packet that could not be delivered would be gone.
+    // A packet that cannot be delivered is lost.
     Writing {
         name: "recv(packet)",
         feed: |ends, data| assert_eq!(ends.packets[0].write(data).unwrap(), data.len()),
@@ -191,7 +192,7 @@ pub static WRITING: [Writing; 8] = [
         keeps: true,
         by_ring: true,
     },
-    // By a thread of the kernel, not by ours.
+    // A thread of the kernel writes, not the calling thread.
     Writing {
         name: "io_uring read(file, async)",
         feed: Ends::put,
@@ -205,16 +206,16 @@ pub static WRITING: [Writing; 8] = [
     },
 ];
 
-/// A call by which the kernel reads so many bytes at an address; what it has read lies in the file
-/// then.
+/// A call by which the kernel reads data at an address.
 pub struct Reading {
     pub name: &'static str,
+    /// Lets the kernel read `len` bytes at `from`. Afterwards the file holds what was read.
     pub take: fn(ends: &mut Ends, from: *mut u8, len: usize) -> Result<usize>,
-    /// Whether it needs io_uring.
+    /// Whether the call needs io_uring.
     pub by_ring: bool,
 }
 
-// SAFETY of all blocks: as above.
+// SAFETY of all blocks: as for `WRITING`.
 #[allow(clippy::undocumented_unsafe_blocks)]
 pub static READING: [Reading; 4] = [
     Reading {
@@ -258,17 +259,18 @@ pub static READING: [Reading; 4] = [
     },
 ];
 
-/// Has the kernel write to bytes by their frames, as it does for another process, or read from
-/// them.
+/// Lets the kernel copy between `data` and the memory at `at`, by the frames of that memory, as it
+/// does for another process.
 ///
 /// # Safety
-/// There are as many bytes at the address as in `data`, in memory of this process that consists of
-/// atomics.
+/// The memory at `at` belongs to this process, is as long as `data`, and is only accessed by atomic
+/// operations.
 pub unsafe fn process_vm(at: *mut u8, data: &mut [u8], write: bool) -> Result<usize> {
     let len = data.len();
     let piece = |base: *mut u8| libc::iovec { iov_base: base.cast(), iov_len: len };
     let (local, remote) = (piece(data.as_mut_ptr()), piece(at));
-    // SAFETY: the caller's promise; the local piece is a slice.
+    // SAFETY: the caller promises that the remote memory exists. The local memory is a slice that is
+    // borrowed mutably.
     counted(unsafe {
         let me = libc::getpid();
         if write {
@@ -279,13 +281,13 @@ pub unsafe fn process_vm(at: *mut u8, data: &mut [u8], write: bool) -> Result<us
     })
 }
 
-/// Puts the memory itself into a pipe, not its bytes: what comes out is what its frames contain
-/// then.
+/// Puts the frames of some memory into a pipe. Who reads from the pipe gets what the frames contain
+/// at that time.
 ///
 /// # Safety
-/// There are `len` bytes at the address, in memory of this process.
+/// The memory at `at` belongs to this process and is `len` bytes long.
 pub unsafe fn splice(at: *mut u8, len: usize, to: &File) -> Result<usize> {
     let piece = libc::iovec { iov_base: at.cast(), iov_len: len };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the memory exists.
     counted(unsafe { libc::vmsplice(to.as_raw_fd(), &piece, 1, 0) })
 }

@@ -1,24 +1,9 @@
-//! Children made by `fork`, and what they have of the process' memory.
+//! Children made by `fork`, and which memory they inherit.
 
-#![allow(dead_code)] // each test binary uses a part of it
-
-use std::ops::Range;
-
-use crate::common::pool_mappings;
-
-/// Where pools and regions are mapped now.
-pub fn pool_ranges() -> Vec<Range<usize>> {
-    let hex = |s: &str| usize::from_str_radix(s, 16).unwrap();
-    let range = |line: String| {
-        let (from, rest) = line.split_once('-').unwrap();
-        hex(from)..hex(rest.split(' ').next().unwrap())
-    };
-    pool_mappings().into_iter().map(range).collect()
-}
-
-/// Makes a child that exits with the number of `addresses` that are mapped there.
+/// Forks a child, and returns how many of `addresses` are mapped in the child.
 pub fn mapped_in_a_child(addresses: &[usize]) -> i32 {
-    // SAFETY: the child makes system calls only.
+    // SAFETY: the child makes system calls only, and takes no lock that another thread may have
+    // held at the fork. Addresses are passed as numbers: `mincore` accepts any.
     unsafe {
         let child = libc::fork();
         assert!(child >= 0);

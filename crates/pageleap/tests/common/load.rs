@@ -1,4 +1,4 @@
-//! What threads do while regions leap, and what must be true of the frames afterwards.
+//! The load on regions while they leap, and what must be true of their frames afterwards.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -7,22 +7,21 @@ use std::time::Duration;
 
 use crate::common::Random;
 
-/// One of the words that belong to `owner`, the one of `owners` that has every `owners`-th word
-/// from its own number on. `skew` percent of them lie in the first 3.125 % of all words.
+/// A random word of an owner. Of `owners` owners, number `owner` has the words `owner`,
+/// `owner + owners` and so on. `skew` percent of the choices fall on the first 3.125 % of all words.
 pub fn word_of(random: &mut Random, words: usize, owners: usize, owner: usize, skew: u64) -> usize {
     let span = if random.below(100) < skew { words / 32 } else { words };
     random.below((span / owners) as u64) as usize * owners + owner
 }
 
-/// Maps, faults and unmaps memory that has nothing to do with any region, once. Shows it with
-/// `round` in it to nobody.
+/// Maps, writes, checks and unmaps memory outside all regions, once. `round` is what is written.
 pub fn use_other_memory(round: u64) {
     let mut pages = vec![0u8; 256 << 10];
     pages.iter_mut().step_by(4096).for_each(|b| *b = round as u8);
     assert!(pages.iter().step_by(4096).all(|b| *b == round as u8));
 }
 
-/// Does that until stopped. Returns how often.
+/// Calls [`use_other_memory`] until stopped. Returns the number of calls.
 pub fn bystander(stop: &AtomicBool) -> u64 {
     let mut rounds = 0;
     while !stop.load(Relaxed) {
@@ -33,7 +32,7 @@ pub fn bystander(stop: &AtomicBool) -> u64 {
     rounds
 }
 
-/// Expects that no frame is mapped twice. Pages that are not present have no number.
+/// Checks that no frame is mapped twice. A frame number of 0 stands for a page that is not present.
 pub fn each_frame_once(frames: &[u64]) {
     let mut sorted: Vec<u64> = frames.iter().copied().filter(|frame| *frame != 0).collect();
     sorted.sort_unstable();

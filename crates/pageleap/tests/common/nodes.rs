@@ -1,5 +1,5 @@
-//! What tests of several memory nodes need. The observer is never the one that the library asks
-//! (`move_pages`): the kernel's counts in `numa_maps`.
+//! What tests of several memory nodes need. Where pages lie is read from the kernel's counts in
+//! `numa_maps`, not by `move_pages`, because that is what the library itself asks.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 
-use crate::common::{self, skip};
+use crate::common::{self, address, skip};
 use pageleap::topology::Topology;
 use pageleap::{Destination, Error, Migration, NodeId, PageSize, Pool, Region, Report};
 
-/// The nodes with memory, if there are several.
+/// The nodes with memory. With only one such node the test is skipped.
 pub fn several(test: &str) -> Option<Vec<NodeId>> {
     let topology = Topology::read().unwrap();
     let with_memory = topology.nodes().iter().filter(|node| node.total_bytes > 0);
@@ -23,14 +23,9 @@ pub fn several(test: &str) -> Option<Vec<NodeId>> {
     Some(nodes)
 }
 
-pub fn is_root() -> bool {
-    // SAFETY: a plain call.
-    unsafe { libc::geteuid() == 0 }
-}
-
 /// Bytes of a region on each node, as `numa_maps` counts them.
 pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
-    let start = region.as_ptr().as_ptr() as usize;
+    let start = address(region);
     let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let mut bytes = BTreeMap::new();
     for line in text.lines() {
@@ -55,55 +50,58 @@ pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
     bytes
 }
 
-/// Expects that the kernel takes pages of a region that have gone, by swapping, from this node
-/// only, and leaves those alone that are there. On hugetlb there are no such pages.
+/// Checks that a region's memory policy names this node only. The kernel then brings swapped pages
+/// back to this node, and does not move the others. Pages of hugetlb are never swapped.
 pub fn check_bound(region: &Region, node: NodeId) {
     if region.page_size().is_hugetlb() {
         return;
     }
-    let start = format!("{:08x} ", region.as_ptr().as_ptr() as usize);
+    let start = format!("{:08x} ", address(region));
     let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
     let policy = line.split_whitespace().nth(1).unwrap();
     assert!(policy.starts_with("bind") && policy.ends_with(&format!(":{}", node.0)), "{line}");
 }
 
-/// What this machine is, in words, if it is one of the lab, whose settings a test may change.
+/// The lab's description of this machine. On any other machine the test is skipped: it may change
+/// settings of the whole machine.
 pub fn lab_machine(test: &str) -> Option<String> {
     let machine = std::env::var("PAGELEAP_LAB").ok();
     if machine.is_none() {
         skip(
             test,
-            &"it is for machines of the lab, and may change settings of the whole machine (see `cargo xtask lab`)",
+            &"only for machines of the lab, because it may change settings of the whole machine \
+              (see `cargo xtask lab`)",
         );
     }
     machine
 }
 
-/// Expects all of a region on one node.
+/// Checks that all of a region lies on one node.
 pub fn check_on(region: &Region, node: NodeId) {
     assert_eq!(numa_maps(region), BTreeMap::from([(node, region.len())]), "by numa_maps");
     let verified = region.verify().unwrap();
     assert!(verified.is_right(), "{verified}");
 }
 
-/// Pools of `bytes` on each of the nodes.
+/// One pool of `bytes` on each of the nodes.
 pub fn pools_on(nodes: &[NodeId], page: PageSize, bytes: usize) -> Result<Vec<Pool>, Error> {
     nodes.iter().map(|node| Pool::builder(*node, bytes as u64).page_size(page).build()).collect()
 }
 
-/// Moves a whole region, and expects that all of it has moved.
+/// Moves a whole region, and checks that the job has completed.
 pub fn go(region: &Region, to: impl Into<Destination>) -> Report {
     go_part(region, 0..region.len(), to)
 }
 
+/// Moves a part of a region, and checks that the job has completed.
 pub fn go_part(region: &Region, range: Range<usize>, to: impl Into<Destination>) -> Report {
     let report = Migration::new().range(region, range, to).start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
     report
 }
 
-/// Runs a test with a pool of `bytes` on each of the nodes, for each page size of which the machine
+/// Runs `body` with a pool of `bytes` on each of the nodes, for each page size of which the machine
 /// has enough.
 pub fn for_page_sizes(
     test: &str,

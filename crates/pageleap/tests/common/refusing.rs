@@ -1,4 +1,4 @@
-//! A backend that refuses whichever calls a test wants refused, as often as it wants.
+//! A backend that refuses those calls that a test's rule names.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -11,9 +11,10 @@ use pageleap::backend::{
 use pageleap::observe::AttributeRun;
 use pageleap::{Error, PageSize};
 
-/// Which call, on which address, with which access where it is about one.
+/// A call that is about to be made.
 pub struct Request {
     pub call: Call,
+    /// The address, or 0 for calls without one.
     pub addr: usize,
     pub prot: Option<Prot>,
     pub advice: Option<Advice>,
@@ -21,8 +22,8 @@ pub struct Request {
 
 type Rule = dyn Fn(&Request) -> Option<Errno> + Send + Sync;
 
-/// Asks a rule before each mapping call. A refused call does nothing. The rule may run in a signal
-/// handler: atomics only.
+/// Asks a rule before each mapping call. A refused call has no effect. The rule may run in a signal
+/// handler, so it uses atomics only.
 pub struct Refusing {
     inner: Arc<dyn Backend>,
     rule: Box<Rule>,
@@ -52,8 +53,8 @@ impl Refusing {
     }
 }
 
-// SAFETY: as the backend inside it. All blocks below: each method forwards its caller's promise
-// about the same ranges.
+// SAFETY: every call is either forwarded unchanged to a backend that keeps the trait's promises, or
+// refused without effect. All blocks below forward the caller's promise about the same ranges.
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Backend for Refusing {
     fn is_host_memory(&self) -> bool {

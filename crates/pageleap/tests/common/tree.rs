@@ -1,5 +1,5 @@
-//! Machines recorded in `tests/data/topology`, unpacked into folders that can be read instead of
-//! `/`.
+//! Files of sysfs and procfs of the machines recorded in `tests/data/topology`, unpacked into
+//! folders that are read instead of `/`.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// All that there are.
+/// The recorded machines: their names and files.
 pub const RECORDED: [(&str, &str); 7] = [
     ("one", include_str!("../data/topology/one.tree")),
     ("two", include_str!("../data/topology/two.tree")),
@@ -19,16 +19,16 @@ pub const RECORDED: [(&str, &str); 7] = [
     ("apart", include_str!("../data/topology/apart.tree")),
 ];
 
-/// The folder of the nodes.
+/// The folder that lists the nodes.
 pub const NODE: &str = "sys/devices/system/node";
 
-/// A folder with a machine's files, which goes away with the value.
+/// A folder with a machine's files. It is removed when the value is dropped.
 pub struct Tree {
     parent: PathBuf,
 }
 
 impl Tree {
-    /// One without files.
+    /// A folder without files.
     pub fn empty() -> Tree {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique =
@@ -38,7 +38,7 @@ impl Tree {
         tree
     }
 
-    /// A recorded one.
+    /// The files of a recorded machine.
     pub fn recorded(name: &str) -> Tree {
         let (_, text) =
             RECORDED.iter().find(|(recorded, _)| *recorded == name).expect("it is recorded");
@@ -55,7 +55,7 @@ impl Tree {
         tree
     }
 
-    /// Where it is. Nothing else is in its parent folder.
+    /// The path of the folder. Its parent folder contains nothing else.
     pub fn root(&self) -> PathBuf {
         self.parent.join("root")
     }
@@ -69,19 +69,19 @@ impl Tree {
     /// Writes a file.
     pub fn put(&self, path: &str, text: impl AsRef<[u8]>) {
         let place = self.place(path);
-        // Not through a link that is there.
+        // Removed first, so that the text is not written through an existing link.
         let _ = fs::remove_file(&place);
         fs::write(place, text).unwrap();
     }
 
-    /// Makes a link in the place of whatever is there.
+    /// Replaces whatever is at the path by a link.
     pub fn link(&self, path: &str, target: impl AsRef<Path>) {
         let place = self.place(path);
         let _ = fs::remove_file(&place).or_else(|_| fs::remove_dir_all(&place));
         symlink(target, place).unwrap();
     }
 
-    /// Makes a FIFO in the place of a file.
+    /// Replaces a file by a FIFO.
     pub fn fifo(&self, path: &str) {
         let place = self.place(path);
         let _ = fs::remove_file(&place);
@@ -89,7 +89,7 @@ impl Tree {
         assert!(made.success());
     }
 
-    /// Takes a file or a folder away.
+    /// Removes a file or a folder.
     pub fn remove(&self, path: &str) {
         let place = self.place(path);
         fs::remove_file(&place).or_else(|_| fs::remove_dir_all(&place)).unwrap();

@@ -13,7 +13,7 @@ use pageleap::{
     PageOutcome, PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
-use crate::common::{can_follow, own_descriptors, pool_mappings, soon, surprises};
+use crate::common::{address, can_follow, own_descriptors, pool_mappings, soon, surprises};
 use crate::program::{Attribute, End, Move, Program, Step};
 use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
 
@@ -266,7 +266,7 @@ impl Machine {
         let aligned = part.start.is_multiple_of(BASE_PAGE)
             && part.start < part.end
             && part.end <= region.len();
-        let start = region.as_ptr().as_ptr() as usize;
+        let start = address(region);
         let addresses = start + part.start..start + part.end;
         let pages = if aligned { self.mapped(addresses.clone()) } else { return None };
         let backed = |page: Option<Mapped>| page.filter(|page| page.file.is_some());
@@ -511,7 +511,7 @@ impl Machine {
 
     fn view_of(&mut self, region: usize) -> Option<RegionView> {
         let region = self.regions[region].as_ref()?;
-        let (start, len) = (region.as_ptr().as_ptr() as usize, region.len());
+        let (start, len) = (address(region), region.len());
         let mapped = self.mapped(start..start + len);
         let readable =
             mapped.iter().flatten().all(|page| page.file.is_none() || page.access.readable());

@@ -14,8 +14,9 @@ use pageleap::observe::mapping_count;
 use pageleap::topology::Topology;
 use pageleap::{Error, Migration, NodeId, Pool, Region, audit};
 
-use crate::children::pool_ranges;
-use crate::common::{is_zero, own_descriptors, pool_mappings, region_flags, soon, surprises};
+use crate::common::{
+    address, is_zero, own_descriptors, pool_mappings, pool_ranges, region_flags, soon, surprises,
+};
 use crate::load::each_frame_once;
 use crate::refusing::Refusing;
 use crate::round::{Faults, HANDLERS, OWNERS, Round, sanitizer};
@@ -41,7 +42,7 @@ impl Field {
     }
 
     pub fn address(&self) -> usize {
-        self.region.as_ptr().as_ptr() as usize
+        address(&self.region)
     }
 
     pub fn range(&self) -> Range<usize> {

@@ -1,0 +1,99 @@
+//! This process as the kernel shows it: mappings, their flags, descriptors, user.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+use pageleap::Region;
+
+/// The lines of `/proc/self/maps` that belong to pools: regions and aliases.
+pub fn pool_mappings() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:pageleap")).map(str::to_owned).collect()
+}
+
+/// The address ranges of [`pool_mappings`].
+pub fn pool_ranges() -> Vec<Range<usize>> {
+    let hex = |s: &str| usize::from_str_radix(s, 16).unwrap();
+    let range = |line: String| {
+        let (from, rest) = line.split_once('-').unwrap();
+        hex(from)..hex(rest.split(' ').next().unwrap())
+    };
+    pool_mappings().into_iter().map(range).collect()
+}
+
+/// The permissions and the flags (`VmFlags`) in an address range, from smaps. Equal neighbours are
+/// joined.
+pub fn vm_flags(start: usize, len: usize) -> Vec<(Range<usize>, String)> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut parts: Vec<(Range<usize>, String)> = Vec::new();
+    let mut current: Option<(Range<usize>, String)> = None;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let head = words.next().unwrap_or_default();
+        if head == "VmFlags:" {
+            let Some((range, perms)) = current.take() else { continue };
+            let range = range.start.max(start)..range.end.min(start + len);
+            let text = format!("{perms} {}", words.collect::<Vec<_>>().join(" "));
+            match parts.last_mut() {
+                _ if range.is_empty() => {}
+                Some((last, t)) if last.end == range.start && *t == text => last.end = range.end,
+                _ => parts.push((range, text)),
+            }
+        } else if let Some((from, to)) = head.split_once('-') {
+            let hex = |s| usize::from_str_radix(s, 16).unwrap();
+            current = Some((hex(from)..hex(to), words.next().unwrap().to_owned()));
+        }
+    }
+    parts
+}
+
+/// [`vm_flags`] of a whole region.
+pub fn region_flags(region: &Region) -> Vec<(Range<usize>, String)> {
+    vm_flags(address(region), region.len())
+}
+
+/// Where a region begins.
+pub fn address(region: &Region) -> usize {
+    region.as_ptr().as_ptr() as usize
+}
+
+/// The open descriptors of the kinds that pools and jobs open, with their names.
+pub fn own_files() -> Vec<(RawFd, String)> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let named = open.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let fd = path.file_name()?.to_str()?.parse().ok()?;
+        Some((fd, std::fs::read_link(&path).ok()?.display().to_string()))
+    });
+    let ours = ["memfd:pageleap", "eventfd", "userfaultfd", "pagemap"];
+    named.filter(|(_, name)| ours.iter().any(|kind| name.contains(kind))).collect()
+}
+
+/// The names of [`own_files`].
+pub fn own_descriptors() -> Vec<String> {
+    own_files().into_iter().map(|(_, name)| name).collect()
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: the call takes no arguments and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Turns root into the user and group `nobody`, in all threads of this process.
+pub fn become_nobody() {
+    const NOBODY: libc::uid_t = 65534;
+    // SAFETY: the calls take numbers only. They change this process alone, which a test has started
+    // for that.
+    unsafe {
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+    }
+}
+
+/// Sets whether the process is dumpable. The files in `/proc/self` belong to the process' user if
+/// it is, and to root if not; a change of user clears it.
+pub fn set_dumpable(dumpable: bool) {
+    // SAFETY: the call takes numbers only.
+    let set = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(dumpable), 0, 0, 0) };
+    assert_eq!(set, 0);
+}
