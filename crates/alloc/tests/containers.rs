@@ -83,7 +83,7 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
 }
 
 #[test]
-fn places_are_used_again_and_what_is_not_there_is_an_error() {
+fn freed_memory_is_reused_and_exhaustion_is_an_error() {
     let (small, other) = (pool(4 * MB), pool(8 * MB));
     let memory = RegionAllocator::new(64 * MB, [&small, &other]).unwrap();
     let layout = |bytes| Layout::from_size_align(bytes, 8).unwrap();
@@ -121,7 +121,7 @@ fn places_are_used_again_and_what_is_not_there_is_an_error() {
 
 /// Large places too are found again, and what is free at the end counts when the region grows.
 #[test]
-fn places_of_all_sizes_are_found() {
+fn allocations_of_all_sizes_find_freed_memory() {
     let layout = |bytes| Layout::from_size_align(bytes, 16).unwrap();
     let pool = pool(1000 * MB);
     let memory = RegionAllocator::new(1000 * MB, [&pool]).unwrap();
@@ -134,7 +134,7 @@ fn places_of_all_sizes_are_found() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn no_pools_and_full_regions_are_errors() {
     let none: [&Pool; 0] = [];
     assert!(
         RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: there is none")

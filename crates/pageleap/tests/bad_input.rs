@@ -1,5 +1,5 @@
-//! What cannot be done is refused with an error that says what, why and what to do instead; and
-//! nothing has changed then.
+//! Impossible requests are refused with an error that says what was wrong and what to do. A refused
+//! request changes nothing.
 
 mod common;
 
@@ -15,14 +15,16 @@ use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, a
 
 const PAGES: usize = 8;
 
-/// A job that waits so long for a guard does not end by itself.
+/// A job with this patience for guards does not end by itself during a test.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
 /// Two pools, and a region with known contents over the first one.
 struct Scene {
     pools: [Pool; 2],
     region: Region,
+    /// Free bytes of the pools at the start.
     free: [u64; 2],
+    /// Mappings of pools at the start.
     mappings: Vec<String>,
 }
 
@@ -34,6 +36,7 @@ impl Scene {
         Scene { pools, region, free, mappings: pool_mappings() }
     }
 
+    /// A scene of base pages.
     fn base() -> Scene {
         Scene::new(pools(PageSize::Base, (PAGES * 4096) as u64).unwrap())
     }
@@ -42,12 +45,13 @@ impl Scene {
         self.region.page_size().bytes()
     }
 
-    /// A valid job, to be made invalid.
+    /// A valid migration, for tests to make invalid.
     fn job(&self) -> Migration<'_> {
         migration(&self.region, 0..self.region.len(), &self.pools[1])
     }
 
-    /// Checks that an error says all of `words`, and that nothing has changed.
+    /// Checks that the error contains all of `words` and a remedy, and that nothing has changed.
+    /// `usage` says whether the caller is at fault.
     fn refused<T>(&self, result: Result<T, Error>, usage: bool, words: &[&str]) -> Error {
         let Err(error) = result else { panic!("{words:?} was not refused") };
         let text = error.to_string();
@@ -63,7 +67,7 @@ impl Scene {
         error
     }
 
-    /// Nothing is in the way of the next job.
+    /// Checks that a valid job succeeds after the refusals.
     fn still_works(&self) {
         for to in [&self.pools[1], &self.pools[0]] {
             assert_eq!(leap(&self.region, 0..self.region.len(), to).pages.migrated, PAGES as u64);
@@ -73,10 +77,10 @@ impl Scene {
 }
 
 #[test]
-#[allow(clippy::reversed_empty_ranges)] // one of the mistakes
-fn ranges_that_make_no_sense() {
+#[allow(clippy::reversed_empty_ranges)] // one of the invalid ranges
+fn invalid_ranges_are_refused() {
     let _turn = turn();
-    for_page_sizes("ranges_that_make_no_sense", PAGES, |pools| {
+    for_page_sizes("invalid_ranges_are_refused", PAGES, |pools| {
         let mut scene = Scene::new(pools);
         let (page, len) = (scene.page(), scene.region.len());
         let bad: [(Range<usize>, &str); 9] = [
@@ -105,7 +109,7 @@ fn ranges_that_make_no_sense() {
             scene.refused(backed, true, &["bad range"]);
             let discarded = scene.region.discard(range.clone());
             scene.refused(discarded, true, &[reason, "bad range"]);
-            // A good range first: its frames have to go back.
+            // The job has taken frames for its first, valid range. They must come back.
             if range.start != 0 {
                 let job = scene.job().range(&scene.region, range, &scene.pools[1]);
                 let Err(_) = job.start() else { panic!("not refused") };
@@ -118,7 +122,7 @@ fn ranges_that_make_no_sense() {
 
 #[test]
 #[allow(clippy::reversed_empty_ranges)]
-fn views_that_make_no_sense() {
+fn invalid_views_are_refused() {
     let _turn = turn();
     let mut scene = Scene::base();
     let len = scene.region.len();
@@ -128,14 +132,14 @@ fn views_that_make_no_sense() {
             true,
             &["not inside the region", "0 to its length"],
         );
-        // SAFETY: nobody else accesses the region.
+        // SAFETY: no other thread accesses the region.
         let bytes = unsafe { scene.region.atomics_u8(range) };
         scene.refused(bytes, true, &["not inside"]);
     }
     for range in [0..4, 4..12, 8..13] {
         scene.refused(scene.region.atomics_u64(range), true, &["aligned to the element"]);
     }
-    // SAFETY: nobody else accesses the region.
+    // SAFETY: no other thread accesses the region.
     assert_eq!(unsafe { scene.region.atomics_u32(4..12) }.unwrap().len(), 2);
     assert_eq!(scene.region.atomics_u64(len..len).unwrap().len(), 0);
     scene.region.discard(0..4096).unwrap();
@@ -145,7 +149,7 @@ fn views_that_make_no_sense() {
 }
 
 #[test]
-fn settings_that_make_no_sense() {
+fn invalid_settings_are_refused() {
     let _turn = turn();
     let scene = Scene::base();
     scene.refused(Migration::new().start(), true, &["names no range", "at least one"]);
@@ -166,7 +170,7 @@ fn settings_that_make_no_sense() {
 }
 
 #[test]
-fn extreme_settings_that_do_make_sense() {
+fn extreme_but_valid_settings_work() {
     let _turn = turn();
     let scene = Scene::base();
     let all = 0..scene.region.len();
@@ -196,9 +200,9 @@ fn extreme_settings_that_do_make_sense() {
     check_stamp(&scene.region, all, 1);
 }
 
-/// The way in which many people write "no timeout".
+/// `Duration::MAX` is how many people write "no timeout".
 #[test]
-fn the_longest_timeout_is_none() {
+fn the_longest_timeout_never_expires() {
     let _turn = turn();
     let scene = Scene::base();
     let report = scene.job().timeout(Duration::MAX).start().unwrap().wait();
@@ -206,9 +210,9 @@ fn the_longest_timeout_is_none() {
 }
 
 #[test]
-fn overlapping_ranges_within_a_job() {
+fn overlapping_ranges_of_one_job_are_refused() {
     let _turn = turn();
-    for_page_sizes("overlapping_ranges_within_a_job", PAGES, |pools| {
+    for_page_sizes("overlapping_ranges_of_one_job_are_refused", PAGES, |pools| {
         let scene = Scene::new(pools);
         let page = scene.page();
         let to = || &scene.pools[1];
@@ -220,7 +224,7 @@ fn overlapping_ranges_within_a_job() {
             let error = scene.refused(job, false, &[&shown]);
             assert!(matches!(error, Error::RangeBusy { .. }), "{error:?}");
         }
-        // Neighbours do not overlap.
+        // Adjacent ranges do not overlap.
         let job = Migration::new().range(&scene.region, 0..4 * page, to());
         let report = job.range(&scene.region, 4 * page..8 * page, to()).start().unwrap().wait();
         assert_eq!(report.pages.migrated, 8, "{report}");
@@ -228,7 +232,7 @@ fn overlapping_ranges_within_a_job() {
 }
 
 #[test]
-fn ranges_of_a_running_job() {
+fn ranges_of_a_running_job_are_refused() {
     let _turn = turn();
     const LONG: usize = 1 << 20;
     let [near, far] = pools(PageSize::Base, LONG as u64 + 4096).unwrap();
@@ -249,7 +253,7 @@ fn ranges_of_a_running_job() {
             "{text}"
         );
     }
-    // What lies beyond it is free.
+    // Pages outside the job's range are free.
     region.grow(LONG + 4096, &near).unwrap();
     assert!(!job.is_finished());
     drop(guard);
@@ -260,7 +264,7 @@ fn ranges_of_a_running_job() {
 }
 
 #[test]
-fn more_threads_than_there_are_slots() {
+fn more_threads_than_free_slots_are_refused() {
     let _turn = turn();
     const LONG: usize = 1 << 20;
     let [near, far] = pools(PageSize::Base, LONG as u64 + 4096).unwrap();
@@ -282,15 +286,15 @@ fn more_threads_than_there_are_slots() {
 }
 
 #[test]
-fn a_pool_that_is_too_small() {
+fn a_pool_that_is_too_small_is_refused() {
     let _turn = turn();
-    for_page_sizes("a_pool_that_is_too_small", PAGES, |pools| {
+    for_page_sizes("a_pool_that_is_too_small_is_refused", PAGES, |pools| {
         let scene = Scene::new(pools);
         let page = scene.page();
         let small = Pool::builder(scene.pools[0].nodes()[0], 3 * page as u64);
         let small = match small.page_size(scene.region.page_size()).build() {
             Ok(pool) => pool,
-            Err(error) => return skip("a_pool_that_is_too_small (huge pages)", &error),
+            Err(error) => return skip("a_pool_that_is_too_small_is_refused (huge pages)", &error),
         };
         let scene = Scene { mappings: pool_mappings(), ..scene };
         let all = 0..scene.region.len();
@@ -304,7 +308,7 @@ fn a_pool_that_is_too_small() {
             (free_bytes, pool_bytes, needed_bytes),
             (3 * page as u64, 3 * page as u64, all.len() as u64)
         );
-        // Three pages fit, and one in another range more does not.
+        // Three pages fit. One more, in another range, does not.
         let job = migration(&scene.region, 0..3 * page, &small);
         let job = job.range(&scene.region, 4 * page..5 * page, &small).start();
         let error = scene.refused(job, false, &["are needed"]);
@@ -332,7 +336,7 @@ fn a_pool_that_is_too_small() {
 }
 
 #[test]
-fn nodes_that_do_not_exist() {
+fn unknown_nodes_are_refused() {
     let _turn = turn();
     let scene = Scene::base();
     let known = Topology::read().unwrap().nodes()[0].id.0.to_string();
@@ -347,7 +351,7 @@ fn nodes_that_do_not_exist() {
 }
 
 #[test]
-fn sizes_that_cannot_be() {
+fn impossible_sizes_are_refused() {
     let _turn = turn();
     let scene = Scene::base();
     let node = scene.pools[0].nodes()[0];
@@ -374,18 +378,18 @@ fn sizes_that_cannot_be() {
     scene.refused(capacity, true, &["beyond the region's capacity", "larger region"]);
     scene.refused(scene.region.grow(usize::MAX, &scene.pools[1]), true, &["beyond"]);
     scene.refused(scene.region.extend(scene.region.len() + 1), true, &["beyond"]);
-    // Larger than what a process can address: refused by the kernel, not by us.
+    // The library allows this size. The kernel refuses it if no process can address so much.
     match Region::reserve(1 << 46, PageSize::Base) {
         Ok(region) => assert!(region.is_empty()),
         Err(error) => drop(scene.refused(Err::<(), _>(error), false, &["mmap", "ENOMEM"])),
     }
-    // Address space is not memory.
+    // Reserved address space takes no memory.
     drop(Region::reserve(1 << 40, PageSize::Base).unwrap());
     scene.still_works();
 }
 
 #[test]
-fn more_huge_pages_than_there_are() {
+fn more_huge_pages_than_are_free_are_refused() {
     let _turn = turn();
     let scene = Scene::base();
     let topology = Topology::read().unwrap();
@@ -402,13 +406,13 @@ fn more_huge_pages_than_there_are() {
 }
 
 #[test]
-fn pages_of_different_sizes() {
+fn mixed_page_sizes_are_refused() {
     let _turn = turn();
     let scene = Scene::base();
     let node = scene.pools[0].nodes()[0];
     let huge = match Pool::builder(node, 2 << 20).page_size(PageSize::Huge2M).build() {
         Ok(pool) => pool,
-        Err(error) => return skip("pages_of_different_sizes", &error),
+        Err(error) => return skip("mixed_page_sizes_are_refused", &error),
     };
     let scene = Scene { mappings: pool_mappings(), ..scene };
     let all = 0..scene.region.len();

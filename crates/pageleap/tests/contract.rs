@@ -1,5 +1,4 @@
-//! The contract of a region, shown: what children, other programs, core dumps and the kernel itself
-//! see of it.
+//! The contract of a region, as children, other programs, core dumps and the kernel see it.
 
 #[path = "common/calls.rs"]
 mod calls;
@@ -29,6 +28,7 @@ use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{BASE_PAGE, EngineChoice, Migration, PageSize, Pool, Region, audit};
 use refusing::Refusing;
 
+/// The flags of all mappings of pools outside a region: the aliases.
 fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
     let own = address(region)..address(region) + region.len();
     let others = pool_ranges().into_iter().filter(|range| !own.contains(&range.start));
@@ -39,7 +39,7 @@ fn aliases(region: &Region) -> Vec<(std::ops::Range<usize>, String)> {
 fn children_do_not_get_regions_and_disturb_no_leap() {
     const NAME: &str = "children_do_not_get_regions_and_disturb_no_leap";
     let _turn = turn();
-    // The probe itself: a page of our own is found.
+    // The check can find a page: this one is inherited.
     assert_eq!(mapped_in_a_child(&[&raw const CONTROL as usize & !4095]), 1);
     for_page_sizes(NAME, 8, |pools| {
         let page = pools[0].page_size().bytes();
@@ -52,7 +52,7 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
 
         let (stop, leaps) = (AtomicBool::new(false), AtomicU64::new(0));
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let mover = scope.spawn(|| {
                 while !stop.load(Relaxed) {
                     let round = leaps.load(Relaxed);
                     stamp(&region, 0..8 * page, round);
@@ -64,8 +64,9 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
             let _stop = StopOnDrop(&stop);
             let mut forks = 0;
             while leaps.load(Relaxed) < 50 || forks < 300 {
-                // Pages of hugetlb can be inherited in the moment between two calls that move them,
-                // and so can the alias of transparent huge pages that have been followed, or of
+                assert!(!mover.is_finished(), "the leaps have ended");
+                // A child can inherit pages of hugetlb between two calls that move them. It can
+                // also inherit aliases: of transparent huge pages whose writes were tracked, and of
                 // base pages whose page tables go to another node (docs/protocol.md, section 10).
                 let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
                 match region.page_size() {
@@ -83,6 +84,7 @@ fn children_do_not_get_regions_and_disturb_no_leap() {
     });
 }
 
+/// A word that children inherit.
 static CONTROL: AtomicU32 = AtomicU32::new(0);
 
 #[test]
@@ -107,7 +109,7 @@ fn aliases_are_kept_from_core_dumps_and_children() {
     });
 }
 
-/// How many pages of a range have no entry in the page tables.
+/// The number of pages of a range that have no entry in the page tables.
 fn absent(range: &std::ops::Range<usize>) -> usize {
     let mut entries = vec![0; range.len() / BASE_PAGE * 8];
     let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
@@ -115,8 +117,8 @@ fn absent(range: &std::ops::Range<usize>) -> usize {
     entries.chunks(8).filter(|entry| entry[7] >> 7 == 0).count()
 }
 
-/// A child could inherit a mapping before it is hidden from children. What is filled already need
-/// not fault when it is used again.
+/// A child could inherit a new mapping before the mapping is hidden from children. And frames that
+/// are used again must not fault: their page tables have to be filled.
 #[test]
 fn pages_leap_and_are_given_back_without_new_mappings() {
     let _turn = turn();
@@ -146,7 +148,7 @@ fn pages_leap_and_are_given_back_without_new_mappings() {
     }
 }
 
-/// The number that ends the seals of a memory file: nobody can make it executable (Linux 6.3).
+/// The seal that keeps a memory file from being made executable (new in Linux 6.3).
 const F_SEAL_EXEC: i32 = 0x20;
 
 #[test]
@@ -160,9 +162,9 @@ fn files_are_sealed_and_closed_on_exec() {
         let of = |kind: &str| files.iter().filter(|(_, name)| name.contains(kind)).count();
         assert!(of("memfd") == 2 && of("eventfd") >= 1, "{files:?}");
         for (fd, name) in &files {
-            // SAFETY: asks about a descriptor.
+            // SAFETY: the call takes numbers only.
             let flags = unsafe { libc::fcntl(*fd, libc::F_GETFD) };
-            // What follows writes may be closed by now.
+            // The job may have closed the descriptors of its tracker by now.
             assert!(flags == libc::FD_CLOEXEC || flags == -1 && !name.contains("memfd"), "{name}");
         }
         let list = run("ls", &["-l", "/proc/self/fd"]);
@@ -174,7 +176,8 @@ fn files_are_sealed_and_closed_on_exec() {
         );
 
         for (fd, name) in files.iter().filter(|(_, name)| name.contains("memfd")) {
-            // SAFETY: asks about a descriptor, and makes calls that the seals forbid.
+            // SAFETY: the calls take numbers only. Those that would change the file are refused,
+            // which is what is checked.
             unsafe {
                 let seals = libc::fcntl(*fd, libc::F_GET_SEALS);
                 let wanted = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -190,7 +193,7 @@ fn files_are_sealed_and_closed_on_exec() {
     });
 }
 
-/// Runs a program that is not ours and returns what it did.
+/// Runs a program of the system, with messages in English.
 fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).env("LC_ALL", "C").output().expect(program)
 }
@@ -221,15 +224,15 @@ fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
         let text = String::from_utf8_lossy(&head.stderr).into_owned();
         assert!(!head.status.success() && text.contains("Permission denied"), "{text}");
     }
-    // What the table of descriptors does let through: this is how far the protection goes, and the
-    // documentation says so.
+    // The mode protects against accidents only: the same user can change it. The documentation says
+    // so (docs/memory.md).
     let file = &files[0];
     assert!(run("chmod", &["600", file]).status.success());
     assert!(run("head", &["-c", "1", file]).status.success());
     set_dumpable(false);
     assert!(
         !run("head", &["-c", "1", file]).status.success(),
-        "the remedy that the documentation names"
+        "PR_SET_DUMPABLE=0, which the documentation names as the remedy, does not help"
     );
 }
 
@@ -244,7 +247,7 @@ fn what_follows_writes_is_closed_on_exec() {
         let mut seen = 0;
         let look = || {
             for (fd, name) in own_files() {
-                // SAFETY: asks about a descriptor.
+                // SAFETY: the call takes numbers only.
                 let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
                 assert!(flags == libc::FD_CLOEXEC || flags == -1, "{name}");
                 let follows = name.contains("userfaultfd") || name.contains("pagemap");
@@ -262,15 +265,15 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
     const CHUNK: usize = 48 << 10;
     while_migrating(|region| {
         let (from, to) = pipe();
-        // SAFETY: nobody accesses the region in another size.
+        // SAFETY: all accesses to the region have this size.
         let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
         let (mut whole, mut parts, mut refused) = (0, 0, 0);
         for round in 1..=1500usize {
             let data: Vec<u8> = (0..CHUNK).map(|i| (i * 31 + round) as u8).collect();
-            // At odd places, so that a call ends within pages.
+            // At odd offsets, so that calls begin and end within pages.
             let at = (round * 4711) % (BYTES - CHUNK);
-            // SAFETY: from memory of this function into the pipe, which has room; and into bytes
-            // that are atomics.
+            // SAFETY: the first call reads `CHUNK` bytes of a vector. The second writes at most as
+            // many bytes of the region as are left, and all accesses to these are atomic.
             unsafe {
                 assert_eq!(
                     libc::write(to.as_raw_fd(), data.as_ptr().cast(), CHUNK),
@@ -305,8 +308,8 @@ fn a_read_into_a_moving_area_succeeds_or_fails_and_keeps_what_it_wrote() {
     });
 }
 
-/// Whoever gave up a commit then would have two owners of one address, and whoever took it would
-/// destroy what another thread has.
+/// The library can neither give up the commit nor finish it: the address would have two owners, or
+/// the other thread's memory would be destroyed.
 #[test]
 fn memory_of_others_where_a_region_was_ends_the_process() {
     const NAME: &str = "memory_of_others_where_a_region_was_ends_the_process";
@@ -322,8 +325,9 @@ fn memory_of_others_where_a_region_was_ends_the_process() {
     let backend = Arc::new(Refusing::new(Arc::new(Linux), |request| {
         (request.call == Call::Exchange && request.addr == REGION.load(Relaxed)).then(|| {
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: in place of the region's one page, as if the call had unmapped it, and
-            // another thread had then been given the address.
+            // SAFETY: the mapping replaces the region's only page. That is what the test is about:
+            // it looks as if the refused call had unmapped the page, and the kernel had then given
+            // the address to another thread.
             let other = unsafe {
                 libc::mmap(request.addr as *mut _, BASE_PAGE, libc::PROT_NONE, flags, -1, 0)
             };
@@ -352,8 +356,8 @@ fn a_write_from_a_moving_area_always_succeeds() {
             let at = (round as usize * 997) % (words.len() - 512);
             words[at..at + 512].iter().for_each(|word| word.store(round, Relaxed));
             let mut back = [0u64; 512];
-            // SAFETY: 4096 bytes out of atomics into the pipe, which is empty, and from there into
-            // an array.
+            // SAFETY: the first call reads 512 words of the region, the second writes an array of as
+            // many. The pipe is empty and has room, so neither call waits.
             unsafe {
                 let put = libc::write(to.as_raw_fd(), words[at].as_ptr().cast(), 4096);
                 assert_eq!(put, 4096, "{}", std::io::Error::last_os_error());
@@ -364,19 +368,20 @@ fn a_write_from_a_moving_area_always_succeeds() {
     });
 }
 
-/// A process-private futex is found by its address, so waiters in moving memory are woken.
+/// The kernel finds a process-private futex by its address, so waiters on moving memory are woken.
 #[test]
 fn private_futexes_keep_their_waiters() {
     let _turn = turn();
     let private = libc::FUTEX_PRIVATE_FLAG;
     while_migrating(|region| {
-        // SAFETY: nobody accesses the region in another size.
+        // SAFETY: all accesses to the region have this size.
         let word = unsafe { &region.atomics_u32(4096..4100).unwrap()[0] };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..2000u32 {
                     while word.load(Relaxed) == 2 * round {
-                        // SAFETY: sleeps while the word has this value.
+                        // SAFETY: the call reads the word, which lives in the region. It sleeps
+                        // only while the word has this value.
                         unsafe {
                             let wait = libc::FUTEX_WAIT | private;
                             libc::syscall(libc::SYS_futex, word.as_ptr(), wait, 2 * round, 0usize);
@@ -388,7 +393,7 @@ fn private_futexes_keep_their_waiters() {
             for round in 0..2000u32 {
                 word.store(2 * round + 1, Relaxed);
                 assert!(soon(|| {
-                    // SAFETY: wakes who sleeps on the word.
+                    // SAFETY: the call uses the address only, to find sleeping threads.
                     unsafe {
                         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | private, 1)
                     };
@@ -399,8 +404,8 @@ fn private_futexes_keep_their_waiters() {
     });
 }
 
-/// A child that its parent allowed to have a region keeps the old frames; it does not see later
-/// writes.
+/// With `MADV_DOFORK`, children inherit a region. When the region leaps, such a child keeps the old
+/// frames, and does not see later writes.
 #[test]
 fn a_region_that_is_given_to_children_still_leaps() {
     const NAME: &str = "a_region_that_is_given_to_children_still_leaps";
@@ -411,7 +416,7 @@ fn a_region_that_is_given_to_children_still_leaps() {
     }
     let [near, far]: [Pool; 2] = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&near, BYTES).unwrap();
-    // SAFETY: advice on the region.
+    // SAFETY: the range is the whole region. The advice changes no contents.
     let advised =
         unsafe { libc::madvise(address(&region) as *mut libc::c_void, BYTES, libc::MADV_DOFORK) };
     assert_eq!(advised, 0);

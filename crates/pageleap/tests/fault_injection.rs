@@ -1,37 +1,39 @@
-//! Each call of a whole job fails once, before its effect, after it, and half-way; and some calls
-//! fail each time. Whatever happens, the job ends, every page is there with its latest contents,
-//! the books are right, and the next job works.
+//! Each call of a whole job fails once: before its effect, after it, and half-way. Some calls fail
+//! each time. Whatever fails, the job ends, every page has its latest contents, every frame has one
+//! owner, and the next job succeeds.
 
 mod common;
+#[path = "fault_injection/load.rs"]
+mod load;
 #[path = "common/refusing.rs"]
 mod refusing;
+#[path = "fault_injection/sabotage.rs"]
+mod sabotage;
 
 use std::sync::Arc;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{
-    ENGINES, PAGE_SIZES, Random, StopOnDrop, address, check_engine, engines, ladder, nodes,
-    own_descriptors, pool_mappings, region_flags, skip_page_size, surprises, turn,
+    ENGINES, PAGE_SIZES, Random, address, check_engine, engines, ladder, nodes, own_descriptors,
+    pool_mappings, region_flags, skip_page_size, surprises, turn,
 };
-use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model, Prot};
+use load::{check_all, touch_all, with_load};
+use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
     Ended, Engine, EngineChoice, Error, Job, Migration, PageSize, Pool, Region, Report, audit,
 };
 use refusing::{Refusing, Request};
+use sabotage::{ENOMEM, MODES, Sabotage, sweep};
 
-const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
-const ENOMEM: Errno = Errno(libc::ENOMEM);
 const PAGES: usize = 8;
-/// More calls than any of the jobs here makes.
-const ENDLESS: u64 = 1000;
 
-/// A job by one thread, of small areas.
+/// Starts a job of one thread and small areas.
 fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
     start_with(engine, region, to, 2 * region.page_size().bytes(), 1)
 }
 
-/// A job that may be refused because its engine cannot work, and is asked for again.
+/// Starts a job. If its engine is refused, because a call of the check for it failed, the job is
+/// started once more.
 fn start_with(
     engine: EngineChoice,
     region: &Region,
@@ -52,53 +54,16 @@ fn build(backend: Arc<dyn Backend>, page: PageSize, pages: usize) -> Result<Pool
     Pool::builder(nodes()[0], bytes).page_size(page).threads(1).backend(backend).build()
 }
 
-/// Runs `case` with the Nth call failing for N = 1, 2, ... in each mode, until it makes fewer than
-/// N calls. Returns how many calls were made to fail.
-fn sweep(
-    errno: Errno,
-    modes: &[FailMode],
-    mut case: impl FnMut(&dyn Fn() -> Sabotage) -> Option<Call>,
-) -> u64 {
-    let mut struck = 0;
-    for mode in modes {
-        let mut missed = 0;
-        for at in 1..ENDLESS {
-            match case(&|| Sabotage { at, mode: *mode, errno }) {
-                Some(_) => (struck, missed) = (struck + 1, 0),
-                None => missed += 1,
-            }
-            // With threads that disturb the job the number of calls varies.
-            if missed == 4 {
-                break;
-            }
-        }
-    }
-    struck
-}
-
-/// Which call is to fail, and how.
-#[derive(Clone, Copy, Debug)]
-struct Sabotage {
-    at: u64,
-    mode: FailMode,
-    errno: Errno,
-}
-
-impl Sabotage {
-    fn of(self, backend: Arc<dyn Backend>) -> Arc<FailAt> {
-        Arc::new(FailAt::new(backend, self.at, self.mode, self.errno))
-    }
-}
-
-/// What a single failure may do to a job: nothing, as far as pages are concerned.
+/// Checks that all pages have migrated: a single failure must not keep any page from it.
 fn check_report(report: &Report, pages: usize, what: &str) {
     assert!(report.ended.is_completed(), "{what}: {report}");
     assert_eq!(report.pages.migrated, pages as u64, "{what}: {report}");
 }
 
 // The model
-// -----------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
+/// Two pools and a region on the model, with a backend on which a call fails.
 struct OnModel {
     model: Arc<Model>,
     failing: Arc<FailAt>,
@@ -117,6 +82,7 @@ impl OnModel {
         scene
     }
 
+    /// The address of a page.
     fn page(&self, page: usize) -> usize {
         address(&self.region) + page * 4096
     }
@@ -155,7 +121,7 @@ fn on_the_model_any_call_may_fail() {
         let struck = sweep(Errno(errno), modes, |sabotage| {
             let scene = OnModel::new(sabotage());
             let what = format!("{engine}: {:?}", sabotage());
-            // SAFETY: pages of a region that nothing else changes now.
+            // SAFETY: pages of a region of the model that nothing else uses.
             unsafe {
                 scene.model.advise(scene.page(2), 3 * 4096, Advice::DontDump).unwrap();
                 scene.model.advise(scene.page(4), 2 * 4096, Advice::DoFork).unwrap();
@@ -208,11 +174,14 @@ fn on_the_model_any_call_may_fail() {
     }
 }
 
-/// The same with pages that nobody may read: they are copied by way of the pool's alias.
+/// Pages without read access are copied by way of the pool's alias. Runs in a child, because an
+/// access to such a page would end the process.
 #[test]
 fn on_the_model_pages_without_access_move_again_and_again() {
     const NAME: &str = "on_the_model_pages_without_access_move_again_and_again";
-    let _turn = turn(); // what starts a process maps memory, for which nobody may have made a hole
+    // Starting a process maps memory. No other test may have made a hole in a region meanwhile: the
+    // kernel could place that memory there.
+    let _turn = turn();
     if common::case().is_none() {
         let (end, output) = common::run_case(NAME, "none");
         assert_eq!(end, common::End::Exited(0), "{output}");
@@ -221,7 +190,7 @@ fn on_the_model_pages_without_access_move_again_and_again() {
     sweep(ENOMEM, &MODES, |sabotage| {
         let scene = OnModel::new(sabotage());
         let all = PAGES * 4096;
-        // SAFETY: pages of a region that nothing else changes now.
+        // SAFETY: pages of a region of the model that nothing else uses.
         unsafe { scene.model.protect(scene.page(0), all, Prot::NONE) }.unwrap();
         scene.failing.arm();
         let mut report =
@@ -231,7 +200,7 @@ fn on_the_model_pages_without_access_move_again_and_again() {
             check_report(&report, PAGES, &format!("{:?}", sabotage()));
             report = start_forced(EngineChoice::Auto, &scene.region, to).unwrap().wait();
         }
-        // SAFETY: as above.
+        // SAFETY: the same pages.
         unsafe { scene.model.protect(scene.page(0), all, Prot::READ_WRITE) }.unwrap();
         scene.check("readable again");
         scene.failing.struck()
@@ -272,7 +241,7 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
         let failing = sabotage().of(model.clone());
         let pool = build(failing.clone(), PageSize::Base, PAGES).unwrap();
         let empty = model.pages_in_use();
-        // Frames that have held data, in two runs, so that growing takes several steps.
+        // The free frames have held data and lie in two runs, so that growing takes several steps.
         let used = [3, 1, 4].map(|pages| Region::new(&pool, pages * 4096).unwrap());
         used.iter().for_each(|r| model.store(address(r), 7).unwrap());
         let [first, middle, last] = used;
@@ -337,77 +306,10 @@ fn on_the_model_discarded_frames_come_back() {
 }
 
 // The kernel
-// ----------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
-/// Words of each page that belong to the writer; the test itself owns the rest.
-const WRITTEN: usize = 64;
-
-/// Runs `body` while a thread writes rising values to each page of the region, and another sees
-/// that none falls back. In the end every word has the value that was written last.
-fn with_load<T>(region: &Region, body: impl FnOnce() -> T) -> T {
-    let stop = AtomicBool::new(false);
-    let ready = Barrier::new(3);
-    let stride = region.page_size().bytes() / 8;
-    let words = region.atomics_u64(0..region.len()).unwrap();
-    for page in words.chunks(stride) {
-        page[..WRITTEN].iter().for_each(|word| word.store(0, Relaxed));
-    }
-    std::thread::scope(|scope| {
-        let stop_guard = StopOnDrop(&stop);
-        let writer = scope.spawn(|| {
-            let mut last = vec![0; words.len() / stride * WRITTEN];
-            let mut value = 0;
-            ready.wait();
-            while !stop.load(Relaxed) {
-                for page in 0..words.len() / stride {
-                    value += 1;
-                    let at = value as usize % WRITTEN;
-                    words[page * stride + at].store(value, Relaxed);
-                    last[page * WRITTEN + at] = value;
-                }
-            }
-            last
-        });
-        scope.spawn(|| {
-            let mut seen = vec![0; words.len() / stride * WRITTEN];
-            ready.wait();
-            while !stop.load(Relaxed) {
-                for (i, seen) in seen.iter_mut().enumerate() {
-                    let value = words[i / WRITTEN * stride + i % WRITTEN].load(Relaxed);
-                    assert!(value >= *seen, "LOST: word {i} fell from {seen} to {value}");
-                    *seen = value;
-                }
-            }
-        });
-        ready.wait();
-        let result = body();
-        drop(stop_guard);
-        let last = writer.join().unwrap();
-        for (i, value) in last.into_iter().enumerate().filter(|(_, value)| *value > 0) {
-            let now = words[i / WRITTEN * stride + i % WRITTEN].load(Relaxed);
-            assert_eq!(now, value, "LOST: word {i}");
-        }
-        result
-    })
-}
-
-fn touch_all(region: &Region, value: u64) {
-    let words = region.atomics_u64(0..region.len()).unwrap();
-    for page in words.chunks(region.page_size().bytes() / 8) {
-        page[WRITTEN..].iter().step_by(97).for_each(|word| word.store(value, Relaxed));
-    }
-}
-
-fn check_all(region: &Region, value: u64, what: &str) {
-    let words = region.atomics_u64(0..region.len()).unwrap();
-    for (i, page) in words.chunks(region.page_size().bytes() / 8).enumerate() {
-        let lost =
-            page[WRITTEN..].iter().step_by(97).filter(|word| word.load(Relaxed) != value).count();
-        assert_eq!(lost, 0, "{what}: LOST {lost} words of page {i}");
-    }
-}
-
-/// One run on the kernel. Returns which call failed, or the error if the pools cannot be had.
+/// One run on the kernel. Returns which call has failed, or the error if there is no memory for the
+/// pools.
 fn on_the_kernel(
     engine: EngineChoice,
     sabotage: Sabotage,
@@ -419,8 +321,9 @@ fn on_the_kernel(
     Ok(struck)
 }
 
-/// One run on the kernel, with jobs as `start` has them: the one that is disturbed, and one more
-/// each way. Returns which call failed and the reports, or the error if the pools cannot be had.
+/// One run on the kernel: a job with failing calls, then one more job each way. `second` is another
+/// failing call of the first job. Returns which call has failed and the reports, or the error if
+/// there is no memory for the pools.
 fn run_on_the_kernel(
     sabotage: Sabotage,
     second: Option<Sabotage>,
@@ -437,7 +340,7 @@ fn run_on_the_kernel(
     let region = Region::new(&pools[0], pages * page.bytes()).unwrap();
     let mut reports = Vec::new();
     let part = region.as_ptr().as_ptr().wrapping_add(3 * page.bytes());
-    // SAFETY: two pages of the region; advice changes no contents.
+    // SAFETY: two pages of the region. The advice changes no contents.
     assert_eq!(unsafe { libc::madvise(part.cast(), 2 * page.bytes(), libc::MADV_DONTDUMP) }, 0);
     let before = region_flags(&region);
     touch_all(&region, 1);
@@ -474,6 +377,8 @@ fn run_on_the_kernel(
     Ok((failing.struck(), reports))
 }
 
+/// Open descriptors of pools and jobs, without eventfds: a job's thread closes its eventfd after it
+/// has delivered the report.
 fn own_descriptors_but_events() -> Vec<String> {
     own_descriptors().into_iter().filter(|name| !name.contains("eventfd")).collect()
 }
@@ -497,17 +402,16 @@ fn on_the_kernel_any_call_may_fail_under_load() {
 fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_with_huge_pages";
     let _turn = turn();
-    let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
     for page in [PageSize::Thp, PageSize::Huge2M] {
-        if let Err(error) = on_the_kernel(EngineChoice::Auto, harmless, page) {
+        if let Err(error) = on_the_kernel(EngineChoice::Auto, Sabotage::NONE, page) {
             skip_page_size(NAME, page, error);
             continue;
         }
         for engine in engines() {
             if page.is_hugetlb() && engine == EngineChoice::WpSync {
-                continue; // what auto chooses
+                continue; // `auto` chooses this engine
             }
-            // Half-way is the worst; what else there is, base pages have shown for each engine.
+            // For the other engines only the worst mode, half-way. Base pages have all modes.
             let modes = if engine == EngineChoice::Auto { &MODES[..] } else { &MODES[2..] };
             for (errno, modes) in [(libc::ENOMEM, modes), (libc::EINVAL, &MODES[..1])] {
                 let struck = sweep(Errno(errno), modes, |sabotage| {
@@ -519,7 +423,7 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     }
 }
 
-/// What mends a failure may fail too: two calls in a row, or nearly.
+/// The call that repairs a failure may fail too. So two calls fail, in a row or nearly.
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too";
@@ -528,7 +432,7 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
         let start = |region: &Region, to: &Pool| start_forced(EngineChoice::Auto, region, to);
         let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
         let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };
-        let harmless = match run(at(0, FailMode::Before), None) {
+        let harmless = match run(Sabotage::NONE, None) {
             Ok((_, reports)) => reports,
             Err(error) => {
                 skip_page_size(NAME, page, error);
@@ -538,7 +442,8 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
         let calls: u64 = harmless[0].calls.values().sum();
         let mut random = Random::new(page.bytes() as u64);
         for first in 1..=calls + 10 {
-            // The inner one does not see the call that the outer one has failed.
+            // The second backend lies below the first one. It does not see, and does not count, the
+            // call that the first one has refused.
             let [mode, next] = [0, 1].map(|_| MODES[random.below(3) as usize]);
             let distance = [0, 0, 1, 2, 3, 5][random.below(6) as usize];
             run(at(first, mode), Some(at(first + distance, next))).unwrap();
@@ -546,7 +451,7 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     }
 }
 
-/// Any of hundreds of calls, with several workers.
+/// One of hundreds of calls fails in a job with several workers.
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     const RUNS: usize = 20;
@@ -556,16 +461,24 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
         let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
         let run =
             |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
-        let harmless = Sabotage { at: 0, mode: FailMode::Before, errno: ENOMEM };
-        let calls = (0..3).map(|_| run(harmless).1[0].calls.values().sum::<u64>()).min().unwrap();
-        assert!(calls > 300, "{calls}"); // it depends on how often the writer gets in between
+        let made = |reports: &[Report]| reports[0].calls.values().sum::<u64>();
+        // The number of calls depends on how often the writer disturbs a copy.
+        let mut calls = (0..3).map(|_| made(&run(Sabotage::NONE).1)).min().unwrap();
+        assert!(calls > 300, "{calls}");
         let mut random = Random::new(engine as u64 + 1);
-        let struck = (0..RUNS).filter(|run_number| {
-            // The first of them are made by `start`, and the last ones while frames are recycled.
+        let mut struck = 0;
+        for number in 0..10 * RUNS {
+            if number >= RUNS && struck > RUNS / 2 {
+                break;
+            }
+            // The first calls are made by `start`, and the last ones while frames are recycled.
             let at = 1 + random.below(calls + 20);
-            run(Sabotage { at, mode: MODES[run_number % 3], errno: ENOMEM }).0.is_some()
-        });
-        assert!(struck.count() > RUNS / 2, "hardly any call was made to fail");
+            match run(Sabotage { at, mode: MODES[number % 3], errno: ENOMEM }) {
+                (Some(_), _) => struck += 1,
+                (None, reports) => calls = calls.min(made(&reports)),
+            }
+        }
+        assert!(struck > RUNS / 2, "hardly any call was made to fail");
     }
 }
 
@@ -606,9 +519,10 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
 }
 
 // Calls that fail each time
-// -------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
-/// Two pools and a region over a kernel that refuses what `rule` says once `armed` is set.
+/// Two pools and a region over a kernel that refuses the calls for which `rule` returns true. The
+/// counter is the number of refused calls; nothing is refused while it is `u64::MAX`, as at first.
 fn refusing(
     rule: impl Fn(&Request) -> bool + Send + Sync + 'static,
     errno: i32,
@@ -631,7 +545,7 @@ fn refusing(
 #[test]
 fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let _turn = turn();
-    // Set later, for the address is not known yet: the two pages from here on cannot be protected.
+    // The two pages at this address cannot be protected. It is set when the region exists.
     let stubborn = Arc::new(AtomicU64::new(0));
     let at = stubborn.clone();
     let rule = move |r: &Request| r.prot == Some(Prot::READ) && r.addr as u64 == at.load(Relaxed);
@@ -650,7 +564,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     assert!(remedy.contains("max_map_count"), "{remedy}");
     assert!(report.to_string().contains("ENOMEM"), "{report}");
     assert_eq!((report.pages.failed, report.pages.migrated), (2, 6), "{report}");
-    assert!(refused.load(Relaxed) > 1, "it was tried once only");
+    assert!(refused.load(Relaxed) > 1, "the refused call was not repeated");
     check_all(&region, 1, "after the failure");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     refused.store(u64::MAX, Relaxed);
@@ -659,9 +573,10 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     check_all(&region, 1, "after the next job");
 }
 
-/// That the commit is forbidden says nothing about access: the call that took it away was allowed.
+/// The commit is refused for good. The call that gives access back is refused a few times, and must
+/// be repeated: it is of the same kind as the call that took access away, which was allowed.
 #[test]
-fn an_area_that_was_protected_is_writable_again_although_that_is_forbidden_for_a_while() {
+fn a_protected_area_is_writable_again_although_the_call_is_refused_for_a_while() {
     let _turn = turn();
     let opened = AtomicU64::new(0);
     let rule = move |r: &Request| match r.call {
@@ -700,7 +615,8 @@ fn without_exchanges_files_are_mapped() {
             });
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
-            // Without a freeze nobody can be held up but by a signal.
+            // The engine `precopy` freezes an area by an exchange. Without one it cannot hold
+            // threads up, and `mprotect` moves the area.
             let told = report
                 .warnings
                 .iter()
@@ -737,8 +653,7 @@ fn without_advice_for_the_alias_files_are_mapped() {
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
 
-/// The call that lets a writer in is made in the signal handler, where nobody can be told that it
-/// failed.
+/// The call that lets a writer in is made in the signal handler, which cannot report its failure.
 #[test]
 fn writers_that_cannot_be_let_in_are_held() {
     let _turn = turn();
@@ -755,7 +670,7 @@ fn writers_that_cannot_be_let_in_are_held() {
     refused.store(0, Relaxed);
     with_load(&region, || {
         let mut rounds = 0;
-        // Until a writer did come in the way.
+        // Until a writer has disturbed an area: when that happens is chance.
         while refused.load(Relaxed) == 0 || rounds < 20 {
             let report = start_forced(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2])
                 .unwrap()

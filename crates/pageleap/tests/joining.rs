@@ -1,5 +1,5 @@
-//! Mappings that the kernel does not join by itself, threads that copy together, and what a job
-//! says of its engines.
+//! Mappings of hugetlb pages, which the kernel does not join by itself; threads that copy such a
+//! page together; and what a report says of the engines that a job has used.
 
 mod common;
 
@@ -11,7 +11,7 @@ use pageleap::pool::HugePageReservation;
 use pageleap::{Engine, EngineChoice, Migration, NodeId, PageSize, Pool, Region, audit};
 
 const PAGE: PageSize = PageSize::Huge2M;
-/// A whole block of pages whose mappings are joined, and a part of a second one.
+/// A block of pages whose mappings are joined, and a part of a second block.
 const PAGES: usize = 128 + 2;
 const MAP: &str = "mmap(MAP_FIXED|MAP_SHARED)";
 
@@ -20,7 +20,7 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
     const NAME: &str = "mappings_of_huge_pages_are_joined_block_by_block";
     let _turn = turn();
     let bytes = PAGES * PAGE.bytes();
-    // More than small machines have free.
+    // Small machines have fewer pages free.
     let _reserved = match HugePageReservation::reserve(NodeId(0), PAGE, 2 * PAGES as u64) {
         Ok(reserved) => reserved,
         Err(error) => return skip(NAME, &error),
@@ -41,16 +41,17 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
         let report = job.area_bytes(PAGE.bytes()).threads(threads).start().unwrap().wait();
         assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
         assert_eq!((report.pages.migrated, report.threads), (PAGES as u64, threads), "{report}");
-        // Each page, the block when its last page has moved, and the rest at the end; each of them
-        // is a window.
+        // One call and one window for each page, for the block when its last page has moved, and
+        // for the part of a block at the end.
         assert_eq!(
             (report.calls[MAP], report.windows.count),
             (PAGES as u64 + 2, PAGES as u64 + 2),
             "{report}"
         );
         assert_eq!(report.bytes_copied, bytes as u64);
-        // Of a page that nobody writes to the window is one call with `wp-sync`; `mprotect` keeps
-        // areas closed for long.
+        // In how many windows the worker runs with a real-time priority. With `wp-sync` the window
+        // of a page that nobody writes to is one call, and needs none. `mprotect` keeps areas closed
+        // for long, and takes none.
         let first = match engine {
             EngineChoice::WpSync => 2,
             EngineChoice::PrecopyProtect => PAGES as u64 + 2,
@@ -64,16 +65,15 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
     }
 }
 
-/// Whether a thread may have a real-time priority, and give it back.
+/// Whether a thread may take a real-time priority and give it back.
 fn may_go_first() -> bool {
     let set = |policy, sched_priority| {
-        // SAFETY: reads one structure, and concerns the calling thread.
+        // SAFETY: the call reads one structure and changes the calling thread only.
         unsafe { libc::sched_setscheduler(0, policy, &libc::sched_param { sched_priority }) == 0 }
     };
     set(libc::SCHED_FIFO, 1) && set(libc::SCHED_OTHER, 0)
 }
 
-/// What a job says of the engines that it used.
 #[test]
 fn the_report_says_which_engine_moved_what_and_why() {
     const PAGES: usize = 64;
@@ -88,7 +88,7 @@ fn the_report_says_which_engine_moved_what_and_why() {
     });
     let region = Region::new(&pools[0], PAGES * 4096).unwrap();
     let start = address(&region);
-    // SAFETY: pages of a region that nobody uses now.
+    // SAFETY: pages of a region that no thread uses.
     unsafe { Backend::protect(&*model, start, 8 * 4096, Prot::READ) }.unwrap();
     let range = 4 * 4096..PAGES * 4096;
     let report = Migration::new().range(&region, range.clone(), &pools[1]).start().unwrap().wait();

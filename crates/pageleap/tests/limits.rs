@@ -24,9 +24,9 @@ fn set_file_limit(files: u64) {
 }
 
 #[test]
-fn without_descriptors() {
+fn running_out_of_descriptors_loses_nothing() {
     cases(
-        "without_descriptors",
+        "running_out_of_descriptors_loses_nothing",
         &[
             (
                 // Giving frames back opens no file where nothing has failed.
@@ -109,9 +109,9 @@ fn limit_address_space(bytes: Option<i64>) {
 }
 
 #[test]
-fn without_address_space() {
+fn running_out_of_address_space_loses_nothing() {
     cases(
-        "without_address_space",
+        "running_out_of_address_space_loses_nothing",
         &[
             (
                 "a job",
@@ -246,9 +246,9 @@ impl Drop for Hog {
 }
 
 #[test]
-fn without_mappings() {
+fn running_out_of_mappings_loses_nothing() {
     cases(
-        "without_mappings",
+        "running_out_of_mappings_loses_nothing",
         &[
             (
                 "a job",

@@ -44,7 +44,7 @@ fn warned(tree: &Tree) -> (Topology, String) {
 }
 
 #[test]
-fn what_all_recorded_machines_have_in_common() {
+fn recorded_machines_are_read_without_warnings() {
     for (name, _) in RECORDED {
         let topology = recorded(name);
         assert!(topology.warnings().is_empty(), "{name}: {:?}", topology.warnings());
@@ -70,7 +70,7 @@ fn what_all_recorded_machines_have_in_common() {
 }
 
 #[test]
-fn one_node() {
+fn a_machine_with_one_node_is_read() {
     let topology = recorded("one");
     assert_eq!(each(&topology, |node| node.cpus.clone()), [[0, 1]]);
     assert_eq!(
@@ -82,7 +82,7 @@ fn one_node() {
 }
 
 #[test]
-fn two_nodes() {
+fn a_machine_with_two_nodes_is_read() {
     let topology = recorded("two");
     assert_eq!(each(&topology, |node| node.cpus.clone()), [[0, 1], [2, 3]]);
     assert_eq!(topology.distance(NodeId(0), NodeId(1)), Some(21));
@@ -92,7 +92,7 @@ fn two_nodes() {
 }
 
 #[test]
-fn four_nodes_in_a_cpuset() {
+fn a_cpuset_limits_the_nodes_of_a_machine() {
     let topology = recorded("four");
     assert_eq!(
         each(&topology, |node| node.cpus.clone()),
@@ -110,7 +110,7 @@ fn four_nodes_in_a_cpuset() {
 }
 
 #[test]
-fn eight_nodes() {
+fn distances_of_eight_nodes_are_read() {
     let topology = recorded("eight");
     assert_eq!(
         each(&topology, |node| node.cpus.clone()),
@@ -121,7 +121,7 @@ fn eight_nodes() {
 }
 
 #[test]
-fn sparse_nodes() {
+fn node_ids_may_have_gaps() {
     let topology = recorded("sparse");
     assert_eq!(numbers(each(&topology, |node| node.id)), [0, 2, 4]);
     assert_eq!(numbers(topology.possible_nodes().iter().copied()), [0, 1, 2, 3, 4]);
@@ -136,7 +136,7 @@ fn sparse_nodes() {
 }
 
 #[test]
-fn a_slower_tier_without_cpus() {
+fn a_slower_tier_may_have_no_cpus() {
     let topology = recorded("tiers");
     assert_eq!(each(&topology, |node| node.tier), [Some(4), Some(4), Some(60)]);
     assert!(topology.nodes()[2].cpus.is_empty());
@@ -157,7 +157,7 @@ fn a_slower_tier_without_cpus() {
 }
 
 #[test]
-fn cpus_without_memory() {
+fn nodes_with_cpus_may_have_no_memory() {
     let topology = recorded("apart");
     assert_eq!(
         each(&topology, |node| (node.cpus.len(), node.total_bytes > 0)),
