@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::mutants::Checker;
 
@@ -108,4 +108,18 @@ fn with_cfg(name: &str) -> OsString {
 /// The variable's value, or `default` where it is not set.
 pub fn or_default(variable: &str, default: &str) -> OsString {
     env::var_os(variable).unwrap_or_else(|| default.into())
+}
+
+/// Runs a command that must succeed.
+pub fn run(mut command: Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
+
+/// What a command prints that must succeed, without the white space around it.
+pub fn output(mut command: Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

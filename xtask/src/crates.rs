@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::capi::run;
-use crate::commands::Workspace;
+use crate::commands::{Workspace, output, run};
+use crate::files::read;
 use crate::tally::Outcome;
 
 /// What every crate brings along: nothing outside its folder goes with it.
@@ -66,11 +66,8 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
 
 /// The crates of the workspace that may go to a registry.
 fn published(workspace: &Workspace) -> Result<Vec<Package>> {
-    let mut command =
-        workspace.cargo(&["metadata", "--format-version", "1", "--locked", "--no-deps"]);
-    let output = command.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let command = workspace.cargo(&["metadata", "--format-version", "1", "--locked", "--no-deps"]);
+    let metadata: Metadata = serde_json::from_str(&output(command)?).context("cargo metadata")?;
     let is_published = |package: &Package| package.publish.as_ref().is_none_or(|to| !to.is_empty());
     let published: Vec<Package> = metadata.packages.into_iter().filter(is_published).collect();
     ensure!(!published.is_empty(), "no crate of the workspace may be published");
@@ -102,9 +99,7 @@ fn check_description(package: &Package) -> Result<()> {
 /// folder.
 fn check_files(workspace: &Workspace, package: &Package) -> Result<()> {
     let arguments = ["package", "--list", "--locked", "--allow-dirty", "-p", &package.name];
-    let output = workspace.cargo(&arguments).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let listed = String::from_utf8(output.stdout)?;
+    let listed = output(workspace.cargo(&arguments))?;
     for file in SHIPPED {
         ensure!(listed.lines().any(|line| line == file), "its archive has no {file}");
     }
@@ -117,10 +112,8 @@ fn check_files(workspace: &Workspace, package: &Package) -> Result<()> {
 
 /// Refuses a source that takes modules or text from a folder outside its crate.
 fn check_paths(source: &Path, inside: &Path) -> Result<()> {
-    let text = std::fs::read_to_string(source)
-        .with_context(|| format!("cannot read {}", source.display()))?;
     let depth = inside.components().count() - 1;
-    for (index, line) in text.lines().enumerate() {
+    for (index, line) in read(source)?.lines().enumerate() {
         let takes = ["#[path = \"", "include!(\"", "include_str!(\"", "include_bytes!(\""];
         let Some(path) = takes.iter().find_map(|take| line.split(take).nth(1)) else { continue };
         if path.matches("../").count() > depth {

@@ -13,8 +13,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::capi::{self, Layout, copy, run};
-use crate::commands::Workspace;
+use crate::capi::{self, Layout};
+use crate::commands::{Workspace, output, run};
+use crate::files::{copy, make_folder, read, with_extension, write};
 use crate::{header, manual, notices};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -107,8 +108,7 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
 
     let library = format!("usr/{lib}/libpageleap.so.{VERSION}");
     let depends = depends(folder, &root, &["usr/bin/pageleap", &library])?;
-    let soname = capi::soname(VERSION);
-    let abi = soname.rsplit_once(".so.").context("a soname has a version")?.1;
+    let abi = capi::abi(VERSION);
     let control = root.join("DEBIAN");
     make_folder(&control)?;
     let size = settle(&root)?.div_ceil(1024);
@@ -201,7 +201,7 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     }
     for (section, folder) in [("1", man1), ("3", man3)] {
         let mut found = 0;
-        for page in files(pages, section)? {
+        for page in with_extension(pages, section)? {
             let page = page.file_name().context("a page has a name")?.to_owned();
             copy(&pages.join(&page), &folder.join(&page))?;
             compress(&folder.join(&page))?;
@@ -225,7 +225,7 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     }
     copy(&workspace.root.join("CHANGELOG.md"), &doc.join("CHANGELOG.md"))?;
     compress(&doc.join("CHANGELOG.md"))?;
-    let licence = fs::read_to_string(workspace.root.join("LICENSE-MIT"))?;
+    let licence = read(&workspace.root.join("LICENSE-MIT"))?;
     write(
         &doc.join("copyright"),
         &format!(
@@ -235,25 +235,14 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     )?;
     copy(&pages.join("THIRD-PARTY"), &doc.join("THIRD-PARTY"))?;
     compress(&doc.join("THIRD-PARTY"))?;
-    for file in files(&workspace.root.join("docs"), "md")? {
+    for file in with_extension(&workspace.root.join("docs"), "md")? {
         copy(&file, &docs.join(file.file_name().context("a file has a name")?))?;
     }
     let sources = workspace.root.join("crates/capi/examples");
-    for file in [files(&sources, "c")?, files(&sources, "cpp")?].concat() {
+    for file in [with_extension(&sources, "c")?, with_extension(&sources, "cpp")?].concat() {
         copy(&file, &examples.join(file.file_name().context("a file has a name")?))?;
     }
     Ok(())
-}
-
-/// The files of a folder with an extension.
-fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let entries =
-        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    Ok(paths
-        .into_iter()
-        .filter(|path| path.extension().is_some_and(|found| found == extension))
-        .collect())
 }
 
 fn compress(file: &Path) -> Result<()> {
@@ -285,19 +274,4 @@ fn settle(root: &Path) -> Result<u64> {
     }
     fs::set_permissions(root, fs::Permissions::from_mode(0o755))?;
     Ok(bytes)
-}
-
-fn make_folder(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
-}
-
-fn write(file: &Path, text: &str) -> Result<()> {
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// What a command prints that must succeed, without the white space around it.
-fn output(mut command: Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }

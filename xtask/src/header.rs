@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use cbindgen::{Config, DocumentationStyle, Language, ParseConfig, RenameRule, Style};
 
+use crate::capi::fill;
 use crate::commands::Workspace;
+use crate::files::{read, write};
 
 /// The modules, in the order in which a reader needs them, and what their part of the header is
 /// about.
@@ -28,6 +30,14 @@ const LAST: (&str, &str) = ("job", "Jobs");
 /// Where the header is, from the root of the workspace.
 const HEADER: &str = "crates/capi/include/pageleap.h";
 
+/// What `opening.h` says of the version: all crates of the workspace have one.
+const VERSION: [(&str, &str); 4] = [
+    ("VERSION", env!("CARGO_PKG_VERSION")),
+    ("MAJOR", env!("CARGO_PKG_VERSION_MAJOR")),
+    ("MINOR", env!("CARGO_PKG_VERSION_MINOR")),
+    ("PATCH", env!("CARGO_PKG_VERSION_PATCH")),
+];
+
 /// Makes the header anew, or, with `check`, says whether it is as it should be.
 pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
     let (path, wanted) = (workspace.root.join(HEADER), text(&workspace.root)?);
@@ -38,7 +48,7 @@ pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
         return Ok(current);
     }
     if !current {
-        fs::write(&path, wanted).with_context(|| format!("cannot write {}", path.display()))?;
+        write(&path, &wanted)?;
     }
     Ok(true)
 }
@@ -46,9 +56,7 @@ pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
 /// The header as the sources have it.
 pub fn text(root: &Path) -> Result<String> {
     let sources = root.join("crates/capi/src");
-    let opening = sources.join("opening.h");
-    let mut header = fs::read_to_string(&opening)
-        .with_context(|| format!("cannot read {}", opening.display()))?;
+    let mut header = fill(&read(&sources.join("opening.h"))?, &VERSION)?;
     for (module, title) in PARTS.into_iter().chain([LAST]) {
         header += &format!("\n/* ---- {title} {} */\n\n", "-".repeat(88 - title.len()));
         header += compact(&part(&sources.join(format!("{module}.rs")))?).trim();
@@ -76,7 +84,7 @@ fn part(source: &PathBuf) -> Result<String> {
     config.export.rename.insert("flag".to_owned(), "bool".to_owned());
     let cannot_read = || format!("cannot read {}", source.display());
     // Also what no function of the same module takes.
-    config.export.include = types(&fs::read_to_string(source).with_context(cannot_read)?);
+    config.export.include = types(&read(source)?);
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate();
     let bindings = bindings.with_context(cannot_read)?;
     let mut text = Vec::new();

@@ -5,6 +5,7 @@ mod capi;
 mod commands;
 mod crates;
 mod dist;
+mod files;
 mod header;
 mod hugepages;
 mod lab;

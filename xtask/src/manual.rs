@@ -109,13 +109,20 @@ fn synopsis(page: &mut Roff, declaration: &str) {
     verbatim(page, ["#include <pageleap.h>", ""].into_iter().chain(declaration.lines()));
 }
 
-/// The macros that the header says something about, with that: each once.
+/// The macros that the header says something about, each once. A comment stands for all macros
+/// that follow it without a line in between.
 fn macros(header: &str) -> BTreeMap<&str, String> {
-    let comments =
-        header.split("\n/* ").skip(1).filter_map(|text| text.split_once(" */\n#define "));
-    let named =
-        comments.filter_map(|(comment, rest)| Some((rest.split_once('(')?.0, uncomment(comment))));
-    named.filter(|(name, _)| name.starts_with("PAGELEAP_")).collect()
+    let mut macros = BTreeMap::new();
+    for text in header.split("\n/* ").skip(1) {
+        let Some((comment, rest)) = text.split_once(" */\n#define ") else { continue };
+        let first = rest.split("\n\n").next().unwrap_or_default();
+        for definition in first.split("\n#define ") {
+            let name = definition.split(|c: char| !c.is_alphanumeric() && c != '_').next();
+            macros.extend(name.map(|name| (name, uncomment(comment))));
+        }
+    }
+    macros.retain(|name, _| name.starts_with("PAGELEAP_"));
+    macros
 }
 
 fn overview(opening: &str, macros: &BTreeMap<&str, String>, parts: &[Part]) -> String {

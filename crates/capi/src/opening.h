@@ -80,6 +80,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version of this header. pageleap_version() has that of the library. */
+#define PAGELEAP_VERSION "@VERSION@"
+/* The parts of the header's version, as numbers. */
+#define PAGELEAP_VERSION_MAJOR @MAJOR@
+#define PAGELEAP_VERSION_MINOR @MINOR@
+#define PAGELEAP_VERSION_PATCH @PATCH@
+/* A version as one number; a later version has a larger number. */
+#define PAGELEAP_MAKE_VERSION(major, minor, patch) ((major) * 1000000 + (minor) * 1000 + (patch))
+/* The header's version as one number, also for #if. pageleap_version_number() has the library's. */
+#define PAGELEAP_VERSION_NUMBER                                                                    \
+    PAGELEAP_MAKE_VERSION(PAGELEAP_VERSION_MAJOR, PAGELEAP_VERSION_MINOR, PAGELEAP_VERSION_PATCH)
+
 #ifdef __cplusplus
 /* A structure with its size set, and all else 0. */
 #define PAGELEAP_INIT(type) ([] { type made = {}; made.size = sizeof(type); return made; }())

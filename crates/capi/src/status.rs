@@ -237,3 +237,19 @@ pub extern "C" fn pageleap_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
 }
+
+/// The version of the library as one number, which PAGELEAP_MAKE_VERSION makes of its parts.
+#[unsafe(no_mangle)]
+pub extern "C" fn pageleap_version_number() -> u32 {
+    const fn part(text: &str) -> u32 {
+        match u32::from_str_radix(text, 10) {
+            // Larger parts would run into each other.
+            Ok(part) if part < 1000 => part,
+            _ => panic!("a part of a version is a number below 1000"),
+        }
+    }
+    const MAJOR: u32 = part(env!("CARGO_PKG_VERSION_MAJOR"));
+    const MINOR: u32 = part(env!("CARGO_PKG_VERSION_MINOR"));
+    const PATCH: u32 = part(env!("CARGO_PKG_VERSION_PATCH"));
+    MAJOR * 1_000_000 + MINOR * 1_000 + PATCH
+}

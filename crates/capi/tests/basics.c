@@ -8,6 +8,23 @@
 
 enum { PAGES = 2048, BYTES = PAGES * 4096 };
 
+#if PAGELEAP_VERSION_NUMBER < PAGELEAP_MAKE_VERSION(0, 1, 0)
+#error "the macros can be used by the preprocessor"
+#endif
+
+/* Here the library is that of the header. */
+static void see_the_version(void) {
+    char of_its_parts[64];
+    snprintf(of_its_parts, sizeof of_its_parts, "%d.%d.%d", PAGELEAP_VERSION_MAJOR,
+             PAGELEAP_VERSION_MINOR, PAGELEAP_VERSION_PATCH);
+    /* A version before a release says so after its numbers: "1.0.0-rc.1". */
+    CHECK(strncmp(PAGELEAP_VERSION, of_its_parts, strlen(of_its_parts)) == 0);
+    CHECK(strcmp(pageleap_version(), PAGELEAP_VERSION) == 0);
+    CHECK(pageleap_version_number() == PAGELEAP_VERSION_NUMBER);
+    CHECK(PAGELEAP_MAKE_VERSION(0, 10, 0) > PAGELEAP_MAKE_VERSION(0, 9, 999));
+    printf("pageleap %s\n", pageleap_version());
+}
+
 static void see_the_machine(void) {
     pageleap_topology *topology;
     OK(pageleap_topology_read(&topology));
@@ -136,7 +153,7 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
 }
 
 int main(void) {
-    printf("pageleap %s\n", pageleap_version());
+    see_the_version();
     CHECK(strcmp(pageleap_last_error(), "") == 0);
     see_the_machine();
     see_what_is_allowed();

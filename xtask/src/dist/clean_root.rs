@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Packages, make, output};
-use crate::capi::{copy, run};
-use crate::commands::Workspace;
+use super::{Packages, make};
+use crate::commands::{Workspace, output, run};
+use crate::files::copy;
 use crate::process;
 use crate::tally::Outcome;
 

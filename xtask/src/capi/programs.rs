@@ -1,0 +1,278 @@
+//! Programs in C, C++ and Java that use the library: built in several ways, and run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::PRIVATE_LIBRARIES;
+use crate::commands::{Workspace, output, run};
+use crate::files::{make_folder, with_extension};
+use crate::process;
+use crate::tally::Outcome;
+
+/// How long a program may run.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// A program exits with this if it cannot run here; its last line says why.
+const SKIPPED: i32 = 77;
+
+/// A way to build a program.
+struct Build {
+    /// For C, and for C++.
+    compilers: [&'static str; 2],
+    flags: &'static [&'static str],
+    /// Against the archive.
+    is_static: bool,
+    /// Run under valgrind.
+    valgrind: bool,
+}
+
+/// A program to build and run.
+struct Program {
+    source: PathBuf,
+    arguments: &'static [&'static str],
+    /// A library besides ours, by its name for pkg-config.
+    library: Option<&'static str>,
+}
+
+impl Build {
+    fn compiler(&self, source: &Path) -> &'static str {
+        self.compilers[usize::from(is_cpp(source))]
+    }
+
+    /// Whether a program may be built and run so. Sanitizers replace malloc, and so does jemalloc.
+    fn suits(&self, program: &Program) -> bool {
+        let sanitizes = self.flags.iter().any(|flag| flag.starts_with("-fsanitize"));
+        if sanitizes {
+            return program.library != Some("jemalloc");
+        }
+        !self.valgrind || UNDER_VALGRIND.iter().any(|name| program.source.ends_with(name))
+    }
+
+    fn name(&self, source: &Path) -> String {
+        let kind = match (self.is_static, self.valgrind) {
+            (true, _) => " static",
+            (_, true) => " under valgrind",
+            _ => "",
+        };
+        let words = [&[self.compiler(source)], self.flags].concat().join(" ");
+        format!("{} ({words}{kind})", source.file_stem().unwrap_or_default().display())
+    }
+}
+
+const GCC: [&str; 2] = ["gcc", "g++"];
+const CLANG: [&str; 2] = ["clang", "clang++"];
+
+const BUILDS: [Build; 5] = [
+    Build { compilers: GCC, flags: &["-O2"], is_static: false, valgrind: false },
+    Build { compilers: GCC, flags: &["-O1"], is_static: true, valgrind: false },
+    Build { compilers: CLANG, flags: &["-O2"], is_static: false, valgrind: false },
+    Build {
+        compilers: GCC,
+        flags: &["-O1", "-fsanitize=address,undefined"],
+        is_static: false,
+        valgrind: false,
+    },
+    Build { compilers: GCC, flags: &["-O1"], is_static: false, valgrind: true },
+];
+
+/// Programs that run there: where the sanitizers cannot work, and where an engine by protection has
+/// to do without calls that valgrind does not know.
+const UNDER_VALGRIND: [&str; 2] = ["host_dlopen.c", "jemalloc_arena.c"];
+
+/// Valgrind, as strict as the sanitizers. Only if it is told to it gives each thread its turn, and
+/// keeps registers as they are where a fault may happen.
+const VALGRIND: [&str; 7] = [
+    "valgrind",
+    "-q",
+    "--fair-sched=yes",
+    "--vex-iropt-register-updates=allregs-at-mem-access",
+    "--error-exitcode=9",
+    "--leak-check=full",
+    "--errors-for-leak-kinds=definite",
+];
+
+/// Examples, with sizes that make them short, and what they need besides.
+const EXAMPLES: [(&str, &[&str], Option<&str>); 3] = [
+    ("buffer_pool.c", &["64", "16", "1.5"], None),
+    ("hash_join.cpp", &["100000", "1000000"], None),
+    ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
+];
+
+/// How the JVM runs: its best compiler leaves out null checks that failed often, its first one
+/// never does.
+const JVMS: [Option<&str>; 2] = [None, Some("-XX:TieredStopAtLevel=1")];
+
+/// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it,
+/// and says how it went.
+pub fn test(workspace: &Workspace, prefix: &Path, outcome: &mut Outcome) -> Result<()> {
+    let sources = workspace.root.join("crates/capi");
+    let tests = programs(&sources.join("tests"))?;
+    let tests = tests.into_iter().map(|source| Program { source, arguments: &[], library: None });
+    let examples = EXAMPLES.map(|(name, arguments, library)| {
+        let source = sources.join("examples").join(name);
+        Program { source, arguments, library }
+    });
+    let programs: Vec<Program> = tests.chain(examples).collect();
+    for name in UNDER_VALGRIND {
+        ensure!(
+            programs.iter().any(|program| program.source.ends_with(name)),
+            "there is no {name}"
+        );
+    }
+    for program in programs {
+        for build in BUILDS.iter().filter(|build| build.suits(&program)) {
+            let result = build_and_run(workspace, prefix, &program, build);
+            outcome.add(&build.name(&program.source), result);
+        }
+    }
+    for options in JVMS {
+        let name = format!("a JVM ({})", options.unwrap_or("default"));
+        outcome.add(&name, run_in_a_jvm(workspace, prefix, options));
+    }
+    let arguments =
+        ["run", "--release", "-q", "-p", "pageleap-alloc", "--example", "hash_map", "--", "100000"];
+    outcome.add("hash_map (cargo)", run(workspace.cargo(&arguments)).map(|()| None));
+    Ok(())
+}
+
+fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
+    let programs = [with_extension(folder, "c")?, with_extension(folder, "cpp")?].concat();
+    ensure!(!programs.is_empty(), "{} has no programs", folder.display());
+    Ok(programs)
+}
+
+fn is_cpp(source: &Path) -> bool {
+    source.extension().is_some_and(|extension| extension == "cpp")
+}
+
+/// Gives the reason if the program cannot be built or run here.
+fn build_and_run(
+    workspace: &Workspace,
+    prefix: &Path,
+    program: &Program,
+    build: &Build,
+) -> Result<Option<String>> {
+    let Program { source, arguments, library } = program;
+    let compiler = build.compiler(source);
+    let tools = [Some(compiler), build.valgrind.then_some(VALGRIND[0])];
+    for tool in tools.into_iter().flatten() {
+        if Command::new(tool).arg("--version").output().is_err() {
+            return Ok(Some(format!("there is no {tool}; get it by: apt-get install {tool}")));
+        }
+    }
+    if let Some(library) = library
+        && pkg_config(prefix, library, &["--exists"]).is_err()
+    {
+        return Ok(Some(format!(
+            "there is no {library}; get it by: apt-get install lib{library}-dev"
+        )));
+    }
+    let folder = workspace.target.join("capi-tests");
+    make_folder(&folder)?;
+    let built = folder.join(source.file_stem().context("a program has a name")?);
+    let mut compile = Command::new(compiler);
+    compile.args([
+        if is_cpp(source) { "-std=c++17" } else { "-std=c11" },
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-g",
+        "-pthread",
+    ]);
+    compile.args(build.flags).arg("-o").arg(&built).arg(source);
+    compile.args(pkg_config(prefix, "pageleap", &["--cflags"])?);
+    match build.is_static {
+        true => compile.arg(prefix.join("lib/libpageleap.a")).args(PRIVATE_LIBRARIES.split(' ')),
+        false => {
+            let lib = prefix.join("lib");
+            compile
+                .args(pkg_config(prefix, "pageleap", &["--libs"])?)
+                .arg(format!("-Wl,-rpath,{}", lib.display()))
+        }
+    };
+    if let Some(library) = library {
+        compile.args(pkg_config(prefix, library, &["--cflags", "--libs"])?);
+    }
+    compile.arg("-ldl");
+    run(compile)?;
+    let mut last = String::new();
+    let mut command = Command::new(if build.valgrind { Path::new(VALGRIND[0]) } else { &built });
+    if build.valgrind {
+        command.args(&VALGRIND[1..]).arg(&built);
+    }
+    command.args(*arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
+    let ending = process::run(command, LIMIT, |line| {
+        println!("    {line}");
+        last = line.to_owned();
+    })?;
+    if ending.code() == Some(SKIPPED) {
+        return Ok(Some(last));
+    }
+    ensure!(ending.success(), "{}", ending.reason(LIMIT));
+    Ok(None)
+}
+
+/// A JVM that loads the library through its native interface. Gives the reason if there is none
+/// here.
+fn run_in_a_jvm(
+    workspace: &Workspace,
+    prefix: &Path,
+    options: Option<&str>,
+) -> Result<Option<String>> {
+    let Some(home) = java_home() else {
+        return Ok(Some(
+            "there is no Java with jni.h; get it by: apt-get install default-jdk-headless"
+                .to_owned(),
+        ));
+    };
+    let sources = workspace.root.join("crates/capi/tests/jvm");
+    let folder = workspace.target.join("capi-tests");
+    make_folder(&folder)?;
+    let include = home.join("include");
+    let mut compile = Command::new("gcc");
+    compile.args([
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-g",
+        "-shared",
+        "-fPIC",
+    ]);
+    compile.arg("-I").arg(&include).arg("-I").arg(include.join("linux"));
+    compile.arg("-o").arg(folder.join("libhost_jvm.so")).arg(sources.join("host_jvm.c"));
+    compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
+    compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    run(compile)?;
+    let mut java = Command::new(home.join("bin/java"));
+    java.args(options)
+        .arg(format!("-Djava.library.path={}", folder.display()))
+        .arg(sources.join("Host.java"));
+    // It would leave a report where it was started from.
+    java.current_dir(&folder);
+    let ending = process::run(java, LIMIT, |line| println!("    {line}"))?;
+    ensure!(ending.success(), "{}", ending.reason(LIMIT));
+    Ok(None)
+}
+
+/// Where Java is, if it can compile and has what C needs.
+fn java_home() -> Option<PathBuf> {
+    let output =
+        Command::new("java").args(["-XshowSettings:properties", "-version"]).output().ok()?;
+    let settings = String::from_utf8_lossy(&output.stderr).into_owned();
+    let home = settings.lines().find_map(|line| line.trim().strip_prefix("java.home = "))?;
+    let home = PathBuf::from(home.trim());
+    (home.join("include/jni.h").is_file() && home.join("bin/javac").is_file()).then_some(home)
+}
+
+fn pkg_config(prefix: &Path, library: &str, flags: &[&str]) -> Result<Vec<String>> {
+    let mut command = Command::new("pkg-config");
+    command.args(flags).arg(library).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    Ok(output(command)?.split_whitespace().map(str::to_owned).collect())
+}
