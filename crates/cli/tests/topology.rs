@@ -162,13 +162,13 @@ fn nodes_are_chosen_as_numactl_does() {
         assert_eq!(json!(found), ids, "{nodes}");
     }
     for (nodes, named) in [
-        ("1", "node 1 does not exist here"),
-        ("0-3", "node 3 in `0-3` does not exist here"),
+        ("1", "node 1 does not exist or is offline"),
+        ("0-3", "node 3 in `0-3` does not exist or is offline"),
         ("-1", "a number is missing in `-1`"),
         ("", "a number is missing"),
         ("0-99999999", "`99999999`"),
-        ("same", "no set of nodes was named before"),
-        ("!all", "names no node"),
+        ("same", "no set of nodes was given before"),
+        ("!all", "the set is empty"),
     ] {
         let error = failure(on(&tree, &["--nodes", nodes]), 2);
         assert!(error.contains(named) && error.contains("0,2,4"), "{nodes}: {error}");
@@ -215,12 +215,12 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
         );
         error
     };
-    assert!(hostile(&|tree, file| tree.link(file, "/etc/passwd")).contains("out of the folder"));
+    assert!(hostile(&|tree, file| tree.link(file, "/etc/passwd")).contains("out of the directory"));
     assert!(
         hostile(&|tree, file| tree.link(file, "../../../../../../../../etc/passwd"))
-            .contains("out of the folder")
+            .contains("out of the directory")
     );
-    assert!(hostile(&|tree, file| tree.link(file, "cpulist")).contains("too many links"));
+    assert!(hostile(&|tree, file| tree.link(file, "cpulist")).contains("too many symbolic links"));
     assert!(hostile(&|tree, file| tree.fifo(file)).contains("FIFO"));
     assert!(hostile(&|tree, file| tree.put(file, "0-99999999")).contains("99999999"));
     assert!(hostile(&|tree, file| tree.put(file, "-5")).contains("not an id"));
@@ -329,7 +329,7 @@ fn a_filter_that_refuses_openat2_changes_nothing() {
             command
         };
         assert_eq!(text(filtered(on(&tree, &[]))), text(on(&tree, &[])));
-        assert!(failure(filtered(on(&escaping, &[])), 1).contains("out of the folder"));
+        assert!(failure(filtered(on(&escaping, &[])), 1).contains("out of the directory"));
         assert!(text(filtered(pageleap(&[]))).contains("node"));
     }
 }

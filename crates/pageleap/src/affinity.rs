@@ -1,13 +1,13 @@
-//! Which CPUs a thread of ours runs on, how urgently, and which signals it takes.
+//! The CPUs on which a thread of the library runs, and its scheduling.
 
-/// Confines the calling thread to those of `cpus` on which it may run at all. Returns whether that
-/// worked; with an empty list (a node without CPUs) nothing changes.
+/// Restricts the calling thread to `cpus`, as far as its present affinity allows. Returns whether
+/// that worked. An empty list (a node without CPUs) changes nothing and returns `true`.
 pub(crate) fn run_on(cpus: &[usize]) -> bool {
     if cpus.is_empty() {
         return true;
     }
-    // SAFETY: both calls read or write one CPU set of the calling thread; CPU_* stay inside it, as
-    // the range check ensures.
+    // SAFETY: each call reads or writes one CPU set that outlives it. The filter keeps CPU_ISSET
+    // and CPU_SET within the set.
     unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut allowed) != 0 {
@@ -26,17 +26,19 @@ pub(crate) fn run_on(cpus: &[usize]) -> bool {
     }
 }
 
-/// Has the calling thread let in soon when others wait for it, as far as the kernel does that for
-/// everybody.
+/// Asks for short time slices for the calling thread, so that the scheduler runs it soon after a
+/// wake-up. The kernel offers that to every ordinary thread without privilege.
 pub(crate) fn run_shortly() {
     if pageleap_sys::is_ordinary() {
         let _ = pageleap_sys::run_shortly();
     }
 }
 
-/// Whether the calling thread may be put before others for as long as it likes, and may go back:
-/// one that the user has given another policy keeps it, and where `RLIMIT_RTTIME` is set, the
-/// kernel would end the process for a copy that takes longer.
+/// Whether the calling thread may run before ordinary threads without a time limit, and may return
+/// to the ordinary policy afterwards.
+///
+/// A thread with a policy that the user has chosen keeps it. Where RLIMIT_RTTIME is set, the kernel
+/// would kill the process during a copy that takes longer.
 pub(crate) fn may_run_first() -> bool {
     use pageleap_sys::{Resource, is_ordinary, resource_limit, run_first};
     let unlimited = resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none());

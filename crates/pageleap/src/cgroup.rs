@@ -1,28 +1,27 @@
-//! What memory cgroups leave to the process, of both versions.
+//! Memory limits of cgroups, versions 1 and 2, and the bytes that they leave to the process.
 
 use crate::topology::SysFiles;
 
-/// What a memory cgroup leaves.
+/// One memory limit that applies to the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryRoom {
-    /// The file with the limit, relative to the root.
+    /// The file with the limit, relative to the root directory.
     pub(crate) file: String,
     /// The limit in bytes.
     pub(crate) max: u64,
-    /// Bytes left under it.
+    /// Bytes that the process may still allocate under the limit.
     pub(crate) left: u64,
 }
 
-/// For each memory limit that applies to the process: its file, and the bytes left under it. File
-/// pages that can be dropped count as left.
+/// All memory limits that apply to the process. File pages that the kernel can drop count as left.
 pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
     const V2: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
     const V1: [&str; 1] = ["sys/fs/cgroup/memory"];
     let text = |path: &str| files.text_if_there(path).ok().flatten();
     let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
     let mut rooms = Vec::new();
-    // A process is in one group of each hierarchy, and the kernel's paths have at most 4095 bytes:
-    // more of either is no kernel's doing.
+    // A process is in one group of each hierarchy, and a path of the kernel has at most 4095 bytes.
+    // Anything beyond that does not come from a kernel and is skipped.
     let (mut seen_v1, mut seen_v2) = (false, false);
     for line in text("proc/self/cgroup").unwrap_or_default().lines() {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -43,22 +42,22 @@ pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
         if std::mem::replace(seen, true) || path.len() > 4095 {
             continue;
         }
-        // A path with `..` is one above the cgroup namespace: its files are not to be seen.
+        // A path with `..` leads above the cgroup namespace, where the files are not visible.
         let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
         if steps.contains(&"..") {
             continue;
         }
         for mount in mounts {
             for depth in (0..=steps.len()).rev() {
-                let folder = [&[*mount], &steps[..depth]].concat().join("/");
-                let file = format!("{folder}/{max}");
-                // "max" and a missing file both mean: no limit here.
+                let directory = [&[*mount], &steps[..depth]].concat().join("/");
+                let file = format!("{directory}/{max}");
+                // "max" and a missing file both mean that this group has no limit.
                 let Some((max, current)) =
-                    number(&file).zip(number(&format!("{folder}/{current}")))
+                    number(&file).zip(number(&format!("{directory}/{current}")))
                 else {
                     continue;
                 };
-                let stat = text(&format!("{folder}/memory.stat")).unwrap_or_default();
+                let stat = text(&format!("{directory}/memory.stat")).unwrap_or_default();
                 let value = |name: &&str| {
                     stat.lines().find_map(|l| l.strip_prefix(*name))?.trim().parse::<u64>().ok()
                 };
@@ -78,13 +77,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_of_both_cgroup_versions_are_found_and_droppable_file_pages_count_as_free() {
+    fn limits_of_both_versions_are_found_and_droppable_file_pages_count_as_left() {
         let root = std::env::temp_dir().join(format!("pageleap-cgroup-{}", std::process::id()));
-        let put = |folder: &str, files: [(&str, &str); 3]| {
-            fs::create_dir_all(root.join(folder)).unwrap();
-            files
-                .iter()
-                .for_each(|(name, text)| fs::write(root.join(folder).join(name), text).unwrap());
+        let put = |directory: &str, files: [(&str, &str); 3]| {
+            let directory = root.join(directory);
+            fs::create_dir_all(&directory).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(directory.join(name), text).unwrap());
         };
         put(
             "sys/fs/cgroup/a",
@@ -102,7 +100,7 @@ mod tests {
             ("memory.stat", stat),
         ];
         put("sys/fs/cgroup/memory/c", files);
-        // A process is in one group only.
+        // The second line `0::` is ignored, because a process is in only one group of a hierarchy.
         put(
             "sys/fs/cgroup/b",
             [("memory.max", "1\n"), ("memory.current", "1\n"), ("memory.stat", "")],

@@ -1,4 +1,4 @@
-//! Where pages should go, and where they lie, as the kernel says.
+//! Where pages should lie, and where they lie according to the kernel.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,59 +12,62 @@ use crate::units::{BASE_PAGE, NodeId, PageSize};
 /// How pages are spread over nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spread {
-    /// All on one node.
+    /// All pages on one node.
     On(NodeId),
-    /// In turn on each of these nodes, a stripe at a time.
+    /// One stripe on each of these nodes in turn.
     Interleave(Vec<NodeId>),
-    /// In turn, but a node gets as many stripes of each round as its weight says.
+    /// In turn, but in each round a node gets as many stripes as its weight.
     Weighted(Vec<(NodeId, u32)>),
 }
 
-/// Where the page tables go that map the pages.
+/// The node of the page tables that map the pages.
 ///
-/// Page tables belong with the threads that walk them: on a miss of the TLB a CPU reads them as it
-/// reads data. They are placed in blocks of 2 MB of the range (one page of page table); a block
-/// that is shared with what lies beside the range keeps those it has.
+/// Page tables belong near the threads that walk them: on a TLB miss a CPU reads page tables as it
+/// reads data. They are placed in blocks of 2 MB of the range, which is what one page of page table
+/// maps. A block that also maps memory beside the range keeps its page tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PageTables {
-    /// Where the data goes; for a node without CPUs, on the nearest that has some.
+    /// On the node of the data. For a node without CPUs, on the nearest node with CPUs.
     #[default]
     Auto,
-    /// On this node, whether it has CPUs or not.
+    /// On this node, with or without CPUs.
     Node(NodeId),
 }
 
-/// Where pages, and the page tables that map them, should lie: of a pool, of a region, or after a
-/// leap.
+/// Where pages, and the page tables that map them, should lie. Pools, regions and leaps each have a
+/// placement.
 ///
-/// A [`NodeId`] is a placement too: everything on that node.
+/// A [`NodeId`] converts to a placement of everything on that node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The pages.
+    /// How the pages are spread.
     pub spread: Spread,
-    /// The page tables.
+    /// Where the page tables lie.
     pub page_tables: PageTables,
-    /// Consecutive bytes that go to one node before the next gets its share, a multiple of the page
-    /// size. If not said: a power of two from one page to 2 MB for small regions, so that a region
-    /// has at least 256 stripes; more than 2 MB for regions beyond 16 GB, so that it has at most
-    /// 8192, for each stripe is a mapping (`vm.max_map_count`). The same place of the same region
-    /// always belongs to the same node.
+    /// Bytes of a stripe: consecutive bytes on one node before the next node's turn. A multiple of
+    /// the page size.
+    ///
+    /// `None` chooses a power of two by the size of the region. A small region has at least 256
+    /// stripes of one page to 2 MB each. Above 16 GB a stripe is larger than 2 MB, so that a region
+    /// has at most 8192 stripes. Each stripe is a mapping, which counts towards `vm.max_map_count`.
+    ///
+    /// An offset in a region always belongs to the same node, whatever range a leap moves.
     pub stripe_bytes: Option<usize>,
 }
 
 impl Placement {
-    /// All on one node.
+    /// All pages on one node.
     pub fn on(node: NodeId) -> Self {
         Placement { spread: Spread::On(node), page_tables: PageTables::Auto, stripe_bytes: None }
     }
 
-    /// In turn on each of these nodes.
+    /// One stripe on each of these nodes in turn.
     pub fn interleave(nodes: impl IntoIterator<Item = NodeId>) -> Self {
         let spread = Spread::Interleave(nodes.into_iter().collect());
         Placement { spread, ..Placement::on(NodeId(0)) }
     }
 
-    /// In turn on each of these nodes, as often as its weight says.
+    /// As many stripes on each node in turn as its weight.
     pub fn weighted(nodes: impl IntoIterator<Item = (NodeId, u32)>) -> Self {
         Placement {
             spread: Spread::Weighted(nodes.into_iter().collect()),
@@ -72,7 +75,7 @@ impl Placement {
         }
     }
 
-    /// Sets where page tables go.
+    /// Sets the node of the page tables.
     pub fn page_tables(mut self, page_tables: PageTables) -> Self {
         self.page_tables = page_tables;
         self
@@ -84,7 +87,7 @@ impl Placement {
         self
     }
 
-    /// The nodes that it names.
+    /// The nodes of the placement.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         let (one, several, weighted) = match &self.spread {
             Spread::On(node) => (Some(*node), &[][..], &[][..]),
@@ -94,7 +97,11 @@ impl Placement {
         one.into_iter().chain(several.iter().copied()).chain(weighted.iter().map(|(node, _)| *node))
     }
 
-    /// Each node's weight, checked.
+    /// Each node with its weight.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] if the placement has no nodes, has a node twice, or has a weight
+    /// outside 1 to 255.
     pub(crate) fn weights(&self) -> Result<Vec<(NodeId, u32)>, Error> {
         let bad = |reason: String, remedy: &str| Error::BadArgument {
             what: "placement",
@@ -107,26 +114,31 @@ impl Placement {
             Spread::Weighted(weights) => weights.clone(),
         };
         if weights.is_empty() {
-            return Err(bad("it names no node".into(), "name at least one"));
+            return Err(bad("it names no node".into(), "name at least one node"));
         }
         for (i, (node, weight)) in weights.iter().enumerate() {
             if weights[..i].iter().any(|(other, _)| other == node) {
                 return Err(bad(
                     format!("it names {node} twice"),
-                    "name each node once; weights say how much it gets",
+                    "name each node once; give weights to nodes that get more",
                 ));
             }
             if *weight == 0 || *weight > MAX_WEIGHT {
                 return Err(bad(
                     format!("{node} has the weight {weight}"),
-                    "use 1 to 255, and leave out nodes that get nothing",
+                    "use 1 to 255, and leave out nodes that get no pages",
                 ));
             }
         }
         Ok(weights)
     }
 
-    /// Which pages of a region of `capacity` bytes go to which of its nodes (by their order).
+    /// Which pages of a region of `capacity` bytes go to which node. Nodes are given by their index
+    /// in the placement.
+    ///
+    /// # Errors
+    /// Those of [`weights`](Placement::weights), or [`Error::BadArgument`] if a stripe is not a
+    /// multiple of the page size.
     pub(crate) fn layout(&self, capacity: usize, page: PageSize) -> Result<Layout, Error> {
         let weights: Vec<u32> = self.weights()?.iter().map(|(_, weight)| *weight).collect();
         let stripe =
@@ -134,7 +146,7 @@ impl Placement {
         if stripe == 0 || !stripe.is_multiple_of(page.bytes()) {
             return Err(Error::BadArgument {
                 what: "stripe",
-                reason: format!("{stripe} bytes are no whole number of {page} pages"),
+                reason: format!("{stripe} bytes are not a multiple of {page} pages"),
                 remedy: "use a multiple of the page size".into(),
             });
         }
@@ -148,22 +160,23 @@ impl From<NodeId> for Placement {
     }
 }
 
-/// As the kernel's weighted interleaving has it (`/sys/kernel/mm/mempolicy/weighted_interleave`,
-/// Linux 6.9).
+/// The largest weight, as in the kernel's weighted interleaving
+/// (`/sys/kernel/mm/mempolicy/weighted_interleave`, Linux 6.9).
 const MAX_WEIGHT: u32 = 255;
 
-/// See [`Placement::stripe_bytes`].
+/// Bytes of a stripe of a region that does not set [`Placement::stripe_bytes`].
 fn default_stripe(capacity: usize) -> usize {
-    const FEWEST: usize = 256;
-    const MOST: usize = 8192;
+    const FEWEST_STRIPES: usize = 256;
+    const MOST_STRIPES: usize = 8192;
+    /// Bytes that one page of page table maps.
     const TABLE: usize = 2 << 20;
-    let small = (capacity / FEWEST).clamp(BASE_PAGE, TABLE);
+    let small = (capacity / FEWEST_STRIPES).clamp(BASE_PAGE, TABLE);
     let small = 1usize << small.ilog2();
-    small.max(capacity.div_ceil(MOST).next_power_of_two())
+    small.max(capacity.div_ceil(MOST_STRIPES).next_power_of_two())
 }
 
-/// One round of the nodes: each as often as its weight, spread as evenly as possible (smooth
-/// weighted round robin).
+/// One round of stripes, as indices of nodes. Each node occurs as often as its weight, spread as
+/// evenly as possible (smooth weighted round robin).
 fn round_of(weights: &[u32]) -> Vec<usize> {
     let total: i64 = weights.iter().map(|w| i64::from(*w)).sum();
     let mut credit = vec![0i64; weights.len()];
@@ -177,16 +190,16 @@ fn round_of(weights: &[u32]) -> Vec<usize> {
     (0..total).map(next).collect()
 }
 
-/// Which of several nodes each page of a region belongs to.
+/// The node of each page of a region, for a placement on several nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     stripe_pages: u64,
-    /// Indices of nodes, stripe by stripe, until it repeats.
+    /// The node of each stripe of one round, as an index. The rounds repeat.
     round: Vec<usize>,
 }
 
 impl Layout {
-    /// How many of the first `pages` pages belong to each node, by their order.
+    /// How many of the first `pages` pages go to each node, by the index of the node.
     pub(crate) fn pages_by_node(&self, pages: u64) -> Vec<u64> {
         let round = self.stripe_pages.saturating_mul(self.round.len() as u64);
         let nodes = self.round.iter().max().map_or(0, |last| last + 1);
@@ -198,7 +211,8 @@ impl Layout {
         counts
     }
 
-    /// Cuts pages into parts that belong to one node each, neighbours of the same node joined.
+    /// Cuts a range of pages into parts that go to one node each. Neighbouring stripes of the same
+    /// node are one part.
     pub(crate) fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
         if self.round.iter().all(|node| *node == self.round[0]) {
             return vec![(pages, self.round[0])];
@@ -219,7 +233,7 @@ impl Layout {
     }
 }
 
-/// How many pages lie on which node.
+/// How many pages lie on each node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCounts {
     by_node: BTreeMap<NodeId, u64>,
@@ -227,8 +241,11 @@ pub struct NodeCounts {
 }
 
 impl NodeCounts {
-    /// Asks the kernel about each page of a range. Where it may not be asked about pages (Docker's
-    /// default seccomp profile refuses `move_pages`), it says how much of each mapping lies where.
+    /// Counts the pages of a range by node, as the kernel reports them.
+    ///
+    /// The kernel is asked about each page. Where that is not allowed (Docker's default seccomp
+    /// profile refuses `move_pages`), the counts come from the bytes per node that the kernel
+    /// reports for each mapping.
     pub(crate) fn of_range(
         backend: &dyn Backend,
         start: usize,
@@ -255,14 +272,15 @@ impl NodeCounts {
         }
     }
 
-    /// Asks the kernel about the page at each address, and adds what it says. On an error, says for
-    /// which addresses.
+    /// Asks the kernel about the page at each address, and adds the answers. An error comes with
+    /// the addresses of the failed query.
     fn add(
         &mut self,
         backend: &dyn Backend,
         pages: impl Iterator<Item = usize>,
     ) -> Result<(), (Range<usize>, Errno)> {
-        /// Pages asked for at a time: keeps the kernel's copies of the lists within a few pages.
+        /// Pages per query. The kernel copies the lists, and this size keeps the copies within a
+        /// few pages.
         const BATCH: usize = 1024;
         let mut batch = Vec::with_capacity(BATCH);
         let mut status = [0i32; BATCH];
@@ -284,23 +302,23 @@ impl NodeCounts {
         Ok(())
     }
 
-    /// Takes other pages into account.
+    /// Adds the counts of other pages.
     pub(crate) fn join(&mut self, other: &NodeCounts) {
         other.iter().for_each(|(node, pages)| *self.by_node.entry(node).or_default() += pages);
         self.absent += other.absent;
     }
 
-    /// Pages on `node`.
+    /// Number of pages on `node`.
     pub fn on(&self, node: NodeId) -> u64 {
         self.by_node.get(&node).copied().unwrap_or(0)
     }
 
-    /// Pages that are not present anywhere (swapped out, say).
+    /// Number of pages that are not present on any node, because they are swapped out, for example.
     pub fn absent(&self) -> u64 {
         self.absent
     }
 
-    /// All nodes with pages, and how many.
+    /// All nodes with pages, and the number of pages on each.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, u64)> {
         self.by_node.iter().map(|(node, pages)| (*node, *pages))
     }
@@ -318,21 +336,21 @@ impl fmt::Display for NodeCounts {
     }
 }
 
-/// Where pages lie, against where they should.
+/// A comparison of where pages lie with where they should lie.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verification {
-    /// Pages looked at.
+    /// Number of pages compared.
     pub pages: u64,
-    /// Pages that are present on another node than they should be.
+    /// Number of pages that are present on a wrong node.
     pub misplaced: u64,
-    /// Pages that are not present: swapped out, say.
+    /// Number of pages that are not present, because they are swapped out, for example.
     pub absent: u64,
-    /// Where they all lie.
+    /// Where the pages lie.
     pub found: NodeCounts,
 }
 
 impl Verification {
-    /// Compares what was found with how many pages should lie on which node.
+    /// Compares the pages found on each node with the number expected there.
     pub(crate) fn of(found: NodeCounts, expected: &[(NodeId, u64)]) -> Self {
         let pages = found.iter().map(|(_, pages)| pages).sum::<u64>() + found.absent;
         let surplus = found.iter().map(|(node, pages)| {
@@ -343,12 +361,12 @@ impl Verification {
         Verification { pages, misplaced: surplus.sum(), absent: found.absent, found }
     }
 
-    /// Whether every page is present, where it should be.
+    /// Whether every page is present and on the right node.
     pub fn is_right(&self) -> bool {
         self.misplaced == 0 && self.absent == 0
     }
 
-    /// Takes another one into account.
+    /// Adds the result of another comparison.
     pub(crate) fn join(&mut self, other: Verification) {
         self.pages += other.pages;
         self.misplaced += other.misplaced;
@@ -387,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn stripes_alternate_and_their_places_do_not_depend_on_the_range() {
+    fn stripes_alternate_and_their_nodes_do_not_depend_on_the_range() {
         let placement = Placement::interleave(NODES).stripe_bytes(2 * BASE_PAGE);
         assert_eq!(parts(&placement, 1 << 20, 0..7), [(0..2, 0), (2..4, 1), (4..6, 2), (6..7, 0)]);
         assert_eq!(parts(&placement, 1 << 20, 3..5), [(3..4, 1), (4..5, 2)]);
@@ -406,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn placements_that_make_no_sense_are_refused_by_name() {
+    fn wrong_placements_are_refused_and_the_error_names_the_node_or_size() {
         let refused = |placement: Placement, named: &str| {
             let error = placement.layout(1 << 20, PageSize::Huge2M).unwrap_err();
             assert!(error.is_usage() && error.to_string().contains(named), "{error}");
@@ -420,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn by_itself_a_stripe_is_small_in_small_regions_and_bounds_the_mappings_of_large_ones() {
+    fn the_default_stripe_is_small_in_small_regions_and_limits_the_mappings_of_large_ones() {
         for (capacity, stripe) in [
             (1, BASE_PAGE),
             (1 << 20, BASE_PAGE),
@@ -435,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn surplus_on_a_node_is_misplaced() {
+    fn more_pages_than_expected_on_a_node_are_misplaced() {
         let found =
             NodeCounts { by_node: BTreeMap::from([(NODES[0], 7), (NODES[1], 2)]), absent: 1 };
         let mut all = Verification::of(found, &[(NODES[0], 10)]);
@@ -449,8 +467,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
-        /// Parts cover the range in order, belong together where they should, and each node has its
-        /// weight of each round.
+        /// The parts cover the range in order. Neighbouring stripes of one node are one part, and
+        /// each node gets its weight of each round.
         #[test]
         fn every_page_belongs_to_one_node_in_proportion(
             weights in prop::collection::vec(1u32..20, 1..5), stripe in 1u64..9, start in 0u64..500, len in 1u64..500

@@ -256,13 +256,13 @@ fn damaged_nodes_are_refused_with_the_file_that_is_at_fault() {
         ("online", b"1,0\n", "`0` is out of order"),
         ("online", b"0-1-2\n", "`1-2` is not an id"),
         ("online", b"zero\n", "`zero` is not an id"),
-        ("online", b"\xff\n", "not text"),
+        ("online", b"\xff\n", "not UTF-8 text"),
         ("online", long.as_bytes(), "more than 1024 KB"),
         ("online", huge.as_bytes(), "more than 1024 KB"),
         ("node0/cpulist", b"0-99999999\n", "`99999999` is not an id below 8192"),
         ("node0/cpulist", b"3-1\n", "`3-1` runs backwards"),
         ("node1/cpulist", b"\x1b[31m\n", "\\u{1b}[31m"),
-        ("node1/meminfo", b"\xc3\x28\n", "not text"),
+        ("node1/meminfo", b"\xc3\x28\n", "not UTF-8 text"),
     ];
     for (path, text, reason) in cases {
         let tree = Tree::recorded("two");
@@ -292,24 +292,24 @@ fn nothing_outside_the_tree_is_read_and_nothing_waited_for() {
     ] {
         let tree = Tree::recorded("two");
         tree.link(&online, target);
-        assert!(refusal(&tree).contains("a link leads out of the folder"), "{target}");
+        assert!(refusal(&tree).contains("a symbolic link leads out of the directory"), "{target}");
     }
     let tree = Tree::recorded("two");
     tree.link(&online, "online");
-    assert!(refusal(&tree).contains("too many links"));
+    assert!(refusal(&tree).contains("too many symbolic links"));
     tree.fifo(&online);
     assert!(refusal(&tree).contains("a FIFO"));
     tree.remove(&online);
     tree.put(&format!("{online}/x"), "");
-    assert!(refusal(&tree).contains("a folder"));
-    // Of what may be missing, it is a warning; of a node's own folder, a refusal.
+    assert!(refusal(&tree).contains("a directory"));
+    // Of what may be missing, it is a warning; of a node's own directory, a refusal.
     let tree = Tree::recorded("two");
     tree.link("proc/self/status", "/proc/self/status");
     let (topology, warning) = warned(&tree);
-    assert!(warning.contains("proc/self/status: a link leads out"), "{warning}");
+    assert!(warning.contains("proc/self/status: a symbolic link leads out"), "{warning}");
     assert_eq!(numbers(topology.allowed_nodes()), [0, 1]);
     tree.link(&format!("{NODE}/node1"), "/sys/devices/system/node/node0");
-    assert!(refusal(&tree).contains("a link leads out"));
+    assert!(refusal(&tree).contains("a symbolic link leads out"));
 }
 
 #[test]
@@ -338,17 +338,17 @@ fn thousands_of_entries_and_warnings_stay_bounded() {
     let node = &topology.nodes()[0];
     assert!(
         node.access.is_empty() && node.huge_pages.is_empty(),
-        "folders that no kernel makes are left out"
+        "directories that no kernel makes are left out"
     );
     let warnings = topology.warnings();
     assert!(warnings.len() == 17 && warnings[16].contains("more"), "{warnings:?}");
 }
 
 #[test]
-fn a_folder_that_does_not_exist_is_no_machine() {
-    let files = SysFiles::at("/nonexistent/folder");
+fn a_missing_root_directory_is_an_error() {
+    let files = SysFiles::at("/nonexistent/directory");
     let error = Topology::read_from(&files).unwrap_err().to_string();
-    assert!(error.starts_with("/nonexistent/folder:"), "{error}");
+    assert!(error.starts_with("/nonexistent/directory:"), "{error}");
     assert!(
         refusal(&Tree::empty()).contains("sys/devices/system/cpu/online"),
         "neither nodes nor CPUs"

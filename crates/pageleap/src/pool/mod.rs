@@ -375,7 +375,7 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
 
 /// The command that adds huge pages to a node, on top of those that it has.
 pub fn reserve_command(node: NodeId, page: PageSize, more: u64) -> String {
-    let file = crate::topology::huge_folder(node, page.bytes() as u64).join("nr_hugepages");
+    let file = crate::topology::huge_page_directory(node, page.bytes() as u64).join("nr_hugepages");
     let total = crate::topology::read_count(&file).unwrap_or(0) + more;
     format!("echo {total} > {}", file.display())
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
-use crate::topology::{Topology, huge_folder, read_count};
+use crate::topology::{Topology, huge_page_directory, read_count};
 use crate::units::{NodeId, PageSize};
 
 /// Huge pages that were added to a node's pool and go back when this is dropped (after the pools
@@ -36,7 +36,7 @@ impl HugePageReservation {
             });
         }
         let page = page.bytes() as u64;
-        let total = huge_folder(node, page).join("nr_hugepages");
+        let total = huge_page_directory(node, page).join("nr_hugepages");
         let _only_us = lock_file(&total);
         let present = Topology::node_now(node)?;
         let missing = pages.saturating_sub(present.free_huge(page));

@@ -1,20 +1,21 @@
-//! The kernel's files below a folder, read as if somebody hostile had written them.
+//! The kernel's files below a directory, read as if an attacker had written them.
 //!
-//! In a container, `/sys` and `/proc` are what its maker mounted there, and `--sysroot` names any
-//! folder at all. So:
+//! In a container, whoever made the container has chosen what is mounted at `/sys` and `/proc`.
+//! With `--sysroot` the user names any directory at all. Three rules follow:
 //!
-//! * No link is followed out of the folder. Links inside it are: sysfs is made of them
-//!   (`node0/cpu0` leads to `../../cpu/cpu0`). The kernel resolves the path where it has `openat2`
-//!   (Linux 5.6). Where it has not, or a seccomp filter refuses the call, [`walk`] opens one step
-//!   after the other, each relative to the descriptor of the step before, reads links itself, and
-//!   climbs only by descriptors that it came through.
-//! * Only regular files are read and only folders listed. A FIFO or a device is not even opened,
-//!   because that may wait or have effects; one that takes the place of a file between the look and
-//!   the opening is opened without waiting and refused then.
-//! * What is read has a cap: bytes of a file, entries of a folder.
+//! * No path leads out of the directory. Symbolic links inside the directory are followed, because
+//!   sysfs is made of them (`node0/cpu0` leads to `../../cpu/cpu0`). With `openat2` (Linux 5.6) the
+//!   kernel resolves the path. Without `openat2`, or where a seccomp filter refuses it, [`walk`]
+//!   resolves the path one step at a time. [`walk`] opens each step relative to the descriptor of
+//!   the step before, reads symbolic links itself, and climbs only to descriptors that it came
+//!   through.
+//! * Only regular files are read, and only directories are listed. A FIFO or a device is not even
+//!   opened, because opening may wait or have effects. If one takes the place of a file between the
+//!   check and the opening, it is opened without waiting and then refused.
+//! * Reading is limited: in bytes of a file, and in entries of a directory.
 //!
-//! A file system that answers a read never (FUSE can) is not defended against: nothing short of
-//! another process could.
+//! A file system that never answers a read (FUSE can do so) is out of scope: only a process of its
+//! own could guard against it.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, FileType, OpenOptions};
@@ -27,46 +28,47 @@ use pageleap_sys::{Entries, Errno, link_target, open_beneath, open_entry};
 
 use crate::error::Error;
 
-/// Bytes of the largest file that is read. sysfs files are at most a page, lists of CPUs (Linux
-/// 5.15) a few; `/proc/vmstat` has 5 KB.
+/// Most bytes of a file. Files of sysfs have at most one page, lists of CPUs a few pages (Linux
+/// 5.15), and `/proc/vmstat` has 5 KB.
 const MAX_BYTES: u64 = 1 << 20;
-/// Entries of the largest folder that is listed. A node's folder has one per memory block: 16 TB in
+/// Most entries of a directory. The directory of a node has one entry per memory block: 16 TB in
 /// blocks of 256 MB.
 const MAX_ENTRIES: usize = 65_536;
-/// Links followed on one path, as many as the kernel follows (`MAXSYMLINKS`).
+/// Most symbolic links on one path, as many as the kernel follows (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
-/// Folders below each other on one path; sysfs has ten.
+/// Most nested directories on one path. Paths of sysfs have ten.
 const MAX_DEPTH: usize = 64;
 /// Characters of damaged text that an error shows.
 const MAX_SHOWN: usize = 40;
 
-/// The kernel's files below a folder, which is `/` on the machine itself. Paths are relative to it:
-/// `sys/devices/system/node/online`, `proc/self/status`.
+/// The kernel's files below a directory, which is `/` for this machine. Paths are relative to the
+/// directory, such as `sys/devices/system/node/online` or `proc/self/status`.
 ///
-/// Whatever lies there, nothing outside the folder is read, no call waits on a FIFO, and no more
-/// than 1 MB of a file or 65 536 entries of a folder are taken; the rest are errors that say what
-/// is wrong. Opened anew for every file, so that a value can be copied and kept.
+/// Nothing outside the directory is read, whatever the directory contains, and no call waits on a
+/// FIFO. At most 1 MB of a file and 65 536 entries of a directory are read. Everything else is an
+/// error that says what is wrong. The directory is opened again for each file, so the value can be
+/// copied and kept.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
     root: PathBuf,
     resolve: Resolve,
 }
 
-/// Who follows links.
+/// How symbolic links are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolve {
-    /// The kernel if it can.
+    /// By the kernel if possible, else by [`walk`].
     Kernel,
-    /// [`walk`], as where the kernel cannot.
+    /// Always by [`walk`].
     #[cfg(test)]
     Walk,
 }
 
-/// What a path must lead to.
+/// What a path has to lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     File,
-    Folder,
+    Directory,
 }
 
 impl SysFiles {
@@ -75,12 +77,12 @@ impl SysFiles {
         SysFiles::at("/")
     }
 
-    /// Those below another folder: of a container, or recorded on another machine.
+    /// The files below another directory: that of a container, or one recorded on another machine.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         SysFiles { root: root.into(), resolve: Resolve::Kernel }
     }
 
-    /// The folder.
+    /// The directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -88,25 +90,25 @@ impl SysFiles {
     /// The text of a file.
     ///
     /// # Errors
-    /// [`Error::SystemFile`] if it is not there, no regular file, outside the folder, larger than 1
-    /// MB, not UTF-8, or cannot be read.
+    /// [`Error::SystemFile`] if the file does not exist, is not a regular file, lies outside the
+    /// directory, is larger than 1 MB, is not UTF-8, or cannot be read.
     pub fn text(&self, path: &str) -> Result<String, Error> {
         self.text_if_there(path)?
             .ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
     }
 
-    /// The text of a file, or `None` if it or a folder on the way to it does not exist. A folder of
-    /// `self` that does not exist is an error.
+    /// The text of a file, or `None` if the file or a directory on its path does not exist. A
+    /// missing root directory is an error.
     ///
     /// # Errors
-    /// As for [`text`](SysFiles::text), except for that.
+    /// As for [`text`](SysFiles::text), except for a file that does not exist.
     pub fn text_if_there(&self, path: &str) -> Result<Option<String>, Error> {
         let file = match self.open(path, Wanted::File) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
             other => other.map_err(|why| self.error(path, why))?,
         };
         let mut bytes = Vec::new();
-        // One byte more than is allowed tells a file that is too large from one that just fits.
+        // One byte beyond the limit tells a file that is too large from one that just fits.
         match file.take(MAX_BYTES + 1).read_to_end(&mut bytes) {
             Err(error) => Err(Error::system_file(&self.shown(path), &error)),
             Ok(_) if bytes.len() as u64 > MAX_BYTES => {
@@ -114,15 +116,15 @@ impl SysFiles {
             }
             Ok(_) => match String::from_utf8(bytes) {
                 Ok(text) => Ok(Some(text)),
-                Err(_) => Err(self.damaged(path, "it is not text".into())),
+                Err(_) => Err(self.damaged(path, "it is not UTF-8 text".into())),
             },
         }
     }
 
-    /// The whole number that a file consists of.
+    /// The unsigned integer that is the whole content of a file.
     ///
     /// # Errors
-    /// As for [`text`](SysFiles::text), or if it is no number of 64 bits without sign.
+    /// As for [`text`](SysFiles::text), or if the text is not an unsigned integer of 64 bits.
     pub fn number(&self, path: &str) -> Result<u64, Error> {
         let text = self.text(path)?;
         let text = text.trim_ascii();
@@ -130,31 +132,32 @@ impl SysFiles {
             .map_err(|_| self.damaged(path, format!("`{}` is not a number", shortened(text))))
     }
 
-    /// The names in a folder, sorted. Names that are not UTF-8 are left out: the kernel makes none.
+    /// The names in a directory, sorted. Names that are not UTF-8 are left out: the kernel makes no
+    /// such names.
     ///
     /// # Errors
-    /// [`Error::SystemFile`] if it is not there, no folder, outside the folder of `self`, has more
-    /// than 65 536 entries, or cannot be read.
-    pub fn names(&self, folder: &str) -> Result<Vec<String>, Error> {
-        self.names_if_there(folder, MAX_ENTRIES)?
-            .ok_or_else(|| self.error(folder, Refusal::Path(Errno(libc::ENOENT))))
+    /// [`Error::SystemFile`] if the directory does not exist, is not a directory, lies outside the
+    /// root directory, has more than 65 536 entries, or cannot be read.
+    pub fn names(&self, directory: &str) -> Result<Vec<String>, Error> {
+        self.names_if_there(directory, MAX_ENTRIES)?
+            .ok_or_else(|| self.error(directory, Refusal::Path(Errno(libc::ENOENT))))
     }
 
-    /// The names in a folder that has at most `most` entries, or `None` if it does not exist.
+    /// The names in a directory of at most `most` entries, or `None` if it does not exist.
     pub(super) fn names_if_there(
         &self,
-        folder: &str,
+        directory: &str,
         most: usize,
     ) -> Result<Option<Vec<String>>, Error> {
-        let open = match self.open(folder, Wanted::Folder) {
+        let open = match self.open(directory, Wanted::Directory) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
-            other => other.map_err(|why| self.error(folder, why))?,
+            other => other.map_err(|why| self.error(directory, why))?,
         };
-        let failed = |errno| self.error(folder, Refusal::Path(errno));
+        let failed = |errno| self.error(directory, Refusal::Path(errno));
         let mut names = Vec::new();
         for (count, name) in Entries::of(open.into()).map_err(failed)?.enumerate() {
             if count == most {
-                return Err(self.damaged(folder, format!("it has more than {most} entries")));
+                return Err(self.damaged(directory, format!("it has more than {most} entries")));
             }
             names.extend(name.map_err(failed)?.into_string().ok());
         }
@@ -162,7 +165,7 @@ impl SysFiles {
         Ok(Some(names))
     }
 
-    /// An error about what is in a file.
+    /// An error about the content of a file.
     pub(crate) fn damaged(&self, path: &str, reason: String) -> Error {
         Error::SystemFile {
             path: self.shown(path),
@@ -171,17 +174,17 @@ impl SysFiles {
         }
     }
 
-    /// A path as errors name it.
+    /// A path in the form in which errors show it.
     pub(crate) fn shown(&self, path: &str) -> String {
         escaped(&self.root.join(path).display().to_string())
     }
 
-    /// Opens what `path` leads to if it is what is wanted, and never anything else, unless it
-    /// changes in this moment.
+    /// Opens what `path` leads to if it is of the wanted kind. Anything else is not opened, except
+    /// if the path changes at this very moment.
     fn open(&self, path: &str, wanted: Wanted) -> Result<File, Refusal> {
-        let mut as_folder = OpenOptions::new();
-        as_folder.read(true).custom_flags(libc::O_DIRECTORY);
-        let root = as_folder.open(&self.root).map_err(Refusal::Root)?;
+        let mut as_directory = OpenOptions::new();
+        as_directory.read(true).custom_flags(libc::O_DIRECTORY);
+        let root = as_directory.open(&self.root).map_err(Refusal::Root)?;
         let path = CString::new(path).map_err(|_| Refusal::Path(Errno(libc::EINVAL)))?;
         let open =
             |flags| self.resolve(root.as_fd(), &path, flags).map(File::from).map_err(Refusal::Path);
@@ -197,7 +200,8 @@ impl SysFiles {
     fn resolve(&self, root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
         if self.resolve == Resolve::Kernel {
             match open_beneath(root, path, flags) {
-                // Not there, or refused by a filter; EAGAIN: a folder was moved meanwhile.
+                // ENOSYS: an older kernel. ENOSYS or EPERM: a filter refuses the call. EAGAIN: a
+                // directory was moved meanwhile.
                 Err(Errno(libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
                 other => return other,
             }
@@ -209,24 +213,22 @@ impl SysFiles {
         let link = |reason: &str| Error::SystemFile {
             path: self.shown(path),
             reason: reason.into(),
-            remedy: "the kernel makes no such link: remove it, or read another folder",
+            remedy: "remove the link, or name another directory: the kernel makes no such link",
         };
         match why {
             Refusal::Root(error) => Error::SystemFile {
                 path: escaped(&self.root.display().to_string()),
                 reason: error.to_string(),
-                remedy: "name a folder that exists and can be read",
+                remedy: "name a directory that exists and can be read",
             },
-            Refusal::Path(Errno(libc::EXDEV)) => {
-                link("a link leads out of the folder that is read")
-            }
+            Refusal::Path(Errno(libc::EXDEV)) => link("a symbolic link leads out of the directory"),
             Refusal::Path(Errno(libc::ELOOP)) => {
-                link("too many links, or one of those in /proc that name open files")
+                link("too many symbolic links, or a link of /proc that stands for an open file")
             }
             Refusal::Path(errno) => Error::system_file(&self.shown(path), &errno.into()),
             Refusal::Kind(kind) => {
                 let found = match kind {
-                    k if k.is_dir() => "a folder",
+                    k if k.is_dir() => "a directory",
                     k if k.is_file() => "a file",
                     k if k.is_fifo() => "a FIFO",
                     k if k.is_socket() => "a socket",
@@ -240,10 +242,11 @@ impl SysFiles {
 
 /// Why something was not opened.
 enum Refusal {
-    /// The folder that everything is relative to.
+    /// The root directory cannot be opened.
     Root(io::Error),
+    /// The path cannot be resolved or opened.
     Path(Errno),
-    /// It is not what was wanted.
+    /// The path leads to something of another kind.
     Kind(FileType),
 }
 
@@ -253,7 +256,7 @@ fn file_type(file: &File) -> Result<FileType, Errno> {
     Ok(metadata.file_type())
 }
 
-/// Opens `path` below `root` without the kernel's help: what [`open_beneath`] does, with the same
+/// Opens `path` below `root` without `openat2`. Does what [`open_beneath`] does, with the same
 /// error numbers.
 fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
     let parts = |path: &CStr| -> Vec<CString> {
@@ -264,18 +267,18 @@ fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Er
     if is_absolute(path) {
         return Err(Errno(libc::EXDEV));
     }
-    // The folders between the root and where the walk is. It climbs by these descriptors, so that
-    // nobody can lead it elsewhere by moving a folder.
-    let mut folders: Vec<OwnedFd> = Vec::new();
-    // What is left of the path, the next step last.
+    // The directories between the root and the current step. The walk climbs by these descriptors,
+    // so that nobody can lead it elsewhere by moving a directory.
+    let mut directories: Vec<OwnedFd> = Vec::new();
+    // The remaining steps of the path, the next step last.
     let mut left = parts(path);
     let mut links = 0;
     while let Some(name) = left.pop() {
-        let here = folders.last().map_or(root, OwnedFd::as_fd);
+        let here = directories.last().map_or(root, OwnedFd::as_fd);
         match name.to_bytes() {
             b"" | b"." => continue,
             b".." => {
-                folders.pop().ok_or(Errno(libc::EXDEV))?;
+                directories.pop().ok_or(Errno(libc::EXDEV))?;
                 continue;
             }
             _ => {}
@@ -293,22 +296,22 @@ fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Er
             }
             left.extend(parts(&target));
         } else if kind.is_dir() {
-            if folders.len() == MAX_DEPTH {
+            if directories.len() == MAX_DEPTH {
                 return Err(Errno(libc::ENAMETOOLONG));
             }
-            folders.push(step.into());
+            directories.push(step.into());
         } else if left.is_empty() {
             return open_entry(here, &name, flags);
         } else {
             return Err(Errno(libc::ENOTDIR));
         }
     }
-    open_entry(folders.last().map_or(root, OwnedFd::as_fd), c".", flags)
+    open_entry(directories.last().map_or(root, OwnedFd::as_fd), c".", flags)
 }
 
-/// The text without control characters, which could steer a terminal.
+/// The text with control characters escaped, because they could steer a terminal.
 pub(crate) fn escaped(text: &str) -> String {
-    /// Line and paragraph separators, and what changes the direction of text.
+    /// Line and paragraph separators, and characters that change the direction of text.
     const MISLEADING: [std::ops::RangeInclusive<char>; 3] =
         ['\u{200e}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
     text.chars().fold(String::new(), |mut out, c| {
@@ -321,7 +324,8 @@ pub(crate) fn escaped(text: &str) -> String {
     })
 }
 
-/// Damaged text as errors show it: its beginning, without control characters.
+/// Damaged text in the form in which errors show it: the beginning, with control characters
+/// escaped.
 pub(super) fn shortened(text: &str) -> String {
     let mut out = escaped(&text.chars().take(MAX_SHOWN).collect::<String>());
     if text.chars().nth(MAX_SHOWN).is_some() {
@@ -339,7 +343,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that goes away with the value.
+    /// A directory that is removed when the value is dropped.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -361,7 +365,7 @@ mod tests {
             symlink(target, self.root().join(name)).unwrap();
         }
 
-        /// The tree, read with the kernel's resolution and with our own.
+        /// The tree, resolved by the kernel and resolved by `walk`.
         fn both(&self) -> [SysFiles; 2] {
             [Resolve::Kernel, Resolve::Walk].map(|resolve| SysFiles { root: self.root(), resolve })
         }
@@ -380,26 +384,26 @@ mod tests {
     }
 
     #[test]
-    fn files_folders_and_links_inside_the_tree_are_read() {
+    fn files_directories_and_links_inside_the_tree_are_read() {
         let tree = Tree::new("inside");
         tree.link("to-file", "sub/text");
-        tree.link("to-folder", "./sub/");
+        tree.link("to-directory", "./sub/");
         tree.link("sub/up", "../number");
-        tree.link("sub/back", "../sub/../to-folder");
+        tree.link("sub/back", "../sub/../to-directory");
         for files in tree.both() {
             assert_eq!(files.number("number").unwrap(), 42);
             for path in [
                 "sub/text",
                 "to-file",
-                "to-folder/text",
+                "to-directory/text",
                 "sub//./text",
                 "sub/../sub/text",
                 "sub/back/text",
             ] {
                 assert_eq!(files.text(path).unwrap(), "hello", "{path}");
             }
-            assert_eq!(files.text("to-folder/up").unwrap(), "42\n");
-            assert_eq!(files.names(".").unwrap(), ["number", "sub", "to-file", "to-folder"]);
+            assert_eq!(files.text("to-directory/up").unwrap(), "42\n");
+            assert_eq!(files.names(".").unwrap(), ["number", "sub", "to-directory", "to-file"]);
             assert_eq!(files.names("sub/back").unwrap(), ["back", "text", "up"]);
             assert_eq!(files.text_if_there("sub/none").unwrap(), None);
             assert_eq!(files.text_if_there("none/none").unwrap(), None);
@@ -415,8 +419,8 @@ mod tests {
         tree.link("absolute", "/etc/passwd");
         tree.link("climbing", &format!("{above}etc/passwd"));
         tree.link("beside", "../secret");
-        tree.link("folder", "..");
-        tree.link("sub/twice", "../folder/secret");
+        tree.link("directory", "..");
+        tree.link("sub/twice", "../directory/secret");
         tree.link("own-root-by-name", tree.root().join("number").to_str().unwrap());
         tree.link("loop", "loop");
         tree.link("ping", "pong");
@@ -426,7 +430,7 @@ mod tests {
                 "absolute",
                 "climbing",
                 "beside",
-                "folder/secret",
+                "directory/secret",
                 "sub/twice",
                 "../secret",
                 "own-root-by-name",
@@ -437,20 +441,20 @@ mod tests {
                     refusal(files.text_if_there(path)),
                     refusal(files.number(path)),
                 ] {
-                    assert!(text.contains("out of the folder"), "{path}: {text}");
+                    assert!(text.contains("out of the directory"), "{path}: {text}");
                 }
             }
-            for folder in ["folder", "..", "/"] {
-                assert!(refusal(files.names(folder)).contains("out of the folder"), "{folder}");
+            for path in ["directory", "..", "/"] {
+                assert!(refusal(files.names(path)).contains("out of the directory"), "{path}");
             }
             for path in ["loop", "ping", "loop/x"] {
-                assert!(refusal(files.text(path)).contains("too many links"), "{path}");
+                assert!(refusal(files.text(path)).contains("too many symbolic links"), "{path}");
             }
         }
     }
 
     #[test]
-    fn what_is_no_file_is_neither_read_nor_waited_for() {
+    fn only_files_are_read_and_a_fifo_is_not_waited_for() {
         let tree = Tree::new("kinds");
         let fifo = CString::new(tree.root().join("fifo").as_os_str().as_bytes()).unwrap();
         // SAFETY: the path outlives the call.
@@ -458,7 +462,8 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(tree.root().join("socket")).unwrap();
         let began = Instant::now();
         for files in tree.both() {
-            for (path, kind) in [("fifo", "a FIFO"), ("socket", "a socket"), ("sub", "a folder")] {
+            for (path, kind) in [("fifo", "a FIFO"), ("socket", "a socket"), ("sub", "a directory")]
+            {
                 assert!(refusal(files.text(path)).contains(kind), "{path}");
             }
             for (path, kind) in [("fifo", "a FIFO"), ("number", "a file")] {
@@ -467,13 +472,13 @@ mod tests {
             refusal(files.text("number/below"));
             refusal(files.text("nul\0byte"));
         }
-        // A device of this machine: opening one is not needed to refuse it.
+        // A device of this machine is refused without being opened.
         assert!(refusal(SysFiles::host().text("dev/zero")).contains("a device"));
         assert!(began.elapsed() < Duration::from_secs(60));
     }
 
     #[test]
-    fn what_is_read_has_a_cap() {
+    fn only_text_up_to_the_limit_is_read() {
         let tree = Tree::new("caps");
         let write = |name: &str, text: &[u8]| fs::write(tree.root().join(name), text).unwrap();
         write("fits", &vec![b'1'; MAX_BYTES as usize]);
@@ -485,7 +490,7 @@ mod tests {
             for path in ["larger", "sparse"] {
                 assert!(refusal(files.text(path)).contains("more than 1024 KB"), "{path}");
             }
-            assert!(refusal(files.text("binary")).contains("not text"));
+            assert!(refusal(files.text("binary")).contains("not UTF-8 text"));
             let long = refusal(files.number("fits"));
             assert!(long.contains("1…`") && long.len() < 300, "{long}");
         }
@@ -495,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_too_many_entries_is_refused() {
+    fn a_directory_with_too_many_entries_is_refused() {
         let tree = Tree::new("entries");
         let many = tree.root().join("many");
         fs::create_dir(&many).unwrap();
@@ -511,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_does_not_exist_is_an_error_and_no_missing_file() {
+    fn a_missing_root_is_an_error_and_not_a_missing_file() {
         for root in ["/nonexistent/root", "/etc/passwd"] {
             let text = refusal(SysFiles::at(root).text_if_there("sys/devices/system/node/online"));
             assert!(text.starts_with(root), "{text}");
@@ -519,12 +524,12 @@ mod tests {
     }
 
     #[test]
-    fn this_machine() {
+    fn files_of_this_machine_are_read_by_the_kernel_and_by_walk() {
         for files in [SysFiles::host(), SysFiles { resolve: Resolve::Walk, ..SysFiles::host() }] {
-            // `/proc/self` is a link.
+            // `/proc/self` is a symbolic link.
             assert!(files.text("proc/self/status").unwrap().starts_with("Name:"));
             assert!(files.names("proc/self").unwrap().contains(&"maps".to_owned()));
-            // What it leads to may be anywhere.
+            // The current directory of the process lies outside `/proc`.
             refusal(files.names("proc/self/cwd"));
         }
     }

@@ -1,11 +1,13 @@
-//! The kernel's text formats: lists of ids, meminfo, distances. Pure; whatever the text, it is
-//! parsed or refused in time and memory that its length and the largest id bound.
+//! The kernel's text formats: lists of ids, meminfo, distances. All functions are pure. Each parses
+//! or refuses any text, in time and memory that the length of the text and the largest id limit.
 
 use super::files::shortened;
 
 /// Parses the kernel's list format, such as `0,2-3` (Documentation/admin-guide/cputopology.rst). An
-/// empty text is an empty list. As the kernel writes it, each id is larger than the one before it,
-/// so that a list is never longer than `end`, which no id reaches.
+/// empty text is an empty list.
+///
+/// Every id is below `end` and larger than the id before it, as the kernel writes them. A list
+/// therefore never has more than `end` ids.
 pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
     let mut ids: Vec<usize> = Vec::new();
     for part in text.trim_ascii().split(',').filter(|part| !part.is_empty()) {
@@ -14,7 +16,7 @@ pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
             None => (parse_id(part, end)?, parse_id(part, end)?),
         };
         if first > last {
-            return Err(format!("`{}` runs backwards", shortened(part)));
+            return Err(format!("the range `{}` runs backwards", shortened(part)));
         }
         if ids.last().is_some_and(|before| *before >= first) {
             return Err(format!("`{}` is out of order", shortened(part)));
@@ -24,15 +26,15 @@ pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
     Ok(ids)
 }
 
-/// One id below `end`: digits alone, without the sign that a number may have.
+/// Parses one id below `end`. Only digits are allowed, and no sign.
 pub(super) fn parse_id(text: &str, end: usize) -> Result<usize, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let id = digits.then(|| text.parse().ok()).flatten().filter(|id| *id < end);
     id.ok_or_else(|| format!("`{}` is not an id below {end}", shortened(text)))
 }
 
-/// Writes ids in the kernel's list format: `0,2-3`. Joins what follows each other in the order
-/// given, which should be ascending.
+/// Writes ids in the kernel's list format, such as `0,2-3`. Consecutive ids become a range if `ids`
+/// is in ascending order.
 pub fn id_list(ids: impl IntoIterator<Item = usize>) -> String {
     let mut ids = ids.into_iter().peekable();
     let mut out = String::new();
@@ -51,7 +53,8 @@ pub fn id_list(ids: impl IntoIterator<Item = usize>) -> String {
     out
 }
 
-/// The distances in a node's `distance` file: one number per online node, in their order.
+/// Parses the `distance` file of a node: one number for each online node, in the order of the
+/// nodes.
 pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
     let mut found = Vec::new();
     for word in text.split_ascii_whitespace() {
@@ -69,8 +72,8 @@ pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
     }
 }
 
-/// Total and allocatable bytes from a meminfo text, the machine's or a node's (whose lines begin
-/// with `Node N`).
+/// Total and allocatable bytes of a meminfo text. The text is that of the machine, or of a node,
+/// where each line begins with `Node N`.
 pub(super) fn meminfo(text: &str) -> (u64, u64) {
     let bytes = |name: &str| {
         let kb = text.lines().find_map(|line| {
@@ -84,8 +87,8 @@ pub(super) fn meminfo(text: &str) -> (u64, u64) {
     (bytes("MemTotal"), free.into_iter().fold(0, u64::saturating_add))
 }
 
-/// What the kernel estimates can be allocated without swapping (`MemAvailable`, Linux 3.14), in
-/// bytes.
+/// The kernel's estimate of the bytes that can be allocated without swapping (`MemAvailable`, Linux
+/// 3.14).
 pub(crate) fn available(meminfo: &str) -> u64 {
     let kb = meminfo.lines().find_map(|line| {
         line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok()
@@ -93,12 +96,12 @@ pub(crate) fn available(meminfo: &str) -> u64 {
     kb.unwrap_or(0).saturating_mul(1024)
 }
 
-/// The value of a line `name:` of `/proc/self/status`.
+/// The value in the line `name:` of `/proc/self/status`.
 pub(crate) fn status_value<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
 
-/// The page size in the name of a folder of huge pages, such as `hugepages-2048kB`, in bytes.
+/// The page size in bytes, from the name of a directory of huge pages such as `hugepages-2048kB`.
 pub(super) fn huge_page_bytes(name: &str) -> Option<u64> {
     let kb = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     let bytes = kb.parse::<u64>().ok()?.checked_mul(1024)?;
@@ -113,7 +116,7 @@ mod tests {
     const END: usize = 1000;
 
     #[test]
-    fn kernel_lists() {
+    fn lists_are_parsed_and_anything_else_is_refused() {
         assert_eq!(parse_list("0,2-3\n", END).unwrap(), [0, 2, 3]);
         assert_eq!(parse_list("\n", END).unwrap(), Vec::<usize>::new());
         assert_eq!(parse_list("999", END).unwrap(), [999]);
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn written_lists() {
+    fn consecutive_ids_are_written_as_ranges() {
         assert_eq!(id_list([]), "");
         assert_eq!(id_list([0, 2, 3, 4, 7, 9, 10]), "0,2-4,7,9-10");
         assert_eq!(
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_of_as_many_nodes_as_there_are() {
+    fn a_row_of_distances_has_one_for_each_node() {
         assert_eq!(distances("10 21\n", 2).unwrap(), [10, 21]);
         for text in ["", "10", "10 21 31", "10 x", "10 -1", "10 99999999999"] {
             assert!(distances(text, 2).is_err(), "{text}");
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_of_a_node_and_of_the_machine() {
+    fn meminfo_of_a_node_and_of_the_machine_is_parsed() {
         let node = "Node 0 MemTotal:  1000 kB\nNode 0 MemFree:  300 kB\nNode 0 Active(file):  20 kB\nNode 0 SReclaimable: 1 kB\n";
         assert_eq!(meminfo(node), (1000 << 10, 321 << 10));
         assert_eq!(meminfo("MemTotal: 5 kB\nMemFree: 2 kB\n"), (5 << 10, 2 << 10));
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_huge_page_folders() {
+    fn page_sizes_are_taken_from_names_of_directories() {
         assert_eq!(huge_page_bytes("hugepages-2048kB"), Some(2 << 20));
         assert_eq!(huge_page_bytes("hugepages-1048576kB"), Some(1 << 30));
         for name in [
@@ -181,7 +184,7 @@ mod tests {
         }
     }
 
-    /// What hostile files may have: everything, with what the formats consist of more often.
+    /// Texts as hostile files may contain them: any text, and often pieces of the formats.
     fn texts() -> impl Strategy<Value = String> {
         prop_oneof![
             ".{0,40}",
@@ -205,7 +208,7 @@ mod tests {
         }
 
         #[test]
-        fn lists_come_back(ids in proptest::collection::btree_set(0..END, 0..60)) {
+        fn written_lists_parse_to_the_same_ids(ids in proptest::collection::btree_set(0..END, 0..60)) {
             let text = id_list(ids.iter().copied());
             prop_assert_eq!(parse_list(&text, END).unwrap(), ids.into_iter().collect::<Vec<_>>());
         }

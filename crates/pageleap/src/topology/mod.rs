@@ -1,11 +1,11 @@
-//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, how far
-//! they are from each other, and which of it this process may use.
+//! The machine as the kernel describes it: memory nodes, their CPUs, memory and huge pages, the
+//! distances between them, and the nodes that this process may use.
 //!
-//! Everything comes from files of sysfs and procfs, read by [`SysFiles`]. What a leap cannot do
-//! without (which nodes are online, their CPUs and their memory) must be there and make sense. The
-//! rest (distances, tiers, firmware's access classes, the cpuset) is left open where it is missing
-//! or damaged, and [`Topology::warnings`] says what was left out and why; files that older kernels
-//! do not have are no reason for a warning.
+//! [`SysFiles`] reads all of it from files of sysfs and procfs. A leap needs the online nodes,
+//! their CPUs and their memory, so those must be present and make sense. The rest (distances,
+//! tiers, the firmware's access classes, the cpuset) may be missing or damaged.
+//! [`Topology::warnings`] says which parts were damaged and why. A file that older kernels do not
+//! have causes no warning.
 
 use std::path::{Path, PathBuf};
 
@@ -24,37 +24,37 @@ pub(crate) use files::escaped;
 pub use formats::id_list;
 pub(crate) use formats::{available, status_value};
 
-/// Where the nodes are described.
+/// The directory that describes the nodes.
 const NODES: &str = "sys/devices/system/node";
-/// Where huge pages are counted for all nodes together.
+/// The directory with the counts of huge pages of the whole machine.
 const HUGE_PAGES: &str = "sys/kernel/mm/hugepages";
 
 /// One memory node.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Node {
-    /// Its number.
+    /// The number of the node.
     pub id: NodeId,
-    /// Its online CPUs; empty for memory without any.
+    /// The online CPUs of the node. Empty for a node that has only memory.
     pub cpus: Vec<usize>,
-    /// Its memory in bytes; 0 for CPUs without any.
+    /// The memory of the node in bytes. 0 for a node that has only CPUs.
     pub total_bytes: u64,
-    /// What can be allocated without swapping: free pages, clean file pages and reclaimable slab,
-    /// in bytes.
+    /// Bytes that can be allocated without swapping: free pages, clean file pages and reclaimable
+    /// slab.
     pub free_bytes: u64,
-    /// Its huge pages, by size, the smallest first. Empty if the kernel has none, and for nodes
-    /// without memory.
+    /// The huge pages of the node by size, the smallest size first. Empty if the kernel has no huge
+    /// pages, and for nodes without memory.
     pub huge_pages: Vec<HugePages>,
-    /// Its memory tier (Linux 6.1): the smaller the number, the faster the memory. `None` if the
+    /// The memory tier of the node (Linux 6.1). A smaller number means faster memory. `None` if the
     /// kernel does not say.
     pub tier: Option<u32>,
-    /// How fast its memory is from where it is fastest, as the firmware says (HMAT). Empty if it
-    /// says nothing.
+    /// The speed of the node's memory for the initiators to which it is fastest, as the firmware
+    /// says (HMAT). Empty if the firmware says nothing.
     pub access: Vec<Access>,
 }
 
 impl Node {
-    /// How many huge pages of `page_bytes` are free; 0 if there are none of this size.
+    /// The number of free huge pages of `page_bytes`; 0 if the node has no pages of this size.
     pub fn free_huge(&self, page_bytes: u64) -> u64 {
         self.huge_pages
             .iter()
@@ -68,43 +68,46 @@ impl Node {
 pub struct HugePages {
     /// Bytes of one page.
     pub page_bytes: u64,
-    /// How many there are (`nr_hugepages`).
+    /// Number of pages (`nr_hugepages`).
     pub total: u64,
-    /// How many of them are free (`free_hugepages`).
+    /// Number of free pages (`free_hugepages`).
     pub free: u64,
-    /// How many of them go away when they are freed, because they exceed the number reserved
-    /// (`surplus_hugepages`).
+    /// Number of surplus pages (`surplus_hugepages`): pages beyond the reserved number, which go
+    /// away when they are freed.
     pub surplus: u64,
 }
 
-/// How fast the memory of a node is for the nodes nearest to it, as the firmware says
-/// (Documentation/admin-guide/mm/numaperf.rst). Not measured; `None` if it does not say.
+/// The speed of a node's memory for its nearest initiators, as the firmware says
+/// (Documentation/admin-guide/mm/numaperf.rst). These values are not measured. `None` stands for a
+/// value that the firmware does not give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// 0: for whatever can access memory, such as CPUs and network cards (Linux 5.2); 1: for CPUs
-    /// (Linux 5.10).
+    /// 0: for every device that accesses memory, such as CPUs and network cards (Linux 5.2). 1: for
+    /// CPUs only (Linux 5.10).
     pub class: u32,
-    /// The nodes from which it is so fast.
+    /// The initiators: the nodes for which the values hold.
     pub initiators: Vec<NodeId>,
-    /// Megabytes per second.
+    /// Read bandwidth in megabytes per second.
     pub read_bandwidth_mb_per_s: Option<u64>,
-    /// Megabytes per second.
+    /// Write bandwidth in megabytes per second.
     pub write_bandwidth_mb_per_s: Option<u64>,
-    /// Nanoseconds.
+    /// Read latency in nanoseconds.
     pub read_latency_ns: Option<u64>,
-    /// Nanoseconds.
+    /// Write latency in nanoseconds.
     pub write_latency_ns: Option<u64>,
 }
 
-/// The machine as it was when it was read.
+/// The machine as it was at the time of reading.
 #[derive(Clone, Debug)]
 pub struct Topology {
     nodes: Vec<Node>,
     possible: Vec<NodeId>,
-    /// Per node of `nodes`, its distance to each of them; empty where the kernel does not say.
+    /// For each node of `nodes`, its distances to all of them in order. Empty if the kernel does
+    /// not say.
     distances: Vec<Vec<u32>>,
-    /// What the process may use; `None` if the kernel does not say.
+    /// The nodes that the process may use; `None` if the kernel does not say.
     mems_allowed: Option<Vec<NodeId>>,
+    /// The CPUs that the process may use; `None` if the kernel does not say.
     cpus_allowed: Option<Vec<usize>>,
     warnings: Vec<String>,
 }
@@ -118,8 +121,7 @@ impl Topology {
         Topology::read_from(&SysFiles::host())
     }
 
-    /// Reads the machine that `files` describe. The process whose cpuset counts is the `proc/self`
-    /// there.
+    /// Reads the machine that `files` describe. The cpuset is that of `proc/self` in `files`.
     ///
     /// # Errors
     /// As for [`read`](Topology::read).
@@ -127,8 +129,9 @@ impl Topology {
         read::topology(files)
     }
 
-    /// Reads one node of this machine anew, as [`node`](Topology::node) gives it, but without tier
-    /// and access classes: what changes while memory is allocated, without reading everything else.
+    /// Reads one node of this machine again, to see what changes while memory is allocated. The
+    /// result is that of [`node`](Topology::node), without tier and access classes. Reading the
+    /// whole machine would take longer.
     pub(crate) fn node_now(id: NodeId) -> Result<Node, Error> {
         let files = SysFiles::host();
         match read::node_now(&files, id)? {
@@ -145,7 +148,7 @@ impl Topology {
     /// The node with number `id`, if it is online and has memory.
     ///
     /// # Errors
-    /// [`Error::UnknownNode`] if not.
+    /// [`Error::UnknownNode`] if the node is offline, or has no memory.
     pub fn node(&self, id: NodeId) -> Result<&Node, Error> {
         self.nodes.iter().find(|n| n.id == id && n.total_bytes > 0).ok_or_else(|| {
             let known: Vec<String> = self
@@ -158,26 +161,26 @@ impl Topology {
         })
     }
 
-    /// The nodes that could become online, by number.
+    /// The nodes that can become online, by number.
     pub fn possible_nodes(&self) -> &[NodeId] {
         &self.possible
     }
 
-    /// The nodes that this process may take memory from: online, with memory, and in its cpuset
+    /// The nodes from which this process may take memory: online nodes with memory in its cpuset
     /// (`Mems_allowed_list`, which cgroups and `cpuset(7)` set).
     pub fn allowed_nodes(&self) -> Vec<NodeId> {
         let with_memory = self.nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id);
         with_memory.filter(|node| self.is_allowed(*node)).collect()
     }
 
-    /// Whether the node is in the cpuset of this process. A kernel without cpusets has all nodes in
-    /// it.
+    /// Whether the cpuset of this process contains the node. Without cpusets in the kernel the
+    /// answer is always `true`.
     pub fn is_allowed(&self, node: NodeId) -> bool {
         self.mems_allowed.as_ref().is_none_or(|allowed| allowed.binary_search(&node).is_ok())
     }
 
-    /// The CPUs that this process may run on (`Cpus_allowed_list`: its cpuset and its affinity).
-    /// All that are online, if the kernel does not say.
+    /// The CPUs on which this process may run (`Cpus_allowed_list`: its cpuset and its affinity).
+    /// All online CPUs if the kernel does not say.
     pub fn allowed_cpus(&self) -> Vec<usize> {
         let mut cpus: Vec<usize> =
             self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
@@ -189,15 +192,15 @@ impl Topology {
     }
 
     /// The firmware's relative cost of memory on `to` for CPUs of `from`: 10 on the same node, 20
-    /// for twice that; never a latency. `None` if one of them is not online, or the kernel does not
-    /// say.
+    /// for twice that cost. Never a latency. `None` if one of the nodes is not online, or if the
+    /// kernel does not say.
     pub fn distance(&self, from: NodeId, to: NodeId) -> Option<u32> {
         let index = |id| self.nodes.iter().position(|node| node.id == id);
         self.distances.get(index(from)?)?.get(index(to)?).copied()
     }
 
-    /// The node itself if it has CPUs, else the nearest that has, by distance and then by number.
-    /// The node itself if there is none at all.
+    /// The node itself if it has CPUs, else the nearest node with CPUs. Equal distances are decided
+    /// by the lower number. Without any such node, the node itself.
     pub fn nearest_with_cpus(&self, node: NodeId) -> NodeId {
         let cost =
             |to: NodeId| if to == node { 0 } else { self.distance(node, to).unwrap_or(u32::MAX) };
@@ -205,14 +208,14 @@ impl Topology {
         with_cpus.min_by_key(|to| (cost(*to), *to)).unwrap_or(node)
     }
 
-    /// What was left out because its file is damaged or cannot be read, in sentences.
+    /// One sentence for each part that was left out because its file is damaged or cannot be read.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
-/// Whether the cpuset of the calling thread lets it have memory of a node now. A set that cannot be
-/// read allows everything.
+/// Whether the cpuset of the calling thread contains a node at this moment. If the cpuset cannot be
+/// read, the answer is `true`.
 pub(crate) fn allows_node(node: u32) -> bool {
     let status = SysFiles::host().text("proc/thread-self/status").unwrap_or_default();
     let allowed = formats::status_value(&status, "Mems_allowed_list")
@@ -220,15 +223,14 @@ pub(crate) fn allows_node(node: u32) -> bool {
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
-/// The folder in which this machine's huge pages of `page_bytes` of a node are counted and
-/// reserved.
-pub(crate) fn huge_folder(node: NodeId, page_bytes: u64) -> PathBuf {
+/// The directory of this machine that counts and reserves the huge pages of `page_bytes` on a node.
+pub(crate) fn huge_page_directory(node: NodeId, page_bytes: u64) -> PathBuf {
     let root = Path::new("/");
-    let folder = root.join(read::huge_folder(root.join(NODES).exists(), node));
-    folder.join(format!("hugepages-{}kB", page_bytes >> 10))
+    let directory = root.join(read::huge_page_directory(root.join(NODES).exists(), node));
+    directory.join(format!("hugepages-{}kB", page_bytes >> 10))
 }
 
-/// Reads one number from a file of [`huge_folder`].
+/// Reads one number from a file in [`huge_page_directory`].
 pub(crate) fn read_count(path: &Path) -> Result<u64, Error> {
     let path = path.to_string_lossy();
     SysFiles::host().number(path.trim_start_matches('/'))
@@ -238,7 +240,8 @@ pub(crate) fn read_count(path: &Path) -> Result<u64, Error> {
 mod tests {
     use super::*;
 
-    /// A machine with these nodes (number, CPUs, bytes), in a cpuset with the nodes of `allowed`.
+    /// A machine with these nodes (number, CPUs, bytes). The cpuset contains the nodes of
+    /// `allowed`.
     pub(super) fn machine(nodes: &[(u32, &[usize], u64)], allowed: Option<&[u32]>) -> Topology {
         let node = |(id, cpus, total_bytes): &(u32, &[usize], u64)| Node {
             id: NodeId(*id),
@@ -260,16 +263,17 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_node_with_cpus() {
+    fn the_nearest_node_with_cpus_is_found_by_distance_then_number() {
         let mut machine = machine(&[(0, &[0], 1), (2, &[1], 1), (3, &[], 1), (4, &[2], 0)], None);
         let nearest = |machine: &Topology, node| machine.nearest_with_cpus(NodeId(node)).0;
-        // Without distances the first one, but a node with CPUs is always nearest to itself.
+        // Without distances the first node is nearest, but a node with CPUs is always nearest to
+        // itself.
         assert_eq!([0, 2, 3, 4, 9].map(|node| nearest(&machine, node)), [0, 2, 0, 4, 0]);
         machine.distances[2] = vec![30, 20, 10, 20];
         assert_eq!(nearest(&machine, 3), 2, "ties go to the lower number");
         machine.distances[2] = vec![30, 30, 10, 20];
         assert_eq!(nearest(&machine, 3), 4);
-        // Firmware is known to give a node more than 10 to itself.
+        // Some firmware gives a node a distance above 10 to itself.
         machine.distances[1] = vec![10, 40, 10, 10];
         assert_eq!(nearest(&machine, 2), 2);
         machine.nodes.iter_mut().for_each(|node| node.cpus.clear());
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_belong_to_ids_and_not_to_places() {
+    fn distances_belong_to_node_ids_and_not_to_positions() {
         let mut machine = machine(&[(1, &[0], 1), (5, &[1], 1)], None);
         machine.distances = vec![vec![10, 21], Vec::new()];
         let distance = |from, to| machine.distance(NodeId(from), NodeId(to));

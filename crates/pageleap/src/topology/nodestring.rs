@@ -1,5 +1,5 @@
-//! Sets of nodes as `numactl` takes them on its command line (numactl(8), `numa_parse_nodestring`
-//! of libnuma 2.0.16).
+//! Sets of nodes in the notation of numactl's command line (numactl(8), `numa_parse_nodestring` of
+//! libnuma 2.0.16).
 
 use super::files::shortened;
 use super::formats::{id_list, parse_id};
@@ -7,29 +7,31 @@ use super::{MAX_NODES, Topology};
 use crate::error::Error;
 use crate::units::NodeId;
 
-/// Bytes of the longest text that is looked at: far more than all 1024 nodes take that Linux can
-/// have.
+/// Bytes of the longest text that is parsed. A list of all 1024 nodes that Linux can have is far
+/// shorter.
 const MAX_TEXT: usize = 8192;
 
 impl Topology {
-    /// Parses a set of nodes as `numactl` does, and returns them in ascending order, each once.
+    /// Parses a set of nodes as `numactl` does. Returns the nodes in ascending order, each node
+    /// once.
     ///
     /// | text | nodes |
     /// |---|---|
-    /// | `0,2-3` | these; those of the range that the process may not use are left out, its ends may not be |
-    /// | `all` | all that the process may use ([`allowed_nodes`](Topology::allowed_nodes)) |
-    /// | `+0,2-3` | counted among those that it may use: `+0` is the first of them |
-    /// | `!1`, `!+1` | all that it may use but those named; the sign stands for the whole text, as does `+` |
-    /// | `same` | what `same` has: the set that was named before this one |
+    /// | `0,2-3` | these nodes; a range leaves out nodes that the process may not use, but its ends must be allowed |
+    /// | `all` | all nodes that the process may use ([`allowed_nodes`](Topology::allowed_nodes)) |
+    /// | `+0,2-3` | positions among the allowed nodes: `+0` is the first of them |
+    /// | `!1`, `!+1` | all allowed nodes except these; `!` and `+` apply to the whole text |
+    /// | `same` | the nodes of the argument `same`: the set that was given before this one |
     ///
-    /// Where libnuma takes what is likely a mistake, this does not: an empty text or set, ranges
-    /// that run backwards, octal and hexadecimal numbers, white space. `!` never gives nodes that
-    /// the process may not use; libnuma counts up to the number of nodes instead, which fails for
-    /// sparse ids. The names of devices, files and hosts that numactl resolves are not known here.
+    /// libnuma accepts some texts that are likely mistakes, and this function refuses them: an
+    /// empty text or set, ranges that run backwards, octal and hexadecimal numbers, and white
+    /// space. `!` gives only nodes that the process may use. libnuma counts up to the number of
+    /// nodes instead, which fails for sparse ids. The names of devices, files and hosts that
+    /// numactl resolves are not supported.
     ///
     /// # Errors
-    /// [`Error::BadArgument`], which names the part at fault and lists the nodes that the process
-    /// may use.
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the nodes that the
+    /// process may use.
     #[doc(alias = "numa_parse_nodestring")]
     pub fn parse_nodes(&self, text: &str, same: Option<&[NodeId]>) -> Result<Vec<NodeId>, Error> {
         let allowed = self.allowed_nodes();
@@ -38,38 +40,38 @@ impl Topology {
             what: "nodes",
             reason: format!("`{}`: {reason}", shortened(text)),
             remedy: format!(
-                "the nodes that this process may use are {known}; numactl(8) has the notation"
+                "this process may use the nodes {known}; numactl(8) describes the notation"
             ),
         };
         let nodes = match text {
             "same" => {
                 let mut nodes =
-                    same.ok_or_else(|| refuse("no set of nodes was named before".into()))?.to_vec();
+                    same.ok_or_else(|| refuse("no set of nodes was given before".into()))?.to_vec();
                 nodes.sort_unstable();
                 nodes.dedup();
                 nodes
             }
             _ if text.len() > MAX_TEXT => {
-                return Err(refuse(format!("more than {MAX_TEXT} characters")));
+                return Err(refuse(format!("the text has more than {MAX_TEXT} characters")));
             }
             _ => self.parse_set(text, &allowed).map_err(refuse)?,
         };
-        if nodes.is_empty() { Err(refuse("this names no node".into())) } else { Ok(nodes) }
+        if nodes.is_empty() { Err(refuse("the set is empty".into())) } else { Ok(nodes) }
     }
 
     fn parse_set(&self, text: &str, allowed: &[NodeId]) -> Result<Vec<NodeId>, String> {
         let (inverse, rest) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
         let (relative, rest) = rest.strip_prefix('+').map_or((false, rest), |rest| (true, rest));
-        // One place per allowed node, so that order and repetition do not matter.
+        // One flag per allowed node, so that order and repetition do not matter.
         let mut named = vec![rest == "all"; allowed.len()];
         for part in rest.split(',').filter(|_| rest != "all") {
-            let place = |number: &str| self.place(number, part, relative, allowed);
+            let position = |number: &str| self.position(number, part, relative, allowed);
             let (first, last) = match part.split_once('-') {
-                Some((first, last)) => (place(first)?, place(last)?),
-                None => (place(part)?, place(part)?),
+                Some((first, last)) => (position(first)?, position(last)?),
+                None => (position(part)?, position(part)?),
             };
             if first > last {
-                return Err(format!("`{}` runs backwards", shortened(part)));
+                return Err(format!("the range `{}` runs backwards", shortened(part)));
             }
             named[first..=last].fill(true);
         }
@@ -81,8 +83,8 @@ impl Topology {
             .collect())
     }
 
-    /// Where among the allowed nodes the one with this number is.
-    fn place(
+    /// The position of the node `number` among the allowed nodes.
+    fn position(
         &self,
         number: &str,
         part: &str,
@@ -99,13 +101,13 @@ impl Topology {
         })?;
         if relative {
             return (number < allowed.len()).then_some(number).ok_or_else(|| {
-                format!("`+{number}`{within} counts beyond the {} nodes", allowed.len())
+                format!("`+{number}`{within} is beyond the {} allowed nodes", allowed.len())
             });
         }
         let node = NodeId(number as u32);
         allowed.binary_search(&node).map_err(|_| {
             let why = match self.nodes().iter().find(|known| known.id == node) {
-                None => "does not exist here, or is offline",
+                None => "does not exist or is offline",
                 Some(known) if known.total_bytes == 0 => "has no memory",
                 Some(_) => "is outside the cpuset of this process",
             };
@@ -120,8 +122,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Nodes 0, 2, 3, 5 and 8 with memory, of which the process may use all but 3; node 6 has CPUs
-    /// only.
+    /// Nodes 0, 2, 3, 5 and 8 have memory, and the process may use all of them except 3. Node 6 has
+    /// only CPUs.
     fn sparse() -> Topology {
         let nodes: [(u32, &[usize], u64); 6] =
             [(0, &[0], 1), (2, &[1], 1), (3, &[], 1), (5, &[], 1), (6, &[2], 0), (8, &[3], 1)];
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numactl_takes() {
+    fn the_notation_of_numactl_is_accepted() {
         let cases: [(&str, &[u32]); 17] = [
             ("0", &[0]),
             ("8,0,0", &[0, 8]),
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_part_and_list_the_nodes() {
+    fn errors_name_the_wrong_part_and_list_the_allowed_nodes() {
         let cases = [
             ("", "a number is missing"),
             ("0,", "a number is missing"),
@@ -181,20 +183,20 @@ mod tests {
                 "0-99999999999999999999",
                 "`99999999999999999999` in `0-99999999999999999999` is not a node",
             ),
-            ("0,4", "node 4 does not exist here, or is offline"),
+            ("0,4", "node 4 does not exist or is offline"),
             ("0-4", "node 4 in `0-4` does not exist"),
             ("6", "node 6 has no memory"),
             ("3", "node 3 is outside the cpuset"),
             ("8-0", "`8-0` runs backwards"),
-            ("+4", "`+4` counts beyond the 4 nodes"),
-            ("+2-7", "`+7` in `2-7` counts beyond"),
+            ("+4", "`+4` is beyond the 4 allowed nodes"),
+            ("+2-7", "`+7` in `2-7` is beyond"),
             ("0,+1", "`+1` is not a node"),
             ("+!1", "`!1` is not a node"),
             ("!!1", "`!1` is not a node"),
             ("0,all", "`all` cannot be combined"),
             ("!same", "`same` cannot be combined"),
-            ("!all", "this names no node"),
-            ("!0-8", "this names no node"),
+            ("!all", "the set is empty"),
+            ("!0-8", "the set is empty"),
             ("netdev:eth0", "`netdev:eth0` is not a node"),
             ("\x1b[2J", "is not a node"),
         ];
@@ -206,7 +208,7 @@ mod tests {
             );
         }
         let none_before = sparse().parse_nodes("same", None).unwrap_err().to_string();
-        assert!(none_before.contains("no set of nodes was named before"), "{none_before}");
+        assert!(none_before.contains("no set of nodes was given before"), "{none_before}");
         assert!(sparse().parse_nodes("same", Some(&[])).is_err());
         let long = parse(&"0,".repeat(MAX_TEXT)).unwrap_err();
         assert!(long.contains("more than 8192 characters") && long.len() < 400, "{long}");
@@ -225,10 +227,10 @@ mod tests {
         }
 
         #[test]
-        fn sets_come_back_in_every_notation(chosen in proptest::collection::btree_set(0usize..4, 1..4)) {
+        fn a_set_parses_to_the_same_nodes_in_every_notation(chosen in proptest::collection::btree_set(0usize..4, 1..4)) {
             let machine = sparse();
             let allowed = machine.allowed_nodes();
-            let nodes: Vec<NodeId> = chosen.iter().map(|place| allowed[*place]).collect();
+            let nodes: Vec<NodeId> = chosen.iter().map(|position| allowed[*position]).collect();
             let others = allowed.iter().filter(|node| !nodes.contains(node)).map(|node| node.0 as usize);
             let texts = [
                 id_list(nodes.iter().map(|node| node.0 as usize)),

@@ -1,4 +1,4 @@
-//! Reading a [`Topology`] from the kernel's files.
+//! Reading a [`Topology`]: which file says what, and which files may be missing.
 
 use pageleap_sys::MAX_NODES;
 
@@ -9,35 +9,36 @@ use crate::units::NodeId;
 
 const CPUS_ONLINE: &str = "sys/devices/system/cpu/online";
 const STATUS: &str = "proc/self/status";
-/// One folder per tier, with the nodes in it in `nodelist` (Linux 6.1).
+/// The directory of the tiers (Linux 6.1). It has one directory per tier, which lists the nodes of
+/// the tier in `nodelist`.
 const TIERS: &str = "sys/devices/virtual/memory_tiering";
-/// No CPU of Linux has a larger number (`NR_CPUS` is at most 8192, `CONFIG_MAXSMP` on x86).
+/// Every CPU number is below this limit (`NR_CPUS` is at most 8192, `CONFIG_MAXSMP` on x86).
 const MAX_CPUS: usize = 8192;
-/// Tiers and huge page sizes that are looked at. Linux makes at most four sizes (arm64), and a tier
-/// per kind of memory.
-const MAX_FOLDERS: usize = 64;
-/// Warnings kept; those after them are counted.
+/// Most tiers, and most huge page sizes, that are read. Linux has at most four page sizes (arm64),
+/// and one tier per kind of memory.
+const MAX_DIRECTORIES: usize = 64;
+/// Most warnings that are kept. Further warnings are only counted.
 const MAX_WARNINGS: usize = 16;
 
-/// Reads all that the files say.
+/// Reads the whole machine.
 pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {
     let mut reading = Reading { files, warnings: Vec::new(), more_warnings: 0 };
     let online_cpus = reading.list_if_there(CPUS_ONLINE, MAX_CPUS);
-    // Without NUMA support no folder describes a node.
+    // Without NUMA support in the kernel there are no directories of nodes.
     let online = online(files)?;
     let ids = online.as_deref().unwrap_or_default();
     let mut nodes = Vec::new();
     if online.is_none() {
         nodes.push(the_machine(files, online_cpus.as_deref())?);
     }
-    // A CPU belongs to one node, so that all of them together are no more than a machine has.
+    // A CPU belongs to one node. Counting each CPU once bounds the lists of all nodes together.
     let mut free = vec![true; MAX_CPUS];
     for id in ids {
         let mut node = node(files, *id)?;
         let listed = node.cpus.len();
         node.cpus.retain(|cpu| std::mem::take(&mut free[*cpu]));
         if node.cpus.len() < listed {
-            reading.warn(format!("{}: CPUs that other nodes have as well were left out", node.id));
+            reading.warn(format!("{}: CPUs that another node also lists were left out", node.id));
         }
         if let Some(online) = &online_cpus {
             node.cpus.retain(|cpu| online.binary_search(cpu).is_ok());
@@ -47,7 +48,7 @@ pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {
     }
     let distances = ids.iter().map(|id| reading.distances(*id, ids.len())).collect();
     for node in &mut nodes {
-        let found = huge_pages(files, &huge_folder(online.is_some(), node.id));
+        let found = huge_pages(files, &huge_page_directory(online.is_some(), node.id));
         node.huge_pages = reading.noted(found.map(Some)).unwrap_or_default();
         if online.is_some() {
             node.access =
@@ -62,7 +63,7 @@ pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {
     Ok(Topology { nodes, possible, distances, mems_allowed, cpus_allowed, warnings })
 }
 
-/// Reads one node alone, if it is online, without tier and access classes.
+/// Reads one node if it is online, without tier and access classes.
 pub(super) fn node_now(files: &SysFiles, id: NodeId) -> Result<Option<Node>, Error> {
     let online = online(files)?;
     let mut node = match &online {
@@ -70,12 +71,12 @@ pub(super) fn node_now(files: &SysFiles, id: NodeId) -> Result<Option<Node>, Err
         None if id == NodeId(0) => the_machine(files, None)?,
         _ => return Ok(None),
     };
-    node.huge_pages = huge_pages(files, &huge_folder(online.is_some(), id))?;
+    node.huge_pages = huge_pages(files, &huge_page_directory(online.is_some(), id))?;
     Ok(Some(node))
 }
 
-/// Where the huge pages of a node are counted.
-pub(super) fn huge_folder(has_numa: bool, node: NodeId) -> String {
+/// The directory that counts the huge pages of a node, relative to the root.
+pub(super) fn huge_page_directory(has_numa: bool, node: NodeId) -> String {
     if has_numa { format!("{NODES}/node{}/hugepages", node.0) } else { HUGE_PAGES.to_owned() }
 }
 
@@ -91,13 +92,13 @@ fn online(files: &SysFiles) -> Result<Option<Vec<usize>>, Error> {
 }
 
 fn node(files: &SysFiles, id: usize) -> Result<Node, Error> {
-    let folder = format!("{NODES}/node{id}");
-    let cpus = list(files, &format!("{folder}/cpulist"), MAX_CPUS)?;
-    let (total_bytes, free_bytes) = meminfo(&files.text(&format!("{folder}/meminfo"))?);
+    let directory = format!("{NODES}/node{id}");
+    let cpus = list(files, &format!("{directory}/cpulist"), MAX_CPUS)?;
+    let (total_bytes, free_bytes) = meminfo(&files.text(&format!("{directory}/meminfo"))?);
     Ok(bare_node(id, cpus, total_bytes, free_bytes))
 }
 
-/// A node of which only that much is known yet.
+/// A node whose huge pages, tier and access classes are not known yet.
 fn bare_node(id: usize, cpus: Vec<usize>, total_bytes: u64, free_bytes: u64) -> Node {
     let id = NodeId(id as u32);
     Node {
@@ -121,18 +122,18 @@ fn the_machine(files: &SysFiles, online_cpus: Option<&[usize]>) -> Result<Node, 
     Ok(bare_node(0, cpus, total_bytes, free_bytes))
 }
 
-/// The huge pages that a folder counts; none if it is not there.
-fn huge_pages(files: &SysFiles, folder: &str) -> Result<Vec<HugePages>, Error> {
+/// The huge pages that a directory counts. Empty if the directory does not exist.
+fn huge_pages(files: &SysFiles, directory: &str) -> Result<Vec<HugePages>, Error> {
     let mut sizes = Vec::new();
-    for name in files.names_if_there(folder, MAX_FOLDERS)?.unwrap_or_default().iter() {
+    for name in files.names_if_there(directory, MAX_DIRECTORIES)?.unwrap_or_default().iter() {
         let Some(page_bytes) = huge_page_bytes(name) else { continue };
         let count = |file: &str| {
-            let path = format!("{folder}/{name}/{file}");
+            let path = format!("{directory}/{name}/{file}");
             let count = files.number(&path)?;
-            // Whoever multiplies it by the page size gets a number of bytes.
+            // Callers multiply the count by the page size, so the product must fit into 64 bits.
             match count.checked_mul(page_bytes) {
                 Some(_) => Ok(count),
-                None => Err(files.damaged(&path, format!("no machine has {count} huge pages"))),
+                None => Err(files.damaged(&path, format!("{count} huge pages are impossible"))),
             }
         };
         sizes.push(HugePages {
@@ -154,7 +155,7 @@ fn node_ids(ids: Vec<usize>) -> Vec<NodeId> {
     ids.into_iter().map(|id| NodeId(id as u32)).collect()
 }
 
-/// Reads what may be missing, and notes what is damaged.
+/// Reads the parts that may be missing, and collects a warning for each damaged part.
 struct Reading<'a> {
     files: &'a SysFiles,
     warnings: Vec<String>,
@@ -172,12 +173,12 @@ impl Reading<'_> {
 
     fn into_warnings(mut self) -> Vec<String> {
         if self.more_warnings > 0 {
-            self.warnings.push(format!("and {} more such files", self.more_warnings));
+            self.warnings.push(format!("{} more files were left out", self.more_warnings));
         }
         self.warnings
     }
 
-    /// What was found, or nothing and a note.
+    /// The value that was found, or `None` and a warning.
     fn noted<T>(&mut self, found: Result<Option<T>, Error>) -> Option<T> {
         found.unwrap_or_else(|error| {
             self.warn(error.to_string());
@@ -196,19 +197,19 @@ impl Reading<'_> {
         self.parsed(path, |text| parse_list(text, end))
     }
 
-    /// A node's row of distances; empty if the file is missing or does not fit the online nodes,
-    /// one of which may have come or gone meanwhile.
+    /// The row of distances of a node. Empty if the file is missing, or does not fit the online
+    /// nodes. A node may have come or gone meanwhile.
     fn distances(&mut self, id: usize, nodes: usize) -> Vec<u32> {
         let path = format!("{NODES}/node{id}/distance");
         self.parsed(&path, |text| distances(text, nodes)).unwrap_or_default()
     }
 
-    /// A node's performance for initiators of a class. The kernel makes the folder for every node
-    /// that HMAT names, and writes 0 for what it does not say.
+    /// The speed of a node's memory for the initiators of a class. The kernel makes the directory
+    /// for every node that HMAT names, and writes 0 for an unknown value.
     fn access(&mut self, id: NodeId, class: u32) -> Option<Access> {
-        let folder = format!("{NODES}/node{}/access{class}/initiators", id.0);
-        // A link to each node, and a few figures.
-        let names = self.files.names_if_there(&folder, MAX_NODES + 64);
+        let directory = format!("{NODES}/node{}/access{class}/initiators", id.0);
+        // The directory has a link to each initiator, and a few files with values.
+        let names = self.files.names_if_there(&directory, MAX_NODES + 64);
         let names = self.noted(names)?;
         let nodes =
             names.iter().filter_map(|name| parse_id(name.strip_prefix("node")?, MAX_NODES).ok());
@@ -217,7 +218,7 @@ impl Reading<'_> {
         initiators.dedup();
         initiators.shrink_to_fit();
         let mut number = |name: &str| {
-            let path = format!("{folder}/{name}");
+            let path = format!("{directory}/{name}");
             let parse = |text: &str| {
                 text.trim_ascii().parse::<u64>().map_err(|_| "not a number".to_owned())
             };
@@ -231,7 +232,7 @@ impl Reading<'_> {
             read_latency_ns: number("read_latency"),
             write_latency_ns: number("write_latency"),
         };
-        // A folder without anything in it says nothing.
+        // A directory without initiators and values says nothing.
         let nothing = Access { class, ..Access::default() };
         (access != nothing).then_some(access)
     }
@@ -240,7 +241,7 @@ impl Reading<'_> {
         let names = self.files.names_if_there(TIERS, MAX_NODES + 64);
         let names = self.noted(names).unwrap_or_default();
         let tier = |name: &String| name.strip_prefix("memory_tier")?.parse::<u32>().ok();
-        for tier in names.iter().filter_map(tier).take(MAX_FOLDERS) {
+        for tier in names.iter().filter_map(tier).take(MAX_DIRECTORIES) {
             let path = format!("{TIERS}/memory_tier{tier}/nodelist");
             for id in self.list_if_there(&path, MAX_NODES).unwrap_or_default() {
                 if let Some(node) = nodes.iter_mut().find(|node| node.id.0 as usize == id) {
@@ -250,7 +251,7 @@ impl Reading<'_> {
         }
     }
 
-    /// The nodes and CPUs that the process may use; `None` where the kernel does not say.
+    /// The nodes and the CPUs that the process may use; `None` if the kernel does not say.
     fn cpuset(&mut self) -> (Option<Vec<NodeId>>, Option<Vec<usize>>) {
         let files = self.files;
         let status = self.noted(files.text_if_there(STATUS));
