@@ -1,18 +1,18 @@
-//! How a guest ends.
+//! How a guest ends, and the exit codes by which the host can tell.
 
 use std::time::Duration;
 
-/// Everything of the plan was done. QEMU's exit code becomes `(code << 1) | 1`, 129, which no other
-/// ending has.
+/// The guest has done everything in the plan. QEMU exits with `(code << 1) | 1`, here 129, and no
+/// other ending has this exit code.
 pub const DONE: u8 = 0x40;
 
-/// The plan could not be carried out.
+/// The guest could not carry out the plan.
 pub const BROKEN: u8 = 0x41;
 
-/// Ends the machine with a code.
+/// Ends the machine with an exit code.
 pub fn machine(code: u8) -> ! {
-    // What is under way on the serial ports has to leave the guest first.
-    // SAFETY: plain calls on descriptors of ours; the strings are constants.
+    // The output that is still in the serial ports has to leave the guest first. SAFETY: the calls
+    // work on new descriptors, and the paths are constants.
     unsafe {
         for port in [c"/dev/ttyS0", c"/dev/ttyS1"] {
             let descriptor = libc::open(port.as_ptr(), libc::O_WRONLY | libc::O_NOCTTY);
@@ -20,19 +20,20 @@ pub fn machine(code: u8) -> ! {
         }
     }
     debug_exit(code);
-    // Without the device QEMU ends with an exit code that the host does not take for success.
-    // SAFETY: a plain call.
+    // Without the device the machine is reset, and QEMU ends with another exit code than `DONE`.
+    // SAFETY: the call takes no pointers.
     unsafe { libc::reboot(libc::RB_AUTOBOOT) };
     stop()
 }
 
-/// Tells QEMU's device `isa-debug-exit` the code; returns only if there is none.
+/// Writes the exit code to QEMU's device `isa-debug-exit`. Returns only if the device does not
+/// exist.
 #[cfg(target_arch = "x86_64")]
 fn debug_exit(code: u8) {
-    /// Where the host places the device.
+    /// The port at which the host places the device.
     const PORT: u16 = 0xf4;
-    // SAFETY: the port belongs to the device that ends the machine, or to nobody; no memory is
-    // touched.
+    // SAFETY: the port belongs to the device that ends the machine, or to no device. The
+    // instruction touches no memory.
     unsafe {
         if libc::iopl(3) == 0 {
             std::arch::asm!("out dx, al", in("dx") PORT, in("al") code, options(nomem, nostack, preserves_flags));
@@ -40,11 +41,11 @@ fn debug_exit(code: u8) {
     }
 }
 
-/// The device exists for x86 only.
+/// Does nothing: the device exists only on x86.
 #[cfg(not(target_arch = "x86_64"))]
 fn debug_exit(_code: u8) {}
 
-/// Does nothing for ever.
+/// Sleeps forever.
 pub fn stop() -> ! {
     loop {
         std::thread::sleep(Duration::from_secs(3600));

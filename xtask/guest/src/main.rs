@@ -1,19 +1,21 @@
-//! The first process (`/init`) of a guest of `cargo xtask lab`: does what `/lab/plan` says, tells
-//! the host over the second serial port, and ends the machine.
+//! The first process (`/init`) of a guest of `cargo xtask lab`. It carries out `/lab/plan`, reports
+//! to the host over the second serial port, and ends the machine.
 //!
-//! The host decides what passed; this program only tells what happened, line by line:
+//! The host decides which tests have passed. This program only reports what happened, line by line:
 //!
 //! ```text
-//! @hello NONCE RELEASE NODES     after the file systems are mounted
-//! @setup PATH: ERROR             something of the plan could not be set
+//! @hello NONCE RELEASE NODES     the file systems are mounted
+//! @setup PATH: ERROR             a setting of the plan failed
 //! @begin I                       test I of the plan starts, in a process of its own
-//! @skip I NAME: REASON           what it wrote to the log of skips
-//! @out I TEXT                    the end of its output, if it did not succeed
-//! @end I ENDING PASSED IGNORED KILLED MS   how it ended, what its harness counted, OOM kills meanwhile, how long it took
-//! =TEXT                          output of a command
-//! @exit CODE                     the command's exit code
-//! @beat                          every two seconds, so that silence means a hang
-//! @bye NONCE                     all was done
+//! @skip I NAME: REASON           a line that the test wrote to the log of skips
+//! @out I TEXT                    one of the last lines of output of a test that failed
+//! @end I ENDING PASSED IGNORED KILLED MS
+//!                                the test has ended: how, how many tests its harness counted as
+//!                                passed and as ignored, OOM kills meanwhile, milliseconds
+//! =TEXT                          a line of output of a command
+//! @exit CODE                     the exit code of the command
+//! @beat                          sent every two seconds, so that silence means a hang
+//! @bye NONCE                     everything is done
 //! ```
 
 mod exit;
@@ -34,24 +36,24 @@ use std::time::Duration;
 
 use plan::{Mode, Plan, Who};
 
-/// Where the plan lies in the initial file system.
+/// The plan in the initial file system.
 const PLAN: &str = "/lab/plan";
 
 /// The serial port that the host reads.
 const RESULTS: &str = "/dev/ttyS1";
 
-/// Time between two signs of life.
+/// Time between two `@beat` lines.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// The host's end of the conversation. Lines of several threads do not mix.
+/// The connection to the host. Each line is sent whole, whichever thread sends it.
 pub struct Host(Mutex<File>);
 
 impl Host {
-    /// Opens the port and makes it pass bytes on as they are.
+    /// Opens the serial port in raw mode, so that it passes all bytes on unchanged.
     fn open() -> std::io::Result<Host> {
         let port = OpenOptions::new().write(true).open(RESULTS)?;
-        // SAFETY: both calls work on one structure of ours, which zeros are a value of; the
-        // descriptor is open.
+        // SAFETY: both calls work on one struct of this function, for which zeros are a valid
+        // value. The descriptor is open.
         unsafe {
             let mut settings: libc::termios = std::mem::zeroed();
             if libc::tcgetattr(port.as_raw_fd(), &mut settings) == 0 {
@@ -67,7 +69,7 @@ impl Host {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text: String =
             line.chars().map(|c| if c == '\n' || c == '\r' { ' ' } else { c }).collect();
-        // Nobody else could be told that the port is gone; the host misses the line.
+        // An error cannot be reported without the port. The host notices that the line is missing.
         let _ = port.write_all(format!("{text}\n").as_bytes());
     }
 }
@@ -77,7 +79,7 @@ fn main() {
         persona::play();
     }
     if std::process::id() != 1 || !Path::new(PLAN).exists() {
-        eprintln!("this is the first process of a guest of `cargo xtask lab`, and nothing else");
+        eprintln!("lab-guest only works as the first process of a guest of `cargo xtask lab`");
         std::process::exit(2);
     }
     let code = match run() {
@@ -92,28 +94,13 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let problems = mount();
-    // Before anything else, so that even trouble at the start can be told.
+    // The connection comes first, so that every later problem can be reported.
     let host: &'static Host =
         Box::leak(Box::new(Host::open().map_err(|error| format!("{RESULTS}: {error}"))?));
     let plan = Plan::parse(&fs::read_to_string(PLAN).map_err(|error| format!("{PLAN}: {error}"))?)?;
     host.say(&format!("@hello {} {} {}", plan.nonce, release(), online_nodes()));
     problems.iter().for_each(|problem| host.say(&format!("@setup {problem}")));
-    for (path, value) in &plan.writes {
-        if let Err(error) = fs::write(path, value) {
-            host.say(&format!("@setup {path}: {error}"));
-        } else if path.ends_with("nr_hugepages") {
-            let now = fs::read_to_string(path).unwrap_or_default();
-            if now.trim() != value {
-                host.say(&format!("@setup {path}: {} instead of {value}", now.trim()));
-            }
-        }
-    }
-    for (link, target) in &plan.links {
-        let folder = Path::new(link).parent().map_or(Ok(()), fs::create_dir_all);
-        if let Err(error) = folder.and_then(|()| std::os::unix::fs::symlink(target, link)) {
-            host.say(&format!("@setup {link}: {error}"));
-        }
-    }
+    apply_settings(host, &plan);
     std::thread::spawn(|| {
         loop {
             host.say("@beat");
@@ -134,7 +121,7 @@ fn run() -> Result<(), String> {
         }
         Mode::BrokenHang => {
             host.say("@begin 0");
-            // The signs of life need the port as well.
+            // The lock on the port also stops the `@beat` lines.
             let _silence = host.0.lock();
             exit::stop();
         }
@@ -143,8 +130,8 @@ fn run() -> Result<(), String> {
             persona::exhaust();
         }
         Mode::BrokenCut => {
-            // A result that stops in the middle of a line, as if the port had been cut off, and an
-            // ending that looks well.
+            // The result stops in the middle of a line, as if the port had been cut off. The
+            // machine then ends as after success.
             host.say("@begin 0");
             let mut port = host.0.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = port.write_all(b"@end 0 exi");
@@ -152,13 +139,13 @@ fn run() -> Result<(), String> {
         }
         Mode::BrokenEarly => return Ok(()),
         Mode::BrokenWarning => {
-            // As WARN_ON says it: at this level, and with these words. Without a line end it would
-            // wait for one.
+            // The level and the text are those of WARN_ON. Without the line end the kernel would
+            // wait for the rest of the line.
             fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1\n")
                 .map_err(|error| error.to_string())?;
         }
     }
-    // A kernel that has complained of itself says so here too, whatever became of the console.
+    // The taint flags show a complaint of the kernel even if its line on the console was lost.
     let tainted = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();
     if tainted.trim() != "0" {
         host.say(&format!("@setup the kernel is tainted: {}", tainted.trim()));
@@ -167,7 +154,27 @@ fn run() -> Result<(), String> {
     Ok(())
 }
 
-/// Mounts what tests need. Returns what did not work.
+/// Writes the files and makes the links of the plan. Reports every setting that failed.
+fn apply_settings(host: &Host, plan: &Plan) {
+    for (path, value) in &plan.writes {
+        if let Err(error) = fs::write(path, value) {
+            host.say(&format!("@setup {path}: {error}"));
+        } else if path.ends_with("nr_hugepages") {
+            let now = fs::read_to_string(path).unwrap_or_default();
+            if now.trim() != value {
+                host.say(&format!("@setup {path}: {} instead of {value}", now.trim()));
+            }
+        }
+    }
+    for (link, target) in &plan.links {
+        let directory = Path::new(link).parent().map_or(Ok(()), fs::create_dir_all);
+        if let Err(error) = directory.and_then(|()| std::os::unix::fs::symlink(target, link)) {
+            host.say(&format!("@setup {link}: {error}"));
+        }
+    }
+}
+
+/// Mounts the file systems that the tests need. Returns a line for each problem.
 fn mount() -> Vec<String> {
     const MOUNTS: [(&str, &str, &str); 5] = [
         ("proc", "/proc", ""),
@@ -181,7 +188,7 @@ fn mount() -> Vec<String> {
         let _ = fs::create_dir_all(target);
         let text = |text: &str| std::ffi::CString::new(text).expect("no NUL in a constant");
         let (kind_c, target_c, options_c) = (text(kind), text(target), text(options));
-        // SAFETY: all pointers are strings that live until the call returns.
+        // SAFETY: all pointers are C strings that live until the call returns.
         let result = unsafe {
             libc::mount(
                 kind_c.as_ptr(),
@@ -192,12 +199,12 @@ fn mount() -> Vec<String> {
             )
         };
         let error = std::io::Error::last_os_error();
-        // The kernel may have mounted /dev itself.
+        // EBUSY: the kernel has mounted /dev itself.
         if result != 0 && error.raw_os_error() != Some(libc::EBUSY) {
             problems.push(format!("mount {kind} on {target}: {error}"));
         }
     }
-    // The root keeps its controllers to itself unless told otherwise.
+    // A group gives its children only the controllers that are listed here.
     if let Err(error) = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpuset +memory") {
         problems.push(format!("cgroup.subtree_control: {error}"));
     }
@@ -208,24 +215,24 @@ fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
-/// The nodes that are online, as the kernel lists them (`0-1`).
+/// The online nodes in the kernel's list format (`0-1`).
 fn online_nodes() -> String {
     fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default().trim().to_owned()
 }
 
-/// Runs the plan's command and passes its output on.
+/// Runs the command of the plan and passes its output on.
 fn command(host: &Host, plan: &Plan) -> Result<(), String> {
     install_busybox()?;
-    let (program, arguments) = plan.arguments.split_first().ok_or("the plan names no command")?;
+    let (program, arguments) = plan.arguments.split_first().ok_or("the plan has no command")?;
     let (reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let copy = writer.try_clone().map_err(|error| error.to_string())?;
     let mut command = Command::new(program);
     command.args(arguments).envs(plan.variables.iter().cloned()).current_dir("/tmp");
     let who = plan.who;
-    // SAFETY: it makes system calls only.
-    unsafe { command.pre_exec(move || become_somebody(who)) };
+    // SAFETY: between fork and exec the closure makes only system calls.
+    unsafe { command.pre_exec(move || drop_privileges(who)) };
     let started = command.stdin(Stdio::null()).stdout(copy).stderr(writer).spawn();
-    drop(command); // closes our ends of the pipe
+    drop(command); // closes the write ends of the pipe in this process
     let mut child = match started {
         Ok(child) => child,
         Err(error) => {
@@ -245,12 +252,12 @@ fn command(host: &Host, plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Gives up the rights that `who` does not have. Runs between fork and exec.
-fn become_somebody(who: Who) -> std::io::Result<()> {
-    /// The user without rights that every system has.
+/// Drops the privileges that `who` does not have. Runs between fork and exec.
+fn drop_privileges(who: Who) -> std::io::Result<()> {
+    /// The user `nobody`.
     const NOBODY: libc::uid_t = 65534;
-    /// Calls that concern this library and that Docker's default profile lets only processes with
-    /// CAP_SYS_NICE make, or none.
+    /// System calls of this library that Docker's default profile refuses. Some it allows with
+    /// CAP_SYS_NICE, others to no process.
     const REFUSED: [libc::c_long; 5] = [
         libc::SYS_get_mempolicy,
         libc::SYS_set_mempolicy,
@@ -261,7 +268,7 @@ fn become_somebody(who: Who) -> std::io::Result<()> {
     if who == Who::Root {
         return Ok(());
     }
-    // SAFETY: plain calls; an empty list of groups is not read.
+    // SAFETY: the calls take numbers only. An empty list of groups is not read.
     unsafe {
         filter::check(libc::setgroups(0, std::ptr::null()).into())?;
         filter::check(libc::setresgid(NOBODY, NOBODY, NOBODY).into())?;
@@ -273,10 +280,10 @@ fn become_somebody(who: Who) -> std::io::Result<()> {
     }
 }
 
-/// An interactive shell on the console, in a session of its own so that the console can be its
-/// terminal.
+/// Runs an interactive shell on the console. The shell has a session of its own, so that the
+/// console can be its terminal.
 fn shell(plan: &Plan) -> Result<(), String> {
-    /// Where the host's terminal is.
+    /// The serial port that is connected to the terminal of the host.
     const CONSOLE: &str = "/dev/ttyS0";
     install_busybox()?;
     let terminal = || {
@@ -296,7 +303,7 @@ fn shell(plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the usual commands, if there is a busybox.
+/// Installs the usual commands below `/bin`, if the guest has a busybox.
 fn install_busybox() -> Result<(), String> {
     if !Path::new("/bin/busybox").exists() {
         return Ok(());

@@ -1,28 +1,28 @@
-//! Stands in for a test binary that misbehaves, under the name [`NAME`]: proof that the lab
-//! notices. Tests of it, by name:
+//! A test binary that misbehaves on purpose, under the name [`NAME`], to prove that the lab
+//! notices. Its tests are:
 //!
-//! * `passes`: what a harness prints for a test that has passed; the control,
-//! * `sleeps`: never ends,
-//! * `eats`: takes memory until the kernel kills it,
-//! * `dies`: ends with a panic after some output,
-//! * `nothing`: ends well without having run anything, as a harness does when no test has the name.
+//! * `passes`: prints what a harness prints for a test that has passed; the control.
+//! * `sleeps`: never ends.
+//! * `eats`: takes memory until the kernel kills it.
+//! * `dies`: panics after some output.
+//! * `nothing`: ends well without running anything, as a harness does when no test has the name.
 
 use std::path::Path;
 
 use crate::exit;
 
-/// Name below `/lab/bin`.
+/// File name of the binary below `/lab/bin`.
 const NAME: &str = "broken";
 
-/// Whether this process was started under that name, as a child of the guest's first process.
+/// Whether this process was started as [`NAME`], and by the first process of a guest.
 pub fn is_wanted() -> bool {
     let program = std::env::args().next().unwrap_or_default();
-    // SAFETY: a plain call.
+    // SAFETY: the call takes no arguments and cannot fail.
     let parent = unsafe { libc::getppid() };
     parent == 1 && Path::new(crate::PLAN).exists() && Path::new(&program).ends_with(NAME)
 }
 
-/// Plays the part that the arguments name (`--exact NAME …`).
+/// Runs the test that the arguments name (`--exact NAME …`).
 pub fn play() -> ! {
     match std::env::args().nth(2).as_deref() {
         Some("passes") => {
@@ -36,7 +36,7 @@ pub fn play() -> ! {
     std::process::exit(0)
 }
 
-/// Takes memory until the kernel has none left to give.
+/// Takes memory until the kernel has none left.
 pub fn exhaust() -> ! {
     const PIECE: usize = 1 << 20;
     loop {

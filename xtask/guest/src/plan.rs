@@ -1,6 +1,6 @@
-//! What the host wants done: a text of lines, each a word and its value.
+//! The plan that the host gives to a guest: lines of a word and its value.
 
-/// What kind of run it is. The `Broken` ones exist to prove that the host notices.
+/// The kind of a run. The `Broken` kinds exist to prove that the host notices them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Run the tests of the plan.
@@ -9,56 +9,57 @@ pub enum Mode {
     Command,
     /// A shell on the console.
     Shell,
-    /// The kernel panics.
+    /// Make the kernel panic.
     BrokenPanic,
-    /// Nothing happens any more.
+    /// Hang without a sign of life.
     BrokenHang,
-    /// Memory runs out.
+    /// Take memory until none is left.
     BrokenMemory,
-    /// The results stop in the middle of a line.
+    /// Stop the results in the middle of a line.
     BrokenCut,
-    /// The machine ends well before anything was done.
+    /// End the machine as after success, before anything is done.
     BrokenEarly,
-    /// The kernel warns of itself.
+    /// Make the kernel print a warning.
     BrokenWarning,
 }
 
-/// Who runs the command.
+/// The user that runs the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     /// Root.
     Root,
-    /// A user without rights.
+    /// A user without privileges.
     Nobody,
-    /// The same under a seccomp filter that refuses what Docker's default profile refuses.
+    /// A user without privileges, under a seccomp filter that refuses what Docker's default profile
+    /// refuses.
     Container,
 }
 
 /// One test of a test binary.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Test {
-    /// Seconds after which it is ended.
+    /// Time limit of the test, in seconds.
     pub seconds: u64,
-    /// Name of the binary below `/lab/bin`.
+    /// File name of the binary below `/lab/bin`.
     pub binary: String,
-    /// Name of the test in it.
+    /// Name of the test in the binary.
     pub name: String,
 }
 
-/// See the module.
+/// Everything that the guest has to do.
 #[derive(Debug)]
 pub struct Plan {
-    /// Echoed, so that results of another run cannot be taken for this one's.
+    /// A number that the guest repeats. It tells the results of this run from those of another run.
     pub nonce: String,
-    /// What kind of run.
+    /// The kind of the run.
     pub mode: Mode,
-    /// Who runs the command.
+    /// The user that runs the command.
     pub who: Who,
-    /// Environment variables of whatever is run.
+    /// Environment variables of the tests, the command or the shell.
     pub variables: Vec<(String, String)>,
-    /// Files to write before that, with their contents.
+    /// Files to write first, with their contents.
     pub writes: Vec<(String, String)>,
-    /// Links to make, with what they lead to.
+    /// Symbolic links to make first, with their targets.
     pub links: Vec<(String, String)>,
     /// The tests, in order.
     pub tests: Vec<Test>,
@@ -67,7 +68,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Reads the text; an error names the line.
+    /// Parses the text of a plan. An error contains the wrong line.
     pub fn parse(text: &str) -> Result<Plan, String> {
         let mut plan = Plan {
             nonce: String::new(),
@@ -80,7 +81,7 @@ impl Plan {
             arguments: Vec::new(),
         };
         for line in text.lines() {
-            let bad = || format!("the plan has a line that is none: {line}");
+            let bad = || format!("the plan has an unknown line: {line}");
             let (word, value) = line.split_once(' ').ok_or_else(bad)?;
             let pair = || {
                 let (left, right) = value.split_once('=')?;
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_become_a_plan() {
+    fn lines_are_parsed_into_a_plan() {
         let plan = Plan::parse(
             "nonce 7f\nmode command\nas nobody\nenv A=b=c\nwrite /sys/x=1\nlink /a=/b\ntest 9 leap m::t\narg a b",
         );
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plan_is_refused() {
+    fn unknown_lines_are_refused() {
         for text in [
             "nonsense",
             "mode nothing",

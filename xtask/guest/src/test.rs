@@ -1,4 +1,4 @@
-//! Runs one test in a process of its own and tells how it ended.
+//! Runs one test in a process of its own and reports how the test ended.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use crate::Host;
 use crate::plan::{Plan, Test};
 
-/// Where the test writes its skips. Tests that become another user must be able to write it too.
+/// The log to which the test writes its skips. Tests that change their user must be able to write
+/// it too.
 const SKIP_LOG: &str = "/tmp/skips";
 
-/// Lines of output that are kept of a test.
+/// Number of output lines that are kept for each test.
 const OUTPUT_LINES: usize = 120;
 
-/// How often a silent test is looked at.
+/// Time between two checks whether a silent test has ended.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs the test and tells the host.
+/// Runs the test and reports the result to the host.
 pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
     host.say(&format!("@begin {number}"));
     let begun = Instant::now();
@@ -42,8 +43,8 @@ pub fn run(host: &Host, plan: &Plan, number: usize, test: &Test) {
     host.say(&format!("@end {number} {ending} {passed} {ignored} {killed} {ms}"));
 }
 
-/// Runs it in a process group of its own, whose rest is killed when it has ended. Returns how it
-/// ended, and the end of its output.
+/// Runs the test in a process group of its own. Returns how the test ended, and its last lines of
+/// output. Processes that are left in the group are killed.
 fn execute(plan: &Plan, test: &Test) -> std::io::Result<(String, VecDeque<String>)> {
     let (reader, writer) = std::io::pipe()?;
     let mut command = Command::new(format!("/lab/bin/{}", test.binary));
@@ -54,7 +55,7 @@ fn execute(plan: &Plan, test: &Test) -> std::io::Result<(String, VecDeque<String
         .current_dir("/tmp");
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let mut child = command.spawn()?;
-    drop(command); // closes our ends of the pipe
+    drop(command); // closes the write ends of the pipe in this process
     let group = child.id() as i32;
 
     let (sender, lines) = mpsc::channel();
@@ -90,13 +91,14 @@ fn execute(plan: &Plan, test: &Test) -> std::io::Result<(String, VecDeque<String
             None => None,
         };
     }
-    // SAFETY: takes no pointers; children that the test has left behind are in its group.
+    // SAFETY: the call takes no pointers. Child processes that the test has left behind are in its
+    // group.
     unsafe { libc::kill(-group, libc::SIGKILL) };
     let _ = child.wait();
-    // What is left over of others that were adopted.
-    // SAFETY: without a place for the status nothing is written.
+    // Reap other processes that this first process has adopted. SAFETY: the pointer for the
+    // status is null, so nothing is written.
     while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
-    // The group is gone, so the pipe ends soon.
+    // All processes with the write end are gone, so the pipe ends soon.
     while let Ok(line) = lines.recv_timeout(Duration::from_secs(2)) {
         keep(line);
     }
@@ -110,19 +112,19 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// The exit code that a shell would give.
+/// The exit code that a shell would report.
 pub fn shell_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// The number before `kind` in `test result: ok. 1 passed; 0 failed; …`.
+/// The number before `kind` in a line like `test result: ok. 1 passed; 0 failed; …`.
 fn harness_count(line: &str, kind: &str) -> Option<u64> {
     let totals = line.split("test result: ").nth(1)?;
     let part = totals.split(['.', ';']).find(|part| part.trim_end().ends_with(kind))?;
     part.split_whitespace().next()?.parse().ok()
 }
 
-/// How many processes the kernel has killed for want of memory.
+/// Number of processes that the kernel has killed because it had no memory left.
 fn oom_kills() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = counters.lines().find_map(|line| line.strip_prefix("oom_kill "));

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Writes what `Topology` reads of this machine to standard output: a line `path<TAB>text` per file, with \n for line ends, and
-# `path -> target` per link. Runs in any POSIX shell, also in busybox; changes nothing.
+# Writes the files that `Topology` reads on this machine to standard output. A line `path<TAB>text`
+# stands for a file, with \n for line ends, and a line `path -> target` for a symbolic link. Runs in
+# any POSIX shell, also in busybox. Changes nothing.
 cd / || exit 1
 {
     ls -d sys/devices/system/cpu/online sys/devices/system/cpu/possible proc/meminfo
@@ -13,9 +14,9 @@ cd / || exit 1
     if [ -L "$path" ]; then
         printf '%s -> %s\n' "$path" "$(readlink "$path")"
     elif text=$(cat "$path" 2>/dev/null && echo .); then
-        # The dot keeps line ends at the end of the text.
+        # The final dot keeps line ends at the end of the text.
         printf '%s\t%s\n' "$path" "$(printf %s "${text%.}" | awk '{ printf "%s\\n", $0 }')"
     fi
 done
-# Of the status only what says which nodes and CPUs a process may use.
+# Of the status only the lines with the nodes and CPUs that the process may use.
 printf 'proc/self/status\t%s\n' "$(awk '/^(Cpus|Mems)_allowed_list/ { printf "%s\\n", $0 }' proc/self/status)"
