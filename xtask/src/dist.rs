@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::capi::{self, Layout};
 use crate::commands::{Workspace, output, run};
-use crate::files::{copy, make_folder, read, with_extension, write};
+use crate::files::{copy, entries, make_folder, read, with_extension, write};
 use crate::{header, manual, notices};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -239,7 +239,7 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
         copy(&file, &docs.join(file.file_name().context("a file has a name")?))?;
     }
     let sources = workspace.root.join("crates/capi/examples");
-    for file in [with_extension(&sources, "c")?, with_extension(&sources, "cpp")?].concat() {
+    for file in entries(&sources)? {
         copy(&file, &examples.join(file.file_name().context("a file has a name")?))?;
     }
     Ok(())

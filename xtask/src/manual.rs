@@ -278,6 +278,7 @@ mod tests {
     use super::*;
 
     const HEADER: &str = "/*\n * x.h - moves things\n * about.\n *\n * Errors.   Are told:\n *           by pageleap_b().\n */\n#define X\n\n\
+        /* Two. */\n#define PAGELEAP_ONE 1\n#define PAGELEAP_TWO \\\n    2\n\n\
         /* All\n * of it. */\n#define PAGELEAP_ALL(type) ((type){ 0 })\n\n\
         /* ---- First ------- */\n\n/* A handle. It is freed. */\ntypedef struct pageleap_a pageleap_a;\n\n\
         /* Options.\n *\n * - One,\n *   and a half.\n * - Two. */\ntypedef struct pageleap_o {\n    /* sizeof. */\n    size_t size;\n} pageleap_o;\n\n\
@@ -325,6 +326,7 @@ mod tests {
         assert!(!pages["pageleap_a.3"].contains("TYPES"));
         assert_eq!(pages["pageleap_o.3"].matches(".IP").count(), 2);
         assert!(pages["pageleap.3"].contains(".TP\n\\fBPAGELEAP_ALL\\fR\nAll\nof it."));
+        assert!(pages["pageleap.3"].contains(".TP\n\\fBPAGELEAP_TWO\\fR\nTwo."));
         assert!(pages["pageleap.3"].contains(".TP\n\\fBErrors\\fR\nAre told:"));
     }
 

@@ -18,11 +18,11 @@ use crate::tally::Outcome;
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// What it has besides the smallest Debian there is.
-const PACKAGES: &str = "--include=g++,pkg-config,man-db";
+const PACKAGES: &str = "--include=g++,pkg-config,cmake,make,man-db";
 
 /// What is tried there, in order: each in a shell, as root, which stops at the first command that
 /// fails.
-const CHECKS: [(&str, &str); 8] = [
+const CHECKS: [(&str, &str); 11] = [
     (
         "the .deb installs",
         "find / -xdev | LC_ALL=C sort >/before; dpkg -i /packages/*.deb; test -z \"$(dpkg --audit)\"; \
@@ -41,6 +41,19 @@ const CHECKS: [(&str, &str); 8] = [
         "the C++ example is built with pkg-config",
         "cd /tmp; c++ -std=c++17 -O2 -Wall -Wextra -Wpedantic -Werror -pthread -o hash_join \
          /usr/share/doc/pageleap/examples/hash_join.cpp $(pkg-config --cflags --libs pageleap); ./hash_join 100000 1000000",
+    ),
+    (
+        "the C++ example is built with CMake (pageleap::pageleap)",
+        "cmake -S /usr/share/doc/pageleap/examples -B /tmp/shared; \
+         cmake --build /tmp/shared --target hash_join; \
+         readelf -d /tmp/shared/hash_join | grep -q libpageleap.so; /tmp/shared/hash_join 100000 1000000",
+    ),
+    (
+        "the C++ example is built with CMake (pageleap::static)",
+        "cmake -S /usr/share/doc/pageleap/examples -B /tmp/static -DPAGELEAP_STATIC=ON; \
+         cmake --build /tmp/static --target hash_join; \
+         if readelf -d /tmp/static/hash_join | grep libpageleap.so; then exit 1; fi; \
+         /tmp/static/hash_join 100000 1000000",
     ),
     (
         "manual pages are found and well formed",
@@ -64,6 +77,13 @@ const CHECKS: [(&str, &str); 8] = [
          export PKG_CONFIG_PATH=$PWD/lib/pkgconfig; MANPATH=$PWD/share/man man 3 pageleap >/dev/null; \
          cc -D_GNU_SOURCE -O2 -pthread -o /tmp/buffer_pool share/doc/pageleap/examples/buffer_pool.c $(pkg-config --cflags --libs pageleap) \
          -Wl,-rpath,$PWD/lib; /tmp/buffer_pool 64 16 1",
+    ),
+    (
+        "CMake finds the tarball's library where it is unpacked",
+        "mkdir -p /opt/moved; mv /opt/elsewhere/pageleap-* /opt/moved/here; cd /opt/moved/here; \
+         cmake -S share/doc/pageleap/examples -B /tmp/tarball -DCMAKE_PREFIX_PATH=$PWD; \
+         cmake --build /tmp/tarball --target hash_join; ldd /tmp/tarball/hash_join | grep -q $PWD/lib/libpageleap.so; \
+         /tmp/tarball/hash_join 100000 1000000",
     ),
 ];
 
