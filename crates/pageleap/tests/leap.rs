@@ -1,5 +1,5 @@
-//! What a leap does, seen from outside: contents, frames, placement, outcomes, mappings, and what
-//! is left when all is gone.
+//! What a leap does, seen from outside: contents, frames, placement, outcomes and mappings, and
+//! what is left when pools and regions are dropped.
 
 mod common;
 
@@ -18,25 +18,33 @@ use pageleap::{
     BASE_PAGE, Ended, Error, Job, Migration, PageOutcome, PageSize, Phase, Pool, Region, audit,
 };
 
-/// A region that takes long enough in single pages for a thread to step in between.
+/// Bytes of a region whose job, page by page, takes long enough for a test to act meanwhile.
 fn long() -> usize {
     if in_lab() { 4 << 20 } else { 32 << 20 }
 }
 
-/// The whole of it takes a second at least, however fast the machine.
-fn long_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
-    let job = Migration::new().range(region, 0..region.len(), to).rate_limit(region.len() as u64);
-    job.area_bytes(region.page_size().bytes()).threads(1)
+/// A migration, page by page, that takes ten minutes on any machine: tests stop it.
+fn endless_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
+    let job = Migration::new().range(region, 0..region.len(), to);
+    job.rate_limit(region.len() as u64 / 600).area_bytes(region.page_size().bytes()).threads(1)
+}
+
+/// A migration, page by page, that waits for guards as long as it takes.
+fn patient_job<'a>(region: &'a Region, to: &Pool) -> Migration<'a> {
+    let job = Migration::new().range(region, 0..region.len(), to);
+    job.pin_patience(Duration::MAX).area_bytes(region.page_size().bytes()).threads(1)
 }
 
 fn wait_until_something_moved(job: &Job) {
     assert!(soon(|| job.progress().bytes_migrated > 0));
 }
 
+/// Free bytes of both pools.
 fn free(pools: &[Pool; 2]) -> u64 {
     pools[0].free_bytes() + pools[1].free_bytes()
 }
 
+/// The number of mappings that a region consists of.
 fn region_mappings(region: &Region) -> usize {
     let start = address(region);
     let inside = |line: &String| {
@@ -46,7 +54,8 @@ fn region_mappings(region: &Region) -> usize {
     pool_mappings().into_iter().filter(inside).count()
 }
 
-/// Checks which pages have other frames than before. Says so where the kernel hides frame numbers.
+/// Checks that exactly the pages for which `moved` is true have other frames than `before`. Where
+/// the kernel hides frame numbers, the check is skipped.
 fn check_frames(
     test: &str,
     region: &Region,
@@ -111,8 +120,8 @@ fn contents_stay_and_frames_change() {
     });
 }
 
-/// The pools are larger than the region, so that the aliases of moved frames have neighbours that
-/// never moved.
+/// The pools are larger than the region. So the aliases of moved frames have neighbours whose frames
+/// never moved, and must be joined with them again.
 #[test]
 fn a_round_trip_leaves_as_many_mappings_as_before() {
     let _turn = turn();
@@ -159,7 +168,7 @@ fn leaping_back_and_forth_ends_where_it_should() {
     });
 }
 
-/// A buffer pool has addresses for more pages than it has memory for.
+/// For example, a buffer pool has addresses for more pages than it has memory.
 #[test]
 fn a_region_may_have_memory_here_and_there() {
     let _turn = turn();
@@ -219,7 +228,7 @@ fn scattered_ranges_of_one_job_have_their_own_outcomes() {
         parts.iter().for_each(|part| stamp(&region, bytes(part.clone()), 5));
         let before = region.frame_numbers().unwrap();
 
-        // Not in the order of the addresses.
+        // The order of the ranges is not the order of their addresses.
         let ranges = [10..11, 1..2, 3..6, 8..10];
         let mut job = Migration::new().area_bytes(2 * page);
         for range in ranges {
@@ -234,7 +243,7 @@ fn scattered_ranges_of_one_job_have_their_own_outcomes() {
             (bytes(10..11), Migrated),
             (bytes(1..2), Migrated),
             (bytes(3..4), Migrated),
-            (bytes(4..5), Unchanged), // there already
+            (bytes(4..5), Unchanged), // at its destination already
             (bytes(5..6), Migrated),
             (bytes(8..9), Migrated),
             (bytes(9..10), Unchanged), // unbacked
@@ -293,7 +302,7 @@ fn unbacked_parts_stay_unbacked() {
         check_stamp(&region, 0..2 * page, 3);
         check_stamp(&region, 5 * page..8 * page, 3);
 
-        // Nothing but unbacked pages is a job too.
+        // A range of unbacked pages alone is a valid job.
         let report = leap(&region, 2 * page..5 * page, &near);
         assert_eq!((report.pages.unchanged, report.pages.total()), (3, 3));
         audit(&[&near, &far], &[&region]).unwrap();
@@ -310,25 +319,25 @@ fn frames_come_back_zeroed() {
         assert!(is_zero(&region, all.clone()));
         stamp(&region, all.clone(), 7);
 
-        // Vacated by a leap.
+        // Frames that a leap has vacated.
         leap(&region, all.clone(), &far);
         let second = Region::new(&near, 8 * page).unwrap();
         assert!(is_zero(&second, all.clone()), "a vacated frame kept its contents");
         stamp(&second, all.clone(), 8);
         drop(second);
 
-        // Vacated by dropping a region.
+        // Frames of a dropped region.
         let third = Region::new(&near, 8 * page).unwrap();
         assert!(is_zero(&third, all.clone()), "a frame of a dropped region kept its contents");
         drop(third);
 
-        // Vacated by discarding, after having come in by an exchange of page tables.
+        // Frames of discarded pages, which an exchange of page tables had brought in.
         region.discard(all.clone()).unwrap();
         assert_eq!(far.free_bytes(), far.bytes());
         region.back(all.clone(), &far).unwrap();
         assert!(is_zero(&region, all.clone()), "a discarded frame kept its contents");
 
-        // Taken by a job that moved nothing into them.
+        // Frames of a job that has moved nothing into them.
         stamp(&region, all.clone(), 9);
         let report = migration(&region, all.clone(), &near)
             .timeout(Duration::from_nanos(1))
@@ -477,8 +486,8 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     stamp(&region, 0..long(), 1);
     let pages = (long() / 4096) as u64;
 
-    // At once: whatever it has done by then.
-    let job = long_job(&region, far).start().unwrap();
+    // Cancelled at once, whatever the job has done by then.
+    let job = endless_job(&region, far).start().unwrap();
     job.cancel();
     let report = job.wait();
     assert!(matches!(report.ended, Ended::Cancelled), "{report}");
@@ -486,8 +495,8 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     let moved_first = report.pages.migrated;
     check_stamp(&region, 0..long(), 1);
 
-    // In the middle.
-    let job = long_job(&region, far).start().unwrap();
+    // Cancelled in the middle.
+    let job = endless_job(&region, far).start().unwrap();
     wait_until_something_moved(&job);
     job.cancel();
     let report = job.wait();
@@ -500,7 +509,7 @@ fn a_cancelled_job_leaves_whole_pages_and_can_be_finished() {
     check_stamp(&region, 0..long(), 1);
     audit(&[near, far], &[&region]).unwrap();
 
-    // The rest, and a cancellation that comes too late.
+    // The rest completes. A cancellation after the end has no effect.
     let job = migration(&region, 0..long(), far).area_bytes(1 << 20).start().unwrap();
     assert!(soon(|| job.is_finished()));
     job.cancel();
@@ -542,13 +551,13 @@ fn dropping_a_job_cancels_it_and_waits() {
     let [near, far] = &pools;
     let region = Region::new(near, long()).unwrap();
     stamp(&region, 0..long(), 1);
-    let job = long_job(&region, far).start().unwrap();
+    let job = endless_job(&region, far).start().unwrap();
     wait_until_something_moved(&job);
     drop(job);
-    // Nothing of it runs any more: frames are back, the range is free for others.
+    // The job has ended: its frames are back, and other jobs may move the range.
     assert_eq!(free(&pools), long() as u64);
     let here = near.free_bytes();
-    assert!(here > 0 && here < long() as u64, "it was stopped in the middle");
+    assert!(here > 0 && here < long() as u64, "the job was not stopped in the middle");
     audit(&[near, far], &[&region]).unwrap();
     leap(&region, 0..long(), near);
     check_stamp(&region, 0..long(), 1);
@@ -563,7 +572,7 @@ fn dropping_a_region_ends_its_job_and_frees_its_frames() {
     stamp(&other, 0..64 << 10, 2);
     for together in [false, true] {
         let region = Region::new(near, long()).unwrap();
-        let mut job = long_job(&region, far);
+        let mut job = endless_job(&region, far);
         if together {
             job = job.range(&other, 0..64 << 10, far);
         }
@@ -581,9 +590,10 @@ fn dropping_a_region_ends_its_job_and_frees_its_frames() {
     check_stamp(&other, 0..64 << 10, 2);
 }
 
+/// Whether a descriptor becomes readable in time. With a timeout of -1 the wait has no limit.
 fn readable(fd: BorrowedFd<'_>, timeout_ms: i32) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, written by the call.
+    // SAFETY: the call reads and writes one entry, which lives in this frame.
     let ready = unsafe { libc::poll(&mut poll, 1, timeout_ms) };
     assert!(ready >= 0 && poll.revents & !libc::POLLIN == 0, "{ready} {:#x}", poll.revents);
     ready == 1
@@ -594,7 +604,9 @@ fn a_job_becomes_readable_when_it_has_ended() {
     let _turn = turn();
     let [near, far] = pools(PageSize::Base, long() as u64).unwrap();
     let region = Region::new(&near, long()).unwrap();
-    let job = long_job(&region, &far).start().unwrap();
+    // The guard keeps the job from ending before it has been seen running.
+    let mut guard = Some(region.pin(0..1).unwrap());
+    let job = patient_job(&region, &far).start().unwrap();
     let fd = job.as_fd().try_clone_to_owned().unwrap();
     let mut before = 0;
     loop {
@@ -604,16 +616,26 @@ fn a_job_becomes_readable_when_it_has_ended() {
             break;
         }
         before += u64::from(!ready);
+        if before > 10 {
+            guard = None;
+        }
         rest();
     }
-    assert!(before > 0, "it was not seen while it ran");
-    assert!(readable(job.as_fd(), -1) && readable(job.as_fd(), 0), "and stays readable");
+    assert!(guard.is_none(), "the job ended although a page was guarded");
+    assert!(readable(job.as_fd(), -1) && readable(job.as_fd(), 0), "it does not stay readable");
     assert!(job.wait().ended.is_completed());
     assert!(readable(fd.as_fd(), 0));
 
-    // Sleeping in poll(2) until the end.
-    let job = long_job(&region, &near).start().unwrap();
-    assert!(readable(job.as_fd(), -1) && job.is_finished());
+    // poll(2) sleeps until the end of the job.
+    let guard = region.pin(0..1).unwrap();
+    let job = patient_job(&region, &near).start().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            drop(guard);
+        });
+        assert!(readable(job.as_fd(), -1) && job.is_finished());
+    });
     assert_eq!(job.wait().pages.migrated, (long() / 4096) as u64);
 }
 
@@ -622,7 +644,10 @@ fn progress_only_grows() {
     let _turn = turn();
     let [near, far] = pools(PageSize::Base, long() as u64).unwrap();
     let region = Region::new(&near, long()).unwrap();
-    let job = long_job(&region, &far).start().unwrap();
+    // Each guard holds back one page, so that there are steps to be seen.
+    let pages = [3, 2, 1].map(|number| number * BASE_PAGE);
+    let mut guards = Vec::from(pages.map(|at| region.pin(at..at + BASE_PAGE).unwrap()));
+    let job = patient_job(&region, &far).start().unwrap();
     let rank = |phase| match phase {
         Phase::Migrating => 0,
         Phase::Recycling => 1,
@@ -636,11 +661,14 @@ fn progress_only_grows() {
         assert!(now.bytes_migrated >= last.bytes_migrated && now.bytes_copied >= last.bytes_copied);
         assert_eq!(now.bytes_total, long() as u64);
         assert!(now.bytes_migrated <= now.bytes_total, "{now:?}");
-        steps += u64::from(now.bytes_migrated > last.bytes_migrated);
+        steps += usize::from(now.bytes_migrated > last.bytes_migrated);
         last = now;
+        if last.bytes_migrated == (long() - guards.len() * BASE_PAGE) as u64 {
+            guards.pop();
+        }
         rest();
     }
-    assert!(steps > 2, "it was not seen while it ran");
+    assert!(steps >= pages.len(), "{steps} steps");
     assert_eq!(job.progress().bytes_migrated, long() as u64);
     assert_eq!(job.wait().bytes_copied, long() as u64);
 }
@@ -652,7 +680,8 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
         let page = near.page_size().bytes();
         let region = Region::new(&near, 8 * page).unwrap();
         stamp(&region, 0..8 * page, 1);
-        // A job's thread closes its event as it ends: that of the test before too.
+        // A job's thread closes its eventfd when it ends, perhaps after the report is delivered. So
+        // the eventfd of the previous page size may still be open.
         assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
         let job = migration(&region, 0..8 * page, &far).start().unwrap();
         let open = own_descriptors();
@@ -671,8 +700,8 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
     assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]));
 }
 
-/// Gives back what it reserves. Machines that have run for a while may have no gigabyte in one
-/// piece.
+/// The test reserves the pages that it needs, and gives them back. A machine that has run for a
+/// while may have no free gigabyte in one piece: then the test is skipped.
 #[test]
 fn pages_of_a_gigabyte_leap_under_a_writer() {
     const NAME: &str = "pages_of_a_gigabyte_leap_under_a_writer";
@@ -701,6 +730,7 @@ fn pages_of_a_gigabyte_leap_under_a_writer() {
     let words = region.atomics_u64(all.clone()).unwrap();
     let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
             let mut value = 0;
             while !stop.load(Relaxed) {
@@ -709,7 +739,7 @@ fn pages_of_a_gigabyte_leap_under_a_writer() {
                 written.store(value, Relaxed);
             }
         });
-        assert!(common::soon(|| written.load(Relaxed) > 0));
+        assert!(soon(|| written.load(Relaxed) > 0));
         for (to, frames_changed) in [(&far, true), (&near, false), (&far, true)] {
             let report = Migration::new().range(&region, all.clone(), to).start().unwrap().wait();
             assert!(report.ended.is_completed() && report.pages.migrated == 1, "{report}");
@@ -718,7 +748,6 @@ fn pages_of_a_gigabyte_leap_under_a_writer() {
                 assert_eq!(*before != now, frames_changed);
             }
         }
-        stop.store(true, Relaxed);
     });
     let written = written.load(Relaxed);
     for value in written.saturating_sub(words.len() as u64)..written {

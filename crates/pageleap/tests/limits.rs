@@ -1,7 +1,7 @@
-//! What happens when the process runs out of descriptors, address space or mappings: clear errors,
-//! nothing lost, and all is well when there are more.
+//! The process runs out of descriptors, address space or mappings: errors are clear, nothing is
+//! lost, and jobs succeed again under a higher limit.
 //!
-//! The limits hold for the whole process: each case runs in a child.
+//! Each case runs in a child, because the limits hold for the whole process.
 
 mod common;
 #[path = "common/machine_settings.rs"]
@@ -19,7 +19,7 @@ use pageleap::{Ended, Error, Migration, PageSize, Pool, Region, audit, observe};
 
 fn set_file_limit(files: u64) {
     let limit = libc::rlimit { rlim_cur: files, rlim_max: 4096 };
-    // SAFETY: reads one structure.
+    // SAFETY: the call reads one structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
@@ -27,84 +27,68 @@ fn set_file_limit(files: u64) {
 fn running_out_of_descriptors_loses_nothing() {
     cases(
         "running_out_of_descriptors_loses_nothing",
-        &[
-            (
-                // Giving frames back opens no file where nothing has failed.
-                "drops",
-                || {
-                    let (pools, region) = scene();
-                    leap(&region, 0..BYTES, &pools[1]);
-                    let job = migration(&region, 0..BYTES, &pools[0]).start().unwrap();
-                    set_file_limit(3);
-                    assert!(job.wait().ended.is_completed());
-                    drop(region);
-                    set_file_limit(4096);
-                    assert_eq!(
-                        (pools[0].free_bytes(), pools[1].free_bytes()),
-                        (BYTES as u64, BYTES as u64)
-                    );
-                    let region = Region::new(&pools[1], BYTES).unwrap();
-                    assert!(is_zero(&region, 0..BYTES));
-                    leap(&region, 0..BYTES, &pools[0]);
-                },
-                FINE,
-            ),
-            (
-                "files",
-                || {
-                    let (pools, region) = scene();
-                    stamp(&region, 0..BYTES, 1);
-                    leap(&region, 0..BYTES, &pools[1]);
-                    leap(&region, 0..BYTES, &pools[0]);
-                    // SAFETY: makes and closes a descriptor of its own: the first free number.
-                    let next = unsafe {
-                        let fd = libc::dup(0);
-                        libc::close(fd);
-                        fd as u64
-                    };
-                    let mut refusals = 0;
-                    for spare in 0..16 {
-                        set_file_limit(next + spare);
-                        let pool = Pool::builder(pools[0].nodes()[0], 4096).build().map(drop);
-                        let job = migration(&region, 0..BYTES, &pools[1]).start();
-                        set_file_limit(4096);
-                        for result in [pool, job.map(|job| drop(job.wait()))] {
-                            let Err(error) = result else { continue };
-                            refusals += 1;
-                            let text = error.to_string();
-                            assert!(
-                                text.contains("EMFILE") || text.contains("open files"),
-                                "{text}"
-                            );
-                            assert!(
-                                !error.is_usage() && !text.contains("mount "),
-                                "the remedy does not help: {text}"
-                            );
-                        }
-                        leap(&region, 0..BYTES, &pools[0]);
-                        assert_eq!(
-                            (pools[0].free_bytes(), pools[1].free_bytes()),
-                            (0, BYTES as u64)
-                        );
-                        check_stamp(&region, 0..BYTES, 1);
-                        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                    }
-                    assert!(refusals > 0);
-                },
-                FINE,
-            ),
-        ],
+        &[("drops", without_descriptors_drops, FINE), ("files", without_descriptors_files, FINE)],
     );
 }
 
-/// Sets RLIMIT_AS to what the process has, and `bytes` more or less; `None` lifts it.
+/// Frames are given back without opening a file, unless a call has failed.
+fn without_descriptors_drops() {
+    let (pools, region) = scene();
+    leap(&region, 0..BYTES, &pools[1]);
+    let job = migration(&region, 0..BYTES, &pools[0]).start().unwrap();
+    set_file_limit(3);
+    assert!(job.wait().ended.is_completed());
+    drop(region);
+    set_file_limit(4096);
+    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, BYTES as u64));
+    let region = Region::new(&pools[1], BYTES).unwrap();
+    assert!(is_zero(&region, 0..BYTES));
+    leap(&region, 0..BYTES, &pools[0]);
+}
+
+fn without_descriptors_files() {
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    leap(&region, 0..BYTES, &pools[1]);
+    leap(&region, 0..BYTES, &pools[0]);
+    // SAFETY: the descriptor is new, and closed again. It has the first free number.
+    let next = unsafe {
+        let fd = libc::dup(0);
+        libc::close(fd);
+        fd as u64
+    };
+    let mut refusals = 0;
+    for spare in 0..16 {
+        set_file_limit(next + spare);
+        let pool = Pool::builder(pools[0].nodes()[0], 4096).build().map(drop);
+        let job = migration(&region, 0..BYTES, &pools[1]).start();
+        set_file_limit(4096);
+        for result in [pool, job.map(|job| drop(job.wait()))] {
+            let Err(error) = result else { continue };
+            refusals += 1;
+            let text = error.to_string();
+            assert!(text.contains("EMFILE") || text.contains("open files"), "{text}");
+            assert!(
+                !error.is_usage() && !text.contains("mount "),
+                "the remedy is one for another error: {text}"
+            );
+        }
+        leap(&region, 0..BYTES, &pools[0]);
+        assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (0, BYTES as u64));
+        check_stamp(&region, 0..BYTES, 1);
+        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    }
+    assert!(refusals > 0, "no limit was low enough");
+}
+
+/// Sets RLIMIT_AS to what the process has now plus `bytes`. `None` lifts the limit.
 fn limit_address_space(bytes: Option<i64>) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     let kb: i64 = size.split_whitespace().next().unwrap().parse().unwrap();
     let rlim_cur = bytes.map_or(libc::RLIM_INFINITY, |bytes| (kb * 1024 + bytes) as u64);
     let limit = libc::rlimit { rlim_cur, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: reads one structure.
+    // SAFETY: the call reads one structure.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
 }
 
@@ -113,94 +97,83 @@ fn running_out_of_address_space_loses_nothing() {
     cases(
         "running_out_of_address_space_loses_nothing",
         &[
-            (
-                "a job",
-                || {
-                    let (pools, region) = scene();
-                    stamp(&region, 0..BYTES, 1);
-                    limit_address_space(Some(-(1 << 20)));
-                    let refused = migration(&region, 0..BYTES, &pools[1]).start().map(drop);
-                    limit_address_space(None);
-                    let text = refused.expect_err("not refused").to_string();
-                    assert!(text.contains("RLIMIT_AS"), "{text}");
-                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                    leap(&region, 0..BYTES, &pools[1]);
-                    check_stamp(&region, 0..BYTES, 1);
-                },
-                FINE,
-            ),
-            (
-                "memory for a region",
-                || {
-                    let [pool, _] = common::pools(PageSize::Base, BYTES as u64).unwrap();
-                    let region = Region::reserve(BYTES, PageSize::Base).unwrap();
-                    for _ in 0..3 {
-                        limit_address_space(Some(-(1 << 20)));
-                        let refused = region.grow(BYTES, &pool);
-                        limit_address_space(None);
-                        let text = refused.unwrap_err().to_string();
-                        assert!(text.contains("RLIMIT_AS"), "{text}");
-                        assert_eq!(pool.free_bytes(), BYTES as u64);
-                    }
-                    region.grow(BYTES, &pool).unwrap();
-                    assert!(is_zero(&region, 0..BYTES));
-                },
-                FINE,
-            ),
-            (
-                // A call under way when the limit falls leaves a hole, which is filled once the
-                // limit allows it; after that no area is attempted while the limit is exceeded.
-                "a running job",
-                || {
-                    const LONG: usize = 64 << 20;
-                    let [near, far] = common::pools(PageSize::Base, LONG as u64).unwrap();
-                    let region = Region::new(&near, LONG).unwrap();
-                    stamp(&region, 0..LONG, 1);
-                    let job = migration(&region, 0..LONG, &far).area_bytes(4096).start().unwrap();
-                    assert!(soon(|| job.progress().bytes_migrated > 0));
-                    limit_address_space(Some(-(8 << 20)));
-                    std::thread::sleep(std::time::Duration::from_millis(100));
-                    limit_address_space(None);
-                    let report = job.wait();
-                    let ended = matches!(
-                        report.ended,
-                        Ended::Failed(Error::Call { .. }) | Ended::Completed
-                    );
-                    assert!(
-                        ended && report.pages.busy + report.pages.not_attempted == 0,
-                        "{report}"
-                    );
-                    check_stamp(&region, 0..LONG, 1);
-                    audit(&[&near, &far], &[&region]).unwrap();
-                    leap(&region, 0..LONG, &far);
-                    check_stamp(&region, 0..LONG, 1);
-                },
-                FINE,
-            ),
+            ("a job", without_address_space_a_job, FINE),
+            ("memory for a region", without_address_space_memory_for_a_region, FINE),
+            ("a running job", without_address_space_a_running_job, FINE),
         ],
     );
 }
 
-/// Takes mappings until `spare` are left. One large mapping of which every other page has another
-/// protection.
+fn without_address_space_a_job() {
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    limit_address_space(Some(-(1 << 20)));
+    let refused = migration(&region, 0..BYTES, &pools[1]).start().map(drop);
+    limit_address_space(None);
+    let text = refused.expect_err("not refused").to_string();
+    assert!(text.contains("RLIMIT_AS"), "{text}");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    leap(&region, 0..BYTES, &pools[1]);
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+fn without_address_space_memory_for_a_region() {
+    let [pool, _] = common::pools(PageSize::Base, BYTES as u64).unwrap();
+    let region = Region::reserve(BYTES, PageSize::Base).unwrap();
+    for _ in 0..3 {
+        limit_address_space(Some(-(1 << 20)));
+        let refused = region.grow(BYTES, &pool);
+        limit_address_space(None);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("RLIMIT_AS"), "{text}");
+        assert_eq!(pool.free_bytes(), BYTES as u64);
+    }
+    region.grow(BYTES, &pool).unwrap();
+    assert!(is_zero(&region, 0..BYTES));
+}
+
+/// A call that is under way when the limit falls leaves a hole. The job fills it when
+/// the limit allows that. Afterwards the job begins no area while the limit is
+/// exceeded.
+fn without_address_space_a_running_job() {
+    const LONG: usize = 64 << 20;
+    let [near, far] = common::pools(PageSize::Base, LONG as u64).unwrap();
+    let region = Region::new(&near, LONG).unwrap();
+    stamp(&region, 0..LONG, 1);
+    let job = migration(&region, 0..LONG, &far).area_bytes(4096).start().unwrap();
+    assert!(soon(|| job.progress().bytes_migrated > 0));
+    limit_address_space(Some(-(8 << 20)));
+    std::thread::sleep(Duration::from_millis(100));
+    limit_address_space(None);
+    let report = job.wait();
+    let ended = matches!(report.ended, Ended::Failed(Error::Call { .. }) | Ended::Completed);
+    assert!(ended && report.pages.busy + report.pages.not_attempted == 0, "{report}");
+    check_stamp(&region, 0..LONG, 1);
+    audit(&[&near, &far], &[&region]).unwrap();
+    leap(&region, 0..LONG, &far);
+    check_stamp(&region, 0..LONG, 1);
+}
+
+/// Uses up mappings: one large mapping, of which some pages have another protection.
 struct Hog {
-    /// The limit that was there before, if this machine is ours to change.
+    /// A lower limit, on machines of the lab.
     _limit: Option<MappingLimit>,
     start: usize,
     pages: usize,
+    /// The number of pages with another protection.
     taken: usize,
 }
 
-/// More mappings than anything here takes.
+/// More mappings than any job here needs.
 const PLENTY: usize = 4000;
 
 impl Hog {
     fn new() -> Hog {
-        // To reach the usual limit takes half a minute where every instruction is emulated.
+        // Where every instruction is emulated, it takes half a minute to reach the usual limit.
         let limit = in_lab().then(|| MappingLimit::lower_to(16384));
         let pages = observe::max_mapping_count().unwrap() + 16;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping.
+        // SAFETY: the kernel chooses a free address.
         let start =
             unsafe { libc::mmap(ptr::null_mut(), pages * 4096, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
@@ -208,10 +181,11 @@ impl Hog {
     }
 
     fn protect(&self, page: usize, prot: i32) -> bool {
-        // SAFETY: a page of our own mapping, which nobody uses.
+        // SAFETY: a page of this value's mapping, which nothing accesses.
         unsafe { libc::mprotect((self.start + page * 4096) as *mut libc::c_void, 4096, prot) == 0 }
     }
 
+    /// Changes the protection of `pages` more pages, or of as many as the limit allows.
     fn take(&mut self, pages: usize) {
         let end = (self.taken + pages).min(self.pages / 2);
         while self.taken < end && self.protect(2 * self.taken + 1, libc::PROT_READ) {
@@ -219,17 +193,17 @@ impl Hog {
         }
     }
 
-    /// Takes all that are left.
+    /// Takes all mappings that are left.
     fn take_all(&mut self) {
         self.take(self.pages);
     }
 
-    /// Takes or gives back until about `spare` are left: never more than that is taken, not even
-    /// for an instant.
+    /// Takes mappings or gives them back until about `spare` are left. At no instant are fewer left,
+    /// except before the call.
     fn leave(&mut self, spare: usize) {
         let room =
             observe::max_mapping_count().unwrap().saturating_sub(observe::mapping_count().unwrap());
-        // Each page whose access changes cuts one mapping into three.
+        // Each page with another protection cuts one mapping into three.
         self.take(room.saturating_sub(spare) / 2);
         for _ in 0..spare.saturating_sub(room).div_ceil(2) {
             self.taken -= 1;
@@ -240,7 +214,7 @@ impl Hog {
 
 impl Drop for Hog {
     fn drop(&mut self) {
-        // SAFETY: our own mapping.
+        // SAFETY: this value's mapping, which nothing accesses.
         unsafe { libc::munmap(self.start as *mut libc::c_void, self.pages * 4096) };
     }
 }
@@ -250,154 +224,123 @@ fn running_out_of_mappings_loses_nothing() {
     cases(
         "running_out_of_mappings_loses_nothing",
         &[
-            (
-                "a job",
-                || {
-                    let (pools, region) = scene();
-                    stamp(&region, 0..BYTES, 1);
-                    leap(&region, 0..BYTES, &pools[1]);
-                    let mut hog = Hog::new();
-                    hog.take_all();
-                    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop)
-                    else {
-                        panic!("not refused")
-                    };
-                    let text = error.to_string();
-                    assert!(text.contains("max_map_count"), "{text}");
-                    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, 0));
-                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                    drop(hog);
-                    leap(&region, 0..BYTES, &pools[0]);
-                    check_stamp(&region, 0..BYTES, 1);
-                },
-                FINE,
-            ),
-            (
-                "a running job",
-                || {
-                    while_migrating(|region| {
-                        let mut hog = Hog::new();
-                        for spare in [300, 200, 120] {
-                            hog.leave(spare);
-                            write_rounds(region, 20);
-                            hog.leave(PLENTY);
-                        }
-                    });
-                },
-                FINE,
-            ),
-            (
-                "a job that runs out of them",
-                || {
-                    let (pools, region) = scene();
-                    stamp(&region, 0..BYTES, 1);
-                    leap(&region, 0..BYTES, &pools[1]);
-                    let mut hog = Hog::new();
-                    hog.leave(PLENTY);
-                    for round in 0..20 {
-                        let to = &pools[round % 2];
-                        let job = migration(&region, 0..BYTES, to)
-                            .area_bytes(4096)
-                            .threads(2)
-                            .start()
-                            .unwrap();
-                        hog.take_all();
-                        hog.leave(PLENTY);
-                        let report = job.wait();
-                        assert!(
-                            matches!(
-                                report.ended,
-                                Ended::Completed | Ended::Failed(Error::Call { .. })
-                            ),
-                            "{report}"
-                        );
-                        check_stamp(&region, 0..BYTES, 1);
-                        leap(&region, 0..BYTES, to);
-                        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                    }
-                },
-                FINE,
-            ),
-            (
-                "more guards than mappings",
-                || {
-                    const PAGES: usize = 1024;
-                    let pools = pools(PageSize::Base, (PAGES * 4096) as u64).unwrap();
-                    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
-                    stamp(&region, 0..PAGES * 4096, 1);
-                    let mut hog = Hog::new();
-                    hog.leave(PLENTY);
-                    let before = observe::mapping_count().unwrap();
-                    let every_second = (0..PAGES).step_by(2);
-                    let guards: Vec<_> = every_second
-                        .map(|page| region.pin(page * 4096..page * 4096 + 1).unwrap())
-                        .collect();
-                    let job = || Migration::new().range(&region, 0..PAGES * 4096, &pools[1]);
-                    let report =
-                        job().pin_patience(Duration::from_millis(1)).start().unwrap().wait();
-                    assert!(
-                        matches!(report.ended, Ended::Failed(Error::Pinned { .. })),
-                        "{report}"
-                    );
-                    assert!(
-                        report.warnings.iter().any(|w| w.contains("max_map_count")),
-                        "{report}"
-                    );
-                    let pages = &report.pages;
-                    assert!(
-                        pages.migrated > 0 && pages.busy > PAGES as u64 / 2 && pages.failed == 0,
-                        "{report}"
-                    );
-                    let more = observe::mapping_count().unwrap() - before;
-                    assert!(more <= PLENTY / 2, "{more} mappings more than before");
-                    check_stamp(&region, 0..PAGES * 4096, 1);
-                    drop(guards);
-                    let report = job().start().unwrap().wait();
-                    assert!(report.ended.is_completed(), "{report}");
-                    check_stamp(&region, 0..PAGES * 4096, 1);
-                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                },
-                FINE,
-            ),
-            (
-                "pools and regions",
-                || {
-                    let (pools, region) = scene();
-                    let mut hog = Hog::new();
-                    hog.take_all();
-                    assert!(Pool::builder(pools[0].nodes()[0], 4096).build().is_err());
-                    assert!(Region::new(&pools[1], 4096).is_err());
-                    assert_eq!(pools[1].free_bytes(), pools[1].bytes());
-                    drop(hog);
-                    let other = Region::new(&pools[1], 4096).unwrap();
-                    drop(Pool::builder(pools[0].nodes()[0], 4096).build().unwrap());
-                    audit(&[&pools[0], &pools[1]], &[&region, &other]).unwrap();
-                },
-                FINE,
-            ),
-            (
-                "discard",
-                || {
-                    let (pools, mut region) = scene();
-                    stamp(&region, 0..BYTES, 1);
-                    let mut hog = Hog::new();
-                    hog.take_all();
-                    let discarded = region.discard(8192..16384);
-                    drop(hog);
-                    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
-                    check_stamp(&region, 0..8192, 1);
-                    check_stamp(&region, 16384..BYTES, 1);
-                    if discarded.is_err() {
-                        check_stamp(&region, 0..BYTES, 1);
-                        region.discard(8192..16384).unwrap();
-                    }
-                    region.back(8192..16384, &pools[0]).unwrap();
-                    assert!(is_zero(&region, 8192..16384));
-                    drop(region);
-                    assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "frames leaked");
-                },
-                FINE,
-            ),
+            ("a job", without_mappings_a_job, FINE),
+            ("a running job", without_mappings_a_running_job, FINE),
+            ("a job that runs out of them", without_mappings_a_job_that_runs_out_of_them, FINE),
+            ("more guards than mappings", without_mappings_more_guards_than_mappings, FINE),
+            ("pools and regions", without_mappings_pools_and_regions, FINE),
+            ("discard", without_mappings_discard, FINE),
         ],
     );
+}
+
+fn without_mappings_a_job() {
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    leap(&region, 0..BYTES, &pools[1]);
+    let mut hog = Hog::new();
+    hog.take_all();
+    let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
+        panic!("not refused")
+    };
+    let text = error.to_string();
+    assert!(text.contains("max_map_count"), "{text}");
+    assert_eq!((pools[0].free_bytes(), pools[1].free_bytes()), (BYTES as u64, 0));
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    drop(hog);
+    leap(&region, 0..BYTES, &pools[0]);
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+fn without_mappings_a_running_job() {
+    while_migrating(|region| {
+        let mut hog = Hog::new();
+        for spare in [300, 200, 120] {
+            hog.leave(spare);
+            write_rounds(region, 20);
+            hog.leave(PLENTY);
+        }
+    });
+}
+
+fn without_mappings_a_job_that_runs_out_of_them() {
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    leap(&region, 0..BYTES, &pools[1]);
+    let mut hog = Hog::new();
+    hog.leave(PLENTY);
+    for round in 0..20 {
+        let to = &pools[round % 2];
+        let job = migration(&region, 0..BYTES, to).area_bytes(4096).threads(2).start().unwrap();
+        hog.take_all();
+        hog.leave(PLENTY);
+        let report = job.wait();
+        assert!(
+            matches!(report.ended, Ended::Completed | Ended::Failed(Error::Call { .. })),
+            "{report}"
+        );
+        check_stamp(&region, 0..BYTES, 1);
+        leap(&region, 0..BYTES, to);
+        audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    }
+}
+
+fn without_mappings_more_guards_than_mappings() {
+    const PAGES: usize = 1024;
+    let pools = pools(PageSize::Base, (PAGES * 4096) as u64).unwrap();
+    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
+    stamp(&region, 0..PAGES * 4096, 1);
+    let mut hog = Hog::new();
+    hog.leave(PLENTY);
+    let before = observe::mapping_count().unwrap();
+    let every_second = (0..PAGES).step_by(2);
+    let guards: Vec<_> =
+        every_second.map(|page| region.pin(page * 4096..page * 4096 + 1).unwrap()).collect();
+    let job = || Migration::new().range(&region, 0..PAGES * 4096, &pools[1]);
+    let report = job().pin_patience(Duration::from_millis(1)).start().unwrap().wait();
+    assert!(matches!(report.ended, Ended::Failed(Error::Pinned { .. })), "{report}");
+    assert!(report.warnings.iter().any(|w| w.contains("max_map_count")), "{report}");
+    let pages = &report.pages;
+    assert!(pages.migrated > 0 && pages.busy > PAGES as u64 / 2 && pages.failed == 0, "{report}");
+    let more = observe::mapping_count().unwrap() - before;
+    assert!(more <= PLENTY / 2, "{more} mappings more than before");
+    check_stamp(&region, 0..PAGES * 4096, 1);
+    drop(guards);
+    let report = job().start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    check_stamp(&region, 0..PAGES * 4096, 1);
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
+fn without_mappings_pools_and_regions() {
+    let (pools, region) = scene();
+    let mut hog = Hog::new();
+    hog.take_all();
+    assert!(Pool::builder(pools[0].nodes()[0], 4096).build().is_err());
+    assert!(Region::new(&pools[1], 4096).is_err());
+    assert_eq!(pools[1].free_bytes(), pools[1].bytes());
+    drop(hog);
+    let other = Region::new(&pools[1], 4096).unwrap();
+    drop(Pool::builder(pools[0].nodes()[0], 4096).build().unwrap());
+    audit(&[&pools[0], &pools[1]], &[&region, &other]).unwrap();
+}
+
+fn without_mappings_discard() {
+    let (pools, mut region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    let mut hog = Hog::new();
+    hog.take_all();
+    let discarded = region.discard(8192..16384);
+    drop(hog);
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    check_stamp(&region, 0..8192, 1);
+    check_stamp(&region, 16384..BYTES, 1);
+    if discarded.is_err() {
+        check_stamp(&region, 0..BYTES, 1);
+        region.discard(8192..16384).unwrap();
+    }
+    region.back(8192..16384, &pools[0]).unwrap();
+    assert!(is_zero(&region, 8192..16384));
+    drop(region);
+    assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "frames leaked");
 }

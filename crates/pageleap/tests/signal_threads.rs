@@ -1,7 +1,7 @@
-//! Threads of all kinds survive a migration: those without a usual signal stack, those that look at
-//! errno, those that are interrupted; and a thread that could not survive one is named before.
+//! Threads of all kinds survive migrations: with a small signal stack or none, reading errno,
+//! interrupted by signals. A thread that could not survive is named in the refusal of the job.
 //!
-//! Each case runs in a child: a failure may end the process.
+//! Each case runs in a child, because a failure may end the process.
 
 mod common;
 #[path = "common/moving.rs"]
@@ -16,10 +16,11 @@ use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
 use pageleap::{EngineChoice, Error, Region};
 
 // Threads
-// -------------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
+/// Blocks or unblocks SIGSEGV in this thread.
 fn block_sigsegv(how: i32) {
-    // SAFETY: the mask of this thread.
+    // SAFETY: a zeroed signal set is empty and valid. The call changes the mask of this thread only.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&mut set, libc::SIGSEGV);
@@ -31,108 +32,95 @@ fn block_sigsegv(how: i32) {
 fn a_thread_that_blocks_the_signal_is_refused_and_named() {
     cases(
         "a_thread_that_blocks_the_signal_is_refused_and_named",
-        &[(
-            "blocked",
-            || {
-                let (pools, region) = scene();
-                leap(&region, 0..BYTES, &pools[1]);
-                let state = AtomicU64::new(0);
-                std::thread::scope(|scope| {
-                    let thread = || {
-                        block_sigsegv(libc::SIG_BLOCK);
-                        state.store(1, Relaxed);
-                        assert!(soon(|| state.load(Relaxed) == 2));
-                        block_sigsegv(libc::SIG_UNBLOCK);
-                        state.store(3, Relaxed);
-                        assert!(soon(|| state.load(Relaxed) == 4));
-                    };
-                    std::thread::Builder::new()
-                        .name("deaf".into())
-                        .spawn_scoped(scope, thread)
-                        .unwrap();
-                    assert!(soon(|| state.load(Relaxed) == 1));
-                    let migration = || migration(&region, 0..BYTES, &pools[0]);
-                    let by_signals = migration().engine(EngineChoice::Mprotect).start();
-                    let Err(error) = by_signals.map(drop) else { panic!("not refused") };
-                    let text = error.to_string();
-                    assert!(matches!(error, Error::EngineRefused { .. }), "{text}");
-                    assert!(text.contains("(deaf)") && text.contains("pthread_sigmask"), "{text}");
-                    assert_eq!(pools[0].free_bytes(), pools[0].bytes());
-                    // What needs no signal does not mind.
-                    if can_follow() {
-                        leap(&region, 0..BYTES, &pools[0]);
-                        leap(&region, 0..BYTES, &pools[1]);
-                    }
-                    state.store(2, Relaxed);
-                    assert!(soon(|| state.load(Relaxed) == 3));
-                    leap(&region, 0..BYTES, &pools[0]);
-                    state.store(4, Relaxed);
-                });
-            },
-            FINE,
-        )],
+        &[("blocked", refusal_blocked, FINE)],
     );
 }
 
-/// The C library blocks all signals for an instant in threads that begin, end or fork, and so does
-/// the handler in threads that wait.
+fn refusal_blocked() {
+    let (pools, region) = scene();
+    leap(&region, 0..BYTES, &pools[1]);
+    let state = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let thread = || {
+            block_sigsegv(libc::SIG_BLOCK);
+            state.store(1, Relaxed);
+            assert!(soon(|| state.load(Relaxed) == 2));
+            block_sigsegv(libc::SIG_UNBLOCK);
+            state.store(3, Relaxed);
+            assert!(soon(|| state.load(Relaxed) == 4));
+        };
+        std::thread::Builder::new().name("deaf".into()).spawn_scoped(scope, thread).unwrap();
+        assert!(soon(|| state.load(Relaxed) == 1));
+        let migration = || migration(&region, 0..BYTES, &pools[0]);
+        let by_signals = migration().engine(EngineChoice::Mprotect).start();
+        let Err(error) = by_signals.map(drop) else { panic!("not refused") };
+        let text = error.to_string();
+        assert!(matches!(error, Error::EngineRefused { .. }), "{text}");
+        assert!(text.contains("(deaf)") && text.contains("pthread_sigmask"), "{text}");
+        assert_eq!(pools[0].free_bytes(), pools[0].bytes());
+        // Engines that raise no signal do not refuse.
+        if can_follow() {
+            leap(&region, 0..BYTES, &pools[0]);
+            leap(&region, 0..BYTES, &pools[1]);
+        }
+        state.store(2, Relaxed);
+        assert!(soon(|| state.load(Relaxed) == 3));
+        leap(&region, 0..BYTES, &pools[0]);
+        state.store(4, Relaxed);
+    });
+}
+
+/// The C library blocks all signals for an instant in threads that begin, end or fork. The fault
+/// handler does so in threads that wait. The check for blocked signals must not refuse for that.
 #[test]
 fn threads_that_block_the_signal_for_an_instant_are_no_obstacle() {
     cases(
         "threads_that_block_the_signal_for_an_instant_are_no_obstacle",
         &[
-            (
-                "threads that come and go",
-                || {
-                    let stop = AtomicBool::new(false);
-                    std::thread::scope(|scope| {
-                        scope.spawn(|| {
-                            while !stop.load(Relaxed) {
-                                std::thread::spawn(|| {}).join().unwrap();
-                            }
-                        });
-                        let _stop = StopOnDrop(&stop);
-                        let (pools, region) = scene();
-                        for round in 0..200 {
-                            leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
-                        }
-                    });
-                },
-                FINE,
-            ),
-            (
-                "writers of another job",
-                || {
-                    while_migrating(|busy| {
-                        let stop = AtomicBool::new(false);
-                        std::thread::scope(|scope| {
-                            for _ in 0..2 {
-                                scope.spawn(|| {
-                                    while !stop.load(Relaxed) {
-                                        let words = busy.atomics_u64(0..BYTES).unwrap();
-                                        words
-                                            .iter()
-                                            .step_by(64)
-                                            .for_each(|word| word.store(1, Relaxed));
-                                    }
-                                });
-                            }
-                            let _stop = StopOnDrop(&stop);
-                            let (pools, region) = scene();
-                            for round in 0..200 {
-                                leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
-                            }
-                        });
-                    });
-                },
-                FINE,
-            ),
+            ("threads that come and go", leaps_among_threads_that_come_and_go, FINE),
+            ("writers of another job", leaps_among_writers_of_another_job, FINE),
         ],
     );
 }
 
-/// Runs `body` in a new thread of the C library that uses `stack` as its alternate signal stack, or
-/// none.
+fn leaps_among_threads_that_come_and_go() {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                std::thread::spawn(|| {}).join().unwrap();
+            }
+        });
+        let _stop = StopOnDrop(&stop);
+        let (pools, region) = scene();
+        for round in 0..200 {
+            leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
+        }
+    });
+}
+
+fn leaps_among_writers_of_another_job() {
+    while_migrating(|busy| {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        let words = busy.atomics_u64(0..BYTES).unwrap();
+                        words.iter().step_by(64).for_each(|word| word.store(1, Relaxed));
+                    }
+                });
+            }
+            let _stop = StopOnDrop(&stop);
+            let (pools, region) = scene();
+            for round in 0..200 {
+                leap(&region, 0..BYTES, &pools[(round + 1) % 2]);
+            }
+        });
+    });
+}
+
+/// Runs `body` in a new thread with an alternate signal stack of `stack` bytes, or with none.
 fn with_signal_stack(stack: Option<usize>, body: fn(&Region), region: &Region) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -143,7 +131,7 @@ fn with_signal_stack(stack: Option<usize>, body: fn(&Region), region: &Region) {
                 ss_size: stack.unwrap_or(0),
             };
             let mut before = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
-            // SAFETY: the new stack lives until the old one is back.
+            // SAFETY: the memory of the new stack lives until the old stack is set again.
             unsafe {
                 assert_eq!(
                     libc::sigaltstack(&wanted, &mut before),
@@ -158,7 +146,7 @@ fn with_signal_stack(stack: Option<usize>, body: fn(&Region), region: &Region) {
     });
 }
 
-/// Bytes that the handler needs beside the frame that the kernel lays on the stack.
+/// Stack bytes that the handler needs beside the frame that the kernel pushes.
 const HANDLER_BYTES: usize = 2048;
 
 #[test]
@@ -166,139 +154,109 @@ fn threads_with_small_signal_stacks_or_none_survive() {
     cases(
         "threads_with_small_signal_stacks_or_none_survive",
         &[
-            (
-                "none",
-                || {
-                    while_migrating(|region| {
-                        with_signal_stack(None, |r| write_rounds(r, 300), region)
-                    });
-                },
-                FINE,
-            ),
-            (
-                "the smallest",
-                || {
-                    // SAFETY: asks for a number.
-                    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
-                    let bytes = frame.max(libc::MINSIGSTKSZ) + HANDLER_BYTES;
-                    while_migrating(|region| {
-                        with_signal_stack(Some(bytes), |r| write_rounds(r, 300), region)
-                    });
-                },
-                FINE,
-            ),
-            (
-                "a thread of the C library",
-                || {
-                    static REGION: Mutex<Option<&'static Region>> = Mutex::new(None);
-                    extern "C" fn body(_: *mut libc::c_void) -> *mut libc::c_void {
-                        write_rounds(REGION.lock().unwrap().unwrap(), 300);
-                        ptr::null_mut()
-                    }
-                    while_migrating(|region| {
-                        // SAFETY: the thread is joined before the region's borrow ends.
-                        unsafe {
-                            *REGION.lock().unwrap() =
-                                Some(std::mem::transmute::<&Region, &'static Region>(region));
-                            let mut thread = std::mem::zeroed();
-                            assert_eq!(
-                                libc::pthread_create(
-                                    &mut thread,
-                                    ptr::null(),
-                                    body,
-                                    ptr::null_mut()
-                                ),
-                                0
-                            );
-                            assert_eq!(libc::pthread_join(thread, ptr::null_mut()), 0);
-                        }
-                    });
-                },
-                FINE,
-            ),
+            ("none", signal_stack_none, FINE),
+            ("the smallest", signal_stack_the_smallest, FINE),
+            ("a thread of the C library", signal_stack_a_thread_of_the_c_library, FINE),
         ],
     );
 }
 
+fn signal_stack_none() {
+    while_migrating(|region| with_signal_stack(None, |r| write_rounds(r, 300), region));
+}
+
+fn signal_stack_the_smallest() {
+    // SAFETY: the call takes and returns numbers.
+    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    let bytes = frame.max(libc::MINSIGSTKSZ) + HANDLER_BYTES;
+    while_migrating(|region| with_signal_stack(Some(bytes), |r| write_rounds(r, 300), region));
+}
+
+fn signal_stack_a_thread_of_the_c_library() {
+    static REGION: Mutex<Option<&'static Region>> = Mutex::new(None);
+    extern "C" fn body(_: *mut libc::c_void) -> *mut libc::c_void {
+        write_rounds(REGION.lock().unwrap().unwrap(), 300);
+        ptr::null_mut()
+    }
+    while_migrating(|region| {
+        // SAFETY: the thread is joined before the borrow of the region ends, so the longer lifetime
+        // is never used beyond it.
+        unsafe {
+            *REGION.lock().unwrap() = Some(std::mem::transmute::<&Region, &'static Region>(region));
+            let mut thread = std::mem::zeroed();
+            assert_eq!(libc::pthread_create(&mut thread, ptr::null(), body, ptr::null_mut()), 0);
+            assert_eq!(libc::pthread_join(thread, ptr::null_mut()), 0);
+        }
+    });
+}
+
 #[test]
 fn errno_survives_a_fault() {
-    cases(
-        "errno_survives_a_fault",
-        &[(
-            "errno",
-            || {
-                while_migrating(|region| {
-                    let words = region.atomics_u64(0..BYTES).unwrap();
-                    for round in 0..500 {
-                        for (i, word) in words.iter().enumerate().step_by(512) {
-                            let value = 1000 + (round * 7 + i as i32) % 1000;
-                            // SAFETY: errno is this thread's own.
-                            unsafe {
-                                *libc::__errno_location() = value;
-                                word.store(i as u64, Relaxed);
-                                assert_eq!(*libc::__errno_location(), value);
-                            }
-                        }
-                    }
-                });
-            },
-            FINE,
-        )],
-    );
+    cases("errno_survives_a_fault", &[("errno", fault_keeps_errno, FINE)]);
+}
+
+fn fault_keeps_errno() {
+    while_migrating(|region| {
+        let words = region.atomics_u64(0..BYTES).unwrap();
+        for round in 0..500 {
+            for (i, word) in words.iter().enumerate().step_by(512) {
+                let value = 1000 + (round * 7 + i as i32) % 1000;
+                // SAFETY: errno belongs to this thread.
+                unsafe {
+                    *libc::__errno_location() = value;
+                    word.store(i as u64, Relaxed);
+                    assert_eq!(*libc::__errno_location(), value);
+                }
+            }
+        }
+    });
 }
 
 // A signal handler that uses the region
-// -------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
+/// The address of the word that the handler raises.
 static COUNTER: AtomicUsize = AtomicUsize::new(0);
+/// How often the handler has run.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn on_alarm(_: libc::c_int) {
     TICKS.fetch_add(1, Relaxed);
-    // SAFETY: the word lies in a region that lives while the timer runs.
+    // SAFETY: the word lies in a region that outlives the timer. All accesses to it are atomic.
     let word = unsafe { AtomicU64::from_ptr(COUNTER.load(Relaxed) as *mut u64) };
     word.fetch_add(1, Relaxed);
 }
 
 #[test]
 fn signal_handlers_may_use_the_region() {
-    cases(
-        "signal_handlers_may_use_the_region",
-        &[(
-            "timer",
-            || {
-                while_migrating(|region| {
-                    COUNTER.store(address(region) + 8, Relaxed);
-                    let every = |microseconds| libc::itimerval {
-                        it_interval: libc::timeval { tv_sec: 0, tv_usec: microseconds },
-                        it_value: libc::timeval { tv_sec: 0, tv_usec: microseconds },
-                    };
-                    // SAFETY: the handler does one atomic addition; the timer is stopped before the
-                    // region goes.
-                    unsafe {
-                        libc::signal(libc::SIGALRM, on_alarm as *const () as usize);
-                        assert_eq!(
-                            libc::setitimer(libc::ITIMER_REAL, &every(200), ptr::null_mut()),
-                            0
-                        );
-                    }
-                    let words = region.atomics_u64(0..BYTES).unwrap();
-                    assert!(soon(|| {
-                        words[1024].fetch_add(1, Relaxed);
-                        TICKS.load(Relaxed) > 500
-                    }));
-                    let never = every(0);
-                    // SAFETY: stops the timer.
-                    let stopped =
-                        unsafe { libc::setitimer(libc::ITIMER_REAL, &never, ptr::null_mut()) };
-                    assert_eq!(stopped, 0);
-                    assert!(
-                        soon(|| words[1].load(Relaxed) == TICKS.load(Relaxed)),
-                        "LOST additions of the handler"
-                    );
-                });
-            },
-            FINE,
-        )],
-    );
+    cases("signal_handlers_may_use_the_region", &[("timer", handler_of_timer, FINE)]);
+}
+
+fn handler_of_timer() {
+    while_migrating(|region| {
+        COUNTER.store(address(region) + 8, Relaxed);
+        let every = |microseconds| libc::itimerval {
+            it_interval: libc::timeval { tv_sec: 0, tv_usec: microseconds },
+            it_value: libc::timeval { tv_sec: 0, tv_usec: microseconds },
+        };
+        // SAFETY: the handler only makes atomic additions. The timer is stopped before the region
+        // is dropped.
+        unsafe {
+            libc::signal(libc::SIGALRM, on_alarm as *const () as usize);
+            assert_eq!(libc::setitimer(libc::ITIMER_REAL, &every(200), ptr::null_mut()), 0);
+        }
+        let words = region.atomics_u64(0..BYTES).unwrap();
+        assert!(soon(|| {
+            words[1024].fetch_add(1, Relaxed);
+            TICKS.load(Relaxed) > 500
+        }));
+        let never = every(0);
+        // SAFETY: the call reads one structure.
+        let stopped = unsafe { libc::setitimer(libc::ITIMER_REAL, &never, ptr::null_mut()) };
+        assert_eq!(stopped, 0);
+        assert!(
+            soon(|| words[1].load(Relaxed) == TICKS.load(Relaxed)),
+            "LOST additions of the handler"
+        );
+    });
 }
