@@ -9,6 +9,7 @@ mod files;
 mod header;
 mod hugepages;
 mod lab;
+mod layers;
 mod manual;
 mod marked;
 mod mutants;

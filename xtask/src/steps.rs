@@ -19,6 +19,7 @@ use crate::crates;
 use crate::dist::clean_root;
 use crate::hugepages;
 use crate::lab;
+use crate::layers;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
@@ -43,6 +44,8 @@ pub enum Step {
     Fmt,
     /// Lints of all targets.
     Clippy,
+    /// Imports between modules and crates.
+    Layers,
     /// All tests of the workspace.
     Tests,
     /// Programs in C against the library.
@@ -71,9 +74,10 @@ pub enum Step {
 
 impl Step {
     /// In the order in which they run.
-    pub const ALL: [Step; 14] = [
+    pub const ALL: [Step; 15] = [
         Step::Fmt,
         Step::Clippy,
+        Step::Layers,
         Step::Tests,
         Step::C,
         Step::Packages,
@@ -93,6 +97,7 @@ impl Step {
         match self {
             Step::Fmt => "fmt",
             Step::Clippy => "clippy",
+            Step::Layers => "layers",
             Step::Tests => "tests",
             Step::C => "c",
             Step::Packages => "packages",
@@ -113,6 +118,7 @@ impl Step {
         match self {
             Step::Fmt => "cargo fmt --all --check",
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
+            Step::Layers => "no module and no crate imports upward: crates/layers.toml",
             Step::Tests => "cargo test --workspace, with huge pages where they can be reserved",
             Step::C => {
                 "programs in C and C++ against the library, by gcc and clang, shared, static, under sanitizers and valgrind; a JVM; examples"
@@ -271,6 +277,7 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
             run_check(step, workspace.cargo(&arguments))
         }
+        Step::Layers => check_layers(workspace),
         Step::Docs => {
             let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
             command.env("RUSTDOCFLAGS", "-D warnings");
@@ -352,6 +359,18 @@ fn run_step(workspace: &Workspace, step: Step, stress_seconds: Option<u64>) -> R
             }
         },
     }
+}
+
+/// Refuses what imports upward, each with its line.
+fn check_layers(workspace: &Workspace) -> Result<Report> {
+    let found = layers::check(&workspace.root)?;
+    found.refusals.iter().for_each(|refusal| println!("{refusal}"));
+    println!("{} imports, {} dependencies", found.imports, found.dependencies);
+    let verdict = match found.refusals.len() {
+        0 => Verdict::Passed,
+        count => Verdict::Failed(format!("{count} refused")),
+    };
+    Ok(Report::new(Step::Layers, verdict))
 }
 
 /// Runs a command that holds or does not, and counts as one.

@@ -59,7 +59,7 @@ pub mod topology;
 mod units;
 
 pub use error::Error;
-pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize};
+pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
 #[cfg(not(loom))]
 pub use {
     audit::audit,
@@ -70,5 +70,5 @@ pub use {
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
-    region::{PinGuard, Plain, Region, RegionId},
+    region::{PinGuard, Plain, Region},
 };

@@ -18,6 +18,10 @@ impl fmt::Display for NodeId {
     }
 }
 
+/// Identifies a region within the process, for reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u64);
+
 /// The size of the pages of a pool and of the regions over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageSize {

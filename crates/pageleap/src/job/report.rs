@@ -6,7 +6,7 @@ use std::ops::Range;
 
 pub use crate::engine::waits::Waits;
 use crate::error::Error;
-use crate::region::RegionId;
+use crate::units::RegionId;
 
 /// What became of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -26,10 +26,10 @@ use crate::job::plan::RetryPolicy;
 use crate::limits::check_address_space;
 use crate::observe::{self, AttributeRun};
 use crate::pool::{Destination, Needs};
-use crate::region::{Region, RegionId, RegionInner, check_same_backend};
+use crate::region::{Region, RegionInner, check_same_backend};
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{NodeId, PageSize};
+use crate::units::{NodeId, PageSize, RegionId};
 use legs::Item;
 use run::{OpenTracker, Run, Settings, followed_page_bytes};
 

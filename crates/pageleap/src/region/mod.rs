@@ -33,11 +33,7 @@ use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
 use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
-use crate::units::{AddressRange, PageSize};
-
-/// Identifies a region within the process, for reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionId(pub u64);
+use crate::units::{AddressRange, PageSize, RegionId};
 
 /// A stable virtual range over frames of one or several pools.
 ///
