@@ -1,11 +1,16 @@
 /*
- * A buffer pool that leaps: threads read pages of a file through it while its frames move to another node, a part at a time.
+ * A buffer pool that leaps: threads read pages of a file through it while its frames move to
+ * another node, a part at a time.
  *
- *     buffer_pool [FILE_MB [BUFFER_MB [SECONDS [FROM [TO]]]]]     (512 128 6, and the first two nodes that may be used)
+ *     buffer_pool [FILE_MB [BUFFER_MB [SECONDS [FROM [TO]]]]]
  *
- * Every page of the file has an address of its own in one region. A page that is in the buffer has memory there; to evict it is to discard that. A page that is needed gets
- * frames (back), and pread fills them. While a part of the region moves, its pages can be read, but neither evicted nor loaded: whoever wants to load one waits for the part,
- * and victims are taken elsewhere. Every page that is read is compared with what was written to the file.
+ * The defaults are 512, 128 and 6, and the first two nodes that may be used.
+ *
+ * Every page of the file has an address of its own in one region. A page that is in the buffer has
+ * memory there; to evict it is to discard that. A page that is needed gets frames (back), and pread
+ * fills them. While a part of the region moves, its pages can be read, but neither evicted nor
+ * loaded: whoever wants to load one waits for the part, and victims are taken elsewhere. Every page
+ * that is read is compared with what was written to the file.
  *
  * Exit code: 0 all pages were right, 1 one was not, 2 something could not be done.
  */

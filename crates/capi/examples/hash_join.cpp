@@ -1,10 +1,15 @@
 /*
  * A hash join whose table leaps: between build and probe, and during the probe.
  *
- *     hash_join [BUILD [PROBE [FROM [TO]]]]     tuples to build with, tuples to probe with, nodes (1000000 16000000, and the first two that may be used)
+ *     hash_join [BUILD [PROBE [FROM [TO]]]]
  *
- * The table is a std::pmr::unordered_map in a region. Threads, one for each CPU at most 8, probe it while its pages move to the other node; every sum is checked. On a
- * machine with one memory node it leaps to other frames of that node, which shows what a leap costs, and not what a NUMA machine gains.
+ * BUILD and PROBE are numbers of tuples (1000000, 16000000), FROM and TO nodes (the first two that
+ * may be used).
+ *
+ * The table is a std::pmr::unordered_map in a region. Threads, one for each CPU at most 8, probe it
+ * while its pages move to the other node; every sum is checked. On a machine with one memory node
+ * it leaps to other frames of that node, which shows what a leap costs, and not what a NUMA machine
+ * gains.
  *
  * Exit code: 0 all sums are right, 1 one is not, 2 something could not be done.
  */
@@ -81,7 +86,7 @@ joined probe(const table &built, std::uint64_t build, std::uint64_t probe) {
     return all;
 }
 
-/* The first two nodes that this process may take memory from; the same twice if there is only one. */
+/* The first two nodes that this process may take memory from, or the only one twice. */
 std::pair<std::uint32_t, std::uint32_t> two_nodes() {
     pageleap_topology *topology;
     pageleap::check(pageleap_topology_read(&topology));

@@ -1,14 +1,20 @@
 /*
- * An arena of jemalloc that leaps: threads allocate, write, read and free objects of it while it moves back and forth between two nodes.
+ * An arena of jemalloc that leaps: threads allocate, write, read and free objects of it while it
+ * moves back and forth between two nodes.
  *
- *     jemalloc_arena [POOL_MB [SECONDS [FROM [TO]]]]     (256 6, and the first two nodes that may be used)
+ *     jemalloc_arena [POOL_MB [SECONDS [FROM [TO]]]]
  *
- * The arena takes its memory from a region, by extent hooks: it grows with the region, and what it has not used for a while goes back to the pool (decommit is discard, commit
- * is back). The region moves part by part: whoever wants to give back or take memory of a part that is moving waits for it, and what the arena grows by is at its destination. Each
- * object is filled with words that follow from its stamp, and looked through whenever it is touched.
+ * The defaults are 256 and 6, and the first two nodes that may be used.
  *
- * The arena is for objects that are asked for by mallocx(). The library itself allocates by malloc(), and its memory must not lie in what it moves: do not make such an arena
- * that of a thread ("thread.arena") which calls the library.
+ * The arena takes its memory from a region, by extent hooks: it grows with the region, and what it
+ * has not used for a while goes back to the pool (decommit is discard, commit is back). The region
+ * moves part by part: whoever wants to give back or take memory of a part that is moving waits for
+ * it, and what the arena grows by is at its destination. Each object is filled with words that
+ * follow from its stamp, and looked through whenever it is touched.
+ *
+ * The arena is for objects that are asked for by mallocx(). The library itself allocates by
+ * malloc(), and its memory must not lie in what it moves: do not make such an arena that of a
+ * thread ("thread.arena") which calls the library.
  *
  * Exit code: 0 all objects were right, 1 one was not, 2 something could not be done.
  */
@@ -52,7 +58,9 @@ static void pause_a_moment(void) { nanosleep(&(struct timespec){ .tv_nsec = 5000
 
 static size_t offset_of(void *address) { return (size_t)((char *)address - (char *)pageleap_region_start(region)); }
 
-/* ---- The hooks. They run in whichever thread needs memory; to refuse is to return NULL or true. ---- */
+/* ---- The hooks ---- */
+
+/* They run in the thread that needs memory. To refuse is to return NULL or true. */
 
 static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment, bool *zero, bool *commit, unsigned index) {
     (void)hooks, (void)index;
@@ -72,7 +80,7 @@ static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t a
     return extent;
 }
 
-/* Gives an extent memory again, or takes it away. Where a part is moving, that has to wait for the part. */
+/* Gives an extent memory again, or takes it away. Waits for parts that are moving. */
 static bool change(void *extent, size_t offset, size_t length, bool take) {
     pageleap_status status;
     for (;;) {
@@ -228,7 +236,7 @@ static void *work(void *number) {
 
 /* ---- The leaps ---- */
 
-/* Moves all that the arena has to the other pool, part by part, and says how many pages that were. */
+/* Moves all memory of the arena to the other pool, part by part. Returns how many pages moved. */
 static uint64_t leap(void) {
     uint64_t moved = 0;
     pthread_mutex_lock(&books);
@@ -244,8 +252,8 @@ static uint64_t leap(void) {
         pageleap_job *job;
         pageleap_report *report;
         pageleap_status status = pageleap_job_start(&range, 1, NULL, &job);
-        /* An extent there is just being taken or given back; or the arena has grown, and others have to be given back first: pools should be
-         * larger than what the arena has in use. */
+        /* An extent there is just being taken or given back; or the arena has grown, and others
+         * have to be given back first: pools should be larger than what the arena has in use. */
         for (int tries = 0; tries < 100000 && (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED); tries++) {
             pause_a_moment();
             status = pageleap_job_start(&range, 1, NULL, &job);

@@ -1,16 +1,20 @@
 /*
- * pageleap.hpp - pageleap.h for C++17: handles that free themselves, errors that are thrown, and memory for containers that can leap.
+ * pageleap.hpp - pageleap.h for C++17: handles that free themselves, errors that are thrown, and
+ * memory for containers that can leap.
  *
- *     pageleap::pool near_pool(pageleap::placement::on(0), 1 << 30), far_pool(pageleap::placement::on(1), 1 << 30);
- *     pageleap::region_memory memory(8ull << 30, {&near_pool});        // addresses for 8 GB; frames as they are needed
+ *     pageleap::pool near_pool(pageleap::placement::on(0), 1 << 30);
+ *     pageleap::pool far_pool(pageleap::placement::on(1), 1 << 30);
+ *     pageleap::region_memory memory(8ull << 30, {&near_pool}); // addresses for 8 GB
  *
- *     std::pmr::unordered_map<std::pmr::string, int> table(&memory);   // lives in a region, at addresses that never change
+ *     std::pmr::unordered_map<std::pmr::string, int> table(&memory); // its addresses never change
  *     ...
- *     pageleap::job job({memory.all_to(far_pool)});                    // threads go on using the table
+ *     pageleap::job job({memory.all_to(far_pool)});                  // threads go on using it
  *     std::cout << job.wait().text();
  *
- * Everything is in this file; link with -lpageleap. What pageleap.h says of threads, handles, fork and signals holds here too. Functions throw pageleap::error where
- * those of pageleap.h return a status, and std::bad_alloc where containers expect it. Handles can be moved, not copied; one that was moved from holds nothing.
+ * Everything is in this file; link with -lpageleap. What pageleap.h says of threads, handles, fork
+ * and signals holds here too. Functions throw pageleap::error where those of pageleap.h return a
+ * status, and std::bad_alloc where containers expect it. Handles can be moved, not copied; one that
+ * was moved from holds nothing.
  */
 
 #ifndef PAGELEAP_HPP
@@ -226,7 +230,8 @@ private:
     detail::handle<pageleap_region, pageleap_region_free> handle_;
 };
 
-/* What is to move where, for a job: bytes of a region, in whole pages; without offset and length the whole region. */
+/* What is to move where, for a job: bytes of a region, in whole pages; without offset and length
+ * the whole region. */
 class range {
 public:
     range(const region &what, const pool &to, std::size_t offset = 0, std::size_t length = 0)
@@ -276,7 +281,8 @@ private:
     detail::handle<pageleap_report, pageleap_report_free> handle_;
 };
 
-/* A move that is under way, or has ended: pageleap_job. Destroying it cancels it, and waits until everything is whole. */
+/* A move that is under way, or has ended: pageleap_job. Destroying it cancels it, and waits until
+ * everything is whole. */
 class job {
 public:
     explicit job(const std::vector<range> &wanted, const pageleap_job_options &options = job_options()) {
@@ -320,12 +326,16 @@ private:
     detail::handle<pageleap_job, pageleap_job_free> handle_;
 };
 
-/* Pieces of a region, in multiples of 4 KB, for other memory resources, such as the pools of the standard library: first fit, neighbours joined when they are given back.
- * The region grows as it is needed, over frames of the first pool that has enough, and does not shrink; who asks meanwhile waits, some 50 ms per GB where its frames are
- * just being recycled. What is known of pieces is kept outside of the region. May be used by several threads. The pools must live as long as this grows. */
+/* Pieces of a region, in multiples of 4 KB, for other memory resources, such as the pools of the
+ * standard library: first fit, neighbours joined when they are given back. The region grows as it
+ * is needed, over frames of the first pool that has enough, and does not shrink; who asks meanwhile
+ * waits, some 50 ms per GB where its frames are just being recycled. What is known of pieces is
+ * kept outside of the region. May be used by several threads. The pools must live as long as this
+ * grows. */
 class region_pages : public std::pmr::memory_resource {
 public:
-    /* `capacity` is what the region can grow to, in bytes: it takes addresses only. It grows by `step` bytes, or what is asked for, if that is more. */
+    /* `capacity` is what the region can grow to, in bytes: it takes addresses only. It grows by
+     * `step` bytes, or what is asked for, if that is more. */
     region_pages(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
         : pools_(std::move(pools)), page_(page_bytes(pools_)), step_(rounded(std::max(step, page_), page_)),
           capacity_(rounded(capacity, page_)), region_(region::reserve(capacity_, pools_.front()->page_size())) {}
@@ -374,7 +384,8 @@ protected:
         try {
             join(free_.emplace(offset, rounded(std::max<std::size_t>(bytes, 1), granule)).first);
         } catch (const std::bad_alloc &) {
-            // Destructors call this: without memory for its note the piece stays out of use until the region is gone.
+            // Destructors call this: without memory for its note the piece stays out of use until
+            // the region is gone.
         }
     }
 
@@ -438,7 +449,8 @@ private:
             }
         }
     }
-    /* Grows so that the hole at its end has so much, by more if there is enough of it. Throws std::bad_alloc if no pool has it. */
+    /* Grows so that the hole at its end has so much, by more if there is enough of it. Throws
+     * std::bad_alloc if no pool has it. */
     void grow(std::size_t length) {
         const std::size_t old = region_.size();
         const bool ends_free = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == old;
@@ -472,15 +484,18 @@ private:
     holes free_;
 };
 
-/* Memory for containers, in a region that can leap: the pools of the standard library over region_pages, behind one lock (pools of each thread would allocate when a thread
- * ends, where nobody can catch std::bad_alloc). May be used by several threads. Containers and whatever else has memory of it must be gone before it. */
+/* Memory for containers, in a region that can leap: the pools of the standard library over
+ * region_pages, behind one lock (pools of each thread would allocate when a thread ends, where
+ * nobody can catch std::bad_alloc). May be used by several threads. Containers and whatever else
+ * has memory of it must be gone before it. */
 class region_memory : public std::pmr::memory_resource {
 public:
     region_memory(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
         : pages_(capacity, std::move(pools), step), blocks_(options(), &pages_) {}
 
     const region &memory() const noexcept { return pages_.memory(); }
-    /* All that it has by now, for a job. What it grows by during the job stays where it grows: see grow_from(). */
+    /* All that it has by now, for a job. What it grows by during the job stays where it grows: see
+     * grow_from(). */
     range all_to(const pool &to) const { return range(memory(), to); }
     range all_to(const pool &to, placement place) const { return range(memory(), to, std::move(place)); }
     /* From which pools it grows from now on. */

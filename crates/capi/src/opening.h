@@ -98,7 +98,7 @@
 #else
 /* A structure with its size set, and all else 0. */
 #define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
-/* The placement "all on this node", for the call in which it stands; pageleap.hpp has it for C++. */
+/* The placement "all on this node", for the call in which it stands. For C++ see pageleap.hpp. */
 #define PAGELEAP_ON(node)                                                                          \
     (&(const pageleap_placement){                                                                  \
         .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })

@@ -331,7 +331,8 @@ int main(void) {
     CHECK(*(uint64_t *)part == 0);
     pageleap_region_free(growing);
 
-    /* Faults that are not the library's end the process as they always have. A sanitizer has a handler of its own. */
+    /* Faults that are not the library's end the process as they always have. A sanitizer has a
+     * handler of its own. */
 #ifndef __SANITIZE_ADDRESS__
     OK(pageleap_install_fault_handler());
     pid_t child = fork();

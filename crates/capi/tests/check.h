@@ -1,4 +1,5 @@
-/* What the programs of this folder share: they end with a line that says where something was not as it should be. */
+/* What the programs of this folder share: they end with a line that says where something was not as
+ * it should be. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -30,7 +31,7 @@
         }                                                                                          \
     } while (0)
 
-/* Up to two nodes that this process may take memory from; the same one twice if there is only one. */
+/* The first two nodes that this process may take memory from, or the only one twice. */
 static inline void two_nodes(uint32_t nodes[2]) {
     pageleap_topology *topology;
     OK(pageleap_topology_read(&topology));

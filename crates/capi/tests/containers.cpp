@@ -1,4 +1,5 @@
-/* Containers of the standard library in a region that leaps, while threads change them; and what becomes of their memory. */
+/* Containers of the standard library in a region that leaps, while threads change them; and what
+ * becomes of their memory. */
 #include <pageleap.hpp>
 
 #include <atomic>
@@ -39,7 +40,8 @@ bool inside(const pageleap::region &region, const void *address) {
     return place >= start && place < start + region.size();
 }
 
-/* Everything at once: two threads change containers of their own, in the same memory, which leaps to and fro and grows meanwhile. */
+/* Everything at once: two threads change containers of their own, in the same memory, which leaps
+ * to and fro and grows meanwhile. */
 void containers_leap(std::uint32_t node) {
     const pageleap::pool near_pool(pageleap::placement::on(node), 64 * MB), far_pool(pageleap::placement::on(node), 64 * MB);
     pageleap::region_memory memory(1024 * MB, {&near_pool, &far_pool}, MB);
@@ -96,7 +98,8 @@ void containers_leap(std::uint32_t node) {
     CHECK(memory.used() == 0);
 }
 
-/* Pages that are given back are used again, neighbours together; what no pool has is std::bad_alloc, and loses nothing. */
+/* Pages that are given back are used again, neighbours together; what no pool has is
+ * std::bad_alloc, and loses nothing. */
 void pages_come_back(std::uint32_t node) {
     const pageleap::pool small(pageleap::placement::on(node), 4 * MB), other(pageleap::placement::on(node), 8 * MB);
     pageleap::region_pages pages(64 * MB, {&small, &other}, MB);
@@ -132,7 +135,8 @@ void pages_come_back(std::uint32_t node) {
     CHECK(pages.used() == 0);
 }
 
-/* Who has used up all memory may end, and most of it was of use; what is at the end of the region counts when it grows. */
+/* Who has used up all memory may end, and most of it was of use; what is at the end of the region
+ * counts when it grows. */
 void memory_is_used_up(std::uint32_t node) {
     for (std::size_t pages : {30, 40, 172, 414, 4096}) {
         const pageleap::pool pool(pageleap::placement::on(node), pages * 4096);

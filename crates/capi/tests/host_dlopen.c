@@ -1,4 +1,5 @@
-/* A host that loads the library late, into a process whose threads are older, and unloads it while they still use a region. */
+/* A host that loads the library late, into a process whose threads are older, and unloads it while
+ * they still use a region. */
 #include <dlfcn.h>
 #include <pageleap.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* A host that forks, and starts programs, while pages move: its children have nothing of it, and may free their handles. */
+/* A host that forks, and starts programs, while pages move: its children have nothing of it, and
+ * may free their handles. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* A host with a SIGSEGV handler of its own, which expects its own faults, and gets them while pages move. */
+/* A host with a SIGSEGV handler of its own: it gets its own faults, also while pages move. */
 #include "check.h"
 
 #include <pthread.h>
@@ -51,7 +51,8 @@ static void count_and_pass_on(int signal, siginfo_t *info, void *context) {
     before.sa_sigaction(signal, info, context);
 }
 
-/* In a child whose jobs have installed the handler: one that is installed over it, without a word, is named. */
+/* In a child whose jobs have installed the handler: one that is installed over it, without a word,
+ * is named. */
 static int is_refused(const uint32_t nodes[2]) {
     pageleap_pool *pools[2] = { pool_on(nodes[0], BYTES), pool_on(nodes[1], BYTES) };
     pageleap_region *region;
@@ -133,7 +134,7 @@ int main(void) {
     CHECK(pthread_join(hosts, NULL) == 0);
     CHECK(atomic_load(&caught) == FAULTS);
 
-    /* What is installed now passes on, as has been promised by installing the library's before it. */
+    /* The next handler passes on: the call before it has promised that. */
     CHECK(sigaction(SIGSEGV, NULL, &before) == 0);
     struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &late, NULL) == 0);

@@ -2,14 +2,16 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * A JVM whose threads write into a region while it leaps. The JVM uses SIGSEGV itself: for null checks of code that it has compiled, to stop threads
- * at safepoints, and for stacks that overflow. All of that has to work before, during and after leaps, and no write may be lost.
+ * A JVM whose threads write into a region while it leaps. The JVM uses SIGSEGV itself: for null
+ * checks of code that it has compiled, to stop threads at safepoints, and for stacks that overflow.
+ * All of that has to work before, during and after leaps, and no write may be lost.
  */
 final class Host {
     private static final int BYTES = 16 << 20;
     private static final int WORDS = BYTES / 8;
     private static final int WRITERS = 2;
-    /** pageleap_engine: auto, precopy-protect, mprotect. The last two need the library's own SIGSEGV handler. */
+    /** pageleap_engine: auto, precopy-protect, mprotect. The last two need the library's own
+     * SIGSEGV handler. */
     private static final int[] ENGINES = {0, 3, 4};
     private static final int LEAPS = 30;
 
@@ -24,7 +26,7 @@ final class Host {
 
     private static native void end();
 
-    /** Something that may be null; what is read of it by compiled code is read without asking first. */
+    /** May be null: compiled code reads its fields without asking first. */
     private static final class Link {
         Link next;
         long value;
