@@ -134,7 +134,7 @@ int main(void) {
     CHECK(pthread_join(hosts, NULL) == 0);
     CHECK(atomic_load(&caught) == FAULTS);
 
-    /* The next handler passes on: the call before it has promised that. */
+    /* This handler passes on what is not its own, as the call above has promised. */
     CHECK(sigaction(SIGSEGV, NULL, &before) == 0);
     struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &late, NULL) == 0);
