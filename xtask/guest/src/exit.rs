@@ -36,7 +36,12 @@ fn debug_exit(code: u8) {
     // instruction touches no memory.
     unsafe {
         if libc::iopl(3) == 0 {
-            std::arch::asm!("out dx, al", in("dx") PORT, in("al") code, options(nomem, nostack, preserves_flags));
+            std::arch::asm!(
+                "out dx, al",
+                in("dx") PORT,
+                in("al") code,
+                options(nomem, nostack, preserves_flags)
+            );
         }
     }
 }

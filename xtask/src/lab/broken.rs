@@ -1,5 +1,5 @@
-//! Guests and tests that are broken on purpose: the lab boots them first and has to notice each. A
-//! lab that would take them for good could not be believed.
+//! Guests and tests that are broken on purpose. The lab has to notice each of them. A lab that
+//! reported them as passed could not be trusted.
 
 use std::time::Duration;
 
@@ -12,33 +12,34 @@ use super::topology::Topology;
 use super::transcript::{Judged, Outcome, Row};
 use crate::built::Programs;
 
-/// Name of the group in the results.
+/// Name of the group of these guests in the results.
 pub const NAME: &str = "broken-guests";
 
-/// A small machine: it runs out of memory sooner.
+/// A small machine, so that its memory runs out sooner.
 const MACHINE: &str = "about = 'small'\n[[node]]\nid = 0\nmemory_mb = 256\ncpus = 1";
 
-/// A guest that breaks, and what the lab has to say about it.
+/// A guest that is broken on purpose, and what the lab has to report about it.
 struct Case {
     name: &'static str,
     mode: &'static str,
-    /// Part of one of the guest's problems.
+    /// A text that one of the reported problems must contain.
     problem: &'static str,
-    /// Part of one of the last lines of the console; empty if it need not say anything.
+    /// A text that one of the last lines of the console must contain. Empty if the console may be
+    /// silent.
     console: &'static str,
     limit: Duration,
     silence: Duration,
 }
 
 const LONG: Duration = Duration::from_secs(120);
-/// Longer than a boot to the first line on a busy machine, which takes some 5 s.
+/// Longer than a boot up to the first line, which takes about 5 s on a busy machine.
 const SHORT: Duration = Duration::from_secs(30);
 
 const GUESTS: [Case; 7] = [
     Case {
         name: "a_panic_is_noticed",
         mode: "broken-panic",
-        problem: "it was reset",
+        problem: "was reset",
         console: "Kernel panic",
         limit: LONG,
         silence: LONG,
@@ -62,7 +63,7 @@ const GUESTS: [Case; 7] = [
     Case {
         name: "a_guest_without_memory_is_noticed",
         mode: "broken-memory",
-        problem: "it was reset",
+        problem: "was reset",
         console: "deadlocked on memory",
         limit: LONG,
         silence: LONG,
@@ -70,7 +71,7 @@ const GUESTS: [Case; 7] = [
     Case {
         name: "truncated_results_are_noticed",
         mode: "broken-cut",
-        problem: "line(s) that are no results",
+        problem: "unknown line(s)",
         console: "",
         limit: LONG,
         silence: LONG,
@@ -86,24 +87,24 @@ const GUESTS: [Case; 7] = [
     Case {
         name: "a_warning_of_the_kernel_is_noticed",
         mode: "broken-warning",
-        problem: "its kernel said",
+        problem: "the kernel complained",
         console: "mm/nowhere.c",
         limit: LONG,
         silence: LONG,
     },
 ];
 
-/// How its test was judged: the guest has begun it, or has not.
+/// How the guest's one test must be judged: it failed before it began, or while it ran.
 fn verdict_of(mode: &str) -> &'static str {
     if matches!(mode, "broken-early" | "broken-warning") {
-        "before it began"
+        "before the test began"
     } else {
-        "while it ran"
+        "while the test ran"
     }
 }
 
-/// Tests that misbehave in a guest that works, and how each has to be judged. An empty text means
-/// that it has to pass.
+/// Tests that misbehave in a guest that works, and a text that the reason of the failure must
+/// contain. An empty text means that the test has to pass.
 const TESTS: [(&str, &str); 5] = [
     ("passes", ""),
     ("sleeps", "time-out"),
@@ -112,7 +113,7 @@ const TESTS: [(&str, &str); 5] = [
     ("nothing", "counted 0"),
 ];
 
-/// Seconds that a misbehaving test may take.
+/// Time limit of each of these tests, in seconds.
 const TEST_SECONDS: u64 = 10;
 
 /// The names of all cases.
@@ -122,7 +123,7 @@ pub fn names() -> Vec<TestId> {
     GUESTS.iter().map(|case| id(case.name)).chain(tests).collect()
 }
 
-/// Boots them all, one after the other. A row passes if the lab has noticed.
+/// Boots all broken guests, one after the other. A row passes if the lab has noticed the defect.
 pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<Vec<Row>> {
     let topology = Topology::parse(NAME, MACHINE)?;
     let mut rows = Vec::new();
@@ -160,7 +161,7 @@ pub fn run(lab: &Lab, kernel: &Kernel, mut on_row: impl FnMut(&Row)) -> Result<V
     };
     let judged = lab.run(&job, |_, _, _| {})?.judged;
     for ((_, wanted), seen) in TESTS.iter().zip(&judged.rows) {
-        // The guest itself has to be fine: its tests are not.
+        // The guest itself must have no problems; only its tests misbehave.
         let outcome = match &judged.problems[..] {
             [] => judge_test(wanted, &seen.outcome),
             problems => Outcome::Failed(problems.join("; "), judged.console.clone()),
@@ -176,7 +177,7 @@ fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
     let failed = |reason: String| Outcome::Failed(reason, judged.console.clone());
     if !judged.problems.iter().any(|problem| problem.contains(case.problem)) {
         return failed(format!(
-            "`{}` is not among its problems: {}",
+            "`{}` is not among the problems of the guest: {}",
             case.problem,
             judged.problems.join("; ")
         ));
@@ -184,7 +185,7 @@ fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
     if !judged.console.iter().any(|line| line.contains(case.console)) && !case.console.is_empty() {
         return failed(format!("`{}` is not among the last lines of the console", case.console));
     }
-    // Also a guest that never came up looks broken, but proves nothing.
+    // A guest that never booted has problems too, but proves nothing.
     let wanted = verdict_of(case.mode);
     if !judged
         .rows
@@ -192,7 +193,7 @@ fn judge_guest(case: &Case, judged: &Judged) -> Outcome {
         .all(|row| matches!(&row.outcome, Outcome::Failed(why, _) if why.contains(wanted)))
     {
         return failed(format!(
-            "its test was not judged as one with which it ended {wanted}: {:?}",
+            "the test of the guest did not fail because the guest ended {wanted}: {:?}",
             judged.rows
         ));
     }

@@ -1,8 +1,8 @@
-//! Static builds of what runs in a guest: the test binaries, the first process, and the `pageleap`
-//! command.
+//! Static builds of the programs that run in a guest: the test binaries, the first process, and the
+//! `pageleap` command.
 //!
-//! They are compiled for the host's own target, only without shared libraries, so the host can run
-//! them too: it asks the test binaries for their tests.
+//! They are compiled for the target of the host, without shared libraries. The host can therefore
+//! run them too, and asks the test binaries for the names of their tests.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -15,11 +15,11 @@ use crate::built::{Programs, executables};
 use crate::commands::Workspace;
 use crate::soak;
 
-/// Stock kernels boot on this only.
+/// The only target on which the kernels of the lab boot.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The test binaries that mean something on another kernel or another machine; `topology` looks at
-/// recorded machines only, and `joining` takes more huge pages than machines of the lab have.
+/// The test binaries of the library whose results depend on the kernel or the machine. `topology`
+/// reads recorded machines only. `joining` takes more huge pages than machines of the lab have.
 pub const TEST_BINARIES: [&str; 19] = [
     "attributes",
     "bad_input",
@@ -42,15 +42,15 @@ pub const TEST_BINARIES: [&str; 19] = [
     "system_calls",
 ];
 
-/// The same among the tests of the command. They start it where cargo has put it.
+/// The test binaries of the command. They start the command from the path where cargo has put it.
 const COMMAND_TEST_BINARIES: [&str; 2] = ["demo", "doctor"];
 
-/// A test in a binary.
+/// A test of a test binary.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TestId {
-    /// Name of the binary.
+    /// Name of the test binary.
     pub binary: String,
-    /// Name of the test in it.
+    /// Name of the test in the binary.
     pub name: String,
 }
 
@@ -60,12 +60,12 @@ impl std::fmt::Display for TestId {
     }
 }
 
-/// The test binaries, and where those of the command expect it.
+/// The test binaries, and the command that some of them start.
 #[derive(Debug)]
 pub struct Tests {
-    /// By name.
+    /// The test binaries, by name.
     pub binaries: Programs,
-    /// The `pageleap` command.
+    /// The `pageleap` command, at the path where its tests expect it.
     pub command: PathBuf,
 }
 
@@ -86,14 +86,14 @@ pub fn tests(workspace: &Workspace) -> Result<Tests> {
     Ok(Tests { binaries, command })
 }
 
-/// Builds the soak.
+/// Builds the soak test.
 pub fn soak(workspace: &Workspace) -> Result<PathBuf> {
     let mut programs =
         build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
     programs.remove(soak::TEST).context("cargo has built no soak")
 }
 
-/// Builds the first process of guests.
+/// Builds the first process of the guests.
 pub fn guest(workspace: &Workspace) -> Result<PathBuf> {
     let mut programs = build(workspace, &["build", "-p", "lab-guest"])?;
     programs.remove("lab-guest").context("cargo has built no lab-guest")
@@ -108,10 +108,10 @@ pub fn pageleap(workspace: &Workspace) -> Result<PathBuf> {
 fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
     ensure!(
         cfg!(target_arch = "x86_64"),
-        "the lab boots x86-64 kernels: it needs an x86-64 machine to build on"
+        "the lab boots x86-64 kernels, so it needs an x86-64 machine"
     );
-    // Its own folder: other compiler flags would throw away what the other steps have built, and
-    // the other way round.
+    // A target directory of its own. These compiler flags differ from those of the other steps, and
+    // one directory would be rebuilt at each change.
     let own = Workspace { target: workspace.target.join("lab").join("build"), ..workspace.clone() };
     let mut command = own.cargo(arguments);
     let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
@@ -120,7 +120,7 @@ fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
     executables(command)
 }
 
-/// The tests of the binaries, as these list them.
+/// The tests of these binaries. Each binary lists its own tests.
 pub fn list(programs: &Programs) -> Result<Vec<TestId>> {
     let mut tests = Vec::new();
     for (binary, path) in programs {
@@ -134,7 +134,7 @@ pub fn list(programs: &Programs) -> Result<Vec<TestId>> {
         tests.extend(names.map(|name| TestId { binary: binary.clone(), name: name.to_owned() }));
     }
     ensure!(!tests.is_empty(), "the test binaries list no tests");
-    // Skips elsewhere are known by the name of the test alone.
+    // The names must be unique, because skips outside the lab have only the name of the test.
     let mut names = BTreeMap::new();
     for test in &tests {
         if let Some(other) = names.insert(&test.name, test) {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_test_binary_is_forgotten() {
+    fn every_test_binary_is_in_a_list_or_left_out_here() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (folder, known) in [
             ("crates/pageleap/tests", [&TEST_BINARIES[..], &["joining", "topology"]].concat()),

@@ -1,4 +1,4 @@
-//! A guest with the `pageleap` command in it: a shell, or one command.
+//! A guest with the `pageleap` command: for a shell, for one command, or for a soak.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -14,28 +14,28 @@ use crate::built::Programs;
 use crate::commands::Workspace;
 use crate::soak;
 
-/// Who may run a command in a guest, as `xtask/guest/src/plan.rs` knows them.
+/// The users that may run a command in a guest, as `xtask/guest/src/plan.rs` parses them.
 pub const WHO: [&str; 3] = ["root", "nobody", "container"];
 
-/// The one machine of a shell or a command.
+/// The one machine and the one kernel that the flags choose, or the usual ones.
 fn single(workspace: &Workspace, flags: &Flags) -> Result<(Topology, Kernel)> {
     let name = match &flags.topology[..] {
         [] => USUAL_TOPOLOGY,
         [name] => name,
-        _ => bail!("one topology at a time"),
+        _ => bail!("name only one topology"),
     };
     let series = match (&flags.kernel[..], &chosen_series(flags)?[..]) {
         ([], _) => USUAL_SERIES,
         (_, [series]) => series,
-        _ => bail!("one kernel at a time"),
+        _ => bail!("name only one kernel"),
     };
     let topologies = chosen_topologies(workspace, flags)?;
     let topology = topologies.into_iter().find(|topology| topology.name == name);
-    let topology = topology.with_context(|| format!("there is no topology {name}"))?;
+    let topology = topology.with_context(|| format!("unknown topology {name}"))?;
     Ok((topology, kernels::get(&kernel_folder(workspace), series)?))
 }
 
-/// A job with the `pageleap` command in its guest.
+/// A job for a guest with the `pageleap` command.
 fn with_pageleap<'a>(
     workspace: &Workspace,
     topology: &'a Topology,
@@ -48,7 +48,7 @@ fn with_pageleap<'a>(
     Ok(job)
 }
 
-/// A shell on the terminal.
+/// Runs an interactive shell on this terminal.
 pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     let (topology, kernel) = single(workspace, flags)?;
     let lab = lab(workspace, flags)?;
@@ -56,25 +56,25 @@ pub fn shell(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     let mut job = with_pageleap(workspace, &topology, &kernel)?;
     job.name += "-shell";
     job.plan.push("mode shell".to_owned());
-    println!("lab: {}, Linux {}; `exit` ends it, Ctrl-A X too", topology.about, kernel.release);
+    println!("lab: {}, Linux {}; leave with `exit` or Ctrl-A X", topology.about, kernel.release);
     println!("lab: software emulation: times mean nothing here");
     let ended = lab.interactive(&job)?;
     ensure!(
         ended.code() == Some(DONE) || ended.code() == Some(0),
-        "the machine did not end well: {ended}"
+        "the guest did not end as expected: {ended}"
     );
     Ok(0)
 }
 
-/// Runs a command, passes on its output, and returns its exit code.
+/// Runs a command in a guest, passes its output on, and returns its exit code.
 pub fn run(workspace: &Workspace, flags: &Flags, who: &str, command: &[String]) -> Result<u8> {
     let done = in_guest(workspace, flags, who, command, |line| println!("{line}"))?;
-    Ok(told(&done))
+    Ok(exit_code(&done))
 }
 
-/// Says what went wrong with the guest, and returns the exit code of its command.
-fn told(done: &Done) -> u8 {
-    /// What a shell gives for a command that could not be run.
+/// Prints the problems of the guest, and returns the exit code of its command.
+fn exit_code(done: &Done) -> u8 {
+    /// The exit code of a shell for a command that could not be run.
     const NOT_RUN: u8 = 126;
     done.judged.problems.iter().for_each(|problem| eprintln!("lab: {problem}"));
     done.judged.console.iter().for_each(|line| eprintln!("lab:     {line}"));
@@ -84,7 +84,7 @@ fn told(done: &Done) -> u8 {
     }
 }
 
-/// Boots a guest, runs a command in it as `who`, and hands on its output line by line.
+/// Boots a guest, runs a command in it as user `who`, and passes each line of output to `on_line`.
 pub fn in_guest(
     workspace: &Workspace,
     flags: &Flags,
@@ -99,8 +99,8 @@ pub fn in_guest(
     run_job(&lab, job, who, command, on_line)
 }
 
-/// Soaks on each of the kernels, one after the other, with sizes for emulated machines. Returns the
-/// exit code.
+/// Runs the soak test on each chosen kernel, one after the other, with sizes for emulated machines.
+/// Returns the highest exit code.
 pub fn soak(workspace: &Workspace, flags: &Flags, course: &soak::Course) -> Result<u8> {
     let lab = lab(workspace, flags)?;
     let program = build::soak(workspace)?;
@@ -119,12 +119,12 @@ pub fn soak(workspace: &Workspace, flags: &Flags, course: &soak::Course) -> Resu
         let words = [soak::TEST].into_iter().chain(soak::ARGUMENTS);
         let command: Vec<String> = words.map(str::to_owned).collect();
         let done = run_job(&lab, job, WHO[0], &command, |line| println!("{line}"))?;
-        worst = worst.max(told(&done));
+        worst = worst.max(exit_code(&done));
     }
     Ok(worst)
 }
 
-/// Runs a command in the guest of a job.
+/// Runs a command as user `who` in the guest of a job.
 fn run_job(
     lab: &Lab,
     mut job: Job<'_>,

@@ -1,18 +1,18 @@
-//! Archives that the kernel unpacks into its first file system: cpio in the `newc` format,
-//! uncompressed. Several may follow each other in one file (Linux,
-//! Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The archive that the kernel unpacks into its first file system: cpio in the `newc` format,
+//! uncompressed. One file may hold several archives in a row
+//! (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 
 use std::io::{self, Write};
 
-/// Size to which names and contents are filled up.
+/// Names and contents are padded to a multiple of this number of bytes.
 const ALIGN: usize = 4;
 
-/// Type bits of a file's mode: a folder, a plain file, a character device.
-const FOLDER: u32 = 0o040_000;
+/// Type bits of a file's mode: directory, regular file, character device.
+const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const DEVICE: u32 = 0o020_000;
 
-/// Writes an archive.
+/// An archive that is being written.
 #[derive(Debug)]
 pub struct Archive<W: Write> {
     out: W,
@@ -21,27 +21,27 @@ pub struct Archive<W: Write> {
 }
 
 impl<W: Write> Archive<W> {
-    /// An empty archive.
+    /// Starts an archive.
     pub fn new(out: W) -> Archive<W> {
         Archive { out, written: 0, inode: 0 }
     }
 
-    /// Adds a folder; those above it come first.
-    pub fn folder(&mut self, path: &str) -> io::Result<()> {
-        self.entry(path, FOLDER | 0o755, (0, 0), &[])
+    /// Adds a directory. Its parent directories must be added before it.
+    pub fn directory(&mut self, path: &str) -> io::Result<()> {
+        self.entry(path, DIRECTORY | 0o755, (0, 0), &[])
     }
 
-    /// Adds a file that anybody may read and run.
+    /// Adds a file that every user may read and execute.
     pub fn file(&mut self, path: &str, contents: &[u8]) -> io::Result<()> {
         self.entry(path, FILE | 0o755, (0, 0), contents)
     }
 
-    /// Adds a character device.
+    /// Adds a character device for root.
     pub fn device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
         self.entry(path, DEVICE | 0o600, (major, minor), &[])
     }
 
-    /// Ends the archive.
+    /// Writes the trailer and ends the archive.
     pub fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;
         self.out.flush()?;
@@ -58,8 +58,8 @@ impl<W: Write> Archive<W> {
         self.inode += 1;
         let size = u32::try_from(contents.len())
             .map_err(|_| io::Error::other(format!("{path} is too large")))?;
-        // In this order: inode, mode, user, group, links, time, size, device of the file, device
-        // that it is, length of the name with its NUL, checksum (unused).
+        // The fields in order: inode, mode, user, group, links, time, size, device that holds the
+        // file, device that the file is, length of the name with its NUL, checksum (unused).
         let fields = [
             self.inode,
             mode,
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn entries_are_aligned_and_end_with_the_trailer() {
         let mut archive = Archive::new(Vec::new());
-        archive.folder("dev").unwrap();
+        archive.directory("dev").unwrap();
         archive.device("dev/console", 5, 1).unwrap();
         archive.file("init", b"12345").unwrap();
         let bytes = archive.finish().unwrap();
@@ -111,7 +111,7 @@ mod tests {
         let mut at = 0;
         let mut names = Vec::new();
         while at < bytes.len() {
-            assert_eq!(&bytes[at..at + 6], b"070701", "no entry begins at {at}");
+            assert_eq!(&bytes[at..at + 6], b"070701", "no entry starts at {at}");
             let field = |i: usize| {
                 let text = std::str::from_utf8(&bytes[at + 6 + i * 8..at + 14 + i * 8]).unwrap();
                 usize::from_str_radix(text, 16).unwrap()

@@ -1,8 +1,8 @@
-//! Debian's kernels for cloud machines: downloaded as packages, unpacked without being installed,
-//! kept below `target/lab/kernels`.
+//! Debian's kernels for cloud machines. They are downloaded as packages, unpacked without being
+//! installed, and kept below `target/lab/kernels`.
 //!
-//! These have everything built in that the lab needs: NUMA, hugetlb, cgroups, serial ports. Nothing
-//! of them is loaded as a module.
+//! Everything that the lab needs is built into these kernels: NUMA, hugetlb, cgroups, serial ports.
+//! The guests load no modules.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -11,22 +11,22 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The series that the lab knows: the one of Debian 12, the oldest that is tested, and the one of
-/// its security updates (and of Debian 13).
+/// The kernel series of the lab. 6.1 is that of Debian 12 and the oldest that is tested. 6.12 comes
+/// with the security updates of Debian 12, and with Debian 13.
 pub const SERIES: [&str; 2] = ["6.1", "6.12"];
 
-/// A kernel that can be booted.
+/// A kernel to boot.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// One of [`SERIES`].
     pub series: &'static str,
-    /// The compressed image.
+    /// The compressed kernel image.
     pub image: PathBuf,
-    /// What `uname -r` will say.
+    /// The kernel's release, as `uname -r` prints it.
     pub release: String,
 }
 
-/// The kernel of a series, from the cache below `folder` or else from the package archive.
+/// The kernel of a series: from the cache below `folder`, or else from Debian's package archive.
 pub fn get(folder: &Path, series: &'static str) -> Result<Kernel> {
     let folder = folder.join(series);
     if let Some(kernel) = cached(&folder, series) {
@@ -35,14 +35,15 @@ pub fn get(folder: &Path, series: &'static str) -> Result<Kernel> {
     println!("lab: getting Linux {series} from the package archive");
     fetch(&folder, series).with_context(|| {
         format!(
-            "cannot get Debian's Linux {series}. On a Debian machine with network: apt-get update && cargo xtask lab setup. Elsewhere, \
-             put a bzImage into {} under the name vmlinuz-RELEASE",
+            "cannot get Debian's Linux {series}. On Debian with a network, run \
+             `apt-get update && cargo xtask lab setup`. Elsewhere, put a bzImage into {} under the \
+             name vmlinuz-RELEASE",
             folder.display()
         )
     })
 }
 
-/// Whether a series is in the cache.
+/// Whether a kernel of the series is in the cache.
 pub fn is_cached(folder: &Path, series: &'static str) -> bool {
     cached(&folder.join(series), series).is_some()
 }
@@ -51,7 +52,7 @@ fn cached(folder: &Path, series: &'static str) -> Option<Kernel> {
     let entries = fs::read_dir(folder).ok()?;
     let images = entries.flatten().filter_map(|entry| {
         let release = entry.file_name().to_string_lossy().strip_prefix("vmlinuz-")?.to_owned();
-        // Somebody may have put another kernel here.
+        // A user may have put a kernel of another series here.
         let rest = release.strip_prefix(series)?;
         rest.starts_with('.').then_some(())?;
         Some(Kernel { series, image: entry.path(), release })
@@ -63,10 +64,13 @@ fn fetch(folder: &Path, series: &'static str) -> Result<Kernel> {
     let prefix = format!("linux-image-{series}.");
     let names = output(Command::new("apt-cache").args(["pkgnames", &prefix]))?;
     let package = newest(names.lines(), &prefix).with_context(|| {
-        format!("the package lists name no {prefix}*-cloud-amd64: run `apt-get update`, on Debian 12 or 13")
+        format!(
+            "the package lists have no {prefix}*-cloud-amd64: run `apt-get update` on Debian 12 \
+             or 13"
+        )
     })?;
     let work = folder.join("work");
-    // What an interrupted download has left may be another version.
+    // An interrupted download may have left another version.
     if work.exists() {
         fs::remove_dir_all(&work).with_context(|| format!("cannot clear {}", work.display()))?;
     }
@@ -74,25 +78,25 @@ fn fetch(folder: &Path, series: &'static str) -> Result<Kernel> {
     output(Command::new("apt-get").args(["download", package]).current_dir(&work))?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
     let file = fs::read_dir(&work)?.flatten().map(|entry| entry.path()).find(is_package);
-    let file = file.context("apt-get download has left no package")?;
+    let file = file.context("apt-get download left no package")?;
     output(Command::new("dpkg").arg("-x").arg(&file).arg(&work))?;
     let release = package.trim_start_matches("linux-image-");
     let image = work.join("boot").join(format!("vmlinuz-{release}"));
-    ensure!(image.is_file(), "{package} holds no {}", image.display());
-    // Renamed last: what is in the cache is whole.
+    ensure!(image.is_file(), "{package} does not contain {}", image.display());
+    // The image is moved last, so that every image in the cache is complete.
     fs::rename(&image, folder.join(format!("vmlinuz-{release}")))?;
     fs::remove_dir_all(&work)?;
-    cached(folder, series).context("the cache is empty")
+    cached(folder, series).context("the kernel is not in the cache after its download")
 }
 
-/// The newest signed package among names of packages.
+/// The newest signed package of a list of package names.
 fn newest<'a>(names: impl Iterator<Item = &'a str>, prefix: &str) -> Option<&'a str> {
     names
         .filter(|name| name.starts_with(prefix) && name.ends_with("-cloud-amd64"))
         .max_by(|a, b| by_version(a, b))
 }
 
-/// Orders by the numbers in two texts.
+/// Compares two texts by the numbers that they contain.
 fn by_version(a: &str, b: &str) -> Ordering {
     let numbers = |text: &str| -> Vec<u64> {
         text.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
@@ -100,7 +104,7 @@ fn by_version(a: &str, b: &str) -> Ordering {
     numbers(a).cmp(&numbers(b))
 }
 
-/// Runs a command that has to succeed, and returns what it prints.
+/// Runs a command that must succeed. Returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot start `{name}`"))?;
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_cache_is_not_fetched() {
+    fn a_cached_kernel_is_not_fetched_again() {
         let scratch = Scratch::new("kernels");
         assert!(!is_cached(scratch.path(), "6.12"));
         let folder = scratch.path().join("6.12");

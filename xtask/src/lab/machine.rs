@@ -1,4 +1,4 @@
-//! One guest: its files, its boot, and what it told.
+//! One guest: its files, its boot, and its results.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -17,52 +17,52 @@ use super::transcript::{Event, Expected, Judged, Transcript};
 use crate::built::Programs;
 use crate::process::{self, Limits};
 
-/// QEMU for the only machine that the lab knows.
+/// The QEMU of the only architecture that the lab knows.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// Where a guest has its programs.
+/// The directory of the programs in a guest.
 pub const PROGRAMS: &str = "/lab/bin";
 
-/// A guest tells every two seconds that it is alive. Software emulation on a busy machine is slow,
-/// but not by a factor of 60.
+/// Time without a line after which a guest counts as hung. A guest sends a line every two seconds.
+/// Software emulation on a busy machine is slow, but not by a factor of 60.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// What stays the same for all guests of a run.
+/// Settings that are the same for all guests of a run.
 #[derive(Debug)]
 pub struct Lab {
-    /// Where guests have their files.
+    /// The directory of the guests' files.
     pub folder: PathBuf,
-    /// The first process of a guest.
+    /// The program that is the first process of a guest.
     pub guest: PathBuf,
-    /// A static busybox, if there is one.
+    /// The path of a static busybox, if one is installed.
     pub busybox: Option<PathBuf>,
     /// QEMU's accelerator.
     pub accel: String,
 }
 
-/// What one guest is to do.
+/// What one guest has to do.
 #[derive(Debug)]
 pub struct Job<'a> {
     /// The machine.
     pub topology: &'a Topology,
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// Names the guest's files.
+    /// Name of the guest, and of its directory.
     pub name: String,
-    /// Programs in `/lab/bin`.
+    /// Programs that are copied to `/lab/bin`.
     pub programs: Programs,
-    /// Lines of the plan, as `xtask/guest/src/plan.rs` reads them, without the nonce.
+    /// Lines of the plan without the nonce. `xtask/guest/src/plan.rs` parses them.
     pub plan: Vec<String>,
     /// The tests that the plan names, in order.
     pub tests: Vec<super::build::TestId>,
-    /// After which the guest is ended.
+    /// Time after which the guest is killed.
     pub limit: Duration,
-    /// After which a silent guest is ended.
+    /// Time without a line after which the guest is killed.
     pub silence: Duration,
 }
 
 impl<'a> Job<'a> {
-    /// A job that does nothing yet.
+    /// A job without tests and without a command.
     pub fn new(topology: &'a Topology, kernel: &'a Kernel) -> Job<'a> {
         Job {
             topology,
@@ -77,27 +77,27 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What became of a guest.
+/// The results of a guest.
 #[derive(Debug)]
 pub struct Done {
-    /// Tests and problems.
+    /// The verdict on the guest and its tests.
     pub judged: Judged,
-    /// Exit code of the command, if the plan had one.
+    /// The exit code of the command, if the plan had one.
     pub exit: Option<i32>,
-    /// Host time, which says nothing about the speed of what was tested.
+    /// Time on the host. It says nothing about the speed of the tested code.
     pub elapsed: Duration,
-    /// Where its files are.
+    /// The directory of the guest's files.
     pub folder: PathBuf,
 }
 
-/// A guest's folder, which no other lab touches meanwhile.
+/// A guest's directory, locked against other runs of the lab.
 struct Own {
     folder: PathBuf,
     _lock: File,
 }
 
 impl Lab {
-    /// Boots the guest, waits for its end, and judges. `on_event` sees what it tells as it comes.
+    /// Boots the guest, waits for its end, and judges it. `on_event` gets each event as it happens.
     pub fn run(
         &self,
         job: &Job<'_>,
@@ -115,7 +115,7 @@ impl Lab {
         let mut log = BufWriter::new(File::create(folder.join("results.log"))?);
         let limits = Limits { total: job.limit, silence: job.silence };
         let ending = process::run_watched(command, limits, |line| {
-            // The log is for people; a full disk must not change the results.
+            // The log is for readers only. A full disk must not change the results.
             let _ = writeln!(log, "{line}");
             let _ = log.flush();
             if let Some(event) = transcript.line(line) {
@@ -123,7 +123,9 @@ impl Lab {
             }
         })?;
         let why = match ending {
-            process::Ending::Silent => format!("it hung: silent for {} s", job.silence.as_secs()),
+            process::Ending::Silent => {
+                format!("the guest hung: silent for {} s", job.silence.as_secs())
+            }
             _ => ending.reason(job.limit),
         };
         let text =
@@ -132,7 +134,7 @@ impl Lab {
         Ok(Done { judged, exit: transcript.exit, elapsed: begun.elapsed(), folder })
     }
 
-    /// The same with the terminal as the guest's console.
+    /// Boots the guest with this terminal as its console.
     pub fn interactive(&self, job: &Job<'_>) -> Result<ExitStatus> {
         let (Own { folder, _lock }, _) = self.prepare(job)?;
         let mut command = self.qemu(job, &folder);
@@ -141,15 +143,15 @@ impl Lab {
         command.status().with_context(|| format!("cannot start {QEMU}"))
     }
 
-    /// Writes the guest's initial file system.
+    /// Makes the guest's directory and writes its initial file system.
     fn prepare(&self, job: &Job<'_>) -> Result<(Own, Expected)> {
         let folder = self.folder.join(&job.name);
         let path = self.folder.join(format!("{}.lock", job.name));
         let lock =
             File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-        // SAFETY: takes no pointers; the descriptor is open.
+        // SAFETY: the call takes no pointers, and the descriptor is open.
         if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            bail!("another lab has a guest {} in this target folder: wait for it", job.name);
+            bail!("another lab runs the guest {} in this target directory: wait for it", job.name);
         }
         if folder.exists() {
             fs::remove_dir_all(&folder)
@@ -162,17 +164,17 @@ impl Lab {
             plan += &format!("write {path}={value}\n");
         }
         for line in &job.plan {
-            ensure!(!line.contains('\n'), "a line of the plan has a line end in it: {line:?}");
+            ensure!(!line.contains('\n'), "a line of the plan contains a line end: {line:?}");
             plan += &format!("{line}\n");
         }
         let path = folder.join("initramfs");
         let file =
             File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut archive = Archive::new(BufWriter::new(file));
-        for folder in ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"] {
-            archive.folder(folder)?;
+        for directory in ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"] {
+            archive.directory(directory)?;
         }
-        // The kernel opens it before anything is mounted.
+        // The kernel opens this device before any file system is mounted.
         archive.device("dev/console", 5, 1)?;
         archive.file("init", &read(&self.guest)?)?;
         archive.file("lab/plan", plan.as_bytes())?;
@@ -199,12 +201,12 @@ impl Lab {
         command.args(job.topology.qemu_options());
         command.arg("-kernel").arg(&job.kernel.image).arg("-initrd").arg(folder.join("initramfs"));
         let options = job.topology.kernel_options();
-        // Nothing but pageleap moves pages unless a test turns it on; and the kernel itself always
-        // lies in the same place, because at some places it would be in the way of pages of a
-        // gigabyte. Warnings (level 4) have to reach the console, which `quiet` alone would keep
-        // from it.
+        // Without NUMA balancing, only pageleap moves pages, unless a test turns it on. Without
+        // KASLR, the kernel's image never lies where it would prevent huge pages of 1 GB. The log
+        // level lets warnings (level 4) reach the console, which `quiet` alone would suppress.
         let append = format!(
-            "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr numa_balancing=disable{options}"
+            "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr \
+             numa_balancing=disable{options}"
         );
         command.args(["-append", &append]);
         command

@@ -1,8 +1,9 @@
-//! `cargo xtask lab`: the tests that ask the kernel for something, on real kernels with several
-//! memory nodes, in QEMU's software emulation.
+//! `cargo xtask lab`: runs the tests that depend on the kernel or the machine on real kernels with
+//! several memory nodes, in QEMU.
 //!
-//! One guest for each topology and kernel, two at a time at most, with many tests in each. The lab
-//! is for truth, never for speed: times of emulated machines mean nothing.
+//! Each chosen pair of topology and kernel is one guest, with many tests in it. At most two guests
+//! run at a time. By default QEMU emulates everything in software. The lab tests correctness and
+//! never speed: times of emulated machines mean nothing.
 
 mod broken;
 mod build;
@@ -40,19 +41,22 @@ use transcript::{Event, Outcome, Row};
 pub use report::Summary;
 pub use setup::{Missing, missing};
 
-/// Software emulation, with one thread of the host for all CPUs of a guest, which take turns. With
-/// a thread for each, a guest's CPUs wait for each other's answers (to flush their TLBs) until the
-/// host's scheduler gets round to them: tests took eight times as long on two CPUs.
+/// QEMU's accelerator: software emulation, with one thread of the host for all CPUs of a guest,
+/// which take turns.
+///
+/// With a thread for each CPU, the CPUs of a guest wait for each other's answers (to flush their
+/// TLBs) until the scheduler of the host runs them. Tests took eight times as long on two CPUs of a
+/// host.
 const ACCEL: &str = "tcg,thread=single";
 
-/// Guests that run at the same time.
+/// Number of guests that run at the same time.
 const AT_A_TIME: usize = 2;
 
-/// Seconds that a test may take. The slowest takes a seventh of it on an emulated machine.
+/// Time limit of a test in seconds. On an emulated machine the slowest test takes a seventh of it.
 const TEST_SECONDS: u64 = 480;
 
-/// Tests that take minutes where every instruction is emulated: they run with `--full` only, and
-/// have [`SLOW_TEST_SECONDS`] then.
+/// Tests that take minutes when every instruction is emulated. They run with `--full` only, or when
+/// they are chosen by `--filter`, and their time limit is [`SLOW_TEST_SECONDS`].
 const SLOW: [&str; 12] = [
     "attributes::a_moving_neighbour_lends_no_attributes",
     "demo::an_interrupted_run_ends_cleanly",
@@ -69,71 +73,72 @@ const SLOW: [&str; 12] = [
 ];
 const SLOW_TEST_SECONDS: u64 = 1800;
 
-/// Seconds per case of the stress oracle in a guest.
+/// Seconds for each case of the stress oracle in a guest.
 const STRESS_SECONDS: &str = "1";
 
-/// Random programs in a guest, except with `--full`.
+/// Number of random programs of a property test in a guest without slow tests.
 const PROPTEST_CASES: &str = "15";
 
-/// The topology and the kernel of what needs only one, and the topology that runs on all kernels.
+/// The topology and the kernel for everything that needs only one of each. This topology runs on
+/// all kernels, and this kernel runs on all topologies.
 const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
-/// What is asked of the lab.
+/// The flags of `cargo xtask lab`.
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Only these machines, by the names of their files in lab/topologies
+    /// Use only these machines: names of files in lab/topologies
     #[arg(long, global = true, value_name = "NAME", value_delimiter = ',')]
     topology: Vec<String>,
-    /// Only these kernels: 6.1, 6.12
+    /// Use only these kernels: 6.1, 6.12
     #[arg(long, global = true, value_name = "SERIES", value_delimiter = ',')]
     kernel: Vec<String>,
-    /// QEMU's accelerator; kvm is fast, but its memory nodes are as emulated as the others
+    /// Accelerator of QEMU; kvm is faster, but its memory nodes are emulated too
     #[arg(long, global = true, default_value = ACCEL)]
     accel: String,
-    /// Only tests whose name (binary::test) contains this text
+    /// Run only tests whose name (binary::test) contains this text
     #[arg(long, default_value = "")]
     filter: String,
-    /// List the tests and run nothing
+    /// List the tests, and run none
     #[arg(long)]
     list: bool,
-    /// All machines with all kernels, and slow tests too
+    /// Run all machines with all kernels, and slow tests too
     #[arg(long)]
     full: bool,
-    /// Keep the files of all guests, not only of those that failed
+    /// Keep the files of all guests; the default is to keep those of failed guests
     #[arg(long)]
     keep: bool,
-    /// Count skips that a topology does not expect as failures
+    /// Count skips that no topology expects as failures
     #[arg(long)]
     deny_skip: bool,
 }
 
 #[derive(Debug, Clone, Subcommand)]
 enum Action {
-    /// Installs what is missing (as root on Debian), or prints the commands
+    /// Install what is missing (as root on Debian), or print the commands
     Setup,
-    /// A shell in a guest, with the pageleap command in it; leave it with `exit`
+    /// Open a shell in a guest with the pageleap command; leave it with `exit`
     Shell,
-    /// Runs a command in a guest and passes on its output and exit code
+    /// Run a command in a guest, and pass its output and exit code on
     Run {
-        /// Who runs it: root, nobody, or nobody in a container that refuses what Docker's default
-        /// profile refuses
+        /// User of the command: root, nobody, or container, which is nobody under a seccomp filter
+        /// that refuses what Docker's default profile refuses
         #[arg(long = "as", value_name = "WHO", default_value = command::WHO[0], value_parser = command::WHO)]
         who: String,
-        /// The command, for example: pageleap demo
+        /// Command and arguments, for example: pageleap demo
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Everything at once for some time, on each of the kernels (see `cargo xtask soak`)
+    /// Soak on each of the kernels (see `cargo xtask soak`)
     Soak(soak::Course),
-    /// Asks `pageleap doctor` on all kernels, as several users, and writes the table of
+    /// Run `pageleap doctor` on all kernels as several users, and write the tables of
     /// docs/kernel-policy.md
     Policy,
 }
 
-/// Does what the flags say. Returns the exit code.
+/// Carries out the flags. Returns the exit code.
 pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     match &flags.action {
         Some(Action::Setup) => setup::install(&kernel_folder(workspace)).map(|()| 0),
@@ -162,7 +167,7 @@ pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     }
 }
 
-/// The usual run, as a step of `cargo xtask test`.
+/// Runs the lab as a step of `cargo xtask test`, with the default flags.
 pub fn step(workspace: &Workspace) -> Result<Summary> {
     let flags = Flags {
         action: None,
@@ -175,22 +180,22 @@ pub fn step(workspace: &Workspace) -> Result<Summary> {
         keep: false,
         deny_skip: false,
     };
-    test(workspace, &flags)?.context("the lab has run nothing")
+    test(workspace, &flags)?.context("the lab has run no tests")
 }
 
-/// Where kernels are kept.
+/// The directory of the kernels.
 pub fn kernel_folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("lab").join("kernels")
 }
 
 fn ready(workspace: &Workspace) -> Result<()> {
     match missing(&kernel_folder(workspace)) {
-        Some(missing) => Err(anyhow!("{}; get it by: {}", missing.what, missing.remedy)),
+        Some(missing) => Err(anyhow!("{}; to fix that: {}", missing.what, missing.remedy)),
         None => Ok(()),
     }
 }
 
-/// A guest that will be booted: where, on what, with which tests.
+/// A guest that will be booted: its machine, its kernel, its tests.
 struct Planned<'a> {
     topology: &'a Topology,
     kernel: &'a Kernel,
@@ -204,12 +209,12 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     let mut all_tests = build::list(&built.binaries)?;
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
     if !flags.full {
-        // Whoever names one gets it.
+        // A filter runs slow tests too, because its user has named them.
         let (slow, rest) =
             all_tests.into_iter().partition(|test| is_slow(test) && flags.filter.is_empty());
         let slow: Vec<TestId> = slow;
         all_tests = rest;
-        slow.iter().for_each(|test| println!("lab: {test} is slow, and left to --full"));
+        slow.iter().for_each(|test| println!("lab: {test} is slow, and runs only with --full"));
     }
 
     let mut planned = Vec::new();
@@ -236,7 +241,7 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
         list(&planned, &broken);
         return Ok(None);
     }
-    ensure!(!planned.is_empty() || !broken.is_empty(), "no test fits the flags: try --list");
+    ensure!(!planned.is_empty() || !broken.is_empty(), "no test fits the flags; try --list");
 
     let mut kernels = Vec::new();
     let booted = planned.iter().map(|(_, series, _)| *series);
@@ -245,13 +250,14 @@ fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
     for series in needed {
         kernels.push(kernels::get(&kernel_folder(workspace), series)?);
     }
-    let of =
-        |series: &str| kernels.iter().find(|kernel| kernel.series == series).context("got above");
+    let of = |series: &str| {
+        kernels.iter().find(|kernel| kernel.series == series).context("unknown kernel")
+    };
     let mut guests = VecDeque::new();
     for (topology, series, tests) in planned {
         guests.push_back(Planned { topology, kernel: of(series)?, tests });
     }
-    // The longest first, so that none of them runs alone at the end.
+    // The longest guests run first, so that none of them runs alone at the end.
     guests.make_contiguous().sort_by_key(|guest| std::cmp::Reverse(guest.tests.len()));
 
     let lab = lab(workspace, flags)?;
@@ -280,7 +286,7 @@ fn list(planned: &[(&Topology, &'static str, Vec<TestId>)], broken: &[TestId]) {
         table.row(&[&topology.name, series, &tests.len().to_string(), &topology.about]);
     }
     if !broken.is_empty() {
-        let about = "broken on purpose: the lab has to notice";
+        let about = "broken on purpose: the lab must notice each of them";
         table.row(&[broken::NAME, USUAL_SERIES, &broken.len().to_string(), about]);
     }
     let tests: BTreeSet<&TestId> =
@@ -297,7 +303,7 @@ fn chosen_topologies(workspace: &Workspace, flags: &Flags) -> Result<Vec<Topolog
         let known: Vec<&str> = all.iter().map(|topology| topology.name.as_str()).collect();
         ensure!(
             known.contains(&name.as_str()) || name == broken::NAME,
-            "there is no topology {name}; there are {}, {}",
+            "unknown topology {name}; the topologies are {}, {}",
             known.join(", "),
             broken::NAME
         );
@@ -308,7 +314,7 @@ fn chosen_topologies(workspace: &Workspace, flags: &Flags) -> Result<Vec<Topolog
 
 fn chosen_series(flags: &Flags) -> Result<Vec<&'static str>> {
     if let Some(unknown) = flags.kernel.iter().find(|name| !SERIES.contains(&name.as_str())) {
-        bail!("the lab knows no kernel {unknown}; it knows {}", SERIES.join(", "));
+        bail!("unknown kernel {unknown}; the kernels are {}", SERIES.join(", "));
     }
     let asked =
         |series: &&str| flags.kernel.is_empty() || flags.kernel.iter().any(|name| name == series);
@@ -327,7 +333,7 @@ fn lab(workspace: &Workspace, flags: &Flags) -> Result<Lab> {
     })
 }
 
-/// Runs all guests, [`AT_A_TIME`], with `first` as one of the things to do.
+/// Runs all guests, [`AT_A_TIME`] at a time. One of the workers runs `first` before its guests.
 fn run_guests(
     lab: &Lab,
     guests: VecDeque<Planned<'_>>,
@@ -342,7 +348,7 @@ fn run_guests(
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(guest) = next else { return Ok(()) };
-            // The others are worth running whatever happened to this one.
+            // A guest that cannot run does not stop the others.
             done(
                 run_guest(lab, &guest, built, keep).unwrap_or_else(|error| not_run(&guest, &error)),
             );
@@ -365,13 +371,13 @@ fn run_guests(
     Ok(groups.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The results of a guest that could not even be started, or not be followed to its end.
+/// The results of a guest that could not be started or not be followed to its end.
 fn not_run(guest: &Planned<'_>, error: &anyhow::Error) -> Group {
     let (topology, series) = (&guest.topology.name, guest.kernel.series);
     println!("lab: {topology}/{series}: {error:#}");
     let failed = |test: &TestId| Row {
         test: test.clone(),
-        outcome: Outcome::Failed("its guest was not run".to_owned(), Vec::new()),
+        outcome: Outcome::Failed("the guest was not run".to_owned(), Vec::new()),
         parts: Vec::new(),
         ms: 0,
     };
@@ -388,7 +394,8 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
     }
     job.plan.push("env RUST_BACKTRACE=1".to_owned());
     job.plan.push("env PATH=/bin".to_owned());
-    // Tests may change settings of the whole machine, and compare it with what was ordered.
+    // With this variable tests may change settings of the whole machine. They also compare the
+    // machine with the description in it.
     job.plan.push(format!("env PAGELEAP_LAB={}", topology.description()));
     for test in tests {
         let seconds = if is_slow(test) { SLOW_TEST_SECONDS } else { TEST_SECONDS };
@@ -424,7 +431,7 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         })
     };
     let mut done = run()?;
-    // What had failed by then has failed.
+    // After an error of QEMU the guest is run again, but only if no test had failed by itself.
     if let Some(line) =
         done.judged.impossible.clone().filter(|_| !done.judged.has_failed_by_itself())
     {
@@ -433,7 +440,8 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         fs::rename(&done.folder, &kept)
             .with_context(|| format!("cannot keep {}", kept.display()))?;
         println!(
-            "lab: {name}: QEMU HAS ERRED, no kernel can do this: {line}; all of it is run again, once; its files are in {}",
+            "lab: {name}: QEMU HAS FAILED, because no kernel can cause this: {line}; the guest \
+             runs once more; its files are in {}",
             kept.display()
         );
         done = run()?;

@@ -1,5 +1,5 @@
-//! The table of `docs/kernel-policy.md`: what `pageleap doctor` finds on each kernel of the lab, as
-//! each user.
+//! The tables of `docs/kernel-policy.md`: the findings of `pageleap doctor` on each kernel of the
+//! lab, as each user.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,14 +16,14 @@ use super::{
 use crate::commands::Workspace;
 use crate::marked;
 
-/// The machine that has huge pages of all sizes.
+/// The topology with huge pages of all sizes.
 const TOPOLOGY: &str = "gigabyte";
 
-/// Page sizes of which a trial leap is made.
+/// Page sizes for which doctor tries a leap.
 const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
-/// What the doctor looks at that depends on the kernel or on who asks: its name there, and in
-/// words.
+/// The findings of doctor that depend on the kernel or the user: their ids, and their text in the
+/// table.
 const FEATURES: [(&str, &str); 16] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
@@ -43,24 +43,26 @@ const FEATURES: [(&str, &str); 16] = [
     ("freeze", "a range held against user code and kernel"),
 ];
 
-/// What the doctor could not find out, or does not know.
+/// The mark for a finding that is unknown or absent.
 const UNKNOWN: &str = "?";
 
-/// The command that writes the tables, as the document's markers name it.
+/// The command that writes the tables, as it stands in the markers of the document.
 const COMMAND: &str = "cargo xtask lab policy";
 
-/// The doctor's findings on one kernel, as one user.
+/// The findings of doctor on one kernel, as one user.
 #[derive(Debug, Default)]
 struct Column {
-    /// Whether a trial leap succeeded, by page size, or by which engine.
+    /// The result of the trial leap by page size: the engine in backquotes if it succeeded, else
+    /// the state.
     leaps: BTreeMap<&'static str, String>,
-    /// States of the features, by name.
+    /// The states of the other findings, by id.
     states: BTreeMap<String, String>,
-    /// Features of userfaultfd: since which version, and whether the system call offers it.
+    /// The features of userfaultfd by name: the version that brought it, and whether the system
+    /// call offers it.
     userfaultfd: BTreeMap<String, (String, bool)>,
 }
 
-/// Boots each kernel as each user and writes the tables into the document.
+/// Boots each kernel for each user, and writes the tables into the document.
 pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
     let path = workspace.root.join("docs/kernel-policy.md");
     let document =
@@ -77,7 +79,7 @@ pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
     let tables = format!("{}.\n\n{}", releases.join(", "), tables(&heads, &columns));
     ensure!(
         !tables.contains(UNKNOWN),
-        "the doctor does not tell something: the tables would have a `{UNKNOWN}`:\n{tables}"
+        "doctor has left a finding open, so the tables would have a `{UNKNOWN}`:\n{tables}"
     );
     print!("{tables}");
     fs::write(&path, marked::replace(&document, COMMAND, &tables)?)
@@ -86,7 +88,7 @@ pub fn write(workspace: &Workspace, flags: &Flags) -> Result<()> {
     Ok(())
 }
 
-/// One boot: a line of JSON for each page size.
+/// Boots one guest, which prints a line of JSON for each page size.
 fn ask(workspace: &Workspace, flags: &Flags, series: &str, who: &str) -> Result<Column> {
     let flags = Flags {
         action: None,
@@ -119,9 +121,9 @@ fn column(lines: &[String]) -> Result<Column> {
     );
     let mut column = Column::default();
     for (size, line) in PAGE_SIZES.into_iter().zip(lines) {
-        let value: Value = serde_json::from_str(line).context("that is no JSON")?;
-        for finding in value["findings"].as_array().context("it has no findings")? {
-            let id = finding["id"].as_str().context("a finding has no name")?;
+        let value: Value = serde_json::from_str(line).context("the line is not JSON")?;
+        for finding in value["findings"].as_array().context("`findings` is missing")? {
+            let id = finding["id"].as_str().context("a finding has no id")?;
             let state = finding["state"].as_str().context("a finding has no state")?.to_owned();
             if id == "leap" {
                 let saw =
@@ -133,9 +135,7 @@ fn column(lines: &[String]) -> Result<Column> {
                 column.states.insert(id.to_owned(), state);
             }
         }
-        for feature in
-            value["userfaultfd"].as_array().context("it has no features of userfaultfd")?
-        {
+        for feature in value["userfaultfd"].as_array().context("`userfaultfd` is missing")? {
             let name = feature["name"].as_str().context("a feature has no name")?.to_owned();
             let since = feature["since"].as_str().context("a feature has no version")?.to_owned();
             column.userfaultfd.insert(name, (since, feature["call"] == Value::Bool(true)));
@@ -172,7 +172,7 @@ fn tables(heads: &[String], columns: &[Column]) -> String {
         row(&mut [words.to_owned()].into_iter().chain(cells));
     }
     let _ = writeln!(out, "\nFeatures of `userfaultfd()`, as root:\n");
-    // Root is the first of each kernel.
+    // Root is the first user of each kernel.
     let kernels: Vec<(&str, &Column)> = heads
         .iter()
         .zip(columns)
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tests_that_the_document_names_are_there() {
+    fn every_test_that_the_document_names_exists() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let sources = fs::read_dir(root.join("crates/pageleap/tests")).unwrap().flatten();
         let sources: String =
@@ -257,7 +257,7 @@ mod tests {
             .collect();
         assert!(named.len() > 8, "{named:?}");
         for name in named {
-            assert!(sources.contains(&format!("fn {name}")), "there is no test {name}");
+            assert!(sources.contains(&format!("fn {name}")), "the test {name} does not exist");
         }
     }
 }

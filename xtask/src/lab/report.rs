@@ -1,4 +1,4 @@
-//! The results of all guests: table, failures, skips, totals.
+//! The results of all guests as text: a table, the failures, the skips, and totals.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,29 +7,29 @@ use super::transcript::{Outcome, Row};
 use crate::table::{Table, seconds};
 use crate::tally::{Counts, Skip};
 
-/// One guest's results, or those of the broken ones together.
+/// The results of one guest, or of all broken guests together.
 #[derive(Debug)]
 pub struct Group {
     /// Name of the topology.
     pub topology: String,
     /// Series of the kernel.
     pub kernel: String,
-    /// Its tests.
+    /// One row for each test.
     pub rows: Vec<Row>,
-    /// What was wrong with the guest.
+    /// Problems of the guest itself.
     pub problems: Vec<String>,
-    /// The last lines of its console, if something was.
+    /// The last lines of the console, if the guest has a problem.
     pub console: Vec<String>,
-    /// How long it took. Emulated time: no measure of anything else.
+    /// Time that the guest took. It includes software emulation, so it measures nothing else.
     pub elapsed: Duration,
-    /// Skips that the topology's file expects, with the file's reason.
+    /// Skips that the topology's file expects, with the reason in that file.
     pub expected: Vec<(Skip, String)>,
     /// Other skips, of tests and of parts of tests.
     pub unexpected: Vec<Skip>,
 }
 
 impl Group {
-    /// Sorts the skips of the rows by whether `expects` knows a reason for them.
+    /// Makes a group of these rows. `expects` gives the reason for an expected skip, by name.
     pub fn new(
         topology: &str,
         kernel: &str,
@@ -67,7 +67,7 @@ impl Group {
         }
     }
 
-    /// How many tests ended how. A guest with which something is wrong is one more failure; parts
+    /// Number of tests by result. A guest with problems counts as one more failure. Skipped parts
     /// are not counted.
     pub fn counts(&self) -> Counts {
         let mut counts =
@@ -87,21 +87,22 @@ impl Group {
     }
 }
 
-/// What the run comes to.
+/// The results of all guests together.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// All tests, and guests with which something was wrong.
+    /// All tests, and one more failure for each guest with problems.
     pub counts: Counts,
-    /// Tests that failed, as `topology/kernel binary::test`.
+    /// Failed tests, as `topology/kernel binary::test`, and guests with problems.
     pub failed: Vec<String>,
     /// Skips that no topology expects.
     pub skips: Vec<Skip>,
-    /// Tests that passed, without their binaries, with the parts that each guest skipped.
+    /// Tests that passed in a guest, without the names of their binaries, and the parts that the
+    /// guest skipped.
     pub passed: Vec<(String, Vec<String>)>,
 }
 
 impl Summary {
-    /// Whether a guest has run the test, or the part of a test, that was skipped elsewhere.
+    /// Whether some guest has run this test, or this part of a test. Elsewhere it was skipped.
     pub fn has_run(&self, skipped: &str) -> bool {
         let test = skipped.split(" (").next().unwrap_or_default();
         self.passed
@@ -110,7 +111,7 @@ impl Summary {
     }
 }
 
-/// Adds everything up.
+/// Adds up the results of all guests.
 pub fn summary(groups: &[Group]) -> Summary {
     let mut summary = Summary::default();
     for group in groups {
@@ -135,7 +136,8 @@ pub fn summary(groups: &[Group]) -> Summary {
     summary
 }
 
-/// A skip is right on one machine only if another one has run the test, or that part of it.
+/// Makes expected skips unexpected unless another machine has run the test, or the part of the
+/// test.
 pub fn deny_what_nobody_has_run(groups: &mut [Group]) {
     let all = summary(groups);
     for group in groups {
@@ -146,13 +148,13 @@ pub fn deny_what_nobody_has_run(groups: &mut [Group]) {
         });
         group.expected = right;
         group.unexpected.extend(wrong.into_iter().map(|(skip, because)| Skip {
-            reason: format!("no machine has run it, although {because}"),
+            reason: format!("no machine has run the test, although {because}"),
             ..skip
         }));
     }
 }
 
-/// Everything that people want to read at the end.
+/// The report at the end of a run.
 pub fn text(groups: &[Group], deny_skip: bool) -> String {
     let mut out = String::new();
     let mut table = Table::new(&[
@@ -182,7 +184,7 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
     let _ = write!(out, "\n{table}");
     let _ = writeln!(
         out,
-        "(seconds of software emulation: they say nothing about the speed of what was tested)"
+        "(seconds of software emulation: they say nothing about the speed of the tested code)"
     );
     for group in groups {
         for row in &group.rows {
@@ -198,7 +200,7 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
             group.problems.iter().for_each(|problem| {
                 let _ = writeln!(out, "    {problem}");
             });
-            let _ = writeln!(out, "  the end of its console:");
+            let _ = writeln!(out, "  the last lines of its console:");
             group.console.iter().for_each(|line| {
                 let _ = writeln!(out, "    {line}");
             });
@@ -207,14 +209,14 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
     let expected: Vec<_> =
         groups.iter().flat_map(|g| g.expected.iter().map(move |e| (g.name(), e))).collect();
     if !expected.is_empty() {
-        let _ = writeln!(out, "\n{} skips as the topologies expect them:", expected.len());
+        let _ = writeln!(out, "\n{} skips that the topologies expect:", expected.len());
         for (name, (skip, because)) in expected {
             let _ = writeln!(out, "    [{name}] {}: {because}", skip.name);
         }
     }
     let summary = summary(groups);
     if !summary.skips.is_empty() {
-        let denied = if deny_skip { ", which --deny-skip counts as failures" } else { "" };
+        let denied = if deny_skip { " (failures because of --deny-skip)" } else { "" };
         let _ = writeln!(out, "\n{} other skips{denied}:", summary.skips.len());
         summary.skips.iter().for_each(|skip| {
             let _ = writeln!(out, "    {skip}");
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_are_sorted_and_everything_is_counted() {
+    fn skips_are_sorted_and_all_results_are_counted() {
         let mut groups = [group()];
         assert_eq!(groups[0].counts(), Counts { passed: 1, failed: 1, skipped: 1 });
         let total = summary(&groups);
@@ -269,12 +271,12 @@ mod tests {
             .map(|name| total.has_run(name));
         assert_eq!(ran, [true, true, false, false, false, false]);
         deny_what_nobody_has_run(&mut groups);
-        assert!(groups[0].expected.is_empty(), "nobody has run leap::one");
+        assert!(groups[0].expected.is_empty(), "no guest has run leap::one");
         assert!(
             groups[0]
                 .unexpected
                 .iter()
-                .any(|skip| skip.reason.starts_with("no machine has run it"))
+                .any(|skip| skip.reason.starts_with("no machine has run the test"))
         );
         groups[0].rows.push(row("one", Outcome::Passed));
         let mut again = [Group::new("tier", "6.1", groups[0].rows.clone(), |name| {
@@ -286,7 +288,7 @@ mod tests {
         groups[0].expected = again[0].expected.clone();
         groups[0].problems.push("it hung".into());
         groups[0].console.push("the last line".into());
-        assert_eq!(summary(&groups).counts.failed, 2, "a guest in trouble is a failure of its own");
+        assert_eq!(summary(&groups).counts.failed, 2, "a guest with problems is one more failure");
         let text = text(&groups, true);
         for wanted in
             ["left != right", "it hung", "the last line", "it is right", "--deny-skip", "3 tests"]

@@ -1,4 +1,4 @@
-//! What the lab needs of the host, and how to get it.
+//! The programs and kernels that the lab needs on the host, and how to get them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,52 +9,52 @@ use anyhow::{Result, bail, ensure};
 use super::kernels::{self, SERIES};
 use super::machine::QEMU;
 
-/// Debian's packages of QEMU and of a busybox that needs no libraries.
+/// Debian's packages of QEMU and of a busybox without shared libraries.
 const PACKAGES: [&str; 2] = ["qemu-system-x86", "busybox-static"];
 
-/// Something that is not there.
+/// Something that the lab needs and does not find.
 #[derive(Debug)]
 pub struct Missing {
-    /// What.
+    /// The missing thing, in a sentence.
     pub what: String,
-    /// What to type.
+    /// The command to type.
     pub remedy: String,
 }
 
-/// What keeps the lab from running, if anything does.
+/// The first thing that keeps the lab from running, or `None` if the lab can run.
 pub fn missing(kernel_folder: &Path) -> Option<Missing> {
     if find(QEMU).is_none() {
         return Some(Missing {
-            what: format!("there is no {QEMU}"),
+            what: format!("{QEMU} is not installed"),
             remedy: format!("{} && cargo xtask lab setup", install_line()),
         });
     }
     if busybox().is_none() {
         return Some(Missing {
-            what: "there is no static busybox, for tests and shells that start other programs"
+            what: "a static busybox is not installed, and tests and shells need its programs"
                 .to_owned(),
             remedy: format!("{} && cargo xtask lab setup", install_line()),
         });
     }
-    // Kernels that are not here yet are fetched when they are needed; that takes Debian's tools.
+    // Missing kernels are fetched when they are needed, by the tools of Debian.
     let without = SERIES.into_iter().find(|series| !kernels::is_cached(kernel_folder, series))?;
     let tool = ["apt-cache", "apt-get", "dpkg"].into_iter().find(|tool| find(tool).is_none())?;
     Some(Missing {
         what: format!(
-            "Linux {without} is not in {}, and there is no {tool} to get it",
+            "Linux {without} is not in {}, and {tool} is needed to get it, but is not installed",
             kernel_folder.display()
         ),
-        remedy: "use Debian 12 or 13, or copy that folder from such a machine".to_owned(),
+        remedy: "use Debian 12 or 13, or copy this directory from such a machine".to_owned(),
     })
 }
 
-/// Installs the packages (as root on Debian) and fetches the kernels.
+/// Installs the packages, as root on Debian, and fetches the kernels.
 pub fn install(kernel_folder: &Path) -> Result<()> {
     if find(QEMU).is_none() || busybox().is_none() {
-        // SAFETY: a plain call.
+        // SAFETY: the call takes no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
         if !is_root || find("apt-get").is_none() {
-            bail!("only root can install packages, on Debian: {}", install_line());
+            bail!("packages can only be installed by root on Debian: {}", install_line());
         }
         for arguments in
             [&["update", "-q"][..], &["install", "-y", "-q", "--no-install-recommends"]]
@@ -72,7 +72,7 @@ pub fn install(kernel_folder: &Path) -> Result<()> {
         let kernel = kernels::get(kernel_folder, series)?;
         println!("lab: Linux {} is in {}", kernel.release, kernel.image.display());
     }
-    println!("lab: everything is there");
+    println!("lab: everything is installed");
     Ok(())
 }
 
@@ -83,18 +83,19 @@ fn install_line() -> String {
     )
 }
 
-/// A busybox without shared libraries: the programs of a guest.
+/// The path of a busybox without shared libraries. It provides the programs of a guest.
 pub fn busybox() -> Option<PathBuf> {
-    /// In the program headers of an ELF file that needs a dynamic loader stands its path.
+    /// The path of the dynamic loader. The program headers of an ELF file contain it if the program
+    /// needs shared libraries.
     const LOADER: &[u8] = b"/lib64/ld-linux";
     let path = find("busybox")?;
     let bytes = std::fs::read(&path).ok()?;
-    // The first page holds the headers and, if there is one, the loader's path.
+    // The first page has the headers and, if the program needs it, the path of the loader.
     let head = &bytes[..bytes.len().min(4096)];
     (!head.windows(LOADER.len()).any(|part| part == LOADER)).then_some(path)
 }
 
-/// A program in PATH.
+/// The path of a program, from the directories of PATH.
 fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())

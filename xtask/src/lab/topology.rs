@@ -1,5 +1,5 @@
-//! The machines of the lab: read from `lab/topologies/*.toml`, turned into QEMU's options and into
-//! settings of the guest.
+//! The machines of the lab. Each file `lab/topologies/*.toml` becomes options of QEMU and settings
+//! of the guest.
 
 use std::fs;
 use std::path::Path;
@@ -7,58 +7,60 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A machine, and what is tested on it. The files explain themselves; `two-nodes.toml` is the one
-/// to copy.
+/// A machine, and the tests that run on it. `two-nodes.toml` explains the fields, and is the file
+/// to copy for a new machine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    /// Name of the file.
+    /// The file name without its extension.
     #[serde(skip)]
     pub name: String,
-    /// One sentence.
+    /// One line that describes the machine.
     pub about: String,
-    /// The nodes, by rising id.
+    /// The nodes, by ascending id.
     pub node: Vec<Node>,
-    /// Distances, a row and a column for each node; QEMU's (10 and 20) if left out.
+    /// The distances, a row and a column for each node. Empty for QEMU's defaults, 10 and 20.
     #[serde(default)]
     pub distances: Vec<Vec<u32>>,
-    /// What the firmware's HMAT says. With an empty list there is none.
+    /// The values of the firmware's HMAT. Empty for a machine without HMAT.
     #[serde(default)]
     pub access: Vec<Access>,
-    /// Test binaries, or beginnings of names `binary::test`, that this machine is for; all if left
-    /// out.
+    /// The tests that run on this machine: names of test binaries, or beginnings of names
+    /// `binary::test`. Empty for all tests.
     #[serde(default)]
     pub tests: Vec<String>,
-    /// Skips that are right on this machine.
+    /// The expected skips on this machine.
     #[serde(default)]
     pub skip: Vec<ExpectedSkip>,
 }
 
-/// A memory node. One without memory and CPUs is offline: its number is a hole.
+/// A memory node. A node without memory and CPUs is a hole: its number is never online.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// Its number.
+    /// The number of the node.
     pub id: u32,
     /// Megabytes of memory.
     #[serde(default)]
     pub memory_mb: u64,
-    /// CPUs.
+    /// Number of CPUs.
     #[serde(default)]
     pub cpus: u32,
-    /// Huge pages of 2 MB to reserve.
+    /// Number of huge pages of 2 MB to reserve.
     #[serde(default)]
     pub huge_2m: u64,
-    /// Huge pages of 1 GB to reserve, at boot.
+    /// Number of huge pages of 1 GB to reserve at boot.
     #[serde(default)]
     pub huge_1g: u64,
-    /// With HMAT, the node whose CPUs it belongs to; its own if left out.
+    /// The node whose CPUs are nearest to this memory, for HMAT. `None` for the node itself.
     pub initiator: Option<u32>,
 }
 
-/// CPUs that could be plugged into a hole. With more than eight in all, the firmware asks for
-/// interrupts to be addressed to single CPUs; Linux 6.1 would otherwise address sets of CPUs, and
-/// lose interrupts to those whose numbers differ from their APICs' because of the hole.
+/// Number of CPUs that could be plugged into a hole.
+///
+/// With more than eight CPUs in all, the firmware requires that each interrupt goes to a single
+/// CPU. With eight or fewer, Linux 6.1 sends interrupts to sets of CPUs. Because of the hole, the
+/// numbers of some CPUs differ from their APIC numbers, and those CPUs would lose interrupts.
 const HOLE_SOCKETS: u32 = 8;
 
 impl Node {
@@ -71,30 +73,30 @@ impl Node {
     }
 }
 
-/// How fast the CPUs of one node reach the memory of another.
+/// The speed at which the CPUs of one node reach the memory of another.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
-    /// Node of the CPUs.
+    /// The node of the CPUs.
     pub from: u32,
-    /// Node of the memory.
+    /// The node of the memory.
     pub to: u32,
-    /// Nanoseconds.
+    /// Latency in nanoseconds.
     pub latency_ns: u32,
-    /// Megabytes per second.
+    /// Bandwidth in megabytes per second.
     pub bandwidth_mb: u32,
 }
 
-/// A skip that is no failure, even where skips are denied.
+/// A skip that is not a failure, even with `--deny-skip`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpectedSkip {
-    /// The beginning of the test's name (`binary::test`), or of the part that it skips. Behind a
-    /// `*`, which stands for anything, comes its end.
+    /// The beginning of the name of the test (`binary::test`) or of the skipped part. A `*` stands
+    /// for any text, and the text behind it is the end of the name.
     pub test: String,
-    /// On this kernel only.
+    /// The only kernel series for which the entry holds. `None` for all kernels.
     pub kernel: Option<String>,
-    /// Why it is right.
+    /// The reason for the skip.
     pub because: String,
 }
 
@@ -110,7 +112,7 @@ impl ExpectedSkip {
     }
 }
 
-/// A file of skips that are right on every machine.
+/// The file with the expected skips of all machines.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CommonSkips {
@@ -118,7 +120,8 @@ struct CommonSkips {
 }
 
 impl Topology {
-    /// All of a folder, by name. `skips.toml` beside it has the skips of all machines.
+    /// Reads all machines of a directory, by name. The file `skips.toml` beside the directory has
+    /// the expected skips of all machines.
     pub fn read_all(folder: &Path) -> Result<Vec<Topology>> {
         let path = folder.with_file_name("skips.toml");
         let text =
@@ -145,40 +148,40 @@ impl Topology {
         Ok(all)
     }
 
-    /// Reads one, and checks that it makes sense.
+    /// Parses a machine, and checks that its values fit together.
     pub fn parse(name: &str, text: &str) -> Result<Topology> {
         let topology = Topology { name: name.to_owned(), ..toml::from_str(text)? };
         let nodes = &topology.node;
-        ensure!(nodes.is_sorted_by(|a, b| a.id < b.id), "nodes have rising numbers");
+        ensure!(nodes.is_sorted_by(|a, b| a.id < b.id), "the ids of the nodes must ascend");
         let online = |id: u32| nodes.iter().any(|node| node.id == id && !node.is_hole());
         ensure!(
             nodes.iter().any(|node| node.cpus > 0 && node.memory_mb > 0),
-            "no node has CPUs and memory"
+            "at least one node must have both CPUs and memory"
         );
         let square = topology.distances.iter().all(|row| row.len() == nodes.len());
         ensure!(
             topology.distances.is_empty() || square && topology.distances.len() == nodes.len(),
-            "distances are a row and a column for each node"
+            "distances must have a row and a column for each node"
         );
         for access in &topology.access {
             ensure!(
                 online(access.from) && online(access.to),
-                "access names a node that is not there"
+                "an access entry names a node that is not online"
             );
         }
         for node in nodes {
             let huge = node.huge_2m * 2 + node.huge_1g * 1024;
-            ensure!(huge <= node.memory_mb, "node {} has less memory than huge pages", node.id);
+            ensure!(huge <= node.memory_mb, "node {} has more huge pages than memory", node.id);
             ensure!(
                 node.initiator.is_none_or(online),
-                "initiator of node {} is not there",
+                "the initiator of node {} is not online",
                 node.id
             );
         }
         Ok(topology)
     }
 
-    /// The nodes that will be online, as the kernel lists them (`0-1,4`).
+    /// The nodes that will be online, in the kernel's list format (`0-1,4`).
     pub fn online(&self) -> String {
         let ids: Vec<u32> =
             self.node.iter().filter(|node| !node.is_hole()).map(|node| node.id).collect();
@@ -189,17 +192,17 @@ impl Topology {
         runs.collect::<Vec<_>>().join(",")
     }
 
-    /// Options of QEMU that make the machine. Each CPU is a socket of its own, so that any node can
-    /// have any of them.
+    /// The options of QEMU that make the machine. Each CPU is a socket of its own, so that every
+    /// CPU can belong to any node.
     pub fn qemu_options(&self) -> Vec<String> {
         let mut options = Vec::new();
         let mut add = |option: &str, value: String| options.extend([option.to_owned(), value]);
         let hmat = !self.access.is_empty();
         add("-machine", format!("q35{}", if hmat { ",hmat=on" } else { "" }));
         add("-m", format!("{}M", self.node.iter().map(|node| node.memory_mb).sum::<u64>()));
-        // A hole is the node of a CPU that could be plugged in. Firmware lists CPUs by their
-        // sockets, and the kernel numbers nodes in that order: so sockets go by node, and CPUs
-        // behind the first hole are plugged in.
+        // A hole is the node of a CPU that is not plugged in. The firmware lists CPUs by socket,
+        // and the kernel numbers nodes in this order. The sockets therefore go by node, and the
+        // CPUs behind the first hole are plugged in as devices.
         let sockets: u32 = self.node.iter().map(Node::sockets).sum();
         let at_once: u32 =
             self.node.iter().take_while(|node| !node.is_hole()).map(|node| node.cpus).sum();
@@ -250,7 +253,7 @@ impl Topology {
         options
     }
 
-    /// What the kernel has to be told at boot: pages of 1 GB are found only then.
+    /// The kernel's boot options. Pages of 1 GB can only be reserved at boot.
     pub fn kernel_options(&self) -> String {
         let with_pages = self.node.iter().filter(|node| node.huge_1g > 0);
         let counts: Vec<String> =
@@ -262,23 +265,24 @@ impl Topology {
         }
     }
 
-    /// Files that the guest writes before the tests, with their contents.
+    /// Files that the guest writes before the tests run, with their contents.
     pub fn guest_writes(&self) -> Vec<(String, String)> {
-        // Those of 1 GB are there since boot; saying it again makes the guest check it.
+        // The pages of 1 GB are reserved since boot. Writing their number again makes the guest
+        // check it.
         let sizes = |node: &Node| {
             [(2048, node.huge_2m), (1 << 20, node.huge_1g)].map(|(kb, pages)| (node.id, kb, pages))
         };
         let reserve = self.node.iter().flat_map(sizes).filter(|(_, _, pages)| *pages > 0);
         let write = |(id, kb, pages): (u32, u64, u64)| {
-            let folder = format!("/sys/devices/system/node/node{id}/hugepages/hugepages-{kb}kB");
-            (format!("{folder}/nr_hugepages"), pages.to_string())
+            let directory = format!("/sys/devices/system/node/node{id}/hugepages/hugepages-{kb}kB");
+            (format!("{directory}/nr_hugepages"), pages.to_string())
         };
         reserve.map(write).collect()
     }
 
-    /// The machine in words that a test in it compares with what it sees: `node ID CPUS MEGABYTES`,
-    /// `distance FROM TO VALUE`, and, for the nodes that reach a memory fastest, `latency FROM TO
-    /// NANOSECONDS`.
+    /// The machine as a text that a test in the guest compares with what it sees. The entries are
+    /// `node ID CPUS MEGABYTES`, `distance FROM TO VALUE`, and `latency FROM TO NANOSECONDS` for
+    /// the nodes that reach a memory fastest.
     pub fn description(&self) -> String {
         let online: Vec<&Node> = self.node.iter().filter(|node| !node.is_hole()).collect();
         let nodes =
@@ -301,7 +305,7 @@ impl Topology {
         nodes.chain(distances).chain(latencies).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether a test (`binary::test`) is among those that this machine is for.
+    /// Whether a test (`binary::test`) runs on this machine.
     pub fn wants(&self, test: &str) -> bool {
         let fits = |wanted: &String| {
             test.starts_with(wanted)
@@ -310,7 +314,7 @@ impl Topology {
         self.tests.is_empty() || self.tests.iter().any(fits)
     }
 
-    /// The reason why a skip is right here, if it is.
+    /// The reason for a skip if the skip is expected here, else `None`.
     pub fn expects_skip(&self, kernel: &str, name: &str) -> Option<&str> {
         self.skip.iter().find(|skip| skip.is(kernel, name)).map(|skip| skip.because.as_str())
     }
@@ -344,7 +348,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_hole_gets_a_cpu_that_is_not_there() {
+    fn a_hole_is_the_node_of_a_cpu_that_is_not_plugged_in() {
         let topology = Topology::parse("sparse", SPARSE).unwrap();
         assert_eq!(topology.online(), "0,2");
         let options = topology.qemu_options().join(" ");
@@ -368,7 +372,7 @@ mod tests {
         assert_eq!(topology.expects_skip("6.12", "leap::a (2m pages)"), None);
         assert!(
             topology.wants("leap::small") && topology.wants("leap_more::x"),
-            "all, if it names none"
+            "a machine without a list of tests runs all of them"
         );
         let topology = Topology { tests: vec!["leap".into(), "nodes::giga".into()], ..topology };
         assert!(topology.wants("leap::small") && topology.wants("nodes::gigabyte"));
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn values_that_do_not_fit_together_are_refused() {
         for (from, to) in [
             ("id = 1", "id = 7"),
             ("huge_2m = 8", "huge_2m = 800"),

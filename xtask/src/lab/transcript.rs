@@ -1,8 +1,9 @@
-//! What a guest has told, and what follows from it: pure. `xtask/guest/src/main.rs` has the lines.
+//! The lines that a guest has sent, and the verdict that follows from them. All functions are pure.
+//! `xtask/guest/src/main.rs` describes the lines.
 //!
 //! Everything that is not proven to be a pass is a failure: a test without an ending, an ending
-//! without a counted test, a guest that did not echo the nonce or did not say that it had done
-//! everything, a kernel that complained.
+//! without a counted test, a guest that did not repeat the nonce or did not report that it had done
+//! everything, and a kernel that complained.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +11,16 @@ use super::build::TestId;
 use crate::process::Ending;
 use crate::tally::Skip;
 
-/// QEMU's exit code after the guest has said that it is done; no other ending has it.
+/// QEMU's exit code after the guest has ended as it should. No other ending has this exit code.
 pub const DONE: i32 = 129;
 
-/// Lines of the console that are shown with a failure.
+/// Number of console lines that are shown with a failure.
 const CONSOLE_LINES: usize = 12;
 
-/// How the reason begins for tests of which nobody knows how they would have ended.
+/// The beginning of the reason for tests whose result is unknown, because the guest ended.
 const ENDED: &str = "the guest ended";
 
-/// What the kernel says on the console when something is wrong with it.
+/// Texts on the console by which the kernel reports that something is wrong.
 const COMPLAINTS: [&str; 8] = [
     "Kernel panic",
     "BUG:",
@@ -31,58 +32,59 @@ const COMPLAINTS: [&str; 8] = [
     "WARNING: CPU",
 ];
 
-/// What a guest is expected to be.
+/// What a guest has to report about itself, and its tests.
 #[derive(Debug, Clone)]
 pub struct Expected {
-    /// Given to it alone.
+    /// The nonce, which no other guest has.
     pub nonce: String,
-    /// `uname -r`.
+    /// The kernel's release, as `uname -r` prints it.
     pub release: String,
-    /// Online nodes.
+    /// The online nodes in the kernel's list format.
     pub nodes: String,
-    /// The tests that it was given, in order.
+    /// The tests of the guest, in order.
     pub tests: Vec<TestId>,
 }
 
-/// How one test ended.
+/// The result of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ran and held.
+    /// The test ran and passed.
     Passed,
-    /// It did not, or nobody knows: the reason, and its last lines.
+    /// The test failed, or its result is unknown. The reason, and the last lines of its output.
     Failed(String, Vec<String>),
-    /// It says that it cannot run there.
+    /// The test reported that it cannot run there, with the reason.
     Skipped(String),
 }
 
 /// One row of the results.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Which test.
+    /// The test.
     pub test: TestId,
-    /// How it ended.
+    /// The result of the test.
     pub outcome: Outcome,
-    /// Parts of it that were skipped, with reasons.
+    /// The parts of the test that were skipped, with reasons.
     pub parts: Vec<Skip>,
-    /// How long it took by the guest's clock. Emulated, so no measure of anything.
+    /// Duration by the guest's clock, in milliseconds. It is emulated time and measures nothing.
     pub ms: u64,
 }
 
-/// What a guest did.
+/// The verdict on a guest.
 #[derive(Debug, Clone, Default)]
 pub struct Judged {
-    /// One row for each test that it was given.
+    /// One row for each test of the guest.
     pub rows: Vec<Row>,
-    /// What was wrong with the guest itself; not a pass if there is anything.
+    /// Problems of the guest itself. A guest with a problem has failed.
     pub problems: Vec<String>,
-    /// The last lines of its console, if something was wrong.
+    /// The last lines of the console, if the guest has a problem.
     pub console: Vec<String>,
-    /// What the console says that cannot be so, and proves that QEMU has erred.
+    /// A line of the console that shows an impossible state of the processor, which proves an error
+    /// of QEMU.
     pub impossible: Option<String>,
 }
 
 impl Judged {
-    /// Whether a test has failed for another reason than that the guest ended.
+    /// Whether a test has failed for another reason than the end of the guest.
     pub fn has_failed_by_itself(&self) -> bool {
         let failed =
             |row: &Row| matches!(&row.outcome, Outcome::Failed(why, _) if !why.starts_with(ENDED));
@@ -90,7 +92,7 @@ impl Judged {
     }
 }
 
-/// What has been heard of one test.
+/// The lines about one test.
 #[derive(Debug, Default)]
 struct Heard {
     begun: bool,
@@ -108,22 +110,22 @@ struct End {
     ms: u64,
 }
 
-/// See the module.
+/// All lines of a guest, sorted by what they are about. See the module.
 #[derive(Debug, Default)]
 pub struct Transcript {
     hello: Vec<(String, String, String)>,
     setup: Vec<String>,
     tests: BTreeMap<usize, Heard>,
-    /// The command's exit code.
+    /// The exit code of the command.
     pub exit: Option<i32>,
     bye: Vec<String>,
     strange: Vec<String>,
 }
 
-/// A line that somebody may want to show at once.
+/// A line that callers may show at once.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The guest's first process runs.
+    /// The first process of the guest runs.
     Booted,
     /// A test has ended.
     Ended(usize),
@@ -132,7 +134,7 @@ pub enum Event {
 }
 
 impl Transcript {
-    /// Takes one line.
+    /// Adds one line.
     pub fn line(&mut self, line: &str) -> Option<Event> {
         if let Some(output) = line.strip_prefix('=') {
             return Some(Event::Output(output.to_owned()));
@@ -140,7 +142,7 @@ impl Transcript {
         let understood = line.strip_prefix('@').map(|line| self.message(line));
         match understood {
             Some(Ok(event)) => event,
-            // QEMU's own words, or half a line.
+            // A line of QEMU itself, or an incomplete line.
             None | Some(Err(())) => {
                 self.strange.push(line.to_owned());
                 None
@@ -196,11 +198,11 @@ impl Transcript {
         Ok(None)
     }
 
-    /// How a test ended, as far as is known now.
+    /// The result of a test, as far as the lines so far tell.
     pub fn row(&self, expected: &Expected, number: usize) -> Row {
         let test = expected.tests[number].clone();
         let Some(heard) = self.tests.get(&number) else {
-            let outcome = Outcome::Failed(format!("{ENDED} before it began"), Vec::new());
+            let outcome = Outcome::Failed(format!("{ENDED} before the test began"), Vec::new());
             return Row { test, outcome, parts: Vec::new(), ms: 0 };
         };
         let failed = |reason: String| Outcome::Failed(reason, heard.output.clone());
@@ -209,8 +211,8 @@ impl Transcript {
         };
         let whole = heard.skips.iter().find(is_whole);
         let outcome = match &heard.end {
-            None if heard.begun => failed(format!("{ENDED} while it ran")),
-            None => failed(format!("{ENDED} before it began")),
+            None if heard.begun => failed(format!("{ENDED} while the test ran")),
+            None => failed(format!("{ENDED} before the test began")),
             Some(end) if end.killed > 0 => {
                 failed(format!("the kernel killed {} process(es) for memory", end.killed))
             }
@@ -224,54 +226,54 @@ impl Transcript {
                 Some(skip) => Outcome::Skipped(skip.reason.clone()),
                 None => Outcome::Passed,
             },
-            Some(end) => failed(format!("its harness counted {} passed tests", end.passed)),
+            Some(end) => failed(format!("the harness counted {} passed tests", end.passed)),
         };
         let parts = heard.skips.iter().filter(|skip| !is_whole(skip)).cloned().collect();
         Row { test, outcome, parts, ms: heard.end.as_ref().map_or(0, |end| end.ms) }
     }
 
-    /// Judges everything, with how QEMU ended (`why` in words, for an ending that is none of the
-    /// guest's) and what stood on the console.
+    /// Judges the guest by its lines, by the ending of QEMU, and by the `text` of the console.
+    /// `why` describes an ending that the guest itself did not cause.
     pub fn judge(&self, expected: &Expected, ending: Ending, why: &str, text: &str) -> Judged {
         let mut problems: Vec<String> =
             self.setup.iter().map(|line| format!("setting up: {line}")).collect();
         match &self.hello[..] {
-            [] => problems.push("it never said hello".to_owned()),
+            [] => problems.push("the guest never sent @hello".to_owned()),
             [(nonce, release, nodes)] => {
                 let mut differ = |what: &str, said: &str, wanted: &str| {
                     if said != wanted {
-                        problems.push(format!("its {what} is `{said}` instead of `{wanted}`"));
+                        problems.push(format!("the {what} is `{said}` instead of `{wanted}`"));
                     }
                 };
                 differ("nonce", nonce, &expected.nonce);
                 differ("kernel", release, &expected.release);
                 differ("list of online nodes", nodes, &expected.nodes);
             }
-            _ => problems.push("it said hello more than once: it was rebooted".to_owned()),
+            _ => problems.push("the guest sent @hello more than once: it was rebooted".to_owned()),
         }
         if self.bye != [expected.nonce.as_str()] {
-            problems.push("it did not say that it had done everything".to_owned());
+            problems.push("the guest did not report that it had done everything".to_owned());
         }
         match ending {
             Ending::Exited(status) if status.code() == Some(DONE) => {}
             Ending::Exited(status) if status.code() == Some(0) => {
-                problems.push("it was reset: a panic, or no more processes".to_owned());
+                problems.push(
+                    "the guest was reset: a kernel panic, or no process was left to kill"
+                        .to_owned(),
+                );
             }
             Ending::Exited(status) => problems.push(format!("QEMU: {status}")),
             Ending::TimedOut | Ending::Silent | Ending::Enough => problems.push(why.to_owned()),
         }
         if let Some(complaint) = text.lines().find(|line| is_complaint(line)) {
-            problems.push(format!("its kernel said: {}", complaint.trim()));
+            problems.push(format!("the kernel complained: {}", complaint.trim()));
         }
         if !self.strange.is_empty() {
             let last = &self.strange[self.strange.len() - 1];
-            problems.push(format!(
-                "{} line(s) that are no results, the last: {last}",
-                self.strange.len()
-            ));
+            problems.push(format!("{} unknown line(s), the last: {last}", self.strange.len()));
         }
         if let Some(number) = self.tests.keys().find(|&&number| number >= expected.tests.len()) {
-            problems.push(format!("it spoke of a test {number} that it was not given"));
+            problems.push(format!("the guest reported a test {number} that it was not given"));
         }
         let rows = (0..expected.tests.len()).map(|number| self.row(expected, number)).collect();
         let console = if problems.is_empty() { Vec::new() } else { last_lines(text) };
@@ -279,7 +281,7 @@ impl Transcript {
     }
 }
 
-/// The first complaint of the kernel with what follows it, and the end.
+/// The first complaint of the kernel and the lines after it, and the last lines.
 fn last_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> =
         text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
@@ -295,10 +297,11 @@ fn last_lines(text: &str) -> Vec<String> {
     shown
 }
 
-/// A state of the processor in which no kernel can have brought it, as the console has it: then
-/// what runs the guest has erred, and not the guest. In 64-bit mode EFLAGS.VM, bit 17, is always
-/// clear, whatever a program loads (AMD64 manual, volume 2, 3.1.6). QEMU 7.2 has been seen with it
-/// after an interrupted `rep stos`.
+/// A line of the console that shows a state of the processor which no kernel can cause. The error
+/// then lies in QEMU.
+///
+/// In 64-bit mode EFLAGS.VM, bit 17, is always clear, whatever a program loads (AMD64 manual,
+/// volume 2, 3.1.6). QEMU 7.2 has been seen to set it after an interrupted `rep stos`.
 fn impossible(console: &str) -> Option<String> {
     const VM: u32 = 1 << 17;
     let mut in_kernel = false;
@@ -337,8 +340,8 @@ mod tests {
     fn judge(lines: &[&str], ending: Ending, console: &str) -> Judged {
         let mut transcript = Transcript::default();
         lines.iter().for_each(|line| drop(transcript.line(line)));
-        let judged = transcript.judge(&expected(), ending, "it hung", console);
-        assert_eq!(judged.rows.len(), 2, "one row for each test, whatever happened");
+        let judged = transcript.judge(&expected(), ending, "the guest hung", console);
+        assert_eq!(judged.rows.len(), 2, "each test has one row in any case");
         judged
     }
 
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_a_problem_of_the_guest() {
+    fn every_departure_from_a_good_run_is_a_problem_of_the_guest() {
         let without = |line: usize| -> Vec<&str> {
             FINE.iter().enumerate().filter(|(i, _)| *i != line).map(|(_, line)| *line).collect()
         };
@@ -390,8 +393,8 @@ mod tests {
             (with(1, "@setup /x: no"), exited(129), "", "/x: no"),
             (FINE.to_vec(), exited(0), "", "reset"),
             (FINE.to_vec(), exited(131), "", "131"),
-            (FINE.to_vec(), Ending::TimedOut, "", "it hung"),
-            (FINE.to_vec(), Ending::Silent, "", "it hung"),
+            (FINE.to_vec(), Ending::TimedOut, "", "the guest hung"),
+            (FINE.to_vec(), Ending::Silent, "", "the guest hung"),
             (FINE.to_vec(), exited(129), "x\n[ 1.0] BUG: bad page", "bad page"),
         ];
         for (lines, ending, console, named) in cases {
@@ -405,20 +408,22 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_not_known_to_have_passed_has_failed() {
+    fn a_test_without_a_proof_that_it_passed_has_failed() {
         let end = |line| judge(&[HELLO, "@begin 0", line], exited(129), "").rows[0].clone();
         assert_eq!(failed(&end("@end 0 exit:101 0 0 0 5")), "exit 101");
         assert_eq!(failed(&end("@end 0 signal:9 0 0 0 5")), "signal 9");
         assert_eq!(failed(&end("@end 0 time-out:30 0 0 0 5")), "time-out 30");
         assert!(failed(&end("@end 0 exit:0 0 0 0 5")).contains("counted 0"));
         assert!(failed(&end("@end 0 exit:0 1 0 2 5")).contains("killed 2"));
-        assert!(failed(&end("@end 0 exi")).contains("while it ran"), "half a line");
-        assert!(failed(&end("")).contains("while it ran"));
-        assert!(failed(&judge(&[HELLO], exited(129), "").rows[1]).contains("before it began"));
+        assert!(failed(&end("@end 0 exi")).contains("while the test ran"), "half a line");
+        assert!(failed(&end("")).contains("while the test ran"));
+        assert!(
+            failed(&judge(&[HELLO], exited(129), "").rows[1]).contains("before the test began")
+        );
     }
 
     #[test]
-    fn a_part_that_was_skipped_leaves_the_test_passed() {
+    fn a_test_with_a_skipped_part_can_pass() {
         let lines = [HELLO, "@begin 0", "@skip 0 one (2m pages): none", "@end 0 exit:0 1 0 0 5"];
         let row = judge(&lines, exited(129), "").rows[0].clone();
         assert_eq!(row.outcome, Outcome::Passed);
@@ -426,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_console_is_shown_from_the_complaint_and_from_the_end() {
+    fn the_console_is_shown_from_the_first_complaint_and_at_its_end() {
         let text = |complaint: &str| {
             (0..40)
                 .map(|i| format!("{i}{}\n", if i == 5 { complaint } else { "" }))
@@ -455,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_that_errs_is_told_from_a_kernel_that_does() {
+    fn an_error_of_the_processor_is_told_from_an_error_of_the_kernel() {
         let oops = |place: &str, flags: &str| {
             format!(
                 "[ 1.0] Oops: double fault: 0000 [#1]\n[ 1.0] RIP: {place}\n[ 1.0] Code: 90\n\
@@ -465,7 +470,7 @@ mod tests {
         let found = |place, flags| impossible(&oops(place, flags)).is_some();
         assert!(found("0010:init_multi_vma_prep+0x1c/0x70", "01720246"));
         assert!(!found("0010:init_multi_vma_prep+0x1c/0x70", "00010246"));
-        // A program's registers are not the kernel's doing.
+        // Registers of a program prove nothing; only those of the kernel do.
         assert!(!found("0033:0x7fb54c8c7ee0", "01720246"));
         assert_eq!(impossible("EFLAGS: 01720246\nRIP: 0010:x\nEFLAGS: none"), None);
     }

@@ -17,7 +17,7 @@ impl Topology {
     ///
     /// | text | nodes |
     /// |---|---|
-    /// | `0,2-3` | these nodes; a range leaves out nodes that the process may not use, but its ends must be allowed |
+    /// | `0,2-3` | these; the ends of a range must be allowed, others in it are left out |
     /// | `all` | all nodes that the process may use ([`allowed_nodes`](Topology::allowed_nodes)) |
     /// | `+0,2-3` | positions among the allowed nodes: `+0` is the first of them |
     /// | `!1`, `!+1` | all allowed nodes except these; `!` and `+` apply to the whole text |
@@ -215,10 +215,16 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 512 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
-        fn any_text_gives_allowed_nodes_or_is_refused(text in prop_oneof![".{0,40}", "!?\\+?[0-9,\\-]{0,12}"]) {
+        fn any_text_gives_allowed_nodes_or_is_refused(
+            text in prop_oneof![".{0,40}", "!?\\+?[0-9,\\-]{0,12}"]
+        ) {
             let machine = sparse();
             if let Ok(nodes) = machine.parse_nodes(&text, None) {
                 prop_assert!(!nodes.is_empty() && nodes.is_sorted_by(|a, b| a < b));
@@ -227,11 +233,14 @@ mod tests {
         }
 
         #[test]
-        fn a_set_parses_to_the_same_nodes_in_every_notation(chosen in proptest::collection::btree_set(0usize..4, 1..4)) {
+        fn a_set_parses_to_the_same_nodes_in_every_notation(
+            chosen in proptest::collection::btree_set(0usize..4, 1..4)
+        ) {
             let machine = sparse();
             let allowed = machine.allowed_nodes();
             let nodes: Vec<NodeId> = chosen.iter().map(|position| allowed[*position]).collect();
-            let others = allowed.iter().filter(|node| !nodes.contains(node)).map(|node| node.0 as usize);
+            let others = allowed.iter().filter(|node| !nodes.contains(node));
+            let others = others.map(|node| node.0 as usize);
             let texts = [
                 id_list(nodes.iter().map(|node| node.0 as usize)),
                 format!("+{}", id_list(chosen)),
