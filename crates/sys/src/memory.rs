@@ -56,8 +56,8 @@ pub fn memfd_create_with(name: &CStr, flags: libc::c_uint) -> Result<OwnedFd, Er
 /// they own the file.
 ///
 /// # Errors
-/// EFBIG: `bytes` is above RLIMIT_FSIZE. EPERM: the file is sealed already. EINVAL: the file was
-/// made without `MFD_ALLOW_SEALING`.
+/// EFBIG: `bytes` is above RLIMIT_FSIZE. EPERM: the file is sealed already, or was made without
+/// `MFD_ALLOW_SEALING`. EINVAL: the descriptor is not that of a memory file.
 pub fn memfd_seal(file: BorrowedFd<'_>, bytes: usize) -> Result<(), Errno> {
     // Above RLIMIT_FSIZE, `ftruncate` would end the process by SIGXFSZ instead of failing.
     if resource_limit(Resource::FileSize).is_ok_and(|l| l.soft.is_some_and(|l| bytes as u64 > l)) {

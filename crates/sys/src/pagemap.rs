@@ -91,9 +91,9 @@ impl PageQuery {
 /// scan stopped. That address is the end of the range, unless `found` became full. `flags` are
 /// those of [`scan_flag`].
 ///
-/// An empty `found` has the kernel protect without reporting. With [`PageQuery::WRITTEN`] and
-/// [`scan_flag::WP_MATCHING`] the scan then protects every page of the range that has a page table.
-/// The kernel has no faster way to do so.
+/// With an empty `found`, [`PageQuery::WRITTEN`] and [`scan_flag::WP_MATCHING`], the scan reports
+/// nothing and protects every page of the range that has a page table. The kernel has no faster way
+/// to do so.
 ///
 /// # Errors
 /// ENOTTY: the kernel is older than 6.7. EPERM: see [`scan_flag::CHECK_WP_ASYNC`]. EINVAL: the

@@ -16,6 +16,9 @@ pub mod capability {
 
 /// The effective capabilities of the calling thread, as a mask (`capget(2)`). Bit N is capability
 /// number N, see [`capability`].
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call. Without such a filter the call cannot fail.
 pub fn effective_capabilities() -> Result<u64, Errno> {
     /// `_LINUX_CAPABILITY_VERSION_3` (Linux 2.6.26): 64 capabilities in two parts.
     const VERSION: u32 = 0x2008_0522;
@@ -83,6 +86,9 @@ pub struct ResourceLimit {
 }
 
 /// The limits of this process for one resource (`getrlimit(2)`). Allocates nothing.
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call. Without such a filter the call cannot fail.
 pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
     let resource = match resource {
         Resource::AddressSpace => libc::RLIMIT_AS,
@@ -100,6 +106,9 @@ pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
 }
 
 /// The release of the running kernel (`uname(2)`), as `uname -r` prints it.
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call. Without such a filter the call cannot fail.
 pub fn kernel_release() -> Result<String, Errno> {
     // SAFETY: the call writes one struct, for which zeros are a valid value. The kernel ends the
     // field with a zero byte.
@@ -125,6 +134,9 @@ pub fn policy_mode() -> Result<i32, Errno> {
 
 /// The CPU time that the calling thread has used, in nanoseconds (CLOCK_THREAD_CPUTIME_ID of
 /// `clock_gettime(2)`, Linux 2.6.12).
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call. Without such a filter the call cannot fail.
 pub fn thread_cpu_time_ns() -> Result<u64, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one struct, which outlives it.

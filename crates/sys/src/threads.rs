@@ -96,7 +96,7 @@ fn create(argument: *mut c_void) -> Result<libc::pthread_t, Errno> {
     Ok(unsafe { thread.assume_init() })
 }
 
-/// All signals except those that a fault raises: the signals that a program handles or waits for.
+/// All signals except those that a fault raises. Programs handle the others, or wait for them.
 fn application_signals() -> libc::sigset_t {
     let mut set = all_signals();
     // SAFETY: the calls change only the set of this function.

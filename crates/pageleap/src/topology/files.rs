@@ -1,6 +1,6 @@
 //! The kernel's files below a directory, read as if an attacker had written them.
 //!
-//! In a container, whoever made the container has chosen what is mounted at `/sys` and `/proc`.
+//! In a container, the maker of the container has chosen what is mounted at `/sys` and `/proc`.
 //! With `--sysroot` the user names any directory at all. Three rules follow:
 //!
 //! * No path leads out of the directory. Symbolic links inside the directory are followed, because
@@ -268,7 +268,7 @@ fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Er
         return Err(Errno(libc::EXDEV));
     }
     // The directories between the root and the current step. The walk climbs by these descriptors,
-    // so that nobody can lead it elsewhere by moving a directory.
+    // so that moving a directory cannot lead it elsewhere.
     let mut directories: Vec<OwnedFd> = Vec::new();
     // The remaining steps of the path, the next step last.
     let mut left = parts(path);

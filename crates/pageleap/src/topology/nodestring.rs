@@ -17,7 +17,7 @@ impl Topology {
     ///
     /// | text | nodes |
     /// |---|---|
-    /// | `0,2-3` | these; the ends of a range must be allowed, others in it are left out |
+    /// | `0,2-3` | these nodes; a range skips nodes that are not allowed, but must not end at one |
     /// | `all` | all nodes that the process may use ([`allowed_nodes`](Topology::allowed_nodes)) |
     /// | `+0,2-3` | positions among the allowed nodes: `+0` is the first of them |
     /// | `!1`, `!+1` | all allowed nodes except these; `!` and `+` apply to the whole text |
