@@ -112,7 +112,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "track-before-protect",
-        file: ATTEMPT,
+        file: MPROTECT,
         find: "        if trackable {\n            effort.count(Call::Protect);",
         replace: "        if trackable {\n            if !hold {\n                slot.track();\n            }\n            effort.count(Call::Protect);",
         why: "writers may enter before the area is read-only, and are shut out again with nobody to let them in",
@@ -128,7 +128,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "handed-over-copy-committed",
-        file: ATTEMPT,
+        file: MPROTECT,
         find: "                    hold = true;\n                    continue;",
         replace: "                    hold = true;",
         why: "a copy is committed although the writer's failed call may have made the area writable",
@@ -136,7 +136,7 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "retire-before-commit",
-        file: ATTEMPT,
+        file: MPROTECT,
         find: "        // SAFETY: the area is closed and the copy is complete.\n",
         replace: "        slot.retire();\n        // SAFETY: the area is closed and the copy is complete.\n",
         why: "writers are let go before the new frames are in place",
@@ -264,8 +264,8 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "refused-protect-not-undone",
-        file: ATTEMPT,
-        find: "unsafe {\n                    give_access_back(backend, &task.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
+        file: MPROTECT,
+        find: "unsafe {\n                    give_access_back(backend, &work.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
         replace: "slot.retire();",
         why: "a protection change that failed after its effect leaves the area read-only",
         caught_by: Checker::Unit,
@@ -280,47 +280,47 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "marked-after-the-copy",
-        file: PRECOPY,
-        find: "        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;\n        slot.crew.copy(backend, target.alias, task.source, len, false);",
-        replace: "        backend.copy(target.alias, task.source, len);\n        backend.mark_clean(tracker, addr, len, task.split).map_err(|errno| (call, errno))?;",
+        file: FOLLOW,
+        find: "        way.mark(at, effort)?;\n        slot.crew.copy(backend, new, source, len, false);",
+        replace: "        let _ = slot;\n        backend.copy(new, source, len);\n        way.mark(at, effort)?;",
         why: "a store that lands between the copy and the mark is not noticed",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "no-last-look",
         file: PRECOPY,
-        find: "unproven(backend, tracker, park, len, false,",
-        replace: "unproven(backend, tracker, park, 0, false,",
+        find: "at.unproven(old.alias, len, false,",
+        replace: "at.unproven(old.alias, 0, false,",
         why: "stores between the last look and the freeze are not copied",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "no-last-look-for-real",
         file: PRECOPY,
-        find: "unproven(backend, tracker, park, len, false,",
-        replace: "unproven(backend, tracker, park, 0, false,",
+        find: "at.unproven(old.alias, len, false,",
+        replace: "at.unproven(old.alias, 0, false,",
         why: "the same on the real kernel loses writes",
         caught_by: Checker::Stress,
     },
     Mutant {
         name: "nobody-is-held",
         file: PRECOPY,
-        find: "backend.track(task.tracker, addr, len, true)",
-        replace: "backend.track(task.tracker, addr, len, false)",
+        find: "backend.track(tracker, addr, len, true)",
+        replace: "backend.track(tracker, addr, len, false)",
         why: "who touches the frozen area gets the old frames again, and stores to them are lost",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "nobody-is-held-for-real",
         file: PRECOPY,
-        find: "backend.track(task.tracker, addr, len, true)",
-        replace: "backend.track(task.tracker, addr, len, false)",
+        find: "backend.track(tracker, addr, len, true)",
+        replace: "backend.track(tracker, addr, len, false)",
         why: "the same on the real kernel loses writes",
         caught_by: Checker::Stress,
     },
     Mutant {
         name: "forgotten-counts-as-clean",
-        file: PRECOPY,
+        file: FOLLOW,
         find: "run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED",
         replace: "run.categories & page_is::WRITTEN == 0",
         why: "a page that was written and then lost its page table entry is not copied again",
@@ -329,23 +329,23 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "read-where-everybody-waits",
         file: PRECOPY,
-        find: "let read = backend.read_file(file, offset, dst, pages.len());",
-        replace: "let _ = offset; backend.copy(dst, park + pages.start, pages.len()); let read: Result<(), Errno> = Ok(());",
+        find: "let read = backend.read_file(old.file, offset, dst, pages.len());",
+        replace: "let _ = offset; backend.copy(dst, old.alias + pages.start, pages.len()); let read: Result<(), Errno> = Ok(());",
         why: "the migrator waits for itself",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "no-last-look-behind-protection",
-        file: PRECOPY,
-        find: "unproven(backend, task.tracker, addr, len, false,",
-        replace: "unproven(backend, task.tracker, addr, 0, false,",
+        file: PRECOPY_PROTECT,
+        find: "at.unproven(addr, len, false,",
+        replace: "at.unproven(addr, 0, false,",
         why: "stores between the last look and the protection are not copied",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "no-last-look-behind-the-barrier",
-        file: PRECOPY,
-        find: "unsafe { noted(notes, backend, task, runs <= FEW, effort, &mut copy) }?;",
+        file: WP_SYNC,
+        find: "unsafe { self.look(at, runs <= FEW, effort, &mut copy) }?;",
         replace: "let _ = (&mut copy, runs <= FEW);",
         why: "stores of those who were let in last are not copied, and others may follow",
         caught_by: Checker::Loom,
@@ -368,16 +368,16 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "held-and-never-woken",
-        file: PRECOPY,
-        find: "        Ok(()) => {\n            wake(backend, task, effort);",
+        file: FOLLOW,
+        find: "        Ok(()) => {\n            at.wake(effort);",
         replace: "        Ok(()) => {",
         why: "threads that touched the area while it was frozen sleep for ever",
         caught_by: Checker::Loom,
     },
     Mutant {
         name: "refused-and-still-held",
-        file: PRECOPY,
-        find: "            // SAFETY: the span maps its old frames, with or without page tables.\n            unsafe { let_go(backend, task, effort) };",
+        file: FOLLOW,
+        find: "            // SAFETY: the span maps its old frames, with or without page tables.\n            unsafe { at.let_go(effort) };",
         replace: "",
         why: "after a refused call the area keeps its frames and everybody waits for it",
         caught_by: Checker::Unit,
@@ -483,9 +483,12 @@ pub const TABLE: &[Mutant] = &[
 const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
 const SHARE: &str = "crates/pageleap/src/pool/share.rs";
 const RUN: &str = "crates/pageleap/src/leap/run.rs";
-const ATTEMPT: &str = "crates/pageleap/src/engine/mprotect.rs";
+const MPROTECT: &str = "crates/pageleap/src/engine/mprotect.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
-const PRECOPY: &str = "crates/pageleap/src/engine/follow.rs";
+const FOLLOW: &str = "crates/pageleap/src/engine/follow.rs";
+const PRECOPY: &str = "crates/pageleap/src/engine/precopy.rs";
+const PRECOPY_PROTECT: &str = "crates/pageleap/src/engine/precopy_protect.rs";
+const WP_SYNC: &str = "crates/pageleap/src/engine/wp_sync.rs";
 const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const CONCLUDE: &str = "crates/pageleap/src/leap/run/conclude.rs";

@@ -1,15 +1,16 @@
 //! What is to move where, and how.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CString, c_char};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use pageleap::{EngineChoice, Error, Migration};
+use pageleap::{Engine, EngineChoice, Error, Migration};
 
 use crate::boundary::bad;
 use crate::placement::pageleap_placement;
 use crate::pool::pageleap_pool;
 use crate::region::pageleap_region;
-use crate::status::pageleap_status;
+use crate::status::{pageleap_status, text};
 
 /// The method by which pages are moved, and what it means for those who use them meanwhile.
 /// Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
@@ -36,17 +37,43 @@ pub enum pageleap_engine {
     PAGELEAP_ENGINE_MPROTECT = 4,
 }
 
+impl pageleap_engine {
+    /// All of them, in the order of their numbers.
+    const ALL: [pageleap_engine; Engine::ALL.len() + 1] = [
+        pageleap_engine::PAGELEAP_ENGINE_AUTO,
+        pageleap_engine::PAGELEAP_ENGINE_PRECOPY,
+        pageleap_engine::PAGELEAP_ENGINE_WP_SYNC,
+        pageleap_engine::PAGELEAP_ENGINE_PRECOPY_PROTECT,
+        pageleap_engine::PAGELEAP_ENGINE_MPROTECT,
+    ];
+
+    /// The number of an engine that has moved pages.
+    pub(crate) fn of(engine: Engine) -> pageleap_engine {
+        Self::ALL[engine.number() as usize]
+    }
+}
+
+/// What has a number in C.
+fn choice(number: u32) -> Option<EngineChoice> {
+    let has_it = |choice: &EngineChoice| choice.forced().map_or(0, Engine::number) == number;
+    EngineChoice::ALL.into_iter().find(has_it)
+}
+
 /// The engine that a program has passed.
 fn engine(number: u32) -> Result<EngineChoice, Error> {
-    let found = EngineChoice::ALL.get(number as usize).copied();
-    found.ok_or_else(|| bad("engine", format!("{number} is none"), "use one of pageleap_engine"))
+    let unknown = || bad("engine", format!("{number} is no engine"), "use one of pageleap_engine");
+    choice(number).ok_or_else(unknown)
 }
 
 /// The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_engine_name(engine: u32) -> *const c_char {
-    const NAMES: [&CStr; 5] = [c"auto", c"precopy", c"wp-sync", c"precopy-protect", c"mprotect"];
-    NAMES.get(engine as usize).copied().unwrap_or(c"unknown").as_ptr()
+    static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
+    let name = |number| choice(number).map_or_else(String::new, |choice| choice.to_string());
+    let names =
+        || (0..pageleap_engine::ALL.len() as u32).map(|number| text(name(number))).collect();
+    let names = NAMES.get_or_init(names);
+    names.get(engine as usize).map_or(c"unknown", CString::as_c_str).as_ptr()
 }
 
 /// What is to move where: bytes of a region, in whole pages.
@@ -175,6 +202,8 @@ pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
     /// Options with all 0 but what `set` sets, as the library gets them.
@@ -191,10 +220,6 @@ mod tests {
         let ns = Duration::from_nanos;
         for (given, wanted) in [
             (with(|_| {}), new()),
-            (with(|o| o.engine = 1), new().engine(EngineChoice::Precopy)),
-            (with(|o| o.engine = 2), new().engine(EngineChoice::WpSync)),
-            (with(|o| o.engine = 3), new().engine(EngineChoice::PrecopyProtect)),
-            (with(|o| o.engine = 4), new().engine(EngineChoice::Mprotect)),
             (with(|o| o.threads = 3), new().threads(3)),
             (with(|o| o.area_bytes = 8192), new().area_bytes(8192)),
             (with(|o| o.timeout_ns = 5), new().timeout(ns(5))),
@@ -208,14 +233,26 @@ mod tests {
         ] {
             assert_eq!(given, format!("{wanted:?}"));
         }
+        for engine in Engine::ALL {
+            let given = with(|o| o.engine = engine.number());
+            assert_eq!(given, format!("{:?}", new().engine(engine)));
+        }
     }
 
     #[test]
-    fn engines_have_the_names_that_they_have_elsewhere() {
-        for (number, choice) in EngineChoice::ALL.into_iter().enumerate() {
+    fn engines_have_the_numbers_and_names_that_they_have_elsewhere() {
+        for (at, number) in pageleap_engine::ALL.into_iter().enumerate() {
+            assert_eq!(number as usize, at);
             // SAFETY: a constant text.
-            let name = unsafe { CStr::from_ptr(pageleap_engine_name(number as u32)) };
-            assert_eq!(name.to_str().unwrap(), choice.to_string());
+            let name = unsafe { CStr::from_ptr(pageleap_engine_name(at as u32)) };
+            assert_eq!(name.to_str().unwrap(), choice(at as u32).unwrap().to_string());
+            // PAGELEAP_ENGINE_WP_SYNC is "wp-sync".
+            let spelt = format!("{number:?}").replace("PAGELEAP_ENGINE_", "").replace('_', "-");
+            assert_eq!(spelt.to_lowercase(), name.to_str().unwrap());
         }
+        for engine in Engine::ALL {
+            assert_eq!(pageleap_engine::of(engine) as u32, engine.number());
+        }
+        assert!(engine(pageleap_engine::ALL.len() as u32).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use pageleap::{Ended, Engine, PageOutcome, Report, Waits};
+use pageleap::{Ended, PageOutcome, Report, Waits};
 use serde::Serialize;
 
 use crate::boundary::{bad, free, handle, value, write};
@@ -163,15 +163,6 @@ pub struct pageleap_engine_use {
 }
 grows!(pageleap_engine_use, 56, why);
 
-fn engine(engine: Engine) -> pageleap_engine {
-    match engine {
-        Engine::Precopy => pageleap_engine::PAGELEAP_ENGINE_PRECOPY,
-        Engine::WpSync => pageleap_engine::PAGELEAP_ENGINE_WP_SYNC,
-        Engine::PrecopyProtect => pageleap_engine::PAGELEAP_ENGINE_PRECOPY_PROTECT,
-        Engine::Mprotect => pageleap_engine::PAGELEAP_ENGINE_MPROTECT,
-    }
-}
-
 /// Why it has ended: the number, its name in JSON, and words.
 fn ended(ended: &Ended) -> (pageleap_ended, &'static str, String) {
     use pageleap_ended::*;
@@ -236,7 +227,7 @@ pub unsafe extern "C" fn pageleap_report_get_figures(
         let shown = pageleap_report_figures {
             size: 0,
             ended: ended(&report.ended).0,
-            engine: engine(report.engine),
+            engine: pageleap_engine::of(report.engine),
             ended_text: of.ended.as_ptr(),
             engine_reason: of.engine_reason.as_ptr(),
             pages_migrated: report.pages.migrated,
@@ -315,7 +306,7 @@ pub unsafe extern "C" fn pageleap_report_get_engine_use(
             offset: of.range.start,
             length: of.range.len(),
             pages: of.pages,
-            engine: engine(of.engine),
+            engine: pageleap_engine::of(of.engine),
             why: report.engine_whys[index].as_ptr(),
         };
         // SAFETY: forwarded to the caller.

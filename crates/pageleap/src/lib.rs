@@ -64,9 +64,10 @@ pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
 pub use {
     audit::audit,
     engine::fault::{MAX_THREADS, install as install_fault_handler},
+    engine::{Engine, EngineChoice},
     leap::{
-        DEFAULT_AREA_BYTES, Ended, Engine, EngineChoice, EngineUse, Job, Migration, PageCounts,
-        PageOutcome, PageRun, Phase, Progress, Report, Waits,
+        DEFAULT_AREA_BYTES, Ended, EngineUse, Job, Migration, PageCounts, PageOutcome, PageRun,
+        Phase, Progress, Report, Waits,
     },
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},

@@ -23,8 +23,8 @@ use crate::engine::fault::{MAX_THREADS, SLOTS};
 use crate::engine::processor::Processor;
 use crate::sync::lock;
 use crate::{
-    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeId, PageCounts, PageSize,
-    Phase, Pool, Region, Report, audit,
+    BASE_PAGE, Ended, Engine, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
+    Region, Report, audit,
 };
 
 /// Environment variable: how many schedules each test runs.
@@ -34,14 +34,6 @@ const ITERATIONS: usize = 8000;
 
 /// Environment variable: the one schedule to run, as a failed test has printed it.
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
-
-/// Those that jobs are made to use.
-const ENGINES: [EngineChoice; 4] = [
-    EngineChoice::Mprotect,
-    EngineChoice::Precopy,
-    EngineChoice::WpSync,
-    EngineChoice::PrecopyProtect,
-];
 
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
@@ -233,7 +225,7 @@ impl Scene {
 
     fn settings<'a>(&self) -> Migration<'a> {
         let migration = Migration::new()
-            .engine(ENGINES[below(4)])
+            .engine(any_engine())
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
@@ -267,7 +259,7 @@ impl Scene {
         count.fetch_add(1, Relaxed);
         self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
         self.seen.held.fetch_add(report.holds, Relaxed);
-        let followed = report.engine != Engine::Mprotect;
+        let followed = report.engine.follows();
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;
         self.seen.copied_again.fetch_add(u64::from(again), Relaxed);
@@ -467,6 +459,10 @@ fn part_of(pages: usize) -> Range<usize> {
     start..start + 1 + below(pages - start)
 }
 
+fn any_engine() -> Engine {
+    Engine::ALL[below(Engine::ALL.len())]
+}
+
 /// All kinds of threads at once.
 fn everything_at_once(scene: Scene) {
     let scene = Arc::new(scene);
@@ -585,7 +581,7 @@ fn shuttle_a_leap_back_finds_its_frames() {
         let region = Region::reserve_with(backend, PAGES * BASE_PAGE, PageSize::Base).unwrap();
         region.grow(PAGES * BASE_PAGE, &pools[0]).unwrap();
         let start = |to: &Pool| {
-            let engine = ENGINES[below(4)];
+            let engine = any_engine();
             let job = Migration::new().range(&region, 0..PAGES * BASE_PAGE, to).engine(engine);
             job.area_bytes((1 + below(3)) * BASE_PAGE).threads(1 + below(2)).start()
         };

@@ -11,7 +11,7 @@ use common::{
     stamp, turn,
 };
 use pageleap::topology::Topology;
-use pageleap::{EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit};
+use pageleap::{Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit};
 
 const PAGES: usize = 8;
 
@@ -190,9 +190,7 @@ fn extreme_but_valid_settings_work() {
             .unwrap()
             .wait(),
     );
-    back(
-        scene.job().engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait(),
-    );
+    back(scene.job().engine(Engine::Mprotect).max_disturbed_copies(0).start().unwrap().wait());
     for copies in [0, u32::MAX] {
         back(scene.job().max_disturbed_copies(copies).start().unwrap().wait());
     }

@@ -25,7 +25,7 @@ use common::{
 };
 use moving::{BYTES, while_migrating};
 use pageleap::backend::{Call, Errno, Linux};
-use pageleap::{BASE_PAGE, EngineChoice, Migration, PageSize, Pool, Region, audit};
+use pageleap::{BASE_PAGE, Engine, Migration, PageSize, Pool, Region, audit};
 use refusing::Refusing;
 
 /// The flags of all mappings of pools outside a region: the aliases.
@@ -340,8 +340,7 @@ fn memory_of_others_where_a_region_was_ends_the_process() {
     });
     let region = Region::new(&pools[0], BASE_PAGE).unwrap();
     REGION.store(address(&region), Relaxed);
-    let job =
-        Migration::new().range(&region, 0..BASE_PAGE, &pools[1]).engine(EngineChoice::Mprotect);
+    let job = Migration::new().range(&region, 0..BASE_PAGE, &pools[1]).engine(Engine::Mprotect);
     let report = job.start().unwrap().wait();
     panic!("{report}");
 }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{
-    ENGINES, PAGE_SIZES, Random, address, check_engine, engines, ladder, nodes, own_descriptors,
-    pool_mappings, region_flags, skip_page_size, surprises, turn,
+    PAGE_SIZES, Random, address, check_engine, engines, ladder, nodes, own_descriptors,
+    pool_mappings, region_flags, repeated, skip_page_size, surprises, turn,
 };
 use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
@@ -28,8 +28,8 @@ use sabotage::{ENOMEM, MODES, Sabotage, sweep};
 const PAGES: usize = 8;
 
 /// Starts a job of one thread and small areas.
-fn start_forced(engine: EngineChoice, region: &Region, to: &Pool) -> Result<Job, Error> {
-    start_with(engine, region, to, 2 * region.page_size().bytes(), 1)
+fn start_forced(engine: impl Into<EngineChoice>, region: &Region, to: &Pool) -> Result<Job, Error> {
+    start_with(engine.into(), region, to, 2 * region.page_size().bytes(), 1)
 }
 
 /// Starts a job. If its engine is refused, because a call of the check for it failed, the job is
@@ -116,7 +116,7 @@ fn on_the_model_any_call_may_fail() {
     let errors =
         [(libc::ENOMEM, &MODES[..]), (libc::EINVAL, &MODES[..2]), (libc::EPERM, &MODES[..])];
     for ((errno, modes), engine) in
-        errors.iter().flat_map(|errors| ENGINES.map(|engine| (*errors, engine)))
+        errors.iter().flat_map(|errors| repeated().into_iter().map(|engine| (*errors, engine)))
     {
         let struck = sweep(Errno(errno), modes, |sabotage| {
             let scene = OnModel::new(sabotage());
@@ -133,7 +133,7 @@ fn on_the_model_any_call_may_fail() {
             let report = start_forced(engine, &scene.region, &scene.pools[1]).unwrap().wait();
             scene.failing.disarm();
             let call = scene.failing.struck();
-            check_engine(engine, &report, call, &[Engine::Precopy, Engine::WpSync]);
+            check_engine(engine, &report, call, &Engine::ALL[..Engine::ALL.len() - 1]);
             calls.extend(call);
             let what = format!("{what}: {call:?}");
             check_report(&report, PAGES, &what);
@@ -408,7 +408,7 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             continue;
         }
         for engine in engines() {
-            if page.is_hugetlb() && engine == EngineChoice::WpSync {
+            if page.is_hugetlb() && engine.forced() == ladder(page).first().copied() {
                 continue; // `auto` chooses this engine
             }
             // For the other engines only the worst mode, half-way. Base pages have all modes.
@@ -465,7 +465,7 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
         // The number of calls depends on how often the writer disturbs a copy.
         let mut calls = (0..3).map(|_| made(&run(Sabotage::NONE).1)).min().unwrap();
         assert!(calls > 300, "{calls}");
-        let mut random = Random::new(engine as u64 + 1);
+        let mut random = Random::new(engine.forced().map_or(0, Engine::number).into());
         let mut struck = 0;
         for number in 0..10 * RUNS {
             if number >= RUNS && struck > RUNS / 2 {
@@ -553,9 +553,8 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     let start_of = address(&region);
     stubborn.store((start_of + 2 * 4096) as u64, Relaxed);
     refused.store(0, Relaxed);
-    let report = with_load(&region, || {
-        start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait()
-    });
+    let report =
+        with_load(&region, || start_forced(Engine::Mprotect, &region, &pools[1]).unwrap().wait());
     let Ended::Failed(Error::Call { call, errno, range, remedy }) = &report.ended else {
         panic!("{report}")
     };
@@ -568,7 +567,7 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     check_all(&region, 1, "after the failure");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     refused.store(u64::MAX, Relaxed);
-    let report = start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
+    let report = start_forced(Engine::Mprotect, &region, &pools[1]).unwrap().wait();
     assert_eq!((report.pages.migrated, report.pages.unchanged), (2, 6), "{report}");
     check_all(&region, 1, "after the next job");
 }
@@ -587,14 +586,14 @@ fn a_protected_area_is_writable_again_although_the_call_is_refused_for_a_while()
     let (pools, region, refused) = refusing(rule, libc::EPERM);
     let before = region_flags(&region);
     refused.store(0, Relaxed);
-    let report = start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait();
+    let report = start_forced(Engine::Mprotect, &region, &pools[1]).unwrap().wait();
     refused.store(u64::MAX, Relaxed);
     assert_eq!((report.pages.failed, report.pages.migrated), (PAGES as u64, 0), "{report}");
     assert_eq!(region_flags(&region), before, "{report}");
     check_all(&region, 1, "after the failure");
     touch_all(&region, 2);
     check_report(
-        &start_forced(EngineChoice::Mprotect, &region, &pools[1]).unwrap().wait(),
+        &start_forced(Engine::Mprotect, &region, &pools[1]).unwrap().wait(),
         PAGES,
         "next",
     );
@@ -672,9 +671,8 @@ fn writers_that_cannot_be_let_in_are_held() {
         let mut rounds = 0;
         // Until a writer has disturbed an area: when that happens is chance.
         while refused.load(Relaxed) == 0 || rounds < 20 {
-            let report = start_forced(EngineChoice::Mprotect, &region, &pools[(rounds + 1) % 2])
-                .unwrap()
-                .wait();
+            let report =
+                start_forced(Engine::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
             check_report(&report, PAGES, "held");
             rounds += 1;
         }

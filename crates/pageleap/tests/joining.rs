@@ -30,10 +30,10 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
     let region = Region::new(&pools[0], bytes).unwrap();
     stamp(&region, 0..bytes, 1);
     let ways = [
-        (EngineChoice::Mprotect, 1),
-        (EngineChoice::WpSync, 3),
-        (EngineChoice::PrecopyProtect, 3),
-        (EngineChoice::Mprotect, 2),
+        (EngineChoice::Only(Engine::Mprotect), 1),
+        (EngineChoice::Only(Engine::WpSync), 3),
+        (EngineChoice::Only(Engine::PrecopyProtect), 3),
+        (EngineChoice::Only(Engine::Mprotect), 2),
     ];
     let ways = ways.into_iter().filter(|(engine, _)| works(*engine));
     for (leap, (engine, threads)) in ways.enumerate() {
@@ -53,8 +53,8 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
         // of a page that nobody writes to is one call, and needs none. `mprotect` keeps areas closed
         // for long, and takes none.
         let first = match engine {
-            EngineChoice::WpSync => 2,
-            EngineChoice::PrecopyProtect => PAGES as u64 + 2,
+            EngineChoice::Only(Engine::WpSync) => 2,
+            EngineChoice::Only(Engine::PrecopyProtect) => PAGES as u64 + 2,
             _ => 0,
         };
         assert_eq!(report.windows_first, if may_go_first() { first } else { 0 }, "{report}");
@@ -102,7 +102,7 @@ fn the_report_says_which_engine_moved_what_and_why() {
     assert_eq!(report.engines[0].why, report.engine_reason);
 
     let held = Migration::new().range(&region, 8 * 4096..PAGES * 4096, &pools[0]);
-    let held = held.engine(EngineChoice::Mprotect).max_disturbed_copies(0).start().unwrap().wait();
+    let held = held.engine(Engine::Mprotect).max_disturbed_copies(0).start().unwrap().wait();
     let [all] = &held.engines[..] else { panic!("{held}") };
     assert_eq!((all.engine, all.pages), (Engine::Mprotect, PAGES as u64 - 8));
     assert!(all.why.contains("held back"), "{held}");
@@ -127,7 +127,11 @@ fn the_report_has_the_cpu_time_of_all_threads() {
     let _turn = turn();
     let pools = [(); 2].map(|()| Pool::builder(NodeId(0), BYTES as u64).build().unwrap());
     let region = Region::new(&pools[0], BYTES).unwrap();
-    let engines = [EngineChoice::Mprotect, EngineChoice::Precopy, EngineChoice::WpSync];
+    let engines = [
+        EngineChoice::Only(Engine::Mprotect),
+        EngineChoice::Only(Engine::Precopy),
+        EngineChoice::Only(Engine::WpSync),
+    ];
     for (leap, engine) in engines.into_iter().filter(|engine| works(*engine)).enumerate() {
         let migration = Migration::new().range(&region, 0..BYTES, &pools[(leap + 1) % 2]);
         let before = cpu_ns_of_others();

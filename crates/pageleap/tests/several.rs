@@ -15,7 +15,7 @@ use common::{
     surprises, turn,
 };
 use load::{each_frame_once, word_of};
-use pageleap::{Ended, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
+use pageleap::{Ended, Engine, Migration, PageSize, Pool, Region, Report, audit};
 
 /// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last
 /// one of each.
@@ -271,7 +271,7 @@ fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
             }
         });
         for round in 0..1 + common::stress_seconds() as usize {
-            let job = Migration::new().engine(EngineChoice::Precopy).area_bytes(2 << 20);
+            let job = Migration::new().engine(Engine::Precopy).area_bytes(2 << 20);
             let job = job.range(&region, 0..bytes, &pools[(round + 1) % 2]).threads(2);
             let report = job.start().unwrap().wait();
             assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");

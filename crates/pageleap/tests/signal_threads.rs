@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use common::{StopOnDrop, address, can_follow, leap, migration, soon};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
-use pageleap::{EngineChoice, Error, Region};
+use pageleap::{Engine, Error, Region};
 
 // Threads
 // ------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ fn refusal_blocked() {
         std::thread::Builder::new().name("deaf".into()).spawn_scoped(scope, thread).unwrap();
         assert!(soon(|| state.load(Relaxed) == 1));
         let migration = || migration(&region, 0..BYTES, &pools[0]);
-        let by_signals = migration().engine(EngineChoice::Mprotect).start();
+        let by_signals = migration().engine(Engine::Mprotect).start();
         let Err(error) = by_signals.map(drop) else { panic!("not refused") };
         let text = error.to_string();
         assert!(matches!(error, Error::EngineRefused { .. }), "{text}");

@@ -271,7 +271,7 @@ fn run(case: Case, pools: [Pool; 2]) {
         again >> 10,
         longest_wait / 1000
     );
-    if matches!(engine, Engine::Precopy | Engine::WpSync) {
+    if !engine.signals() {
         assert_eq!(
             kernel.efaults.load(Ordering::Relaxed),
             0,

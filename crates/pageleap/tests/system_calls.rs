@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use calls::{Ends, READING, WRITING};
 use common::{can_follow, pools, skip, turn};
-use pageleap::{Engine, EngineChoice, Migration, PageSize, Region};
+use pageleap::{Engine, Migration, PageSize, Region};
 
 const BYTES: usize = 4 << 20;
 /// Bytes of a call: several pages, and never whole ones.
@@ -34,7 +34,7 @@ fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     let leap = |number: usize| {
         let job = Migration::new()
             .range(&region, 0..BYTES, &pools[(number + 1) % 2])
-            .engine(EngineChoice::Precopy)
+            .engine(Engine::Precopy)
             .area_bytes(4096 << (number % 10));
         let report = job.start().unwrap().wait();
         assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");

@@ -154,15 +154,17 @@ pub struct EngineRow {
     pub area: Option<usize>,
 }
 
-/// The rows of every table. Engines that are added to the library get theirs here.
-pub const ENGINES: [EngineRow; 6] = [
-    EngineRow { choice: EngineChoice::Auto, area: None },
-    EngineRow { choice: EngineChoice::Precopy, area: None },
-    EngineRow { choice: EngineChoice::WpSync, area: None },
-    EngineRow { choice: EngineChoice::PrecopyProtect, area: None },
-    EngineRow { choice: EngineChoice::Mprotect, area: Some(512 << 10) },
-    EngineRow { choice: EngineChoice::Mprotect, area: Some(16 << 20) },
-];
+/// The rows of every table: `auto`, and each engine of the library. An engine whose areas keep
+/// their size has a row for a small one and one for a large one.
+pub fn engine_rows() -> Vec<EngineRow> {
+    const FIXED: [Option<usize>; 2] = [Some(512 << 10), Some(16 << 20)];
+    let areas = |choice: EngineChoice| match choice.forced() {
+        Some(engine) if engine.needs().is_none() => &FIXED[..],
+        _ => &[None],
+    };
+    let rows = |choice| areas(choice).iter().map(move |area| EngineRow { choice, area: *area });
+    EngineChoice::ALL.into_iter().flat_map(rows).collect()
+}
 
 impl EnginesArgs {
     /// Threads that write to a region of so many bytes: each base page is one thread's.

@@ -18,7 +18,7 @@ use anyhow::{Context, anyhow};
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, ENGINES, EnginesArgs};
+use args::{BenchCommand, EnginesArgs, engine_rows};
 use place::Place;
 use report::{Bench, Row, Setting};
 
@@ -80,20 +80,20 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
 fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Result<(), Stop> {
     let loads = args.loads();
     let leaps = |engines: usize| (loads.len() * engines * args.runs) as u64;
-    let steps = Steps::new("leaping", leaps(ENGINES.len()) * pages.len() as u64);
+    let steps = Steps::new("leaping", leaps(engine_rows().len()) * pages.len() as u64);
     for page in pages.iter().copied() {
         steps.now(format!("{page}, filling pools"));
         let mut place = match place_for(args, page, bench) {
             Ok(Ok(place)) => place,
             Ok(Err(why)) => {
                 bench.skipped.push(format!("--page-size {page}: {why}"));
-                steps.leave_out(leaps(ENGINES.len()));
+                steps.leave_out(leaps(engine_rows().len()));
                 continue;
             }
             Err(stop) => return Err(stop),
         };
         let mut engines = Vec::new();
-        for engine in ENGINES {
+        for engine in engine_rows() {
             match place::unfit_area(engine.area, page)
                 .map_or_else(|| place.unfit(&engine), |why| Ok(Some(why)))?
             {

@@ -52,8 +52,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = area)]
     pub area: Option<usize>,
 
-    /// Migration engine: auto, precopy, wp-sync, precopy-protect or mprotect
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    /// The engine that moves the pages
+    #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help())]
     pub engine: EngineChoice,
 
     /// Threads that copy during the migration; the memcpy it is compared with always has one
@@ -98,6 +98,14 @@ impl DemoArgs {
         }
         Ok(())
     }
+}
+
+/// The help of `--engine`, with the engines that the library has.
+fn engine_help() -> String {
+    format!(
+        "The engine that moves the pages: {}",
+        EngineChoice::ALL.map(|e| e.to_string()).join(", ")
+    )
 }
 
 fn scale_factor(text: &str) -> Result<f64, String> {

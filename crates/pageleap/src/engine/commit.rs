@@ -1,31 +1,23 @@
-//! What attempts of all engines have in common: the frames that they move to, how they end, how new
-//! frames get into place, and calls that must not be given up.
+//! What attempts of all engines have in common: how they end, how new frames come into place, and
+//! calls that must not be given up.
 //!
 //! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may
 //! live there.
 
 use std::time::Duration;
 
-use super::slot::{Slot, Span};
-use crate::backend::{Backend, Call, Errno, Mapping, MemoryFile};
-use crate::sync::{AtomicU64, thread};
-
-/// The frames an area moves to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    /// Where the destination pool's alias maps them.
-    pub(crate) alias: usize,
-    pub(crate) file: MemoryFile,
-    pub(crate) offset: u64,
-    /// Whether to commit by exchanging page tables (else by mapping the file).
-    pub(crate) exchange: bool,
-}
+#[cfg(not(loom))]
+use super::Tools;
+use super::Work;
+use super::slot::Span;
+use crate::backend::{Backend, Call, Errno, Mapping, Prot};
+use crate::sync::thread;
 
 /// How an attempt ended. In each case the span is accessible as the user set it, and the slot is
 /// idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The span maps the target's frames.
+    /// The span maps the new frames.
     Migrated,
     /// A writer interrupted; the span maps its old frames.
     Dirty,
@@ -33,9 +25,9 @@ pub(crate) enum Step {
     Refused(Call, Errno),
 }
 
-/// Whether the alias of the frames that an attempt has vacated received their page tables.
+/// Whether the alias of the old frames received the page tables of the span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Parked {
+pub(super) enum Parked {
     /// It was not touched.
     #[default]
     No,
@@ -55,26 +47,28 @@ pub(crate) struct Effort {
     /// Calls that had to be repeated until they succeeded, because giving up would have left the
     /// span inaccessible.
     pub(crate) repairs: u64,
-    /// An exchange was tried, so that the alias of the target's frames may be empty, or have lost
+    /// An exchange was tried, so that the alias of the new frames may be empty, or have lost
     /// access.
     pub(crate) exchanged: bool,
-    /// The exchange was what put the frames in place, so that the span has the attributes of the
-    /// alias.
+    /// The exchange put the frames in place, so that the span has the attributes of the alias.
     pub(crate) by_exchange: bool,
-    /// What became of the alias of the vacated frames.
-    pub(crate) parked: Parked,
-    /// Writers were held back for this attempt, by plan or because letting one in failed.
+    /// What became of the alias of the old frames.
+    pub(super) parked: Parked,
+    /// The span may have lost its lock (`mlock`), which has to be set again.
+    pub(crate) unlocked: bool,
+    /// Writers were held back for this attempt: by plan, because letting one in failed, or because
+    /// they wrote faster than the copies.
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it, if it was closed.
     pub(crate) window_ns: u64,
-    /// Whether this thread was put before others meanwhile.
+    /// Whether this thread ran before others meanwhile.
     pub(crate) hurried: bool,
-    /// Pages that were found written after the whole area had been copied for the first time.
+    /// Base pages that were found written after the whole area had been copied for the first time.
     pub(crate) written: u64,
     /// Base pages that were copied while everybody waited.
     pub(crate) left: u64,
-    /// Calls made, by the number of their kind. Here, on the worker's stack, because the heap may
-    /// lie in the area.
+    /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the
+    /// heap may lie in the area.
     pub(crate) calls: [u32; Call::ALL.len()],
 }
 
@@ -84,8 +78,8 @@ impl Effort {
     }
 }
 
-/// Gives a span the user's access again. `first` is how the call was refused that was to take it
-/// away, unless one has taken it.
+/// Gives a span the user's access again. `first`: why the call failed that was to take it away, or
+/// `None` if one has succeeded.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
@@ -113,29 +107,28 @@ pub(super) unsafe fn give_access_back(
     });
 }
 
-/// Makes a span that is closed by protection map the target's frames, and moves its page tables to
-/// the alias of the old ones, if `park` says where that is. It gives up where [`arrive`] does.
+/// Makes a span that is closed by protection map the new frames. With `park` its page tables go to
+/// the alias of the old frames, if page tables may be exchanged. Gives up where [`arrive`] does.
 ///
 /// # Safety
-/// As [`arrive`]; the alias is that of the frames that the span maps.
+/// As [`arrive`].
 pub(super) unsafe fn change_places(
     backend: &dyn Backend,
-    span: &Span,
-    target: &Target,
-    park: Option<usize>,
+    work: &Work,
+    park: bool,
     effort: &mut Effort,
 ) -> Result<(), Errno> {
-    if let (Some(park), true) = (park, target.exchange) {
+    if park && work.may_exchange {
         // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old
         // frames meanwhile, which have the same contents. If this fails, the next call drops the
         // old page tables instead.
         effort.count(Call::Exchange);
-        // SAFETY: forwarded to the caller.
-        let moved = unsafe { backend.exchange(span.addr, park, span.len) };
+        // SAFETY: forwarded to the caller; the alias is that of the frames which the span maps.
+        let moved = unsafe { backend.exchange(work.span.addr, work.old.alias, work.span.len) };
         effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
     }
     // SAFETY: forwarded to the caller.
-    unsafe { arrive(backend, span, target, effort) }
+    unsafe { arrive(backend, work, effort) }
 }
 
 /// Forgets the lifetime of a backend for the slot, which is retired before it ends.
@@ -147,30 +140,29 @@ pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
     }
 }
 
-/// Makes a closed span map the target's frames: by the page tables of their alias if
-/// `target.exchange`, else by mapping their file. It gives up only where the kernel forbids the
-/// change as such, and so has not begun it; otherwise the span may be a hole for which threads
-/// wait, and the call is repeated until it succeeds.
+/// Makes a closed span map the new frames: by the page tables of their alias if these may be
+/// exchanged, else by mapping their file. Gives up only where the kernel forbids the change as
+/// such, and so has not begun it. Otherwise the span may be a hole for which threads wait, and the
+/// call is repeated until it succeeds.
 ///
 /// # Safety
-/// The area is closed, and the target's frames hold its contents.
+/// As [`attempt`](super::attempt). The area is closed, and the new frames hold its contents.
 pub(super) unsafe fn arrive(
     backend: &dyn Backend,
-    span: &Span,
-    target: &Target,
+    work: &Work,
     effort: &mut Effort,
 ) -> Result<(), Errno> {
-    let Span { addr, len, prot } = *span;
-    if target.exchange {
+    let Span { addr, len, prot } = work.span;
+    if work.may_exchange {
         effort.exchanged = true;
-        // SAFETY: both ranges are the job's; whoever faults in the span waits for the slot. The
+        // SAFETY: both ranges are the job's; threads that fault in the span wait for the slot. The
         // alias gets the user's protection first, because the page tables bring it along.
         let exchanged = unsafe {
-            let same = prot == crate::backend::Prot::READ_WRITE;
+            let same = prot == Prot::READ_WRITE;
             effort.calls[Call::Protect as usize] += u32::from(!same);
             effort.count(Call::Exchange);
-            (if same { Ok(()) } else { backend.protect(target.alias, len, prot) })
-                .and_then(|()| backend.exchange(target.alias, addr, len))
+            (if same { Ok(()) } else { backend.protect(work.new.alias, len, prot) })
+                .and_then(|()| backend.exchange(work.new.alias, addr, len))
         };
         match exchanged {
             Ok(()) => {
@@ -182,13 +174,13 @@ pub(super) unsafe fn arrive(
         }
     }
     let mapping =
-        Mapping { addr, len, file: target.file, offset: target.offset, prot, populate: true };
+        Mapping { addr, len, file: work.new.file, offset: work.new.offset, prot, populate: true };
     effort.count(Call::Map);
     // SAFETY: as above. After a failure the range may be a hole, which another thread may have
     // filled.
     let map =
         |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
-    persist(effort, |refusals| match map(target.exchange || refusals > 0) {
+    persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
         Ok(()) => Some(Ok(())),
         // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
         // the kernel looks at these before it changes anything. What is mapped then is what was
@@ -211,23 +203,22 @@ pub(super) unsafe fn arrive(
 /// exactly what `mapping` says.
 #[cfg(not(loom))]
 pub(crate) unsafe fn map_again<T>(
-    slot: &Slot,
-    epoch: &AtomicU64,
-    backend: &dyn Backend,
+    tools: &Tools<'_>,
     span: &Span,
     mapping: &Mapping,
     effort: &mut Effort,
     restore: impl FnOnce() -> T,
 ) -> (Result<(), Errno>, T) {
+    let Tools { slot, epoch, backend } = *tools;
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
     effort.count(Call::Map);
     let joined = persist(effort, |refusals| {
-        // SAFETY: forwarded to the caller; whoever faults waits for the slot.
+        // SAFETY: forwarded to the caller; threads that fault wait for the slot.
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }
         {
             Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
-            // Somebody else's for now, or nobody knows whose.
+            // Another owner's mapping for now, or the question whose it is has failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The same frames are mapped either way: only a hole must be filled.
             Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
@@ -240,7 +231,7 @@ pub(crate) unsafe fn map_again<T>(
     (joined, restored)
 }
 
-/// So often somebody else's memory in a hole of a region may be found, in about a second: another
+/// How often memory of another owner may be found in a hole of a region, in about a second. A
 /// thread that makes a pool or a region may have been given the addresses, and gives them back.
 const FOREIGN_LOOKS: u64 = 100;
 
@@ -255,9 +246,9 @@ fn end_process() -> ! {
     }
 }
 
-/// Repeats a call until it says how it ended, less and less often; it is told how often it has been
-/// refused. What makes these calls fail is a shortage (of mappings, address space or kernel memory)
-/// that other threads cause and end; giving up instead would leave threads waiting, or with a hole.
+/// Repeats a call until it says how it ended, after pauses that grow. `call` is told how often it
+/// has been refused. These calls fail for a shortage (of mappings, address space or kernel memory)
+/// that other threads cause and end. Giving up would leave threads waiting, or a hole.
 pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
     /// The longest pause between two tries.
     const LONGEST: Duration = Duration::from_millis(10);

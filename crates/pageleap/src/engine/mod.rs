@@ -1,15 +1,496 @@
-//! Engines: how an area moves while threads write to it.
+//! Engines: how one area moves while threads read and write it.
+//!
+//! An engine is a row of [`ENGINES`] and a file of its own in this folder. The row says what the
+//! rest of the library has to know of it; its file has the attempt. All else here is shared.
+//!
+//! * [`choice`]: which engine a job gets, and which engine moves an area. Pure.
+//! * [`follow`]: mark, copy, copy again: what engines share that follow writes.
+//! * [`commit`]: how new frames come into place; calls that must not be given up.
+//! * [`slot`], [`fault`], [`waits`]: where an attempt stands, and the signal handler that asks.
+//! * [`notes`], [`crew`]: what a worker shares with its tracker's thread, and with its helpers.
+//!
+//! Between the moment at which an area is closed and the moment at which it is open again, nothing
+//! allocates, locks, logs, calls back or touches the area: the allocator of the process may live
+//! there.
 
+pub(crate) mod choice;
 pub(crate) mod commit;
 pub(crate) mod crew;
 #[cfg(not(loom))]
 pub(crate) mod fault;
-pub(crate) mod follow;
+mod follow;
 #[cfg(test)]
 mod model_tests;
-pub(crate) mod mprotect;
+mod mprotect;
 pub(crate) mod notes;
+mod precopy;
+mod precopy_protect;
 #[cfg(test)]
 pub(crate) mod processor;
 pub(crate) mod slot;
 pub(crate) mod waits;
+mod wp_sync;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::backend::{Ability, Backend, MemoryFile, Tracker};
+#[cfg(not(loom))]
+use crate::backend::{Call, Errno};
+use crate::error::Error;
+use crate::sync::AtomicU64;
+use crate::units::{BASE_PAGE, PageSize};
+use commit::{Effort, Parked, Step};
+use slot::{Slot, Span};
+
+/// The method by which pages were moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Engine {
+    /// Pages are copied while they are written to, and the written ones again; then the page tables
+    /// are taken away until the new ones come. System calls do not fail because of it
+    /// (FUTEX_WAKE_OP may).
+    Precopy,
+    /// Pages are write-protected and copied. Writers are let in one by one, page by page, and what
+    /// they have written is copied again; at last everybody who writes waits until the new frames
+    /// have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages, whose
+    /// writers it holds back while many write. System calls do not fail because of it
+    /// (FUTEX_WAKE_OP may).
+    WpSync,
+    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
+    /// does it all the time: system calls that write into an area in that window fail with EFAULT.
+    /// Needs no privilege.
+    PrecopyProtect,
+    /// Read-only areas and a fault handler: the method of page_leap, made correct.
+    Mprotect,
+}
+
+/// What the rest of the library has to know of an engine.
+pub(crate) struct Profile {
+    engine: Engine,
+    /// Its name in options and reports.
+    name: &'static str,
+    /// Its number in the C interface.
+    number: u32,
+    /// The tracker that it needs, if it needs one.
+    pub(crate) tracker: Option<TrackerNeed>,
+    /// Whether it follows writes: pages are marked, and the marks go along with the page tables.
+    follows: bool,
+    /// Whether it moves hugetlb pages.
+    hugetlb: bool,
+    /// Whether it keeps writers away by protection: they get SIGSEGV, and a system call that would
+    /// have to write fails with EFAULT.
+    pub(crate) signals: bool,
+    /// Whether it cannot work where the kernel refuses to exchange page tables.
+    needs_exchange: bool,
+    /// How large its areas are, unless the user says it.
+    pub(crate) areas: Areas,
+    /// The most pages of an area by which it follows writes, if that is limited.
+    most_followed_pages: Option<usize>,
+    /// How it deals with writers who spoil one copy after the other.
+    hold: Hold,
+}
+
+/// What an engine needs of its tracker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TrackerNeed {
+    pub(crate) ability: Ability,
+    /// The same in words: "the engine X needs ...".
+    words: &'static str,
+    pub(crate) messages: Messages,
+}
+
+/// What the thread is for that reads the messages of a tracker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Messages {
+    /// The kernel holds up each exchange of page tables until its message has been read. Modelled
+    /// machines do not.
+    Exchanges,
+    /// It lets in those who wait to write.
+    Writers,
+}
+
+/// How large the areas of an engine are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Areas {
+    /// Always the same.
+    Fixed,
+    /// They grow while few pages of an area are written and windows are short, and shrink again.
+    /// Areas of hugetlb pages do not: the longer the copy of a page's neighbours takes, the more of
+    /// them are written meanwhile.
+    Adaptive,
+}
+
+/// Whether writers can be kept out of an area before it is copied, where copies beside them are
+/// made in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// No: its copies are bounded, and the last one is made in the window.
+    No,
+    /// Yes, out of a whole area.
+    Areas,
+    /// Yes; because of what other areas have met, only out of a single page: writers wait as long
+    /// as the copy of one page takes.
+    Pages,
+    /// Out of hugetlb pages, which the [last resort](Engine::LAST_RESORT) moves then.
+    HugetlbByLastResort,
+}
+
+/// All engines, the best first: `auto` takes the first one that works. The last one works always.
+const ENGINES: [Profile; Engine::ALL.len()] = [
+    Profile {
+        engine: Engine::Precopy,
+        name: "precopy",
+        number: 1,
+        tracker: Some(TrackerNeed {
+            ability: Ability::NoteAndHold,
+            words: "writes noted and the kernel's accesses held up",
+            messages: Messages::Exchanges,
+        }),
+        follows: true,
+        hugetlb: false,
+        signals: false,
+        needs_exchange: true,
+        areas: Areas::Adaptive,
+        most_followed_pages: None,
+        hold: Hold::No,
+    },
+    Profile {
+        engine: Engine::WpSync,
+        name: "wp-sync",
+        number: 2,
+        tracker: Some(TrackerNeed {
+            ability: Ability::HoldWriters,
+            words: "the kernel's writes held up",
+            messages: Messages::Writers,
+        }),
+        follows: true,
+        hugetlb: true,
+        signals: false,
+        needs_exchange: false,
+        areas: Areas::Adaptive,
+        most_followed_pages: Some(notes::MOST_PAGES),
+        hold: Hold::Pages,
+    },
+    Profile {
+        engine: Engine::PrecopyProtect,
+        name: "precopy-protect",
+        number: 3,
+        tracker: Some(TrackerNeed {
+            ability: Ability::Note,
+            words: "writes noted",
+            messages: Messages::Exchanges,
+        }),
+        follows: true,
+        hugetlb: true,
+        signals: true,
+        needs_exchange: false,
+        areas: Areas::Adaptive,
+        most_followed_pages: None,
+        hold: Hold::HugetlbByLastResort,
+    },
+    Profile {
+        engine: Engine::Mprotect,
+        name: "mprotect",
+        number: 4,
+        tracker: None,
+        follows: false,
+        hugetlb: true,
+        signals: true,
+        needs_exchange: false,
+        areas: Areas::Fixed,
+        most_followed_pages: None,
+        hold: Hold::Areas,
+    },
+];
+
+// A row is found by its engine's place in `Engine::ALL`.
+const _: () = {
+    let mut at = 0;
+    while at < ENGINES.len() {
+        assert!(ENGINES[at].engine as usize == at && Engine::ALL[at] as usize == at);
+        at += 1;
+    }
+};
+
+impl Engine {
+    /// All of them, the best first.
+    pub const ALL: [Engine; 4] =
+        [Engine::Precopy, Engine::WpSync, Engine::PrecopyProtect, Engine::Mprotect];
+
+    /// The engine that needs nothing: it works on every kernel, for all pages.
+    pub(crate) const LAST_RESORT: Engine = Engine::ALL[Engine::ALL.len() - 1];
+
+    pub(crate) const fn profile(self) -> &'static Profile {
+        const TABLE: &[Profile; Engine::ALL.len()] = &ENGINES;
+        &TABLE[self as usize]
+    }
+
+    /// Its name in options and reports.
+    pub const fn name(self) -> &'static str {
+        self.profile().name
+    }
+
+    /// Its number in the C interface; 0 there means that the library chooses.
+    pub const fn number(self) -> u32 {
+        self.profile().number
+    }
+
+    /// Whether it follows writes: copies pages while they are written, and copies again what was
+    /// written.
+    pub const fn follows(self) -> bool {
+        self.profile().follows
+    }
+
+    /// What it needs of the kernel; `None` if it works everywhere.
+    pub fn needs(self) -> Option<Ability> {
+        self.profile().tracker.map(|need| need.ability)
+    }
+
+    /// Whether it can move pages of this size.
+    pub const fn moves(self, page: PageSize) -> bool {
+        self.profile().hugetlb || !page.is_hugetlb()
+    }
+
+    /// Whether writers may get the signal SIGSEGV, which the library's handler deals with, and
+    /// system calls that write into a moving area may fail with EFAULT.
+    pub const fn signals(self) -> bool {
+        self.profile().signals
+    }
+
+    /// The most bytes of an area, for pages of this size.
+    pub(crate) fn most_area_bytes(self, page: PageSize) -> usize {
+        let most = self.profile().most_followed_pages;
+        most.map_or(usize::MAX, |pages| (pages * followed_page_bytes(page)).max(page.bytes()))
+    }
+
+    /// Whether writers may be held back from an area of so many pages because of what other areas
+    /// have met, and not only because of its own disturbed copies.
+    pub(crate) fn holds_early(self, pages: u64) -> bool {
+        self.profile().hold != Hold::Pages || pages == 1
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// This one, or an error. Areas that it cannot move stay where they are, *failed*.
+    Only(Engine),
+}
+
+impl EngineChoice {
+    /// All choices: [`EngineChoice::Auto`], then the engines, the best first.
+    pub const ALL: [EngineChoice; Engine::ALL.len() + 1] = {
+        let mut all = [EngineChoice::Auto; Engine::ALL.len() + 1];
+        let mut at = 0;
+        while at < Engine::ALL.len() {
+            all[at + 1] = EngineChoice::Only(Engine::ALL[at]);
+            at += 1;
+        }
+        all
+    };
+
+    /// The engine that is asked for by name.
+    pub fn forced(self) -> Option<Engine> {
+        match self {
+            EngineChoice::Auto => None,
+            EngineChoice::Only(engine) => Some(engine),
+        }
+    }
+}
+
+impl From<Engine> for EngineChoice {
+    fn from(engine: Engine) -> Self {
+        EngineChoice::Only(engine)
+    }
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|choice| choice.to_string() == s);
+        found.ok_or_else(|| Error::BadArgument {
+            what: "engine",
+            reason: format!("no engine is called `{s}`"),
+            remedy: format!("use {}", Self::ALL.map(|choice| choice.to_string()).join(", ")),
+        })
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.forced() {
+            None => f.write_str("auto"),
+            Some(engine) => engine.fmt(f),
+        }
+    }
+}
+
+/// The size of the pages by which writes to pages of this size are noted.
+pub(crate) fn followed_page_bytes(page: PageSize) -> usize {
+    if page.is_hugetlb() { page.bytes() } else { BASE_PAGE }
+}
+
+/// What a worker makes its attempts with.
+#[derive(Clone, Copy)]
+pub(crate) struct Tools<'a> {
+    /// Where the attempt is announced.
+    pub(crate) slot: &'a Slot,
+    /// Counts the attempts of all slots ([`slot::SlotTable::epoch`]).
+    pub(crate) epoch: &'a AtomicU64,
+    pub(crate) backend: &'a dyn Backend,
+}
+
+/// Consecutive frames of one memory file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frames {
+    /// Where the pool maps them.
+    pub(crate) alias: usize,
+    pub(crate) file: MemoryFile,
+    pub(crate) offset: u64,
+}
+
+/// What to move in one attempt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    /// The addresses, and the access that the user has given them.
+    pub(crate) span: Span,
+    /// The frames behind the span now.
+    pub(crate) old: Frames,
+    /// The frames that it gets.
+    pub(crate) new: Frames,
+    pub(crate) page: PageSize,
+    /// Whether the user has locked the span into memory. A lock goes along with page tables, and
+    /// an alias must not have it: it would take a share of RLIMIT_MEMLOCK.
+    pub(crate) locked: bool,
+    /// Whether the page tables of the span and of the new frames' alias may be exchanged. Otherwise
+    /// the new frames are mapped by their file.
+    pub(crate) may_exchange: bool,
+    /// Writers are held back from the start, so that they cannot disturb the attempt.
+    pub(crate) hold: bool,
+    /// How to follow writes, if the job has a tracker.
+    pub(crate) following: Option<Following>,
+}
+
+/// How to follow the writes to an area.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Following {
+    pub(crate) tracker: Tracker,
+    /// The area is frozen when at most this many base pages have been written since they were
+    /// copied.
+    pub(crate) freeze_at: u64,
+    /// After this many further copies it is frozen anyway.
+    pub(crate) max_rounds: u32,
+    /// Whether this thread may run before others while they wait for it.
+    pub(crate) hurry: bool,
+}
+
+/// The state of the alias of the vacated frames after an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OldAlias {
+    /// As it was.
+    Untouched,
+    /// It has the page tables of the span, with the access and the attributes of the span. If
+    /// `marked`, their entries are registered with the tracker and do not allow writing.
+    HasTables { marked: bool },
+    /// It must be mapped anew: it has page tables for base pages, or attributes that no call takes
+    /// back.
+    Spoilt,
+    /// It may be a hole.
+    Torn,
+}
+
+/// How an attempt ended, and what it has left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) step: Step,
+    pub(crate) effort: Effort,
+    pub(crate) old_alias: OldAlias,
+    /// Whether writes were followed, so that windows and written pages say something of the next
+    /// area.
+    pub(crate) followed: bool,
+    /// Whether writers disturbed the copy that was made beside them; `None` if no such copy tells.
+    pub(crate) disturbed: Option<bool>,
+}
+
+/// Runs one attempt by one engine. At the end the span is accessible as its user set it, nobody
+/// waits for it, and the slot is idle.
+///
+/// # Safety
+/// Nobody else migrates, grows or discards the pages of the span meanwhile. `old` are their frames.
+/// The new frames belong to the job and nobody else accesses them. The backend is valid during the
+/// call. If the engine follows writes, the user may write to the span, and another thread reads the
+/// messages of the tracker as far as the engine needs it.
+pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> Ended {
+    let mut effort = Effort::default();
+    // SAFETY: forwarded to the caller.
+    let step = unsafe {
+        match engine {
+            Engine::Precopy => precopy::attempt(tools, work, &mut effort),
+            Engine::WpSync => wp_sync::attempt(tools, work, &mut effort),
+            Engine::PrecopyProtect => precopy_protect::attempt(tools, work, &mut effort),
+            Engine::Mprotect => mprotect::attempt(tools, work, &mut effort),
+        }
+    };
+    Ended::of(engine, work, step, effort)
+}
+
+impl Ended {
+    /// An attempt that could not be begun.
+    #[cfg(not(loom))]
+    pub(crate) fn refused(engine: Engine, work: &Work, call: Call, errno: Errno) -> Ended {
+        Ended::of(engine, work, Step::Refused(call, errno), Effort::default())
+    }
+
+    fn of(engine: Engine, work: &Work, step: Step, effort: Effort) -> Ended {
+        let followed = engine.follows();
+        // Writes to transparent huge pages are followed by base pages.
+        let split = followed && work.page == PageSize::Thp;
+        let old_alias = match effort.parked {
+            Parked::No => OldAlias::Untouched,
+            Parked::Yes if split || !work.may_exchange => OldAlias::Spoilt,
+            Parked::Yes => OldAlias::HasTables { marked: followed && step == Step::Migrated },
+            Parked::Failed => OldAlias::Torn,
+        };
+        let disturbed = match followed {
+            _ if work.hold => None,
+            false => Some(step == Step::Dirty),
+            true if work.page.is_hugetlb() && step == Step::Migrated => Some(effort.written > 0),
+            true => None,
+        };
+        Ended { step, effort, old_alias, followed, disturbed }
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_has_its_row_and_a_name_and_number_of_its_own() {
+        for engine in Engine::ALL {
+            assert_eq!(engine.name().parse::<EngineChoice>().unwrap(), engine.into());
+            let number = |other: Engine| other.number() == engine.number();
+            assert_eq!(Engine::ALL.into_iter().filter(|other| number(*other)).count(), 1);
+        }
+        // What C programs were compiled with never changes.
+        let numbers = Engine::ALL.map(|engine| (engine.name(), engine.number()));
+        let known = [("precopy", 1), ("wp-sync", 2), ("precopy-protect", 3), ("mprotect", 4)];
+        assert!(known.iter().all(|known| numbers.contains(known)), "{numbers:?}");
+    }
+
+    #[test]
+    fn the_last_resort_needs_nothing() {
+        let Profile { tracker, hugetlb, needs_exchange, .. } = *Engine::LAST_RESORT.profile();
+        assert!(tracker.is_none() && hugetlb && !needs_exchange);
+    }
+}

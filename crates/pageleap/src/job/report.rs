@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use crate::engine::Engine;
 pub use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::units::RegionId;
@@ -65,55 +66,6 @@ impl PageCounts {
     /// All pages of the job.
     pub fn total(&self) -> u64 {
         self.migrated + self.unchanged + self.busy + self.failed + self.not_attempted
-    }
-}
-
-/// The method by which pages were moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Engine {
-    /// Read-only areas and a fault handler: the method of page_leap, made correct.
-    Mprotect,
-    /// Pages are copied while they are written to, and the written ones again; then the page tables
-    /// are taken away until the new ones come. System calls do not fail because of it
-    /// (FUTEX_WAKE_OP may).
-    Precopy,
-    /// Pages are write-protected and copied while writers are let in one by one, page by page, and
-    /// what they have written is copied again; at last everybody who writes waits until the new
-    /// frames have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages,
-    /// whose writers it holds back while many write. System calls do not fail because of it
-    /// (FUTEX_WAKE_OP may).
-    WpSync,
-    /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
-    /// does it all the time: system calls that write into an area in that window fail with EFAULT.
-    /// Needs no privilege.
-    PrecopyProtect,
-}
-
-impl Engine {
-    /// What it is called, in options and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Engine::Mprotect => "mprotect",
-            Engine::Precopy => "precopy",
-            Engine::WpSync => "wp-sync",
-            Engine::PrecopyProtect => "precopy-protect",
-        }
-    }
-
-    /// Whether it follows writes.
-    pub(crate) fn follows(self) -> bool {
-        self != Engine::Mprotect
-    }
-
-    /// Whether writers that are to wait get a signal.
-    pub(crate) fn signals(self) -> bool {
-        matches!(self, Engine::PrecopyProtect | Engine::Mprotect)
-    }
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

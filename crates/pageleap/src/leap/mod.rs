@@ -5,21 +5,17 @@ mod legs;
 mod run;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::job::handle::{Job, Phase, Progress};
-pub use crate::job::report::{
-    Ended, Engine, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits,
-};
+pub use crate::job::report::{Ended, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits};
 pub(crate) use run::mappings_apart;
 
-use crate::backend::{Ability, Backend};
+use crate::engine::choice::{self, Chosen};
 use crate::engine::fault;
-use crate::engine::notes;
+use crate::engine::{Areas, EngineChoice};
 use crate::error::Error;
 use crate::job::pace::{self, Pace};
 use crate::job::plan::RetryPolicy;
@@ -31,67 +27,7 @@ use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{NodeId, PageSize, RegionId};
 use legs::Item;
-use run::{OpenTracker, Run, Settings, followed_page_bytes};
-
-/// Which engine to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// The best that works here.
-    #[default]
-    Auto,
-    /// [`Engine::Precopy`], or an error; areas that it cannot move stay where they are, *failed*.
-    Precopy,
-    /// [`Engine::WpSync`], in the same way.
-    WpSync,
-    /// [`Engine::PrecopyProtect`], in the same way.
-    PrecopyProtect,
-    /// [`Engine::Mprotect`], or an error.
-    Mprotect,
-}
-
-impl EngineChoice {
-    /// All of them, the best first.
-    pub const ALL: [EngineChoice; 5] = [
-        EngineChoice::Auto,
-        EngineChoice::Precopy,
-        EngineChoice::WpSync,
-        EngineChoice::PrecopyProtect,
-        EngineChoice::Mprotect,
-    ];
-
-    /// The engine that is asked for by name.
-    pub fn forced(self) -> Option<Engine> {
-        match self {
-            EngineChoice::Auto => None,
-            EngineChoice::Precopy => Some(Engine::Precopy),
-            EngineChoice::WpSync => Some(Engine::WpSync),
-            EngineChoice::PrecopyProtect => Some(Engine::PrecopyProtect),
-            EngineChoice::Mprotect => Some(Engine::Mprotect),
-        }
-    }
-}
-
-impl FromStr for EngineChoice {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|choice| choice.to_string() == s);
-        found.ok_or_else(|| Error::BadArgument {
-            what: "engine",
-            reason: format!("`{s}` is none"),
-            remedy: format!("use {}", Self::ALL.map(|choice| choice.to_string()).join(", ")),
-        })
-    }
-}
-
-impl fmt::Display for EngineChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.forced() {
-            None => f.write_str("auto"),
-            Some(engine) => engine.fmt(f),
-        }
-    }
-}
+use run::{OpenTracker, Run, Settings};
 
 /// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends
 /// 16 MB (section 6); `docs/adr/0003` has the measurements that speak for less. The engine
@@ -154,8 +90,8 @@ impl<'a> Migration<'a> {
     }
 
     /// Which engine to use; [`EngineChoice::Auto`] if not said.
-    pub fn engine(mut self, engine: EngineChoice) -> Self {
-        self.engine = engine;
+    pub fn engine(mut self, engine: impl Into<EngineChoice>) -> Self {
+        self.engine = engine.into();
         self
     }
 
@@ -336,7 +272,8 @@ impl<'a> Migration<'a> {
             // One more may serve the tracker.
             check_address_space(threads + 1)?;
         }
-        let Chosen { engine, reason, tracker } = self.choose_engine(&backend, page)?;
+        let open = |ability| OpenTracker::new(&backend, ability);
+        let Chosen { engine, reason, tracker } = choice::for_job(self.engine, page, open)?;
         if engine.signals() {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;
@@ -346,12 +283,7 @@ impl<'a> Migration<'a> {
                 warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
             }
         }
-        let area_bytes = match engine {
-            Engine::WpSync => {
-                area_bytes.min((notes::MOST_PAGES * followed_page_bytes(page)).max(page.bytes()))
-            }
-            _ => area_bytes,
-        };
+        let area_bytes = area_bytes.min(engine.most_area_bytes(page));
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
         let at_most = |bytes: usize| {
@@ -360,12 +292,14 @@ impl<'a> Migration<'a> {
         let pace = match self.area_bytes {
             // The longer the copy of a hugetlb page's neighbours takes, the more of them are
             // written meanwhile.
-            None if engine.follows() && !page.is_hugetlb() => Pace::adaptive(
-                pages(area_bytes),
-                pages(area_bytes),
-                at_most(LARGEST_AREA_BYTES),
-                self.wait_budget,
-            ),
+            None if engine.profile().areas == Areas::Adaptive && !page.is_hugetlb() => {
+                Pace::adaptive(
+                    pages(area_bytes),
+                    pages(area_bytes),
+                    at_most(LARGEST_AREA_BYTES),
+                    self.wait_budget,
+                )
+            }
             _ => Pace::fixed(pages(area_bytes), self.wait_budget),
         };
         let settings = Settings {
@@ -408,69 +342,6 @@ impl<'a> Migration<'a> {
 /// What is said of a job that could not follow writes.
 const SYSTEM_CALLS_MAY_FAIL: &str =
     "system calls that write into a moving area may fail with EFAULT";
-
-/// The engine for a job.
-struct Chosen {
-    engine: Engine,
-    reason: String,
-    /// If the engine needs one.
-    tracker: Option<OpenTracker>,
-}
-
-impl Migration<'_> {
-    /// The best engine that works here, or the one that was asked for.
-    fn choose_engine(&self, backend: &Arc<dyn Backend>, page: PageSize) -> Result<Chosen, Error> {
-        /// Those that follow writes, the best first, with what they need of their trackers.
-        const FOLLOW: [(Engine, Ability, &str); 3] = [
-            (
-                Engine::Precopy,
-                Ability::NoteAndHold,
-                "needs writes noted and the kernel's accesses held up",
-            ),
-            (Engine::WpSync, Ability::HoldWriters, "needs the kernel's writes held up"),
-            (Engine::PrecopyProtect, Ability::Note, "needs writes noted"),
-        ];
-        let forced = self.engine.forced();
-        let mut why_not = Vec::new();
-        for (engine, ability, needs) in FOLLOW {
-            if forced.is_some_and(|forced| forced != engine) {
-                continue;
-            }
-            let (refused, remedy) = if engine == Engine::Precopy && page.is_hugetlb() {
-                let remedy = "let the engine be chosen (auto)";
-                (format!("the engine {engine} moves pages of 4k and thp, not {page}"), remedy)
-            } else {
-                match OpenTracker::new(backend, ability) {
-                    Ok(tracker) => {
-                        let reason = match (forced, why_not.is_empty()) {
-                            (Some(_), _) => "asked for".into(),
-                            (None, true) => "follows writes without signals".into(),
-                            (None, false) => why_not.join("; "),
-                        };
-                        return Ok(Chosen { engine, reason, tracker: Some(tracker) });
-                    }
-                    Err((call, errno)) => {
-                        let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-                        (
-                            format!("the engine {engine} {needs}, and {call} failed with {errno}"),
-                            remedy,
-                        )
-                    }
-                }
-            };
-            if forced.is_some() {
-                return Err(Error::EngineRefused {
-                    engine: engine.name(),
-                    reason: refused,
-                    remedy: remedy.into(),
-                });
-            }
-            why_not.push(refused);
-        }
-        let reason = if why_not.is_empty() { "asked for".into() } else { why_not.join("; ") };
-        Ok(Chosen { engine: Engine::Mprotect, reason, tracker: None })
-    }
-}
 
 /// The attributes of all ranges of each region.
 fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>, Error> {

@@ -13,22 +13,22 @@ use std::time::Duration;
 use super::attributes;
 use super::legs::{Item, Leg};
 use crate::backend::{Ability, Backend, Call, Errno, Prot, Tracker};
-use crate::engine::commit::{Effort, Parked, Step, Target};
+use crate::engine::choice::{self, AreaEngine, Situation, Why};
+use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, MAX_THREADS, SLOTS};
-use crate::engine::follow::Freeze;
 use crate::engine::slot::{Slot, Span};
-use crate::engine::{follow, mprotect};
+use crate::engine::{self, Ended, Engine, Following, Frames, OldAlias, Tools, Work};
 use crate::error::Error;
 use crate::job::handle::{JobShared, Stop};
 use crate::job::pace::{Pace, Rate, Seen};
 use crate::job::plan::{Area, Pressure, RetryPolicy};
-use crate::job::report::{Engine, PageOutcome, Waits};
+use crate::job::report::{PageOutcome, Waits};
 use crate::job::threads::ThreadCount;
 use crate::observe::Attributes;
-use crate::pool;
+use crate::pool::{self, Share};
 use crate::region::Extent;
 use crate::sync::{AtomicU64, Condvar, Instant, Mutex, Ordering, lock, thread};
-use crate::units::{BASE_PAGE, NodeId, PageSize};
+use crate::units::{BASE_PAGE, NodeId};
 use conclude::Vacated;
 use join::Unjoined;
 pub(crate) use join::mappings_apart;
@@ -36,16 +36,13 @@ pub(crate) use join::mappings_apart;
 /// What one page of page table maps in base pages: 2 MB.
 const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
 
-/// After so many refused calls an area is moved by the engine `mprotect`, which needs fewer.
-const TRIES_TO_FOLLOW: u32 = 2;
-
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
     pub(crate) pace: Pace,
     /// Bytes per second.
     pub(crate) rate_limit: Option<u64>,
-    /// See [`follow::Task`].
+    /// After how many further copies an area is frozen anyway.
     pub(crate) max_rounds: u32,
     /// How long guards are waited for when nothing else is left to do.
     pub(crate) pin_patience: Duration,
@@ -60,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) nodes: BTreeSet<NodeId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) engine: Engine,
-    /// Whether what cannot be followed may be moved by the engine `mprotect`.
+    /// Whether areas that the engine cannot move may be moved by the last resort.
     pub(crate) may_fall_back: bool,
     pub(crate) engine_reason: String,
     /// If the engine follows writes.
@@ -130,21 +127,8 @@ struct State {
 #[derive(Clone, Copy)]
 struct Follow {
     tracker: Tracker,
-    /// See [`follow::Task`].
+    /// Whether this worker may run before others while they wait for it.
     hurry: bool,
-}
-
-/// How pages were moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum How {
-    /// As the job's engine does it.
-    AsChosen,
-    /// Their writers were held back from the start.
-    Held,
-    /// Nobody may write to them.
-    ReadOnly,
-    /// By the engine `mprotect`, because the job's was refused.
-    NotFollowed,
 }
 
 /// Sums for the report.
@@ -157,8 +141,8 @@ struct Tally {
     windows: Waits,
     windows_over_budget: u64,
     windows_first: u64,
-    /// Pages that have moved, by range (its item's index) and by how.
-    moved: BTreeMap<(usize, How), u64>,
+    /// Pages that have moved, by range (its item's index) and by engine.
+    moved: BTreeMap<(usize, AreaEngine), u64>,
     /// CPU time of the threads that have ended, in nanoseconds.
     cpu_ns: u64,
     /// The kernel did not tell the CPU time of a thread.
@@ -376,179 +360,71 @@ impl Run {
     ) -> Vec<(usize, u64)> {
         let leg = &self.legs[area.leg];
         let first_try = area.disturbed == 0 && area.refused == 0;
+        let count = area.pages.end - area.pages.start;
         let (region, exchange_unsupported, hold, freeze_at) = {
             let mut state = lock(&self.state);
-            // As long as the copy of one page takes, not of several.
-            let short =
-                self.settings.engine != Engine::WpSync || area.pages.end - area.pages.start == 1;
-            let hold = self.settings.policy.holds(&area)
-                || first_try && short && state.pressure.holds_next();
-            let item = &state.items[leg.item];
-            (
-                item.claim.region().clone(),
-                state.tally.exchange_unsupported,
-                hold,
-                state.pace.freeze_at(),
-            )
+            let early = first_try && self.settings.engine.holds_early(count);
+            let hold = self.settings.policy.holds(&area) || early && state.pressure.holds_next();
+            let region = state.items[leg.item].claim.region().clone();
+            (region, state.tally.exchange_unsupported, hold, state.pace.freeze_at())
         };
-        let to = &leg.to;
+        let by = choice::for_area(&Situation {
+            engine: self.settings.engine,
+            may_fall_back: self.settings.may_fall_back,
+            has_tracker: follow.is_some(),
+            exchange_unsupported,
+            refused: area.refused,
+            writable: leg.attributes.prot.writable(),
+            page: region.page,
+            hold,
+        });
         let within = area.pages.start - leg.pages.start;
-        let frames =
-            pool::Run { first: leg.to_frame + within, frames: area.pages.end - area.pages.start };
+        let frames = pool::Run { first: leg.to_frame + within, frames: count };
         let vacated = pool::Run { first: leg.from_frame + within, ..frames };
-        let len = region.bytes(frames.frames);
+        let len = region.bytes(count);
         let span = Span { addr: region.addr(area.pages.start), len, prot: leg.attributes.prot };
-        let exchange = leg.exchange && !exchange_unsupported;
-        let alias = leg.from.0.alias_of(vacated.first);
-        let target = Target {
-            alias: to.0.alias_of(frames.first),
-            file: to.0.file,
-            offset: to.0.offset_of(frames.first),
-            exchange,
+        let work = Work {
+            span,
+            old: frames_of(&leg.from, vacated),
+            new: frames_of(&leg.to, frames),
+            page: region.page,
+            locked: leg.attributes.locked,
+            may_exchange: leg.exchange && !exchange_unsupported,
+            hold,
+            following: follow.map(|Follow { tracker, hurry }| Following {
+                tracker,
+                freeze_at,
+                max_rounds: self.settings.max_rounds,
+                hurry,
+            }),
         };
-        let takes_away = self.settings.engine == Engine::Precopy;
-        // The freeze moves page tables even where those of the target cannot be moved.
-        let cannot_follow = follow.is_none()
-            || takes_away && exchange_unsupported
-            || area.refused >= TRIES_TO_FOLLOW;
-        let falls_back =
-            self.settings.engine.follows() && self.settings.may_fall_back && cannot_follow;
-        // Where the whole of an area is written before it has been copied, and each freeze has to
-        // copy it again, nothing is gained by looking.
-        let holds =
-            hold && region.page.is_hugetlb() && self.settings.engine == Engine::PrecopyProtect;
-        let follow = follow.filter(|_| span.prot.writable() && !falls_back && !holds);
-        let split = region.page == PageSize::Thp;
-        let keeps_tables = leg.exchange && !(split && follow.is_some());
-        let mut effort = Effort::default();
-        let prepared = self.prepare_frames(leg, frames, exchange, preferred);
-        // The alias of the old frames is read, or gets their page tables: what a failed attempt has
-        // left there must not be in the way.
-        let prepared = prepared.and_then(|()| leg.from.mend_torn(vacated));
-        // Beyond this limit a call that unmaps first and maps then would fail in between.
-        let deaf = falls_back && span.prot.writable() && self.signals_are_blocked();
-        let step = if let Err((call, errno)) = prepared {
-            Step::Refused(call, errno)
-        } else if deaf {
-            // A writer that blocks the signal would be killed.
-            Step::Refused(Call::Protect, Errno(libc::EDEADLK))
-        } else if self.backend.is_host_memory()
-            && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
-        {
-            Step::Refused(Call::Map, Errno(libc::ENOMEM))
-        } else {
-            // Through the span a huge page that is followed would be read by base pages, with a
-            // fault for each.
-            let in_place = span.prot.readable() && !(split && follow.is_some());
-            let source = if in_place { span.addr } else { alias };
-            match follow {
-                Some(Follow { tracker, hurry }) => {
-                    let (file, offset) = (leg.from.0.file, leg.from.0.offset_of(vacated.first));
-                    let freeze = match self.settings.engine {
-                        Engine::Precopy => Freeze::Absence { park: alias, file, offset },
-                        Engine::WpSync => {
-                            Freeze::Barrier { page_bytes: followed_page_bytes(region.page), hold }
-                        }
-                        _ => Freeze::Protection { park: exchange.then_some(alias) },
-                    };
-                    // Its lock must not go along where page tables go to the alias.
-                    let locked = leg.attributes.locked && self.settings.engine != Engine::WpSync;
-                    // The one page is written, or it is not.
-                    let max_rounds =
-                        if region.page.is_hugetlb() { 0 } else { self.settings.max_rounds };
-                    let task = follow::Task {
-                        span,
-                        source,
-                        freeze,
-                        target,
-                        tracker,
-                        split: region.page != PageSize::Base,
-                        locked,
-                        freeze_at,
-                        max_rounds,
-                        hurry,
-                    };
-                    // SAFETY: the job's claim keeps everybody else from migrating, discarding or
-                    // growing these pages; the frames are the job's until a page maps them; the
-                    // backend lives as long as the job; `work` has started a thread that serves the
-                    // tracker.
-                    unsafe {
-                        follow::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
-                    }
-                }
-                None => {
-                    // A locked mapping takes its lock along, and with it a share of RLIMIT_MEMLOCK
-                    // that the alias must not have.
-                    let park = (exchange && !leg.attributes.locked).then_some(alias);
-                    let task = mprotect::Task { span, source, target, park, hold };
-                    // SAFETY: as above.
-                    unsafe {
-                        mprotect::attempt(slot, &SLOTS.epoch, &*self.backend, &task, &mut effort)
-                    }
-                }
-            }
+        let ended = match self.prepare(leg, &work, by, (vacated, frames), preferred) {
+            // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
+            // these pages; the frames are the job's until a page maps them; the backend lives as
+            // long as the job; `work` has started a thread that serves the tracker.
+            Ok(()) => unsafe { engine::attempt(by.engine, &self.tools(slot), &work) },
+            Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
         };
-        if effort.exchanged {
-            to.mark_hollow(frames);
-        }
-        match effort.parked {
-            Parked::No => {}
-            // It has got attributes that it could not be rid of, or page tables for base pages.
-            Parked::Yes if !keeps_tables => leg.from.mark_spoilt(vacated),
-            Parked::Yes => {
-                leg.from.mark_borrowed(vacated);
-                // Where whole page-table pages could not move, the kernel has made new ones, under
-                // this worker's policy.
-                let congruent = (alias ^ span.addr).is_multiple_of(PAGE_TABLE_SPAN);
-                if !congruent && leg.from.0.tables != preferred {
-                    leg.from.note_tables(vacated, None);
-                }
-            }
-            Parked::Failed => {
-                // Perhaps a hole, where another thread's next mapping could land: fill it at once.
-                leg.from.mend_hole(vacated);
-            }
-        }
-        // A refused commit leaves the destination's alias with the user's access, and the next copy
-        // goes through it.
         let mut area = area;
-        if step != Step::Migrated && effort.exchanged && span.prot != Prot::READ_WRITE {
-            // SAFETY: the alias of frames that are the job's.
-            let writable = unsafe { self.backend.protect(target.alias, len, Prot::READ_WRITE) };
-            if writable.is_err() {
-                area.refused = self.settings.policy.max_refused;
-            }
+        if !self.settle_aliases(leg, &work, &ended, (vacated, frames), preferred) {
+            area.refused = self.settings.policy.max_refused;
         }
+        let Ended { step, effort, followed, disturbed, .. } = ended;
         let migrated = if step == Step::Migrated { len as u64 } else { 0 };
         self.shared.count(effort.copied, migrated);
-        if step == Step::Migrated && !effort.by_exchange && leg.tables.is_some() {
-            // `mmap` has filled new page tables, under this worker's policy.
-            to.note_tables(frames, preferred);
-        }
         let restored = match step {
             Step::Migrated => self.restore_attributes(leg, &span, effort.by_exchange),
-            // It was unlocked before the freeze.
-            _ if follow.is_some() => self.restore_attributes(leg, &span, true),
+            _ if effort.unlocked => self.restore_attributes(leg, &span, true),
             _ => Ok(()),
         };
 
-        let followed = follow.is_some() && step == Step::Migrated && effort.parked == Parked::Yes;
-
         let mut state = lock(&self.state);
-        match follow {
-            Some(_) if step == Step::Migrated => {
-                let Effort { written, left, window_ns, .. } = effort;
-                // Of pages that were held nobody knows who would have written to them.
-                let held = hold && self.settings.engine == Engine::WpSync;
-                let written = if held { left } else { written };
-                state.pace.observe(Seen { written, left, window_ns });
-                if first_try && !hold && region.page.is_hugetlb() {
-                    state.pressure.observe(written > 0);
-                }
-            }
-            Some(_) => {}
-            None if first_try && !hold => state.pressure.observe(step == Step::Dirty),
-            None => {}
+        if followed && step == Step::Migrated {
+            let Effort { written, left, window_ns, .. } = effort;
+            state.pace.observe(Seen { written, left, window_ns });
+        }
+        if let Some(disturbed) = disturbed.filter(|_| first_try) {
+            state.pressure.observe(disturbed);
         }
         if let Some(rate) = &mut state.rate {
             rate.charge(effort.copied);
@@ -571,27 +447,20 @@ impl Run {
         tally.warnings.extend(restored.err().map(attribute_lost));
         match step {
             Step::Migrated => {
-                let how = match follow {
-                    _ if !span.prot.writable() => How::ReadOnly,
-                    None if falls_back => How::NotFollowed,
-                    None if hold => How::Held,
-                    Some(_) if hold && self.settings.engine == Engine::WpSync => How::Held,
-                    _ => How::AsChosen,
-                };
-                *tally.moved.entry((leg.item, how)).or_default() += frames.frames;
+                *tally.moved.entry((leg.item, by)).or_default() += count;
                 let extent = Extent {
                     pages: area.pages.clone(),
-                    share: to.clone(),
+                    share: leg.to.clone(),
                     first_frame: frames.first,
                 };
                 let replaced = lock(&region.extents).replace(extent);
                 debug_assert!(replaced.iter().all(|e| e.share == leg.from));
-                let marked = followed && keeps_tables;
+                let marked = ended.old_alias == OldAlias::HasTables { marked: true };
                 let vacated = Vacated { share: leg.from.clone(), run: vacated, marked };
                 state.vacated.push(vacated);
                 (state.guarded_since, state.last_look) = (None, false);
                 let item = &mut state.items[leg.item];
-                item.mark_used(to, frames);
+                item.mark_used(&leg.to, frames);
                 item.set_outcome(&area.pages, PageOutcome::Migrated);
                 return state.unjoined.dealt_with(leg.item, &area.pages, true);
             }
@@ -604,7 +473,7 @@ impl Run {
             }
             Step::Refused(call, errno) => match self.settings.policy.after_refusal(&area) {
                 Some(again) => {
-                    if follow.is_some() {
+                    if followed {
                         tally.not_followed_why.get_or_insert(format!("{call} failed with {errno}"));
                     }
                     state.items[leg.item].set_outcome(&area.pages, PageOutcome::Busy);
@@ -623,6 +492,79 @@ impl Run {
             },
         }
         Vec::new()
+    }
+
+    /// Makes everything ready for an attempt on these frames, or says why it cannot be made.
+    fn prepare(
+        &self,
+        leg: &Leg,
+        work: &Work,
+        by: AreaEngine,
+        (vacated, frames): (pool::Run, pool::Run),
+        preferred: Option<NodeId>,
+    ) -> Result<(), (Call, Errno)> {
+        self.prepare_frames(leg, frames, work.may_exchange, preferred)?;
+        // The alias of the old frames is read, or gets their page tables: what a failed attempt has
+        // left there must not be in the way.
+        leg.from.mend_torn(vacated)?;
+        if by.why == Why::NotFollowed && self.signals_are_blocked() {
+            // A writer that blocks the signal would be killed.
+            return Err((Call::Protect, Errno(libc::EDEADLK)));
+        }
+        // Beyond this limit a call that unmaps first and maps then would fail in between.
+        if self.backend.is_host_memory() && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
+        {
+            return Err((Call::Map, Errno(libc::ENOMEM)));
+        }
+        Ok(())
+    }
+
+    /// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
+    /// Returns whether there can be one.
+    fn settle_aliases(
+        &self,
+        leg: &Leg,
+        work: &Work,
+        ended: &Ended,
+        (vacated, frames): (pool::Run, pool::Run),
+        preferred: Option<NodeId>,
+    ) -> bool {
+        let Effort { exchanged, by_exchange, .. } = ended.effort;
+        if exchanged {
+            leg.to.mark_hollow(frames);
+        }
+        match ended.old_alias {
+            OldAlias::Untouched => {}
+            OldAlias::Spoilt => leg.from.mark_spoilt(vacated),
+            OldAlias::HasTables { .. } => {
+                leg.from.mark_borrowed(vacated);
+                // Where whole page-table pages could not move, the kernel has made new ones, under
+                // this worker's policy.
+                let congruent = (work.old.alias ^ work.span.addr).is_multiple_of(PAGE_TABLE_SPAN);
+                if !congruent && leg.from.0.tables != preferred {
+                    leg.from.note_tables(vacated, None);
+                }
+            }
+            // Perhaps a hole, where another thread's next mapping could land: fill it at once.
+            OldAlias::Torn => leg.from.mend_hole(vacated),
+        }
+        if ended.step == Step::Migrated {
+            if !by_exchange && leg.tables.is_some() {
+                // `mmap` has filled new page tables, under this worker's policy.
+                leg.to.note_tables(frames, preferred);
+            }
+        } else if exchanged && work.span.prot != Prot::READ_WRITE {
+            // A refused commit leaves the destination's alias with the user's access, and the next
+            // copy goes through it.
+            let (alias, len) = (work.new.alias, work.span.len);
+            // SAFETY: the alias of frames that are the job's.
+            return unsafe { self.backend.protect(alias, len, Prot::READ_WRITE) }.is_ok();
+        }
+        true
+    }
+
+    fn tools<'a>(&'a self, slot: &'a Slot) -> Tools<'a> {
+        Tools { slot, epoch: &SLOTS.epoch, backend: &*self.backend }
     }
 
     /// Whether some thread would be killed by the signal that the engine `mprotect` needs. Found
@@ -657,11 +599,12 @@ impl Run {
     }
 }
 
-fn attribute_lost(error: Error) -> String {
-    format!("an attribute of the range is lost: {error}")
+/// Where frames of a share lie.
+fn frames_of(share: &Share, run: pool::Run) -> Frames {
+    let (alias, offset) = (share.0.alias_of(run.first), share.0.offset_of(run.first));
+    Frames { alias, file: share.0.file, offset }
 }
 
-/// Of what size the pages are by which writes to a region's pages are noted.
-pub(crate) fn followed_page_bytes(page: PageSize) -> usize {
-    if page.is_hugetlb() { page.bytes() } else { BASE_PAGE }
+fn attribute_lost(error: Error) -> String {
+    format!("an attribute of the range is lost: {error}")
 }

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pageleap::backend::Call;
+use pageleap::backend::{Ability, Call};
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
     Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
@@ -90,7 +90,7 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 /// some system calls fail: whether such an engine is used depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&String> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
-    let fails = matches!(report.engine, Engine::Mprotect | Engine::PrecopyProtect);
+    let fails = report.engine.signals();
     let told = |warning: &str| fails && warning.starts_with(expected);
     report.warnings.iter().filter(|warning| !told(warning)).collect()
 }
@@ -99,33 +99,36 @@ pub fn surprises(report: &Report) -> Vec<&String> {
 pub fn works(engine: EngineChoice) -> bool {
     static FOUND: OnceLock<Capabilities> = OnceLock::new();
     let has = |topic| FOUND.get_or_init(Capabilities::probe).has(topic);
-    match engine {
-        EngineChoice::Precopy => has(Topic::Freeze) && has(Topic::WriteTracking),
-        EngineChoice::WpSync => has(Topic::WriteBarrier),
-        EngineChoice::PrecopyProtect => has(Topic::WriteTracking),
-        EngineChoice::Auto | EngineChoice::Mprotect => true,
-    }
+    let Some(engine) = engine.forced() else { return true };
+    engine.needs().is_none_or(|ability| match ability {
+        Ability::NoteAndHold => has(Topic::Freeze) && has(Topic::WriteTracking),
+        Ability::HoldWriters => has(Topic::WriteBarrier),
+        Ability::Note => has(Topic::WriteTracking),
+    })
 }
 
 /// Whether this machine and user can use the engine `precopy`.
 pub fn can_follow() -> bool {
-    works(EngineChoice::Precopy)
+    works(Engine::Precopy.into())
+}
+
+/// The engine that needs nothing.
+pub fn last_resort() -> Engine {
+    Engine::ALL[Engine::ALL.len() - 1]
 }
 
 /// The engines for which tests are repeated: the last resort, what `auto` chooses, and those
 /// between.
-pub const ENGINES: [EngineChoice; 4] = [
-    EngineChoice::Mprotect,
-    EngineChoice::Auto,
-    EngineChoice::WpSync,
-    EngineChoice::PrecopyProtect,
-];
+pub fn repeated() -> Vec<EngineChoice> {
+    let between = Engine::ALL[1..Engine::ALL.len() - 1].iter().map(|engine| (*engine).into());
+    [last_resort().into(), EngineChoice::Auto].into_iter().chain(between).collect()
+}
 
-/// Those of [`ENGINES`] that work here. In the lab, where CPUs are slow, only the first two:
+/// Those of [`repeated`] that work here. In the lab, where CPUs are slow, only the first two:
 /// `auto` chooses another engine on each of its kernels.
 pub fn engines() -> Vec<EngineChoice> {
-    let most = if in_lab() { 2 } else { ENGINES.len() };
-    ENGINES[..most].iter().copied().filter(|engine| works(*engine)).collect()
+    let most = if in_lab() { 2 } else { usize::MAX };
+    repeated().into_iter().take(most).filter(|engine| works(*engine)).collect()
 }
 
 /// Whether this is a machine of the lab. Every instruction is emulated there, so tests do less.
@@ -135,11 +138,8 @@ pub fn in_lab() -> bool {
 
 /// The engines that `auto` tries here for pages of this size, best first, without the last resort.
 pub fn ladder(page: PageSize) -> Vec<Engine> {
-    let fits = |engine: &Engine| {
-        !(page.is_hugetlb() && *engine == Engine::Precopy || *engine == Engine::Mprotect)
-    };
-    let works = EngineChoice::ALL.into_iter().filter(|choice| works(*choice));
-    works.filter_map(EngineChoice::forced).filter(fits).collect()
+    let fits = |engine: &Engine| engine.moves(page) && *engine != last_resort();
+    Engine::ALL.into_iter().filter(fits).filter(|engine| works((*engine).into())).collect()
 }
 
 /// Checks which engine a job has used. With [`EngineChoice::Auto`] that is the first of `ladder`
@@ -152,7 +152,7 @@ pub fn check_engine(
 ) {
     let refused = usize::from(struck == Some(Call::OpenTracker));
     let expected = match engine {
-        EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(Engine::Mprotect).to_string(),
+        EngineChoice::Auto => ladder.get(refused).copied().unwrap_or(last_resort()).to_string(),
         forced => forced.to_string(),
     };
     assert_eq!(report.engine.to_string(), expected, "{report}");

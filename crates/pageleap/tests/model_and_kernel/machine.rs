@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, NodeCounts, NodeId, PageCounts,
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Job, Migration, NodeCounts, NodeId, PageCounts,
     PageOutcome, PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
@@ -411,8 +411,11 @@ impl Machine {
         (area_bytes, threads, hold, follow): (usize, usize, bool, bool),
     ) -> Result<Job, Error> {
         // The model can always follow writes.
-        let engine =
-            if follow && can_follow() { EngineChoice::Auto } else { EngineChoice::Mprotect };
+        let engine = if follow && can_follow() {
+            EngineChoice::Auto
+        } else {
+            EngineChoice::Only(Engine::Mprotect)
+        };
         let mut migration = Migration::new().area_bytes(area_bytes).threads(threads).engine(engine);
         if hold {
             migration = migration.max_disturbed_copies(0);

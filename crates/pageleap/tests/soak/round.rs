@@ -2,7 +2,7 @@
 //! what the machine can do.
 
 use pageleap::backend::Errno;
-use pageleap::{EngineChoice, PageSize};
+use pageleap::{Engine, EngineChoice, PageSize};
 
 use crate::common::{PAGE_SIZES, Random, works};
 
@@ -91,7 +91,7 @@ pub fn sanitizer() -> String {
 /// Whether an engine can be asked for by name. The probe that tells makes a thread in a way that
 /// the runtime of the thread sanitizer does not stand: with that, `auto` finds out.
 pub fn is_known_to_work(engine: EngineChoice) -> bool {
-    matches!(engine, EngineChoice::Auto | EngineChoice::Mprotect)
+    engine.forced().is_none_or(|engine| engine.needs().is_none())
         || sanitizer() != "thread" && works(engine)
 }
 
@@ -101,8 +101,7 @@ impl Kind {
         let mut kinds = Vec::new();
         for page in PAGE_SIZES {
             let works = |engine: &EngineChoice| {
-                is_known_to_work(*engine)
-                    && !(*engine == EngineChoice::Precopy && page.is_hugetlb())
+                is_known_to_work(*engine) && engine.forced().is_none_or(|engine| engine.moves(page))
             };
             let engines: Vec<EngineChoice> = EngineChoice::ALL.into_iter().filter(works).collect();
             // Each alone, and all in turns.
@@ -115,10 +114,12 @@ impl Kind {
     /// Whether a system call may fail because of a leap by one of the engines (docs/protocol.md,
     /// section 10).
     pub fn lets_system_calls_fail(&self) -> bool {
-        let may = |engine: &EngineChoice| match engine {
-            EngineChoice::Mprotect | EngineChoice::PrecopyProtect => true,
-            EngineChoice::Precopy | EngineChoice::WpSync => false,
-            EngineChoice::Auto => !is_known_to_work(EngineChoice::WpSync),
+        // With `auto` it is sure only where an engine works for pages of every size that does not.
+        let sure = |engine: &Engine| !engine.signals() && engine.moves(PageSize::Huge2M);
+        let none_fails = |engine: Engine| sure(&engine) && is_known_to_work(engine.into());
+        let may = |choice: &EngineChoice| match choice.forced() {
+            Some(engine) => engine.signals(),
+            None => !Engine::ALL.into_iter().any(none_fails),
         };
         self.engines.iter().any(may)
     }

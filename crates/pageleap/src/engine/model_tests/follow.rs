@@ -1,16 +1,16 @@
-//! The protocol against a modelled machine: the real [`attempt`] while threads access the span,
-//! under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and single paths
-//! with plain threads, so that they run under Miri too.
+//! The engines that follow writes against a modelled machine: the real attempt while threads access
+//! the span, under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and single
+//! paths with plain threads, so that they run under Miri too.
 
 use std::sync::Arc;
 
-use crate::backend::{
-    Ability, Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
-};
-use crate::engine::commit::{Effort, Parked, Step, Target};
-use crate::engine::follow::{Freeze, Task, attempt};
+use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
+use crate::engine::commit::{Effort, Step};
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
+use crate::engine::{
+    Ended, Engine, Following, Frames, Messages, OldAlias, Tools, Work, attempt, choice,
+};
 use crate::units::{BASE_PAGE, PageSize};
 #[cfg(loom)]
 use loom::thread;
@@ -20,24 +20,41 @@ use std::thread;
 const PAGES: usize = 2;
 const LEN: usize = PAGES * BASE_PAGE;
 
-/// Each way to close the last gap.
+/// A way to move an area: by which engine, and whether writers are held back from the start.
 #[derive(Clone, Copy, Debug)]
-enum By {
-    Absence,
-    Protection,
-    Barrier,
-    /// The same, from the beginning.
-    Hold,
+struct By {
+    engine: Engine,
+    hold: bool,
 }
 
 impl By {
+    /// Each engine that follows writes; and once more with writers held back, if it can do that.
+    fn each() -> Vec<By> {
+        let engines = Engine::ALL.into_iter().filter(|engine| engine.follows());
+        let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold }));
+        ways.filter(|by| !by.hold || by.can_hold()).collect()
+    }
+
+    fn can_hold(self) -> bool {
+        let situation = choice::Situation {
+            engine: self.engine,
+            may_fall_back: false,
+            has_tracker: true,
+            exchange_unsupported: false,
+            refused: 0,
+            writable: true,
+            page: PageSize::Base,
+            hold: true,
+        };
+        choice::for_area(&situation).why == choice::Why::Held
+    }
+
     /// Whether a thread has to serve the tracker.
     fn is_served(self) -> bool {
-        matches!(self, By::Barrier | By::Hold)
+        let tracker = self.engine.profile().tracker;
+        tracker.is_some_and(|need| need.messages == Messages::Writers)
     }
 }
-
-const EACH: [By; 4] = [By::Absence, By::Protection, By::Barrier, By::Hold];
 
 /// A region of two pages over one file, the alias of another, and the alias of the first.
 struct Fixture {
@@ -65,46 +82,45 @@ impl Fixture {
         }
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
-        let ability = match by {
-            By::Absence => Ability::NoteAndHold,
-            By::Protection => Ability::Note,
-            By::Barrier | By::Hold => Ability::HoldWriters,
-        };
-        let tracker = model.open_tracker(ability).unwrap();
+        let tracker = model.open_tracker(by.engine.needs().unwrap()).unwrap();
         Fixture { model, table, view, alias, park, files, tracker, by }
     }
 
-    /// How to freeze a span of these frames, whose alias this is.
-    fn freeze(&self, park: usize, file: MemoryFile) -> Freeze {
-        match self.by {
-            By::Absence => Freeze::Absence { park, file, offset: 0 },
-            By::Protection => Freeze::Protection { park: Some(park) },
-            By::Barrier => Freeze::Barrier { page_bytes: BASE_PAGE, hold: false },
-            By::Hold => Freeze::Barrier { page_bytes: BASE_PAGE, hold: true },
-        }
+    /// An attempt on the view, from frames of one file to those of another: each file with its
+    /// alias.
+    fn attempt_to(
+        &self,
+        backend: &dyn Backend,
+        from: (MemoryFile, usize),
+        to: (MemoryFile, usize),
+        freeze_at: u64,
+        max_rounds: u32,
+    ) -> Ended {
+        let frames = |(file, alias)| Frames { alias, file, offset: 0 };
+        let work = Work {
+            span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
+            old: frames(from),
+            new: frames(to),
+            page: PageSize::Base,
+            locked: false,
+            may_exchange: true,
+            hold: self.by.hold,
+            following: Some(Following {
+                tracker: self.tracker,
+                freeze_at,
+                max_rounds,
+                hurry: false,
+            }),
+        };
+        let tools = Tools { slot: &self.table.slots[0], epoch: &self.table.epoch, backend };
+        // SAFETY: the fixture's span and frames are used by this migrator only; the trackers of
+        // the model that need service have it.
+        unsafe { attempt(self.by.engine, &tools, &work) }
     }
 
-    fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> (Step, Effort) {
-        let target = Target { alias: self.alias, file: self.files[1], offset: 0, exchange: true };
-        let task = Task {
-            span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
-            source: self.view,
-            freeze: self.freeze(self.park, self.files[0]),
-            target,
-            tracker: self.tracker,
-            split: false,
-            locked: false,
-            freeze_at,
-            max_rounds,
-            hurry: false,
-        };
-        let mut effort = Effort::default();
-        // SAFETY: the fixture's span and target are used by this migrator only; the model's
-        // trackers need no service.
-        let step = unsafe {
-            attempt(&self.table.slots[0], &self.table.epoch, backend, &task, &mut effort)
-        };
-        (step, effort)
+    fn attempt(&self, backend: &dyn Backend, freeze_at: u64, max_rounds: u32) -> Ended {
+        let (from, to) = ((self.files[0], self.park), (self.files[1], self.alias));
+        self.attempt_to(backend, from, to, freeze_at, max_rounds)
     }
 
     /// Serves the tracker in a thread, if that is needed, while `body` runs.
@@ -135,7 +151,7 @@ impl Fixture {
     fn migrate_served(&self, backend: &dyn Backend) -> Vec<Step> {
         let mut steps = Vec::new();
         loop {
-            let (step, effort) = self.attempt(backend, 0, 1);
+            let Ended { step, effort, old_alias, .. } = self.attempt(backend, 0, 1);
             steps.push(step);
             if step == Step::Migrated {
                 return steps;
@@ -143,7 +159,7 @@ impl Fixture {
             assert!(self.is_open(), "after {steps:?} nobody may have to wait");
             // What a job does before it tries again.
             for (spoilt, at, file) in [
-                (effort.parked == Parked::Failed, self.park, self.files[0]),
+                (old_alias == OldAlias::Torn, self.park, self.files[0]),
                 (effort.exchanged, self.alias, self.files[1]),
             ] {
                 let (len, prot) = (LEN, Prot::READ_WRITE);
@@ -178,7 +194,7 @@ mod loom_tests {
     use super::*;
 
     fn check(test: impl Fn(By) + Copy + Sync + Send + 'static) {
-        EACH.into_iter().for_each(|by| check_with(by, 3, test));
+        By::each().into_iter().for_each(|by| check_with(by, 3, test));
     }
 
     fn check_with(by: By, preemptions: usize, test: impl Fn(By) + Copy + Sync + Send + 'static) {
@@ -231,7 +247,9 @@ mod loom_tests {
             assert!(f.is_migrated() && f.is_open());
         };
         // A fourth thread makes many more interleavings.
-        EACH.into_iter().for_each(|by| check_with(by, if by.is_served() { 2 } else { 3 }, test));
+        By::each()
+            .into_iter()
+            .for_each(|by| check_with(by, if by.is_served() { 2 } else { 3 }, test));
     }
 
     /// The kernel may drop page table entries at any time; what it knows of writes goes with them.
@@ -260,7 +278,7 @@ mod loom_tests {
     #[test]
     fn loom_precopy_a_call_fails_under_a_writer() {
         let modes = [FailMode::Before, FailMode::After, FailMode::Partial];
-        for (by, at) in EACH.into_iter().flat_map(|by| (1..=9).map(move |at| (by, at))) {
+        for (by, at) in By::each().into_iter().flat_map(|by| (1..=9).map(move |at| (by, at))) {
             for mode in modes {
                 let mut builder = loom::model::Builder::new();
                 builder.preemption_bound = Some(1);
@@ -313,15 +331,18 @@ mod plain_tests {
 
     #[test]
     fn an_undisturbed_attempt_copies_once() {
-        for by in EACH {
+        for by in By::each() {
             let f = Fixture::new(by);
             f.model.store(f.page(1) + 8, 42).unwrap();
-            let (step, effort) = f.attempt(&*f.model, 0, 1);
+            let Ended { step, effort, old_alias, .. } = f.attempt(&*f.model, 0, 1);
             assert_eq!(step, Step::Migrated);
-            let Effort { copied, by_exchange, repairs, parked, written, held, .. } = effort;
-            assert_eq!((copied, by_exchange, repairs, written), (LEN as u64, true, 0, 0));
-            assert_eq!(parked, if by.is_served() { Parked::No } else { Parked::Yes });
-            assert_eq!(held, matches!(by, By::Hold));
+            let Effort { copied, by_exchange, repairs, written, held, .. } = effort;
+            assert_eq!((copied, by_exchange, repairs), (LEN as u64, true, 0));
+            // Of pages that were held back nobody knows who would have written to them.
+            assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });
+            let tables = OldAlias::HasTables { marked: true };
+            assert_eq!(old_alias, if by.is_served() { OldAlias::Untouched } else { tables });
+            assert_eq!(held, by.hold);
             assert_eq!(f.model.load(f.page(1) + 8), Ok(42));
             assert!(f.is_migrated() && f.is_open());
         }
@@ -329,7 +350,7 @@ mod plain_tests {
 
     #[test]
     fn whatever_fails_leaves_the_area_whole() {
-        for by in EACH {
+        for by in By::each() {
             let counting = {
                 let f = Arc::new(Fixture::new(by));
                 let counting = Arc::new(FailAt::never(f.model.clone()));
@@ -368,7 +389,7 @@ mod plain_tests {
     fn writers_and_migrator_run_against_each_other() {
         use std::sync::atomic::{AtomicBool, Ordering};
         let moves = if cfg!(miri) { 5 } else { 5_000 };
-        for by in [EACH, EACH].concat() {
+        for by in [By::each(), By::each()].concat() {
             let (f, stop) = (Arc::new(Fixture::new(by)), Arc::new(AtomicBool::new(false)));
             let writers: Vec<_> = (0..2)
                 .map(|w| {
@@ -385,31 +406,8 @@ mod plain_tests {
             f.served(f.model.clone(), || {
                 let (mut here, mut there) = ((f.files[0], f.park), (f.files[1], f.alias));
                 for _ in 0..moves {
-                    let target =
-                        Target { alias: there.1, file: there.0, offset: 0, exchange: true };
-                    let task = Task {
-                        span: Span { addr: f.view, len: LEN, prot: Prot::READ_WRITE },
-                        source: f.view,
-                        freeze: f.freeze(here.1, here.0),
-                        target,
-                        tracker: f.tracker,
-                        split: false,
-                        locked: false,
-                        freeze_at: 0,
-                        max_rounds: 2,
-                        hurry: false,
-                    };
-                    // SAFETY: as in `Fixture::attempt`.
-                    let step = unsafe {
-                        attempt(
-                            &f.table.slots[0],
-                            &f.table.epoch,
-                            &*f.model,
-                            &task,
-                            &mut Effort::default(),
-                        )
-                    };
-                    assert_eq!(step, Step::Migrated);
+                    let ended = f.attempt_to(&*f.model, here, there, 0, 2);
+                    assert_eq!(ended.step, Step::Migrated);
                     // What a job does when it recycles the frames.
                     // SAFETY: the alias of frames that nobody uses.
                     unsafe {

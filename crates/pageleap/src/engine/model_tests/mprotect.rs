@@ -1,6 +1,6 @@
-//! The protocol against a modelled machine.
+//! The engine `mprotect` against a modelled machine.
 //!
-//! The `loom_` tests run the real [`attempt`] and the real [`SlotTable::resolve`] under loom, which
+//! The `loom_` tests run the real attempt and the real [`SlotTable::resolve`] under loom, which
 //! tries all interleavings of a migrator and writers up to `LOOM_MAX_PREEMPTIONS` forced switches
 //! (3 unless set: seconds; 4: minutes). The others check single paths with plain threads, so that
 //! they run under Miri too.
@@ -8,32 +8,33 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
-use crate::engine::commit::{Effort, Step, Target};
-use crate::engine::mprotect::{Task, attempt};
+use crate::engine::commit::{Effort, Step};
 use crate::engine::processor::Processor;
 use crate::engine::slot::{Slot, SlotTable, Span};
+use crate::engine::{Ended, Engine, Frames, Tools, Work, attempt};
 use crate::units::{BASE_PAGE, PageSize};
 
 const PAGES: usize = 2;
 const LEN: usize = PAGES * BASE_PAGE;
 
-/// A region of two pages over one file, and the alias of another.
+/// A region of two pages over one file, and the aliases of this file and of another.
 struct Fixture {
     model: Arc<Model>,
     table: SlotTable<1>,
     view: usize,
+    /// What the view maps at first.
     source: Mapping,
-    target: Target,
-    /// The alias of the frames that are mapped at first.
-    park: Option<usize>,
+    old: Frames,
+    new: Frames,
+    exchange: bool,
 }
 
 impl Fixture {
     fn new(exchange: bool) -> Self {
         let model = Arc::new(Model::new());
         let files =
-            ["source", "target"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
-        let [view, alias, park] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
+            ["old", "new"].map(|name| model.create_file(name, PageSize::Base, LEN).unwrap());
+        let [view, new, old] = [(); 3].map(|()| model.reserve(LEN, BASE_PAGE).unwrap());
         let mapping = |addr, file| Mapping {
             addr,
             len: LEN,
@@ -43,50 +44,58 @@ impl Fixture {
             populate: true,
         };
         let source = mapping(view, files[0]);
-        // SAFETY: both ranges were reserved above.
+        // SAFETY: the ranges were reserved above.
         unsafe {
             model.map(&source).unwrap();
-            model.map(&mapping(alias, files[1])).unwrap();
-            model.map(&mapping(park, files[0])).unwrap();
+            model.map(&mapping(new, files[1])).unwrap();
+            model.map(&mapping(old, files[0])).unwrap();
         }
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
-        let target = Target { alias, file: files[1], offset: 0, exchange };
-        Fixture { model, table, view, source, target, park: exchange.then_some(park) }
+        let old = Frames { alias: old, file: files[0], offset: 0 };
+        let new = Frames { alias: new, file: files[1], offset: 0 };
+        Fixture { model, table, view, source, old, new, exchange }
     }
 
     fn slot(&self) -> &Slot {
         &self.table.slots[0]
     }
 
-    fn task(&self, hold: bool) -> Task {
-        let span = Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE };
-        Task { span, source: self.view, target: self.target, park: self.park, hold }
+    fn work(&self, hold: bool) -> Work {
+        Work {
+            span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
+            old: self.old,
+            new: self.new,
+            page: PageSize::Base,
+            locked: false,
+            may_exchange: self.exchange,
+            hold,
+            following: None,
+        }
+    }
+
+    fn attempt_work(&self, backend: &dyn Backend, work: &Work) -> Ended {
+        let tools = Tools { slot: self.slot(), epoch: &self.table.epoch, backend };
+        // SAFETY: the fixture's span and frames are used by this migrator only.
+        unsafe { attempt(Engine::Mprotect, &tools, work) }
     }
 
     fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Effort) {
-        let mut effort = Effort::default();
-        // SAFETY: the fixture's span and target are used by this migrator only.
-        let step = unsafe {
-            attempt(self.slot(), &self.table.epoch, backend, &self.task(hold), &mut effort)
-        };
-        (step, effort)
+        let ended = self.attempt_work(backend, &self.work(hold));
+        (ended.step, ended.effort)
     }
 
     /// One attempt on one page.
     #[cfg(loom)]
     fn attempt_page(&self, page: usize, hold: bool) -> Step {
         let offset = page * BASE_PAGE;
-        let mut task = self.task(hold);
-        task.span = Span { addr: self.view + offset, len: BASE_PAGE, ..task.span };
-        task.source += offset;
-        task.park = task.park.map(|park| park + offset);
-        task.target =
-            Target { alias: task.target.alias + offset, offset: offset as u64, ..task.target };
-        // SAFETY: as in `attempt`.
-        unsafe {
-            attempt(self.slot(), &self.table.epoch, &*self.model, &task, &mut Effort::default())
+        let mut work = self.work(hold);
+        work.span = Span { addr: self.view + offset, len: BASE_PAGE, ..work.span };
+        for frames in [&mut work.old, &mut work.new] {
+            frames.alias += offset;
+            frames.offset = offset as u64;
         }
+        self.attempt_work(&*self.model, &work).step
     }
 
     /// Tries until it is done, as a job does: tracked once, then held.
@@ -113,7 +122,7 @@ impl Fixture {
 
     fn is_migrated(&self) -> bool {
         (0..PAGES)
-            .all(|i| self.model.frame_at(self.view + i * BASE_PAGE) == Some((self.target.file, i)))
+            .all(|i| self.model.frame_at(self.view + i * BASE_PAGE) == Some((self.new.file, i)))
     }
 
     fn is_accessible(&self) -> bool {
@@ -371,7 +380,7 @@ mod plain_tests {
         let backend: *const dyn Backend = &raw const *f.model;
         let publish = || {
             // SAFETY: the model outlives both attempts.
-            unsafe { f.slot().publish(&f.table.epoch, &f.task(true).span, backend) }
+            unsafe { f.slot().publish(&f.table.epoch, &f.work(true).span, backend) }
         };
         publish();
         let seen = f.slot().covering(f.view).expect("the attempt covers the view");
@@ -386,14 +395,11 @@ mod plain_tests {
         let f = Fixture::new(true);
         // SAFETY: the fixture's own mapping.
         unsafe { f.model.protect(f.view, LEN, Prot::READ) }.unwrap();
-        let mut task = f.task(false);
-        task.span.prot = Prot::READ;
+        let mut work = f.work(false);
+        work.span.prot = Prot::READ;
         let counting = FailAt::never(f.model.clone());
         counting.arm();
-        let mut effort = Effort::default();
-        // SAFETY: as in `Fixture::attempt`.
-        let step = unsafe { attempt(f.slot(), &f.table.epoch, &counting, &task, &mut effort) };
-        assert_eq!(step, Step::Migrated);
+        assert_eq!(f.attempt_work(&counting, &work).step, Step::Migrated);
         assert!(f.is_migrated());
         assert_eq!(f.model.attributes_at(f.view).unwrap().0, Prot::READ);
         assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
@@ -422,20 +428,14 @@ mod plain_tests {
             .collect();
         for _ in 0..moves {
             f.migrate(&*f.model);
-            // Back, by hand: the alias of the source is not modelled, so map it while the slot is
-            // closed for a held attempt.
-            let mut task = f.task(true);
-            task.park = None;
-            task.target = Target { file: other.file, alias: f.target.alias, ..f.target };
-            // SAFETY: the alias is the fixture's; it shows the file that is copied to.
-            unsafe { f.model.map(&Mapping { addr: f.target.alias, ..other }) }.unwrap();
-            // SAFETY: as in `Fixture::attempt`.
-            let step = unsafe {
-                attempt(f.slot(), &f.table.epoch, &*f.model, &task, &mut Effort::default())
-            };
-            assert_eq!(step, Step::Migrated);
-            // SAFETY: as above.
-            let restored = Mapping { addr: f.target.alias, file: f.target.file, ..other };
+            // Back, by hand, while the slot is closed for a held attempt: the alias shows the file
+            // that is copied to.
+            let mut work = f.work(true);
+            work.new = Frames { file: other.file, ..f.new };
+            // SAFETY: the alias is the fixture's.
+            unsafe { f.model.map(&Mapping { addr: f.new.alias, ..other }) }.unwrap();
+            assert_eq!(f.attempt_work(&*f.model, &work).step, Step::Migrated);
+            let restored = Mapping { addr: f.new.alias, file: f.new.file, ..other };
             // SAFETY: as above.
             unsafe { f.model.map(&restored) }.unwrap();
         }

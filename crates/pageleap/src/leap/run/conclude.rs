@@ -4,10 +4,12 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::{How, Run, State, Tally};
+use super::{Run, State, Tally};
 use crate::backend::Call;
+use crate::engine::Engine;
+use crate::engine::choice::Why;
 use crate::engine::slot::Slot;
-use crate::job::report::{Ended, Engine, EngineUse, PageCounts, PageOutcome, Report, Waits, runs};
+use crate::job::report::{Ended, EngineUse, PageCounts, PageOutcome, Report, Waits, runs};
 use crate::leap::SYSTEM_CALLS_MAY_FAIL;
 use crate::leap::legs::Item;
 use crate::pool::{self, Share};
@@ -47,30 +49,28 @@ impl Run {
         let not_followed: u64 = tally
             .moved
             .iter()
-            .filter(|((_, how), _)| *how == How::NotFollowed)
+            .filter(|((_, by), _)| by.why == Why::NotFollowed)
             .map(|(_, pages)| pages)
             .sum();
         let not_followed_why = tally.not_followed_why.unwrap_or_default();
         if !settings.engine.signals() && not_followed > 0 {
             warnings.push(format!(
-                "{not_followed} pages were moved by the engine mprotect, and {SYSTEM_CALLS_MAY_FAIL}: {not_followed_why}"
+                "{not_followed} pages were moved by the engine {}, and {SYSTEM_CALLS_MAY_FAIL}: {not_followed_why}",
+                Engine::LAST_RESORT
             ));
         }
-        let engines = tally.moved.iter().map(|((item, how), pages)| {
+        let engines = tally.moved.iter().map(|((item, by), pages)| {
             let claim = &items[*item].claim;
-            let (engine, why) = match how {
-                How::AsChosen => (settings.engine, settings.engine_reason.as_str()),
-                How::Held if settings.engine == Engine::WpSync => (Engine::WpSync, HELD),
-                How::Held => (Engine::Mprotect, HELD),
-                How::ReadOnly => {
-                    (Engine::Mprotect, "nobody may write there, so there is nothing to follow")
-                }
-                How::NotFollowed => (Engine::Mprotect, not_followed_why.as_str()),
+            let why = match by.why {
+                Why::AsChosen => settings.engine_reason.as_str(),
+                Why::Held => HELD,
+                Why::ReadOnly => "nobody may write there, so there is nothing to follow",
+                Why::NotFollowed => not_followed_why.as_str(),
             };
             EngineUse {
                 region: claim.region().id,
                 range: claim.range(),
-                engine,
+                engine: by.engine,
                 pages: *pages,
                 why: why.into(),
             }

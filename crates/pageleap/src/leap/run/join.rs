@@ -10,7 +10,6 @@ use std::ops::Range;
 use super::{Run, attribute_lost};
 use crate::backend::Mapping;
 use crate::engine::commit::{Effort, map_again};
-use crate::engine::fault::SLOTS;
 use crate::engine::slot::{Slot, Span};
 use crate::leap::legs::Leg;
 use crate::sync::{lock, monotonic_ns};
@@ -197,7 +196,7 @@ impl Run {
         // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
         // to do with it any more.
         let (joined, restored) = unsafe {
-            map_again(slot, &SLOTS.epoch, &*self.backend, &span, mapping, &mut effort, || {
+            map_again(&self.tools(slot), &span, mapping, &mut effort, || {
                 self.restore_attributes(leg, &span, false)
             })
         };

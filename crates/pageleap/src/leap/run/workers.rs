@@ -3,10 +3,10 @@
 use super::{Follow, Run};
 use crate::affinity;
 use crate::backend::{Backend, Errno, Tracker};
+use crate::engine::Messages;
 use crate::engine::crew::Crew;
 use crate::engine::fault::{MAX_THREADS, SLOTS};
 use crate::error::Error;
-use crate::job::report::Engine;
 use crate::sync::{Barrier, lock, thread};
 
 /// Serves a tracker for the workers whose slots have their bits set in `slots`, once they know that
@@ -70,7 +70,10 @@ impl Run {
             lock(&self.state).tally.warnings.push(warning);
         }
         let tracker = self.settings.tracker.as_ref().map(|open| open.tracker);
-        let served = self.backend.is_host_memory() || self.settings.engine == Engine::WpSync;
+        let need = self.settings.engine.profile().tracker;
+        let served = need.is_some_and(|need| {
+            need.messages == Messages::Writers || self.backend.is_host_memory()
+        });
         match tracker.filter(|_| served) {
             None => self.work_together(tracker),
             Some(tracker) => {

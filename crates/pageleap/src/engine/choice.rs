@@ -1,0 +1,227 @@
+//! Which engine a job gets, and which engine moves an area of it. Pure: what takes system calls is
+//! asked by the caller.
+
+use super::{Engine, EngineChoice, Hold, TrackerNeed};
+use crate::backend::{Ability, Call, Errno};
+use crate::error::Error;
+use crate::units::PageSize;
+
+/// After this many refused calls an area is moved by the [last resort](Engine::LAST_RESORT), which
+/// needs fewer.
+const MOST_REFUSALS: u32 = 2;
+
+/// The engine for a job.
+#[derive(Debug)]
+pub(crate) struct Chosen<T> {
+    pub(crate) engine: Engine,
+    /// Why that one, in words.
+    pub(crate) reason: String,
+    /// What was opened for it, if it follows writes.
+    pub(crate) tracker: Option<T>,
+}
+
+/// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
+/// `open` opens, or the one that is asked for.
+pub(crate) fn for_job<T>(
+    choice: EngineChoice,
+    page: PageSize,
+    mut open: impl FnMut(Ability) -> Result<T, (Call, Errno)>,
+) -> Result<Chosen<T>, Error> {
+    let forced = choice.forced();
+    let mut why_not = Vec::new();
+    for engine in Engine::ALL.into_iter().filter(|one| forced.is_none_or(|forced| forced == *one)) {
+        let found = try_engine(engine, page, &mut open);
+        match found {
+            Ok(tracker) => {
+                let reason = match forced {
+                    Some(_) => "asked for".into(),
+                    None if why_not.is_empty() => "follows writes without signals".into(),
+                    None => why_not.join("; "),
+                };
+                return Ok(Chosen { engine, reason, tracker });
+            }
+            Err((reason, remedy)) if forced.is_some() => {
+                return Err(Error::EngineRefused {
+                    engine: engine.name(),
+                    reason,
+                    remedy: remedy.into(),
+                });
+            }
+            Err((reason, _)) => why_not.push(reason),
+        }
+    }
+    unreachable!("the last resort needs nothing that could be refused")
+}
+
+/// Opens what an engine needs, or says why it cannot work, and what to do about it.
+fn try_engine<T>(
+    engine: Engine,
+    page: PageSize,
+    open: &mut impl FnMut(Ability) -> Result<T, (Call, Errno)>,
+) -> Result<Option<T>, (String, &'static str)> {
+    if !engine.moves(page) {
+        let reason = format!("the engine {engine} moves pages of 4k and thp, not {page}");
+        return Err((reason, "let the engine be chosen (auto)"));
+    }
+    let Some(TrackerNeed { ability, words, .. }) = engine.profile().tracker else {
+        return Ok(None);
+    };
+    open(ability).map(Some).map_err(|(call, errno)| {
+        let reason = format!("the engine {engine} needs {words}, and {call} failed with {errno}");
+        let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
+        (reason, remedy)
+    })
+}
+
+/// What is known of an area before an attempt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Situation {
+    /// The job's engine.
+    pub(crate) engine: Engine,
+    /// Whether areas that this engine cannot move may be moved by the last resort.
+    pub(crate) may_fall_back: bool,
+    /// Whether the job has a tracker, and a thread that reads its messages as far as that is
+    /// needed.
+    pub(crate) has_tracker: bool,
+    /// Whether the kernel has refused to exchange page tables, and will do so again.
+    pub(crate) exchange_unsupported: bool,
+    /// How many attempts at this area have ended with a refused call.
+    pub(crate) refused: u32,
+    /// Whether the user may write to the area.
+    pub(crate) writable: bool,
+    pub(crate) page: PageSize,
+    /// Whether its writers are to be held back from the start.
+    pub(crate) hold: bool,
+}
+
+/// The engine that moves an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AreaEngine {
+    pub(crate) engine: Engine,
+    pub(crate) why: Why,
+}
+
+/// Why an area is moved by its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Why {
+    /// It is the job's.
+    AsChosen,
+    /// Writers are held back from the start.
+    Held,
+    /// Nobody may write to the area.
+    ReadOnly,
+    /// The job's engine was refused.
+    NotFollowed,
+}
+
+/// Chooses the engine for one attempt on an area.
+pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
+    let Situation { engine, may_fall_back, has_tracker, exchange_unsupported, .. } = *situation;
+    let Situation { refused, writable, page, hold, .. } = *situation;
+    let profile = engine.profile();
+    let refused = profile.needs_exchange && exchange_unsupported || refused >= MOST_REFUSALS;
+    let last_resort = |why| AreaEngine { engine: Engine::LAST_RESORT, why };
+    if !writable {
+        return last_resort(Why::ReadOnly);
+    }
+    if profile.tracker.is_some() && (!has_tracker || may_fall_back && refused) {
+        return last_resort(Why::NotFollowed);
+    }
+    match profile.hold {
+        Hold::Areas | Hold::Pages if hold => AreaEngine { engine, why: Why::Held },
+        Hold::HugetlbByLastResort if hold && page.is_hugetlb() => last_resort(Why::Held),
+        _ => AreaEngine { engine, why: Why::AsChosen },
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    const CALM: Situation = Situation {
+        engine: Engine::LAST_RESORT,
+        may_fall_back: true,
+        has_tracker: true,
+        exchange_unsupported: false,
+        refused: 0,
+        writable: true,
+        page: PageSize::Base,
+        hold: false,
+    };
+
+    /// All engines that need something.
+    fn demanding() -> impl Iterator<Item = Engine> {
+        Engine::ALL.into_iter().filter(|engine| engine.needs().is_some())
+    }
+
+    #[test]
+    fn auto_takes_the_first_engine_whose_tracker_opens() {
+        let works = |_| Ok(());
+        let auto = for_job(EngineChoice::Auto, PageSize::Base, works).unwrap();
+        assert_eq!((auto.engine, auto.tracker), (Engine::ALL[0], Some(())));
+        assert_eq!(auto.reason, "follows writes without signals");
+        for engine in Engine::ALL {
+            let only = |ability| {
+                let opens = Some(ability) == engine.needs();
+                opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EPERM)))
+            };
+            let found = for_job(EngineChoice::Auto, PageSize::Base, only).unwrap();
+            assert_eq!((found.engine, found.tracker.is_some()), (engine, engine.needs().is_some()));
+            for before in Engine::ALL.into_iter().take_while(|before| *before != engine) {
+                assert!(found.reason.contains(before.name()), "{}", found.reason);
+            }
+            let asked = for_job(engine.into(), PageSize::Base, works).unwrap();
+            assert_eq!((asked.engine, &*asked.reason), (engine, "asked for"));
+            let refused = for_job::<()>(engine.into(), PageSize::Base, |_| {
+                Err((Call::OpenTracker, Errno(libc::EPERM)))
+            });
+            assert_eq!(refused.is_err(), engine.needs().is_some(), "{refused:?}");
+        }
+        for engine in Engine::ALL {
+            let asked = for_job(engine.into(), PageSize::Huge2M, works);
+            assert_eq!(asked.is_ok(), engine.moves(PageSize::Huge2M), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn an_area_is_moved_by_the_engine_of_its_job_unless_that_is_refused() {
+        for engine in Engine::ALL {
+            let calm = Situation { engine, ..CALM };
+            let at = |situation: Situation| for_area(&situation);
+            assert_eq!(at(calm), AreaEngine { engine, why: Why::AsChosen });
+            assert_eq!(
+                at(Situation { writable: false, hold: true, ..calm }),
+                AreaEngine { engine: Engine::LAST_RESORT, why: Why::ReadOnly }
+            );
+            let once = at(Situation { refused: MOST_REFUSALS - 1, ..calm });
+            assert_eq!(once.why, Why::AsChosen);
+        }
+        for engine in demanding() {
+            let calm = Situation { engine, ..CALM };
+            let fallen = AreaEngine { engine: Engine::LAST_RESORT, why: Why::NotFollowed };
+            let twice = Situation { refused: MOST_REFUSALS, hold: true, ..calm };
+            assert_eq!(for_area(&twice), fallen);
+            assert_eq!(for_area(&Situation { has_tracker: false, ..calm }), fallen);
+            let forced = Situation { may_fall_back: false, hold: false, ..twice };
+            assert_eq!(for_area(&forced).engine, engine);
+            let apart = Situation { exchange_unsupported: true, ..calm };
+            assert_eq!(for_area(&apart) == fallen, engine.profile().needs_exchange);
+        }
+    }
+
+    #[test]
+    fn writers_are_held_back_as_the_engine_can() {
+        for (page, engine) in [PageSize::Base, PageSize::Huge2M]
+            .into_iter()
+            .flat_map(|page| Engine::ALL.map(|e| (page, e)))
+        {
+            let found = for_area(&Situation { engine, page, hold: true, ..CALM });
+            let (wanted, why) = match engine.profile().hold {
+                Hold::Areas | Hold::Pages => (engine, Why::Held),
+                Hold::HugetlbByLastResort if page.is_hugetlb() => (Engine::LAST_RESORT, Why::Held),
+                Hold::No | Hold::HugetlbByLastResort => (engine, Why::AsChosen),
+            };
+            assert_eq!(found, AreaEngine { engine: wanted, why });
+        }
+    }
+}

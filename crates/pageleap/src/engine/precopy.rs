@@ -1,0 +1,101 @@
+//! The engine `precopy`: the kernel notes which pages are written (userfaultfd with asynchronous
+//! write-protection, Linux 6.7), and the page tables of the area are taken away for the window.
+//!
+//! No signal, no handler: the kernel's own writes are noted like any others. In the window the page
+//! tables of the span lie in the alias of the old frames, marks included. A thread that touches the
+//! area then, user code or kernel, sleeps in a page fault until the page tables of the new frames
+//! have arrived.
+//!
+//! The engine promises: system calls that read or write the area do not fail because of a leap
+//! (FUTEX_WAKE_OP may); writers are neither signalled nor throttled. It needs a userfaultfd that
+//! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
+
+use super::commit::{Effort, Parked, Step, arrive};
+use super::follow::{self, Attempt, Each, Refusal, Way};
+use super::slot::Span;
+use super::{Tools, Work};
+use crate::backend::{Call, Errno};
+use crate::units::BASE_PAGE;
+
+struct Precopy;
+
+/// Runs one attempt.
+///
+/// # Safety
+/// As [`attempt`](super::attempt).
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+    // SAFETY: forwarded to the caller.
+    unsafe { follow::attempt(&Precopy, tools, work, effort) }
+}
+
+impl Way for Precopy {
+    unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
+        // SAFETY: forwarded to the caller.
+        unsafe { at.mark_by_scan(effort) }
+    }
+
+    unsafe fn look(
+        &self,
+        at: &Attempt<'_>,
+        mark_clean: bool,
+        effort: &mut Effort,
+        each: &mut Each<'_>,
+    ) -> Result<(), Refusal> {
+        let Span { addr, len, .. } = at.work.span;
+        // SAFETY: forwarded to the caller.
+        unsafe { at.unproven(addr, len, mark_clean, effort, each) }
+    }
+
+    /// From now on a thread that finds a page without an entry waits. Pages have one, as a rule,
+    /// until the page tables are taken away.
+    unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
+        let Span { addr, len, .. } = at.work.span;
+        let (backend, tracker) = (at.tools.backend, at.following.tracker);
+        effort.count(Call::Track);
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            backend.track(tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
+            at.unlock(effort)
+        }
+    }
+
+    /// Moves the page tables of the span to the alias, copies what the last stores have left to
+    /// copy, and brings the page tables of the new frames.
+    unsafe fn close_and_commit(
+        &self,
+        at: &Attempt<'_>,
+        effort: &mut Effort,
+    ) -> Result<(), Refusal> {
+        let Work { span: Span { addr, len, .. }, old, new, .. } = *at.work;
+        let backend = at.tools.backend;
+        effort.count(Call::Exchange);
+        effort.parked = Parked::Failed;
+        // SAFETY: the span is the job's; threads that touch it from now on wait. The alias is that
+        // of its own frames.
+        unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {
+            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            (Call::Exchange, errno)
+        })?;
+        effort.parked = Parked::Yes;
+        let (mut copied, mut reads) = (0, 0);
+        // Nobody can store to these frames any more, so this look is the last one.
+        // SAFETY: the alias holds the page tables of the frames; the new frames are ours.
+        unsafe {
+            at.unproven(old.alias, len, false, effort, &mut |pages| {
+                // Not through the alias: the kernel may drop an entry of it at any time, and a
+                // thread that finds none there sleeps until it is woken, which would be by us.
+                let (offset, dst) = (old.offset + pages.start as u64, new.alias + pages.start);
+                reads += 1;
+                copied += pages.len() as u64;
+                let read = backend.read_file(old.file, offset, dst, pages.len());
+                read.map(|()| true).map_err(|errno| (Call::ReadFile, errno))
+            })
+        }?;
+        effort.copied += copied;
+        effort.left = copied / BASE_PAGE as u64;
+        effort.calls[Call::ReadFile as usize] += reads;
+        // SAFETY: the span is closed, and all its pages have been copied since the last store to
+        // them.
+        unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
+    }
+}
