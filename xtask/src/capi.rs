@@ -10,7 +10,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::commands::{Workspace, run};
+use crate::built;
+use crate::commands::{Effort, Workspace, run};
 use crate::files::{copy, make_folder, read, write};
 use crate::tally::Outcome;
 
@@ -46,6 +47,16 @@ impl<'a> Layout<'a> {
 /// Builds the library and installs it with its headers and with the files for build systems.
 pub fn install(workspace: &Workspace, layout: &Layout) -> Result<()> {
     run(workspace.cargo(&["build", "--release", "-p", "pageleap-capi"]))?;
+    install_built(workspace, layout, &workspace.target.join("release/libpageleap_c.a"))
+}
+
+/// Installs the library that the tests of the workspace were built with.
+fn install_of_tests(workspace: &Workspace, layout: &Layout) -> Result<()> {
+    let archive = built::archive(workspace.cargo(&["test", "--workspace", "--no-run"]))?;
+    install_built(workspace, layout, &archive)
+}
+
+fn install_built(workspace: &Workspace, layout: &Layout, built: &Path) -> Result<()> {
     let sources = workspace.root.join("crates/capi");
     let (lib, include) = (layout.root.join(layout.lib), layout.root.join("include"));
     for folder in [&lib, &include] {
@@ -55,7 +66,7 @@ pub fn install(workspace: &Workspace, layout: &Layout) -> Result<()> {
         copy(&sources.join("include").join(header), &include.join(header))?;
     }
     let archive = lib.join("libpageleap.a");
-    copy(&workspace.target.join("release/libpageleap_c.a"), &archive)?;
+    copy(built, &archive)?;
     // Debug information is four fifths of the archive, and of no use without these sources.
     let mut strip = Command::new("strip");
     strip.arg("--strip-debug").arg(&archive);
@@ -144,15 +155,19 @@ pub fn soname(version: &str) -> String {
     format!("libpageleap.so.{}", abi(version))
 }
 
-/// Installs the library below `target/capi`, and checks it with its programs.
-pub fn test(workspace: &Workspace) -> Result<Outcome> {
+/// Installs the library below `target/capi`, and checks it with its programs. A short effort takes
+/// the library as the tests were built with it; a full one takes the optimised one.
+pub fn test(workspace: &Workspace, effort: Effort) -> Result<Outcome> {
     let prefix = workspace.target.join("capi");
-    install(workspace, &Layout::movable(&prefix))?;
+    match effort {
+        Effort::Short => install_of_tests(workspace, &Layout::movable(&prefix))?,
+        Effort::Full => install(workspace, &Layout::movable(&prefix))?,
+    }
     let mut outcome = Outcome::default();
     outcome.add("header and symbols", check_symbols(workspace, &prefix).map(|()| None));
     outcome.add("header in C and C++", check_languages(workspace).map(|()| None));
     cmake::test(workspace, &prefix, &mut outcome);
-    programs::test(workspace, &prefix, &mut outcome)?;
+    programs::test(workspace, &prefix, effort, &mut outcome)?;
     Ok(outcome)
 }
 

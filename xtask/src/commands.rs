@@ -15,18 +15,36 @@ pub const STRESS_SECONDS_VAR: &str = "PAGELEAP_STRESS_SECONDS";
 /// Seconds per case of the stress oracle unless the variable or a flag says otherwise.
 pub const STRESS_SECONDS: u64 = 5;
 
+/// The same in the default test command.
+const STRESS_SECONDS_SHORT: u64 = 1;
+
 /// Environment variable with loom's exploration bound.
 const LOOM_BOUND_VAR: &str = "LOOM_MAX_PREEMPTIONS";
 
 /// Preemptions per execution that loom explores. Its authors find that 2 or 3 show nearly all
 /// defects; without a bound the larger tests do not end.
-const LOOM_BOUND: &str = "3";
+const LOOM_BOUND: u64 = 3;
+
+/// The same in the default test command.
+const LOOM_BOUND_SHORT: u64 = 2;
 
 /// Environment variable with the number of schedules that each shuttle test runs.
 const SHUTTLE_SCHEDULES_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
 
-/// Schedules per test: some 20 s on two cores.
-const SHUTTLE_SCHEDULES: &str = "10000";
+/// Schedules per test.
+const SHUTTLE_SCHEDULES: u64 = 10_000;
+
+/// The same in the default test command.
+const SHUTTLE_SCHEDULES_SHORT: u64 = 1_000;
+
+/// How much of a checker is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// In the default test command: what shows most defects in the shortest time.
+    Short,
+    /// As much as is known to be of use.
+    Full,
+}
 
 /// Where the sources are and where the results go.
 #[derive(Debug, Clone)]
@@ -59,13 +77,35 @@ impl Workspace {
         command
     }
 
-    /// The tests that `checker` stands for. With `build_only` they are compiled and not run.
-    pub fn checker(&self, checker: Checker, build_only: bool) -> Command {
-        let mut arguments = vec!["test", "-p", "pageleap"];
+    /// The same workspace with the build folder of a checker. Compiler flags of its own would
+    /// make cargo forget what the other steps have built.
+    pub fn for_checker(&self, checker: Checker) -> Workspace {
         match checker {
-            Checker::Loom | Checker::Shuttle => arguments.extend(["--release", "--lib"]),
+            Checker::Loom | Checker::Shuttle => {
+                Workspace { target: self.target.join(checker.name()), ..self.clone() }
+            }
+            Checker::Unit | Checker::Stress => self.clone(),
+        }
+    }
+
+    /// The tests that `checker` stands for. With `build_only` they are compiled and not run.
+    ///
+    /// A short run takes the profile of the tests, which the tests have built already or which
+    /// compiles faster; a full run is optimised.
+    pub fn checker(&self, checker: Checker, effort: Effort, build_only: bool) -> Command {
+        let mut arguments = vec!["test"];
+        match (checker, effort) {
+            // The whole workspace: its choice of features is the one that the tests were built with.
+            (Checker::Stress, Effort::Short) => arguments.push("--workspace"),
+            _ => arguments.extend(["-p", "pageleap"]),
+        }
+        if effort == Effort::Full && checker != Checker::Unit {
+            arguments.push("--release");
+        }
+        match checker {
+            Checker::Loom | Checker::Shuttle => arguments.push("--lib"),
             Checker::Unit => arguments.extend(["--lib", "--test", "placement"]),
-            Checker::Stress => arguments.extend(["--release", "--test", "stress"]),
+            Checker::Stress => arguments.extend(["--test", "stress"]),
         }
         if build_only {
             arguments.push("--no-run");
@@ -79,20 +119,20 @@ impl Workspace {
             Checker::Stress => arguments.extend(["--", "--nocapture"]),
         }
         let mut command = self.cargo(&arguments);
+        let mut set = |variable, full: u64, short: u64| {
+            let default = if effort == Effort::Full { full } else { short };
+            command.env(variable, or_default(variable, &default.to_string()));
+        };
         match checker {
-            Checker::Loom => {
-                let bound = or_default(LOOM_BOUND_VAR, LOOM_BOUND);
-                command.env("RUSTFLAGS", with_cfg("loom")).env(LOOM_BOUND_VAR, bound);
-            }
+            Checker::Loom => set(LOOM_BOUND_VAR, LOOM_BOUND, LOOM_BOUND_SHORT),
             Checker::Shuttle => {
-                let schedules = or_default(SHUTTLE_SCHEDULES_VAR, SHUTTLE_SCHEDULES);
-                command.env("RUSTFLAGS", with_cfg("shuttle")).env(SHUTTLE_SCHEDULES_VAR, schedules);
+                set(SHUTTLE_SCHEDULES_VAR, SHUTTLE_SCHEDULES, SHUTTLE_SCHEDULES_SHORT);
             }
             Checker::Unit => {}
-            Checker::Stress => {
-                let seconds = or_default(STRESS_SECONDS_VAR, &STRESS_SECONDS.to_string());
-                command.env(STRESS_SECONDS_VAR, seconds);
-            }
+            Checker::Stress => set(STRESS_SECONDS_VAR, STRESS_SECONDS, STRESS_SECONDS_SHORT),
+        }
+        if matches!(checker, Checker::Loom | Checker::Shuttle) {
+            command.env("RUSTFLAGS", with_cfg(checker.name()));
         }
         command
     }

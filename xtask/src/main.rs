@@ -33,7 +33,7 @@ use clap::{Args, Parser, Subcommand};
 use commands::{STRESS_SECONDS, Workspace};
 use hugepages::Guard;
 use mutants::TABLE;
-use steps::{Plan, Step};
+use steps::{Level, Plan, Step, choice, lanes};
 
 /// Exit code after an interrupt, as a shell gives for SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -48,8 +48,20 @@ struct CommandLine {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Runs every check of the project and prints a summary
+    /// Runs the checks that a commit needs, and says what it did not run
     Test(TestFlags),
+    /// Does one step of `test` in a process of its own
+    #[command(hide = true)]
+    Step {
+        #[arg(value_parser = Step::parse)]
+        step: Step,
+        /// Where the report goes
+        #[arg(long)]
+        result: PathBuf,
+        /// Only these mutants
+        #[arg(long, value_delimiter = ',')]
+        mutants: Option<Vec<String>>,
+    },
     /// Runs only the stress oracle, for longer
     Stress {
         /// Seconds per case
@@ -84,13 +96,17 @@ enum Task {
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Leave out the slow steps (packages, crates, miri, mutants, lab)
-    #[arg(long)]
-    skip_slow: bool,
+    /// Run everything: the deep steps too, some of which take long
+    #[arg(long, conflicts_with_all = ["only", "changed_since"])]
+    all: bool,
     /// Run only these steps
-    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = parse_step)]
+    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = Step::parse)]
     only: Vec<Step>,
-    /// List the steps and run nothing
+    /// Run only the deep steps that the change since this commit concerns, and some mutants;
+    /// everything deep if the commit is unknown or empty
+    #[arg(long, value_name = "COMMIT", conflicts_with = "only")]
+    changed_since: Option<String>,
+    /// List the steps that would run, and run nothing
     #[arg(long)]
     list: bool,
     /// Count skipped tests and steps as failures
@@ -111,14 +127,6 @@ struct MutantFlags {
     write: bool,
 }
 
-fn parse_step(text: &str) -> Result<Step, String> {
-    let names = || Step::ALL.map(Step::name).join(", ");
-    Step::ALL
-        .into_iter()
-        .find(|step| step.name() == text)
-        .ok_or_else(|| format!("the steps are {}", names()))
-}
-
 fn main() -> ExitCode {
     let line = CommandLine::parse();
     match run(line.task) {
@@ -135,12 +143,14 @@ fn run(task: Task) -> Result<u8> {
     ctrlc::set_handler(on_interrupt).context("cannot install the interrupt handler")?;
     let workspace = Workspace::locate()?;
     let good = match task {
-        Task::Test(flags) => test(&workspace, &flags),
+        Task::Test(flags) => test(&workspace, &flags)?,
+        Task::Step { step, result, mutants } => {
+            steps::work::run(&workspace, step, mutants.as_deref()).write(&result)?;
+            true
+        }
         Task::Stress { seconds, deny_skip } => {
-            let steps = vec![Step::Stress];
-            let plan =
-                Plan { steps, left_out: Vec::new(), deny_skip, stress_seconds: Some(seconds) };
-            steps::run(&workspace, &plan)
+            let plan = Plan::only(vec![Step::StressFull]);
+            lanes::run(&workspace, &Plan { deny_skip, stress_seconds: Some(seconds), ..plan })
         }
         Task::Soak(flags) => soak::run(&workspace, &flags)?,
         Task::Mutants(flags) => run_mutants(&workspace, &flags)?,
@@ -161,22 +171,34 @@ fn run(task: Task) -> Result<u8> {
     Ok(u8::from(!good))
 }
 
-fn test(workspace: &Workspace, flags: &TestFlags) -> bool {
-    if flags.list {
-        let mut list = table::Table::new(&["step", "", "what it does"]);
-        for step in Step::ALL {
-            list.row(&[step.name(), if step.is_slow() { "slow" } else { "" }, step.about()]);
-        }
-        print!("{list}");
-        return true;
+fn test(workspace: &Workspace, flags: &TestFlags) -> Result<bool> {
+    let mut plan = Plan::usual(flags.all);
+    if let Some(base) = &flags.changed_since {
+        let change = choice::since(&workspace.root, base)?;
+        plan = choice::plan(&change, TABLE);
+        println!("xtask: {}", choice::describe(&change, &plan));
+    } else if !flags.only.is_empty() {
+        plan = Plan::only(flags.only.clone());
     }
-    let chosen = |step: &Step| flags.only.is_empty() || flags.only.contains(step);
-    let (left_out, steps) =
-        Step::ALL.into_iter().filter(chosen).partition(|step| flags.skip_slow && step.is_slow());
-    steps::run(
-        workspace,
-        &Plan { steps, left_out, deny_skip: flags.deny_skip, stress_seconds: None },
-    )
+    if flags.list {
+        list(&plan);
+        return Ok(true);
+    }
+    Ok(lanes::run(workspace, &Plan { deny_skip: flags.deny_skip, ..plan }))
+}
+
+/// The steps, those that would run first.
+fn list(plan: &Plan) {
+    let mut table = table::Table::new(&["step", "runs", "", "what it does"]);
+    let (run, rest): (Vec<Step>, Vec<Step>) =
+        Step::ALL.into_iter().partition(|step| plan.steps.contains(step));
+    for (steps, runs) in [(run, "yes"), (rest, "no")] {
+        for step in steps {
+            let level = if step.level() == Level::Deep { "deep" } else { "" };
+            table.row(&[step.name(), runs, level, step.about()]);
+        }
+    }
+    print!("{table}");
 }
 
 fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
@@ -186,7 +208,8 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
     }
     ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants.rs");
     let _huge_pages = Guard::reserve();
-    let outcome = mutation::run(workspace, TABLE, &flags.filter, Duration::from_secs(flags.limit))?;
+    let wanted = |name: &str| name.contains(&flags.filter);
+    let outcome = mutation::run(workspace, TABLE, wanted, Duration::from_secs(flags.limit))?;
     Ok(outcome.counts.failed == 0)
 }
 
@@ -213,5 +236,10 @@ mod tests {
         let line = CommandLine::try_parse_from(["xtask", "test", "--only", "fmt,docs"]).unwrap();
         assert!(matches!(line.task, Task::Test(flags) if flags.only == [Step::Fmt, Step::Docs]));
         assert!(CommandLine::try_parse_from(["xtask", "test", "--only", "nothing"]).is_err());
+        assert!(CommandLine::try_parse_from(["xtask", "test", "--only", "fmt", "--all"]).is_err());
+        let line = CommandLine::try_parse_from(["xtask", "test", "--changed-since", ""]).unwrap();
+        assert!(
+            matches!(line.task, Task::Test(flags) if flags.changed_since.as_deref() == Some(""))
+        );
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::commands::Workspace;
+use crate::commands::{Effort, Workspace};
 use crate::mutants::{self, Checker, Mutant, mutate, problems};
 use crate::process::{self, Ending};
 use crate::table::{Table, seconds};
@@ -70,17 +70,17 @@ pub fn write_list(root: &Path, table: &[Mutant]) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Runs the rows whose name contains `filter`. Caught ones count as passed, all others as failed.
+/// Runs the rows whose names are wanted. Caught ones count as passed, all others as failed.
 pub fn run(
     workspace: &Workspace,
     table: &[Mutant],
-    filter: &str,
+    wanted: impl Fn(&str) -> bool,
     limit: Duration,
 ) -> Result<Outcome> {
     let problems = check_list(&workspace.root, table);
     ensure!(problems.is_empty(), "the mutation list is not true:\n  {}", problems.join("\n  "));
-    let rows: Vec<&Mutant> = table.iter().filter(|mutant| mutant.name.contains(filter)).collect();
-    ensure!(!rows.is_empty(), "no mutant's name contains {filter:?}; the list has {}", table.len());
+    let rows: Vec<&Mutant> = table.iter().filter(|mutant| wanted(mutant.name)).collect();
+    ensure!(!rows.is_empty(), "none of the {} mutants has such a name", table.len());
 
     let home = workspace.target.join("mutants");
     let tree = home.join("tree");
@@ -208,7 +208,7 @@ impl Bench<'_> {
     fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
         let mut watch = Watch::new(self.checker);
         let start = Instant::now();
-        let mut command = self.workspace.checker(self.checker, build_only);
+        let mut command = self.workspace.checker(self.checker, Effort::Full, build_only);
         if env::var_os(SHUTTLE_SEED_VAR).is_none() {
             command.env(SHUTTLE_SEED_VAR, SHUTTLE_SEED);
         }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::built::executables;
+use crate::built::{self, Kind};
 use crate::commands::Workspace;
 use crate::hugepages;
 use crate::process;
@@ -143,5 +143,5 @@ fn build(workspace: &Workspace, sanitizer: Option<Sanitizer>) -> Result<PathBuf>
             command
         }
     };
-    executables(command)?.remove(TEST).context("cargo has built no soak")
+    built::one(&built::executables(command)?, Kind::IntegrationTest, TEST)
 }

@@ -9,12 +9,15 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::AddAssign;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
 
 /// Environment variable that tells tests where to append their skips.
 pub const SKIP_LOG_VAR: &str = "PAGELEAP_SKIP_LOG";
 
 /// A test, or a whole step, that did not run, and why.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Skip {
     /// Name of the test, or of the step.
     pub name: String,
@@ -39,7 +42,7 @@ impl fmt::Display for Skip {
 }
 
 /// How many of something passed, failed or were skipped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Ran and held.
     pub passed: usize,
@@ -70,13 +73,17 @@ pub struct Tally {
     names: BTreeSet<String>,
     failed: BTreeSet<String>,
     skips: BTreeSet<Skip>,
+    times: Vec<(String, f64)>,
+    binary: String,
 }
 
 impl Tally {
     /// Takes one line of output.
     pub fn line(&mut self, line: &str) {
         let line = strip_escapes(line);
-        if let Some(totals) = line.split("test result: ").nth(1) {
+        if let Some(binary) = binary_of(&line) {
+            self.binary = binary;
+        } else if let Some(totals) = line.split("test result: ").nth(1) {
             self.harness += parse_totals(totals);
         } else if let Some((name, outcome)) =
             line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
@@ -84,6 +91,8 @@ impl Tally {
             // An outcome may be missing here: with `--nocapture` the test's own output comes in
             // between.
             self.names.insert(name.to_owned());
+            let (outcome, time) = split_time(outcome);
+            self.times.extend(time.map(|time| (format!("{}::{name}", self.binary), time)));
             if outcome == "FAILED" {
                 self.failed.insert(name.to_owned());
             } else if let Some(reason) = outcome.strip_prefix("ignored") {
@@ -134,9 +143,31 @@ impl Tally {
         self.skips.iter()
     }
 
+    /// The tests whose time the harness has told, with it in seconds.
+    pub fn times(&self) -> &[(String, f64)] {
+        &self.times
+    }
+
     /// Names of failed tests, where the output tells them.
     pub fn failed_names(&self) -> impl Iterator<Item = &str> {
         self.failed.iter().map(String::as_str)
+    }
+}
+
+/// The name of the test binary that cargo is about to run: `Running tests/leap.rs (…/leap-0a1b)`.
+fn binary_of(line: &str) -> Option<String> {
+    let (_, path) =
+        line.trim_start().strip_prefix("Running ")?.strip_suffix(')')?.split_once('(')?;
+    let file = path.rsplit('/').next()?;
+    Some(file.rsplit_once('-').map_or(file, |(name, _)| name).to_owned())
+}
+
+/// Splits `ok <1.234s>` into the outcome and the seconds.
+fn split_time(outcome: &str) -> (&str, Option<f64>) {
+    let parts = outcome.strip_suffix("s>").and_then(|rest| rest.rsplit_once(" <"));
+    match parts.and_then(|(outcome, time)| Some((outcome, time.parse().ok()?))) {
+        Some((outcome, time)) => (outcome, Some(time)),
+        None => (outcome, None),
     }
 }
 
@@ -175,16 +206,38 @@ fn strip_escapes(line: &str) -> String {
 }
 
 /// Checks of our own, as they went.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Outcome {
+    /// By result.
     pub counts: Counts,
+    /// Names of those that failed.
     pub failed: Vec<String>,
+    /// Those that did not run.
     pub skips: Vec<Skip>,
+    /// Those that ran, with the seconds that each took.
+    pub times: Vec<(String, f64)>,
+    /// When the last one ended.
+    last: Instant,
+}
+
+impl Default for Outcome {
+    fn default() -> Outcome {
+        Outcome {
+            counts: Counts::default(),
+            failed: Vec::new(),
+            skips: Vec::new(),
+            times: Vec::new(),
+            last: Instant::now(),
+        }
+    }
 }
 
 impl Outcome {
-    /// Counts a test that has passed, was skipped for a reason, or failed.
+    /// Counts a test that has passed, was skipped for a reason, or failed. Its time is that since
+    /// the test before.
     pub fn add(&mut self, name: &str, result: anyhow::Result<Option<String>>) {
+        self.times.push((name.to_owned(), self.last.elapsed().as_secs_f64()));
+        self.last = Instant::now();
         match result {
             Ok(None) => {
                 println!("test {name} ... ok");
@@ -225,6 +278,20 @@ mod tests {
         assert_eq!(tally.counts(), Counts { passed: 8, failed: 2, skipped: 1 });
         assert_eq!(tally.started(), 10);
         assert_eq!(tally.failed_names().collect::<Vec<_>>(), ["m::b"]);
+    }
+
+    #[test]
+    fn times_are_told_with_the_binary_and_change_no_outcome() {
+        let tally = tally(&[
+            "     Running tests/leap.rs (target/debug/deps/leap-672a8c477f8257a9)",
+            "test a ... ok <0.250s>",
+            "     Running unittests src/lib.rs (target/debug/deps/pageleap_sys-0626026d2b09275e)",
+            "test m::b ... FAILED <1.500s>",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+        ]);
+        assert_eq!(tally.failed_names().collect::<Vec<_>>(), ["m::b"]);
+        let wanted = [("leap::a".to_owned(), 0.25), ("pageleap_sys::m::b".to_owned(), 1.5)];
+        assert_eq!(tally.times(), wanted);
     }
 
     #[test]

@@ -1,22 +1,19 @@
-//! Static builds of the programs that run in a guest: the test binaries, the first process, and the
-//! `pageleap` command.
+//! What runs in a guest: the test binaries, the first process, and the `pageleap` command.
 //!
-//! They are compiled for the target of the host, without shared libraries. The host can therefore
-//! run them too, and asks the test binaries for the names of their tests.
+//! They are the programs that the host's own tests have built: nothing is compiled for guests
+//! alone. A guest gets them without debug information, together with the shared libraries that
+//! they load on the host.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::built::{Programs, executables};
+use crate::built::{self, Executable, Kind, Programs};
 use crate::commands::Workspace;
 use crate::soak;
-
-/// The only target on which the kernels of the lab boot.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. `joining` takes more huge pages than machines of the lab have.
@@ -78,46 +75,85 @@ impl Tests {
 
 /// Builds the test binaries.
 pub fn tests(workspace: &Workspace) -> Result<Tests> {
-    let mut arguments = vec!["test", "-p", "pageleap", "-p", "pageleap-cli", "--no-run"];
-    let names = TEST_BINARIES.iter().chain(&COMMAND_TEST_BINARIES);
-    names.for_each(|name| arguments.extend(["--test", name]));
-    let mut binaries = build(workspace, &arguments)?;
-    let command = binaries.remove("pageleap").context("cargo has built no pageleap")?;
-    Ok(Tests { binaries, command })
+    // All of the workspace, as its own tests are built: another choice of packages would be another
+    // choice of features, and all would be compiled again.
+    let built = build(workspace, &["test", "--workspace", "--no-run"])?;
+    let mut binaries = Programs::new();
+    for name in TEST_BINARIES.iter().chain(&COMMAND_TEST_BINARIES) {
+        let path = built::one(&built, Kind::IntegrationTest, name)?;
+        binaries.insert((*name).to_owned(), path);
+    }
+    Ok(Tests { binaries, command: built::one(&built, Kind::Program, "pageleap")? })
 }
 
 /// Builds the soak test.
 pub fn soak(workspace: &Workspace) -> Result<PathBuf> {
-    let mut programs =
-        build(workspace, &["test", "-p", "pageleap", "--no-run", "--test", soak::TEST])?;
-    programs.remove(soak::TEST).context("cargo has built no soak")
+    let built = build(workspace, &["test", "--workspace", "--no-run", "--test", soak::TEST])?;
+    built::one(&built, Kind::IntegrationTest, soak::TEST)
 }
 
 /// Builds the first process of the guests.
 pub fn guest(workspace: &Workspace) -> Result<PathBuf> {
-    let mut programs = build(workspace, &["build", "-p", "lab-guest"])?;
-    programs.remove("lab-guest").context("cargo has built no lab-guest")
+    let built = build(workspace, &["build", "-p", "lab-guest"])?;
+    built::one(&built, Kind::Program, "lab-guest")
 }
 
 /// Builds the `pageleap` command.
 pub fn pageleap(workspace: &Workspace) -> Result<PathBuf> {
-    let mut programs = build(workspace, &["build", "--release", "-p", "pageleap-cli"])?;
-    programs.remove("pageleap").context("cargo has built no pageleap")
+    let built = build(workspace, &["build", "--release", "-p", "pageleap-cli"])?;
+    built::one(&built, Kind::Program, "pageleap")
 }
 
-fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Programs> {
+fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Executable>> {
     ensure!(
         cfg!(target_arch = "x86_64"),
         "the lab boots x86-64 kernels, so it needs an x86-64 machine"
     );
-    // A target directory of its own. These compiler flags differ from those of the other steps, and
-    // one directory would be rebuilt at each change.
-    let own = Workspace { target: workspace.target.join("lab").join("build"), ..workspace.clone() };
-    let mut command = own.cargo(arguments);
-    let mut flags = env::var_os("RUSTFLAGS").unwrap_or_default();
-    flags.push(" -C target-feature=+crt-static -C strip=debuginfo");
-    command.args(["--target", TARGET]).env("RUSTFLAGS", flags);
-    executables(command)
+    built::executables(workspace.cargo(arguments))
+}
+
+/// The contents of a program, without debug information: guests keep it in their memory.
+pub fn stripped(program: &Path, scratch: &Path) -> Result<Vec<u8>> {
+    let name = program.file_name().context("a program has a name")?;
+    let small = scratch.join(format!("{}-stripped", name.display()));
+    let mut command = Command::new("strip");
+    command.args(["--strip-debug", "-o"]).arg(&small).arg(program);
+    let output = command.output().context("cannot start `strip`; install binutils")?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "strip {}: {said}", program.display());
+    let bytes = fs::read(&small).with_context(|| format!("cannot read {}", small.display()))?;
+    fs::remove_file(&small).with_context(|| format!("cannot remove {}", small.display()))?;
+    Ok(bytes)
+}
+
+/// The shared libraries that programs load, the dynamic loader among them.
+pub fn shared_libraries<'a>(programs: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>> {
+    let mut libraries = BTreeSet::new();
+    for program in programs {
+        let output =
+            Command::new("ldd").arg(program).output().context("cannot start `ldd`, of glibc")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // A program without shared libraries is an error for ldd, and all right for a guest.
+        let found = libraries_of(&text);
+        libraries.extend(found.with_context(|| format!("ldd {}", program.display()))?);
+    }
+    Ok(libraries)
+}
+
+/// Reads `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`, and the loader's line, which has
+/// its path only. What the kernel itself provides has no path.
+fn libraries_of(ldd: &str) -> Result<Vec<PathBuf>> {
+    let mut libraries = Vec::new();
+    for line in ldd.lines() {
+        ensure!(!line.contains("not found"), "{}", line.trim());
+        let place = line.split_once("=>").map_or(line, |(_, place)| place).trim();
+        if let Some((path, _)) = place.split_once(" (")
+            && path.starts_with('/')
+        {
+            libraries.push(path.into());
+        }
+    }
+    Ok(libraries)
 }
 
 /// The tests of these binaries. Each binary lists its own tests.
@@ -147,6 +183,17 @@ pub fn list(programs: &Programs) -> Result<Vec<TestId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_are_found_by_their_paths() {
+        let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 \
+                    (0x00007f01)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f02)\n";
+        let wanted: Vec<PathBuf> =
+            vec!["/lib/x86_64-linux-gnu/libc.so.6".into(), "/lib64/ld-linux-x86-64.so.2".into()];
+        assert_eq!(libraries_of(text).unwrap(), wanted);
+        assert!(libraries_of("\tnot a dynamic executable").unwrap().is_empty());
+        assert!(libraries_of("\tlibx.so => not found").is_err());
+    }
 
     #[test]
     fn every_test_binary_is_in_a_list_or_left_out_here() {

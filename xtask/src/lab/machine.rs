@@ -1,5 +1,6 @@
 //! One guest: its files, its boot, and its results.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::build;
 use super::initramfs::Archive;
 use super::kernels::Kernel;
 use super::topology::Topology;
@@ -171,18 +173,31 @@ impl Lab {
         let file =
             File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let mut archive = Archive::new(BufWriter::new(file));
-        for directory in ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"] {
-            archive.directory(directory)?;
+        let programs = || job.programs.values().map(PathBuf::as_path).chain([&*self.guest]);
+        let libraries = build::shared_libraries(programs())?;
+        let fixed = ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"];
+        let mut directories: BTreeSet<&Path> = fixed.iter().map(Path::new).collect();
+        for library in &libraries {
+            let above = library.ancestors().skip(1).filter_map(|path| path.strip_prefix("/").ok());
+            directories.extend(above.filter(|path| !path.as_os_str().is_empty()));
+        }
+        // Sorted, so that each directory comes after the one that it lies in.
+        for directory in directories {
+            archive.directory(&directory.to_string_lossy())?;
         }
         // The kernel opens this device before any file system is mounted.
         archive.device("dev/console", 5, 1)?;
-        archive.file("init", &read(&self.guest)?)?;
+        archive.file("init", &build::stripped(&self.guest, &folder)?)?;
         archive.file("lab/plan", plan.as_bytes())?;
+        for library in &libraries {
+            let place = library.strip_prefix("/").context("ldd names absolute paths")?;
+            archive.file(&place.to_string_lossy(), &read(library)?)?;
+        }
         if let Some(busybox) = &self.busybox {
             archive.file("bin/busybox", &read(busybox)?)?;
         }
         for (name, program) in &job.programs {
-            archive.file(&format!("lab/bin/{name}"), &read(program)?)?;
+            archive.file(&format!("lab/bin/{name}"), &build::stripped(program, &folder)?)?;
         }
         archive.finish()?;
         let expected = Expected {

@@ -84,6 +84,9 @@ const PROPTEST_CASES: &str = "15";
 const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
+/// Test binaries with tests that need several nodes.
+const SEVERAL_NODES: [&str; 3] = ["nodes", "nodes_adverse", "placement"];
+
 /// The flags of `cargo xtask lab`.
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
@@ -160,19 +163,34 @@ pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
         }
         None => {
             ready(workspace)?;
-            let Some(summary) = test(workspace, flags)? else { return Ok(0) };
+            let Some(summary) = test(workspace, flags, &[])? else { return Ok(0) };
             let denied = flags.deny_skip && !summary.skips.is_empty();
             Ok(u8::from(summary.counts.failed > 0 || denied))
         }
     }
 }
 
-/// Runs the lab as a step of `cargo xtask test`, with the default flags.
-pub fn step(workspace: &Workspace) -> Result<Summary> {
+/// How much a step of `cargo xtask test` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// On the usual machine and kernel, the tests that need several nodes.
+    SeveralNodes,
+    /// On all machines, and on the usual one with all kernels, everything but the slow tests.
+    Usual,
+}
+
+/// Runs a part of the lab, as a step of `cargo xtask test`.
+pub fn step(workspace: &Workspace, extent: Extent) -> Result<Summary> {
+    let (topology, kernel, binaries) = match extent {
+        Extent::SeveralNodes => {
+            (vec![USUAL_TOPOLOGY.to_owned()], vec![USUAL_SERIES.to_owned()], &SEVERAL_NODES[..])
+        }
+        Extent::Usual => (Vec::new(), Vec::new(), &[][..]),
+    };
     let flags = Flags {
         action: None,
-        topology: Vec::new(),
-        kernel: Vec::new(),
+        topology,
+        kernel,
         accel: ACCEL.to_owned(),
         filter: String::new(),
         list: false,
@@ -180,7 +198,27 @@ pub fn step(workspace: &Workspace) -> Result<Summary> {
         keep: false,
         deny_skip: false,
     };
-    test(workspace, &flags)?.context("the lab has run no tests")
+    test(workspace, &flags, binaries)?.context("the lab has run no tests")
+}
+
+/// Skips that are right on a machine with one or two nodes, because another machine of the lab is
+/// for these tests.
+pub struct LeftToOthers(Topology);
+
+impl LeftToOthers {
+    /// Whether the skip is one of them; `name` lacks the name of the test binary.
+    pub fn includes(&self, name: &str) -> bool {
+        build::TEST_BINARIES
+            .iter()
+            .any(|binary| self.0.expects_skip(USUAL_SERIES, &format!("{binary}::{name}")).is_some())
+    }
+}
+
+/// Reads them from the file of the usual machine.
+pub fn skips_left_to_other_machines(workspace: &Workspace) -> Result<LeftToOthers> {
+    let all = Topology::read_all(&workspace.root.join("lab").join("topologies"))?;
+    let usual = all.into_iter().find(|topology| topology.name == USUAL_TOPOLOGY);
+    Ok(LeftToOthers(usual.with_context(|| format!("there is no topology {USUAL_TOPOLOGY}"))?))
 }
 
 /// The directory of the kernels.
@@ -202,12 +240,14 @@ struct Planned<'a> {
     tests: Vec<TestId>,
 }
 
-fn test(workspace: &Workspace, flags: &Flags) -> Result<Option<Summary>> {
+/// Runs what the flags choose, of these test binaries, or of all if none is named.
+fn test(workspace: &Workspace, flags: &Flags, binaries: &[&str]) -> Result<Option<Summary>> {
     let topologies = chosen_topologies(workspace, flags)?;
     let series = chosen_series(flags)?;
     let built = build::tests(workspace)?;
     let mut all_tests = build::list(&built.binaries)?;
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
+    all_tests.retain(|test| binaries.is_empty() || binaries.contains(&test.binary.as_str()));
     if !flags.full {
         // A filter runs slow tests too, because its user has named them.
         let (slow, rest) =
@@ -431,7 +471,9 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         })
     };
     let mut done = run()?;
-    // After an error of QEMU the guest is run again, but only if no test had failed by itself.
+    // The only repetition in the lab. It cannot hide a test that failed: a guest with a failed test
+    // is not run again, nor one whose kernel had complained before. It is run again only if the
+    // console proves that QEMU has erred, and then all its tests have to pass.
     if let Some(line) =
         done.judged.impossible.clone().filter(|_| !done.judged.has_failed_by_itself())
     {

@@ -99,6 +99,8 @@ pub struct Summary {
     /// Tests that passed in a guest, without the names of their binaries, and the parts that the
     /// guest skipped.
     pub passed: Vec<(String, Vec<String>)>,
+    /// Tests with the seconds that each took, by the clock of its guest.
+    pub times: Vec<(String, f64)>,
 }
 
 impl Summary {
@@ -125,6 +127,10 @@ pub fn summary(groups: &[Group]) -> Summary {
         summary.passed.extend(passed.map(|row| {
             (row.test.name.clone(), row.parts.iter().map(|part| part.name.clone()).collect())
         }));
+        let time = |row: &Row| {
+            (format!("{} {}", group.name(), row.test), Duration::from_millis(row.ms).as_secs_f64())
+        };
+        summary.times.extend(group.rows.iter().map(time));
         let skips = group.unexpected.iter();
         summary.skips.extend(
             skips.map(|skip| Skip {

@@ -302,10 +302,17 @@ fn last_lines(text: &str) -> Vec<String> {
 ///
 /// In 64-bit mode EFLAGS.VM, bit 17, is always clear, whatever a program loads (AMD64 manual,
 /// volume 2, 3.1.6). QEMU 7.2 has been seen to set it after an interrupted `rep stos`.
+///
+/// Only the first complaint of the kernel counts. After another one, the guest was in trouble
+/// already.
 fn impossible(console: &str) -> Option<String> {
     const VM: u32 = 1 << 17;
+    /// Ends of complaints, and complaints that show no registers.
+    const EARLIER: [&str; 4] = ["---[ end trace", "soft lockup", "rcu: INFO:", "blocked for more"];
+    let earlier = |line: &str| EARLIER.iter().any(|text| line.contains(text));
+    let first_complaint = console.lines().take_while(|line| !earlier(line));
     let mut in_kernel = false;
-    console.lines().find_map(|line| {
+    first_complaint.into_iter().find_map(|line| {
         if let Some((_, place)) = line.split_once("RIP: ") {
             in_kernel = place.starts_with("0010:");
         }
@@ -470,6 +477,11 @@ mod tests {
         let found = |place, flags| impossible(&oops(place, flags)).is_some();
         assert!(found("0010:init_multi_vma_prep+0x1c/0x70", "01720246"));
         assert!(!found("0010:init_multi_vma_prep+0x1c/0x70", "00010246"));
+        // After another complaint of the kernel the guest was in trouble already.
+        let second = oops("0010:init_multi_vma_prep+0x1c/0x70", "01720246");
+        for first in ["WARNING: CPU: 0\n---[ end trace 0 ]---\n", "rcu: INFO: stalls\n"] {
+            assert_eq!(impossible(&format!("{first}{second}")), None);
+        }
         // Registers of a program prove nothing; only those of the kernel do.
         assert!(!found("0033:0x7fb54c8c7ee0", "01720246"));
         assert_eq!(impossible("EFLAGS: 01720246\nRIP: 0010:x\nEFLAGS: none"), None);

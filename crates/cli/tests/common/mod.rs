@@ -1,5 +1,6 @@
 //! What the tests of several commands need.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,14 @@ use std::time::{Duration, Instant};
 /// became of it.
 pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    // A shell starts what runs in its background with SIGINT ignored, and the command keeps to that.
+    // SAFETY: between fork and exec, one system call that sets no handler.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        })
+    };
     let child =
         command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_handler(&child);

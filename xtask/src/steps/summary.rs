@@ -1,0 +1,188 @@
+//! The end of `cargo xtask test`: a table of the steps, what failed, what was skipped, which tests
+//! took longest, and what was not run.
+
+use std::time::Duration;
+
+use super::lanes::Done;
+use super::report::Verdict;
+use super::{Plan, Step};
+use crate::table::{Table, seconds};
+use crate::tally::Counts;
+
+/// How many of the slowest tests are named.
+const SLOWEST: usize = 10;
+
+/// Prints everything; the very last line is the totals alone. Returns whether all is well.
+pub fn print(plan: &Plan, mut done: Vec<Done>, elapsed: Duration) -> bool {
+    let elsewhere = take_out_what_a_guest_has_run(&mut done);
+    let mut totals = Counts::default();
+    done.iter().for_each(|done| totals += done.report.counts);
+    print!("\n{}", table(&done));
+    println!(
+        "({} s in all; steps without tests count as one, mutants as one each)",
+        seconds(elapsed)
+    );
+    print_slowest(&done);
+    print_failures(&done);
+    if elsewhere > 0 {
+        println!("\n{elsewhere} tests were skipped on this machine, and have run in a guest");
+    }
+    print_skips(&done, totals, plan.deny_skip);
+    print_not_run(plan, &done);
+    if plan.deny_skip {
+        totals = Counts { failed: totals.failed + totals.skipped, skipped: 0, ..totals };
+    }
+    println!("\n{totals}");
+    totals.failed == 0
+}
+
+/// A test that this machine cannot run is no gap if an emulated machine has run it. Returns how
+/// many those are. Other steps run the same tests for longer, and at full speed: for these an
+/// emulated machine is no substitute.
+fn take_out_what_a_guest_has_run(done: &mut [Done]) -> usize {
+    let guests: Vec<_> = done.iter().map(|done| done.report.clone()).collect();
+    let has_run = |name: &str| guests.iter().any(|report| report.has_run(name));
+    let mut total = 0;
+    for Done { report, .. } in done.iter_mut().filter(|done| done.step == Step::Tests) {
+        let before = report.skips.len();
+        report.skips.retain(|skip| !has_run(&skip.name));
+        let taken = before - report.skips.len();
+        report.counts.skipped = report.counts.skipped.saturating_sub(taken);
+        let left = report.left_to_the_lab.len();
+        report.left_to_the_lab.retain(|skip| !has_run(&skip.name));
+        total += taken + left - report.left_to_the_lab.len();
+    }
+    total
+}
+
+fn table(done: &[Done]) -> Table {
+    let heads = ["step", "result", "seconds", "CPU", "passed", "failed", "skipped", ""];
+    let mut table = Table::new(&heads);
+    for Done { step, report, elapsed } in done {
+        let Counts { passed, failed, skipped } = report.counts;
+        let note = match &report.verdict {
+            Verdict::Failed(reason) => reason.lines().next().unwrap_or_default(),
+            Verdict::Passed | Verdict::Skipped => "",
+        };
+        let [passed, failed, skipped] = [passed, failed, skipped].map(|n| n.to_string());
+        table.row(&[
+            step.name(),
+            report.verdict.text(),
+            &seconds(*elapsed),
+            &seconds(Duration::from_secs_f64(report.cpu_seconds)),
+            &passed,
+            &failed,
+            &skipped,
+            note,
+        ]);
+    }
+    table
+}
+
+fn print_slowest(done: &[Done]) {
+    let mut times: Vec<(f64, &str, &str)> = Vec::new();
+    for Done { step, report, .. } in done {
+        times.extend(report.times.iter().map(|(name, time)| (*time, step.name(), name.as_str())));
+    }
+    if times.is_empty() {
+        return;
+    }
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    println!("\nslowest tests:");
+    for (time, step, name) in times.into_iter().take(SLOWEST) {
+        println!("    {time:6.1} s  [{step}] {name}");
+    }
+}
+
+fn print_failures(done: &[Done]) {
+    for Done { step, report, .. } in done {
+        if let Verdict::Failed(reason) = &report.verdict
+            && (reason.contains('\n') || !report.failed_tests.is_empty())
+        {
+            println!("\n{} FAILED: {reason}", step.name());
+        }
+        report.failed_tests.iter().for_each(|name| println!("    {name}"));
+    }
+}
+
+fn print_skips(done: &[Done], totals: Counts, deny_skip: bool) {
+    if totals.skipped == 0 {
+        return;
+    }
+    let denied = if deny_skip { ", which --deny-skip counts as failures" } else { "" };
+    println!("\n{} skipped{denied}:", totals.skipped);
+    for Done { step, report, .. } in done {
+        report.skips.iter().for_each(|skip| println!("    [{}] {skip}", step.name()));
+    }
+}
+
+/// What this run leaves out, and the command that runs it.
+fn print_not_run(plan: &Plan, done: &[Done]) {
+    let left = done.iter().flat_map(|done| &done.report.left_to_the_lab);
+    let left: Vec<String> = left.map(|skip| format!("    {skip}")).collect();
+    if !left.is_empty() {
+        println!("\nnot run, because another machine of the lab is for it");
+        println!("  (cargo xtask test --only {}):", Step::Lab.name());
+        left.iter().for_each(|line| println!("{line}"));
+    }
+    if plan.not_run.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = plan.not_run.iter().map(|(step, _)| step.name()).collect();
+    println!("\nnot run (cargo xtask test --only {}; --all runs everything):", names.join(","));
+    let mut table = Table::new(&["    step", "", "why not"]);
+    for (step, reason) in &plan.not_run {
+        table.row(&[&format!("    {}", step.name()), step.about(), reason]);
+    }
+    print!("{table}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steps::report::{PassedInGuest, Report};
+    use crate::tally::Skip;
+
+    fn skip(name: &str) -> Skip {
+        Skip { name: name.to_owned(), reason: "one node".to_owned() }
+    }
+
+    fn done(step: Step, report: Report) -> Done {
+        Done { step, report, elapsed: Duration::ZERO }
+    }
+
+    fn with_skips(names: &[&str]) -> Report {
+        let counts = Counts { passed: 2, failed: 0, skipped: names.len() };
+        let skips = names.iter().map(|name| skip(name)).collect();
+        Report { counts, skips, ..Report::new(Verdict::Passed) }
+    }
+
+    #[test]
+    fn denied_skips_fail_the_run() {
+        let tests = || vec![done(Step::Tests, with_skips(&["huge"]))];
+        let plan = Plan::only(vec![Step::Tests]);
+        assert!(print(&plan, tests(), Duration::ZERO));
+        assert!(!print(&Plan { deny_skip: true, ..plan }, tests(), Duration::ZERO));
+    }
+
+    #[test]
+    fn a_failed_step_fails_the_run() {
+        let failed = Report::new(Verdict::Failed("1 test".into()));
+        let plan = Plan::only(vec![Step::Tests]);
+        assert!(!print(&plan, vec![done(Step::Tests, failed)], Duration::ZERO));
+    }
+
+    #[test]
+    fn what_a_guest_has_run_is_no_gap() {
+        let far = PassedInGuest { name: "far".into(), skipped_parts: Vec::new() };
+        let own = Report { passed_in_guests: vec![far], ..with_skips(&["tier/6.1 leap::far"]) };
+        let mut both = [done(Step::Tests, with_skips(&["far", "near"])), done(Step::Nodes, own)];
+        assert_eq!(take_out_what_a_guest_has_run(&mut both), 1);
+        let [tests, nodes] = &both;
+        assert_eq!(tests.report.counts, Counts { passed: 2, failed: 0, skipped: 1 });
+        assert_eq!(tests.report.skips[0].name, "near");
+        assert_eq!(nodes.report.counts.skipped, 1, "what the guest itself has skipped stays");
+        let mut tests = [done(Step::Tests, with_skips(&["far"]))];
+        assert_eq!(take_out_what_a_guest_has_run(&mut tests), 0, "no guest, no substitute");
+    }
+}

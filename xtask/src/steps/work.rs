@@ -1,0 +1,345 @@
+//! What each step does. It runs in a process of its own, which [`super::lanes`] starts.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::Step;
+use super::report::{PassedInGuest, Report, Verdict};
+use crate::capi;
+use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default};
+use crate::crates;
+use crate::dist::clean_root;
+use crate::lab;
+use crate::layers;
+use crate::mutants::{Checker, TABLE};
+use crate::mutation;
+use crate::process;
+use crate::tally::{SKIP_LOG_VAR, Tally};
+
+/// How long the commands of a step may take; generous, it only has to end a deadlock before the
+/// patience of a CI service does.
+const LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// Cases of the stress oracle that [`LIMIT`] is extended for, each by the seconds that it runs.
+const STRESS_CASES_MAX: u32 = 64;
+
+/// Has cargo run each test binary with the variable that lets the stable harness tell times. Cargo
+/// itself must not see the variable: build scripts look at it, and everything would be compiled
+/// again.
+const WITH_TIMES: &str = "target.'cfg(all())'.runner=['env','RUSTC_BOOTSTRAP=1']";
+
+/// The harness' options that tell times.
+const TELL_TIMES: [&str; 2] = ["-Zunstable-options", "--report-time"];
+
+/// Does a step; an error is a failure of the step. `mutants` are the rows of the mutation list that
+/// are wanted, if not all.
+pub fn run(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Report {
+    let mut report = perform(workspace, step, mutants)
+        .unwrap_or_else(|error| Report::new(Verdict::Failed(format!("{error:#}"))));
+    report.cpu_seconds = cpu_seconds();
+    report
+}
+
+fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Result<Report> {
+    match step {
+        Step::Fmt => run_check(workspace.cargo(&["fmt", "--all", "--check"])),
+        Step::Clippy => {
+            let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+            run_check(workspace.cargo(&arguments))
+        }
+        Step::Layers => layers(workspace),
+        Step::Docs => {
+            let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+            command.env("RUSTDOCFLAGS", "-D warnings");
+            run_check(command)
+        }
+        Step::MutantList => {
+            let problems = super::list_problems(&workspace.root);
+            problems.iter().for_each(|problem| println!("{problem}"));
+            Ok(Report::new(match problems.len() {
+                0 => Verdict::Passed,
+                count => Verdict::Failed(format!("{count} problems")),
+            }))
+        }
+        Step::Tests => tests(workspace),
+        Step::C => Ok(Report::of_checks(capi::test(workspace, Effort::Short)?)),
+        Step::CFull => Ok(Report::of_checks(capi::test(workspace, Effort::Full)?)),
+        Step::Crates => Ok(Report::of_checks(crates::test(workspace)?)),
+        Step::Packages => Ok(Report::of_checks(clean_root::test(workspace)?)),
+        Step::Stress => run_checker(workspace, step, Checker::Stress, Effort::Short),
+        Step::StressFull => run_checker(workspace, step, Checker::Stress, Effort::Full),
+        Step::Loom => run_checker(workspace, step, Checker::Loom, Effort::Short),
+        Step::LoomFull => run_checker(workspace, step, Checker::Loom, Effort::Full),
+        Step::Shuttle => run_checker(workspace, step, Checker::Shuttle, Effort::Short),
+        Step::ShuttleFull => run_checker(workspace, step, Checker::Shuttle, Effort::Full),
+        Step::Miri => miri(workspace),
+        Step::Mutants => {
+            let wanted =
+                |name: &str| mutants.is_none_or(|names| names.iter().any(|wanted| wanted == name));
+            let outcome = mutation::run(workspace, TABLE, wanted, mutation::RUN_LIMIT)?;
+            Ok(Report::of_checks(outcome))
+        }
+        Step::Nodes => in_guests(workspace, step, lab::Extent::SeveralNodes),
+        Step::Lab => in_guests(workspace, step, lab::Extent::Usual),
+    }
+}
+
+/// Refuses what imports upward, each with its line.
+fn layers(workspace: &Workspace) -> Result<Report> {
+    let found = layers::check(&workspace.root)?;
+    found.refusals.iter().for_each(|refusal| println!("{refusal}"));
+    println!("{} imports, {} dependencies", found.imports, found.dependencies);
+    Ok(Report::new(match found.refusals.len() {
+        0 => Verdict::Passed,
+        count => Verdict::Failed(format!("{count} refused")),
+    }))
+}
+
+/// All tests of the workspace except the stress oracle, which has a step of its own.
+fn tests(workspace: &Workspace) -> Result<Report> {
+    let build = workspace.cargo(&["test", "--workspace", "--no-run"]);
+    let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--all-targets"]);
+    run.args(["--config", WITH_TIMES, "--"]).args(TELL_TIMES);
+    run.args(["--skip", STRESS_TESTS]);
+    let docs = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]);
+    let mut report = run_tests(workspace, Step::Tests, [build, run, docs], LIMIT)?;
+    // The doctor of this machine names what it lacks; what the machines of the lab have is no gap.
+    let elsewhere = lab::skips_left_to_other_machines(workspace)?;
+    let (left, skips): (Vec<_>, Vec<_>) =
+        report.skips.into_iter().partition(|skip| elsewhere.includes(&skip.name));
+    report.counts.skipped = report.counts.skipped.saturating_sub(left.len());
+    report.skips = skips;
+    report.left_to_the_lab = left;
+    Ok(report)
+}
+
+/// How the names of the stress oracle's tests begin, and of no others.
+const STRESS_TESTS: &str = "no_write_is_lost";
+
+fn miri(workspace: &Workspace) -> Result<Report> {
+    if let Some(reason) = miri_missing() {
+        println!("xtask: !!! NOT RUN: the unit tests under Miri, because {reason}");
+        println!("xtask: !!! to run them, type: {MIRI_REMEDY}");
+        let reason = format!("{reason}; get it by: {MIRI_REMEDY}");
+        return Ok(Report::skipped(Step::Miri.name(), reason));
+    }
+    let mut command = workspace.cargo(&["+nightly", "miri", "test", "-p", "pageleap", "--lib"]);
+    let mut flags = env::var_os("MIRIFLAGS").unwrap_or_default();
+    flags.push(" -Zmiri-disable-isolation");
+    command.env("MIRIFLAGS", flags);
+    run_tests(workspace, Step::Miri, [command], LIMIT)
+}
+
+/// Tests on emulated machines.
+fn in_guests(workspace: &Workspace, step: Step, extent: lab::Extent) -> Result<Report> {
+    if let Some(lab::Missing { what, remedy }) = lab::missing(&lab::kernel_folder(workspace)) {
+        println!("xtask: !!! NOT RUN: the tests on several memory nodes, because {what}");
+        println!("xtask: !!! to run them, type: {remedy}");
+        return Ok(Report::skipped(step.name(), format!("{what}; get it by: {remedy}")));
+    }
+    let lab::Summary { counts, failed, skips, passed, times } = lab::step(workspace, extent)?;
+    let verdict = match counts.failed {
+        0 => Verdict::Passed,
+        count => Verdict::Failed(format!("{count} tests or machines")),
+    };
+    let in_guest = |(name, skipped_parts)| PassedInGuest { name, skipped_parts };
+    Ok(Report {
+        // A skip that a topology expects is no gap in what was tested.
+        counts: crate::tally::Counts { skipped: skips.len(), ..counts },
+        failed_tests: failed.into_iter().collect(),
+        skips,
+        passed_in_guests: passed.into_iter().map(in_guest).collect(),
+        times,
+        ..Report::new(verdict)
+    })
+}
+
+/// Runs a command that holds or does not, and counts as one.
+fn run_check(command: Command) -> Result<Report> {
+    let ending = stream(command, LIMIT, |_| {})?;
+    Ok(Report::new(match ending.success() {
+        true => Verdict::Passed,
+        false => Verdict::Failed(ending.reason(LIMIT)),
+    }))
+}
+
+fn run_checker(
+    workspace: &Workspace,
+    step: Step,
+    checker: Checker,
+    effort: Effort,
+) -> Result<Report> {
+    let own = workspace.for_checker(checker);
+    let command = own.checker(checker, effort, false);
+    let seconds = env::var(STRESS_SECONDS_VAR).ok().and_then(|text| text.parse().ok());
+    let cases = Duration::from_secs(seconds.unwrap_or_default()) * STRESS_CASES_MAX;
+    run_tests(workspace, step, [command], LIMIT + cases)
+}
+
+/// Runs commands that print test results, one after the other, and counts these. A command that
+/// ends badly does not stop those after it, but is a failure.
+fn run_tests<const N: usize>(
+    workspace: &Workspace,
+    step: Step,
+    commands: [Command; N],
+    limit: Duration,
+) -> Result<Report> {
+    let log = fresh_skip_log(&workspace.target, step)?;
+    let mut tally = Tally::default();
+    let mut reasons = BTreeSet::new();
+    for mut command in commands {
+        command.env(SKIP_LOG_VAR, &log);
+        let ending = stream(command, limit, |line| tally.line(line))?;
+        if !ending.success() {
+            reasons.insert(ending.reason(limit));
+        }
+    }
+    tally.skip_log(&fs::read_to_string(&log).unwrap_or_default());
+
+    let mut counts = tally.counts();
+    let verdict = if !reasons.is_empty() {
+        // Without a failed test it did not compile, or crashed, or hung.
+        counts.failed = counts.failed.max(1);
+        Verdict::Failed(reasons.into_iter().collect::<Vec<_>>().join(", "))
+    } else if tally.started() == 0 {
+        counts.failed += 1;
+        Verdict::Failed("no test ran".to_owned())
+    } else {
+        Verdict::Passed
+    };
+    Ok(Report {
+        counts,
+        skips: tally.skips().cloned().collect(),
+        failed_tests: tally.failed_names().map(str::to_owned).collect(),
+        times: tally.times().to_vec(),
+        ..Report::new(verdict)
+    })
+}
+
+/// Makes sure that the log of skips holds only those of this run.
+fn fresh_skip_log(target: &Path, step: Step) -> Result<PathBuf> {
+    let directory = target.join("xtask");
+    fs::create_dir_all(&directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    // Tests run in other directories, so the path must be absolute.
+    let log = directory.canonicalize()?.join(format!("skips-{}.log", step.name()));
+    fs::write(&log, "").with_context(|| format!("cannot write {}", log.display()))?;
+    Ok(log)
+}
+
+/// Runs a command and shows its output while it comes.
+fn stream(
+    mut command: Command,
+    limit: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<process::Ending> {
+    if io::stdout().is_terminal() {
+        command.env("CARGO_TERM_COLOR", or_default("CARGO_TERM_COLOR", "always"));
+    }
+    process::run(command, limit, |line| {
+        println!("{line}");
+        on_line(line);
+    })
+}
+
+/// CPU time of this process and of all that it has waited for, in seconds.
+fn cpu_seconds() -> f64 {
+    let of = |who| {
+        // SAFETY: zeros are a value of the structure.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes one structure of ours. Both arguments are right, so the call
+        // cannot fail.
+        unsafe { libc::getrusage(who, &mut usage) };
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        seconds(usage.ru_utime) + seconds(usage.ru_stime)
+    };
+    of(libc::RUSAGE_SELF) + of(libc::RUSAGE_CHILDREN)
+}
+
+/// How to get what the Miri step needs.
+const MIRI_REMEDY: &str = "rustup toolchain install nightly --profile minimal && \
+                           rustup +nightly component add miri rust-src";
+
+/// Why Miri cannot run here, if it cannot.
+fn miri_missing() -> Option<String> {
+    let output = |program: &str, arguments: &[&str]| -> Result<String> {
+        let output = Command::new(program).args(arguments).output()?;
+        output
+            .status
+            .success()
+            .then_some(())
+            .ok_or_else(|| anyhow!("{program} {arguments:?} failed"))?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Ok(sysroot) = output("rustc", &["+nightly", "--print", "sysroot"]) else {
+        return Some("there is no nightly toolchain".to_owned());
+    };
+    if output("cargo", &["+nightly", "miri", "--version"]).is_err() {
+        return Some("the nightly toolchain lacks the component miri".to_owned());
+    }
+    let source = PathBuf::from(sysroot).join("lib/rustlib/src/rust/library");
+    (!source.is_dir()).then(|| "the nightly toolchain lacks the component rust-src".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tally::Counts;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn tests_of(script: &str) -> Report {
+        let target = crate::scratch::Scratch::new("steps");
+        let workspace =
+            Workspace { root: target.path().to_owned(), target: target.path().to_owned() };
+        run_tests(&workspace, Step::Tests, [shell(script)], Duration::from_secs(30)).unwrap()
+    }
+
+    const TWO_PASSED: &str =
+        "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
+
+    #[test]
+    fn skips_arrive_through_the_log() {
+        let report =
+            tests_of(&format!("echo 'huge: none reserved' >> \"${SKIP_LOG_VAR}\"; {TWO_PASSED}"));
+        assert_eq!(report.verdict, Verdict::Passed);
+        assert_eq!(report.counts, Counts { passed: 2, failed: 0, skipped: 1 });
+    }
+
+    #[test]
+    fn run_without_tests_is_a_failure() {
+        let report =
+            tests_of("echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 9 filtered out'");
+        assert!(matches!(report.verdict, Verdict::Failed(_)));
+        assert_eq!(report.counts.failed, 1);
+    }
+
+    #[test]
+    fn crash_counts_even_if_no_test_failed() {
+        let report = tests_of(&format!("{TWO_PASSED}; kill -SEGV $$"));
+        assert!(matches!(report.verdict, Verdict::Failed(_)));
+        assert_eq!(report.counts, Counts { passed: 2, failed: 1, skipped: 0 });
+    }
+
+    #[test]
+    fn a_command_that_fails_fails_the_step_and_stops_nothing() {
+        let target = crate::scratch::Scratch::new("steps");
+        let workspace =
+            Workspace { root: target.path().to_owned(), target: target.path().to_owned() };
+        let commands = [shell("exit 3"), shell(TWO_PASSED)];
+        let report = run_tests(&workspace, Step::Tests, commands, Duration::from_secs(30)).unwrap();
+        assert!(matches!(report.verdict, Verdict::Failed(_)));
+        assert_eq!(report.counts, Counts { passed: 2, failed: 1, skipped: 0 });
+    }
+}
