@@ -282,10 +282,21 @@ mod tests {
         false
     }
 
+    /// Limits for a child that has to say something before it is ended: the first one that leaves
+    /// it the time to begin. How long a shell takes to start depends on the machine.
+    fn until_it_has_begun(
+        mut attempt: impl FnMut(Duration) -> (Ending, Vec<String>),
+    ) -> (Ending, Vec<String>) {
+        let limits = [1, 8, 64].map(Duration::from_secs);
+        let begun =
+            limits.into_iter().map(|limit| attempt(limit)).find(|(_, lines)| !lines.is_empty());
+        begun.expect("a shell starts within a minute")
+    }
+
     #[test]
     fn limit_kills_descendants_too() {
         let script = format!("{FOR_EVER} & echo $!; {FOR_EVER}");
-        let (ending, lines) = shell(&script, Duration::from_secs(2));
+        let (ending, lines) = until_it_has_begun(|limit| shell(&script, limit));
         assert_eq!((ending, lines.len()), (Ending::TimedOut, 1));
         assert!(ends(&lines[0]), "a descendant outlives the limit");
     }
@@ -320,10 +331,15 @@ mod tests {
 
     #[test]
     fn silence_ends_a_child_before_its_limit() {
-        let mut command = Command::new("sh");
-        command.args(["-c", FOR_EVER]);
-        let limits = Limits { total: Duration::from_secs(600), silence: Duration::from_secs(1) };
-        let ending = run_watched(command, limits, |_| {}).unwrap();
+        let (ending, lines) = until_it_has_begun(|silence| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("echo a; {FOR_EVER}")]);
+            let limits = Limits { total: Duration::from_secs(600), silence };
+            let mut lines = Vec::new();
+            let ending = run_watched(command, limits, |line| lines.push(line.to_owned()));
+            (ending.unwrap(), lines)
+        });
+        assert_eq!(lines, ["a"]);
         assert_eq!(ending, Ending::Silent);
     }
 }
