@@ -1,4 +1,4 @@
-//! Containers that leap while threads change them, and what becomes of their memory.
+//! Containers that leap while threads change them, and the use and reuse of their memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -20,6 +20,7 @@ fn pool(bytes: usize) -> Pool {
     Pool::builder(node(), bytes as u64).build().unwrap()
 }
 
+/// Whether an object lies in the allocator's region.
 fn is_inside<T: ?Sized>(memory: &RegionAllocator, place: *const T) -> bool {
     let all = memory.place();
     let start = all.cast::<u8>().as_ptr().addr();
@@ -76,7 +77,7 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
         }
         stop.store(true, Relaxed);
     });
-    // SAFETY: nothing is changed.
+    // SAFETY: `audit` only reads the region's books. It neither unmaps nor discards memory.
     audit(&[&near, &far], &[unsafe { memory.region() }]).unwrap();
     drop(memory);
     assert_eq!(near.free_bytes() + far.free_bytes(), 192 * MB as u64);
@@ -96,13 +97,13 @@ fn freed_memory_is_reused_and_exhaustion_is_an_error() {
         assert!(places.len() * MB / 2 >= all_but_notes, "{}", places.len());
         assert!(memory.allocate(layout(65 * MB)).is_err());
         for place in places {
-            // SAFETY: allocated above, with this layout.
+            // SAFETY: the memory was allocated above with this layout, and nothing uses it.
             unsafe { memory.deallocate(place, layout(MB / 2)) };
         }
     }
     assert_eq!(memory.place().len(), 12 * MB, "nothing is lost between the rounds");
     let whole = memory.allocate(layout(all_but_notes)).unwrap();
-    // SAFETY: allocated above, with these layouts.
+    // SAFETY: each call gets the memory of the last one, with the layout of that memory.
     unsafe {
         let shrunk = memory.shrink(whole.cast(), layout(all_but_notes), layout(MB)).unwrap();
         assert_eq!(shrunk.cast::<u8>(), whole.cast());
@@ -113,13 +114,14 @@ fn freed_memory_is_reused_and_exhaustion_is_an_error() {
         let layout = Layout::from_size_align(100, align).unwrap();
         let place = memory.allocate(layout).unwrap();
         assert!(place.cast::<u8>().as_ptr().addr().is_multiple_of(align));
-        // SAFETY: allocated above.
+        // SAFETY: the memory was allocated above with this layout, and nothing uses it.
         unsafe { memory.deallocate(place.cast(), layout) };
     }
     assert_eq!(memory.allocate(Layout::new::<()>()).unwrap().len(), 0);
 }
 
-/// Large places too are found again, and what is free at the end counts when the region grows.
+/// Freed memory is reused for large allocations too. When the region grows, free memory at its end
+/// is part of the new allocation.
 #[test]
 fn allocations_of_all_sizes_find_freed_memory() {
     let layout = |bytes| Layout::from_size_align(bytes, 16).unwrap();
@@ -127,7 +129,7 @@ fn allocations_of_all_sizes_find_freed_memory() {
     let memory = RegionAllocator::new(1000 * MB, [&pool]).unwrap();
     for bytes in [850 * MB, 860 * MB, 890 * MB, 990 * MB] {
         let place = memory.allocate(layout(bytes)).unwrap();
-        // SAFETY: allocated above.
+        // SAFETY: the memory was allocated above with this layout, and nothing uses it.
         unsafe { memory.deallocate(place.cast(), layout(bytes)) };
     }
     assert!(memory.place().len() <= 1000 * MB);

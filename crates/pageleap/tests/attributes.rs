@@ -268,8 +268,8 @@ fn attributes_survive_a_job_that_is_stopped() {
     });
 }
 
-/// Two ranges of one mapping move at the same time. What one job does to its areas must not be taken
-/// for an attribute of the other range.
+/// Two ranges of one mapping move at the same time. What one job does to its areas must not be
+/// taken for an attribute of the other range.
 #[test]
 fn a_moving_neighbour_lends_no_attributes() {
     let _turn = turn();
@@ -384,8 +384,8 @@ fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     audit(&[&near, &far], &[&region]).unwrap();
 }
 
-/// `mlockall` also locks the aliases of pools. Such a lock must neither reach a region with the page
-/// tables nor stay on frames that a region has given back.
+/// `mlockall` also locks the aliases of pools. Such a lock must neither reach a region with the
+/// page tables nor stay on frames that a region has given back.
 #[test]
 fn locks_of_a_pool_do_not_reach_regions() {
     let _turn = turn();

@@ -214,9 +214,9 @@ fn other_processes_of_the_user_do_not_open_memory_files_by_accident() {
     let [pool, _far] = pools(PageSize::Base, BASE_PAGE as u64).unwrap();
     let region = Region::new(&pool, BASE_PAGE).unwrap();
     stamp(&region, 0..BASE_PAGE, 1);
-    let folder = format!("/proc/{}/fd", std::process::id());
+    let directory = format!("/proc/{}/fd", std::process::id());
     let memory = own_files().into_iter().filter(|(_, name)| name.contains("memfd"));
-    let files: Vec<String> = memory.map(|(fd, _)| format!("{folder}/{fd}")).collect();
+    let files: Vec<String> = memory.map(|(fd, _)| format!("{directory}/{fd}")).collect();
     assert_eq!(files.len(), 2);
     for path in &files {
         assert_eq!(std::fs::metadata(path).unwrap().mode() & 0o777, 0);
@@ -355,8 +355,8 @@ fn a_write_from_a_moving_area_always_succeeds() {
             let at = (round as usize * 997) % (words.len() - 512);
             words[at..at + 512].iter().for_each(|word| word.store(round, Relaxed));
             let mut back = [0u64; 512];
-            // SAFETY: the first call reads 512 words of the region, the second writes an array of as
-            // many. The pipe is empty and has room, so neither call waits.
+            // SAFETY: the first call reads 512 words of the region, the second writes an array of
+            // as many. The pipe is empty and has room, so neither call waits.
             unsafe {
                 let put = libc::write(to.as_raw_fd(), words[at].as_ptr().cast(), 4096);
                 assert_eq!(put, 4096, "{}", std::io::Error::last_os_error());

@@ -65,7 +65,8 @@ fn the_heap_moves_while_the_job_uses_it() {
     let enough = || NEXT.load(Relaxed) > start + (64 << 10);
     for round in (0..600).take_while(|round| *round < 6 || !enough()) {
         END.store(start + BYTES, Relaxed);
-        // Areas are tracked in the first three rounds of six, and held from the start in the others.
+        // Areas are tracked in the first three rounds of six, and held from the start in the
+        // others.
         let migration = Migration::new()
             .range(region, 0..BYTES, &pools[(round + 1) % 2])
             .area_bytes(256 << 10)

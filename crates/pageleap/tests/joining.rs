@@ -50,8 +50,8 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
         );
         assert_eq!(report.bytes_copied, bytes as u64);
         // In how many windows the worker runs with a real-time priority. With `wp-sync` the window
-        // of a page that nobody writes to is one call, and needs none. `mprotect` keeps areas closed
-        // for long, and takes none.
+        // of a page that nobody writes to is one call, and needs none. `mprotect` keeps areas
+        // closed for long, and takes none.
         let first = match engine {
             EngineChoice::Only(Engine::WpSync) => 2,
             EngineChoice::Only(Engine::PrecopyProtect) => PAGES as u64 + 2,

@@ -120,8 +120,8 @@ fn contents_stay_and_frames_change() {
     });
 }
 
-/// The pools are larger than the region. So the aliases of moved frames have neighbours whose frames
-/// never moved, and must be joined with them again.
+/// The pools are larger than the region. So the aliases of moved frames have neighbours whose
+/// frames never moved, and must be joined with them again.
 #[test]
 fn a_round_trip_leaves_as_many_mappings_as_before() {
     let _turn = turn();

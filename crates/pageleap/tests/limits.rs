@@ -198,8 +198,8 @@ impl Hog {
         self.take(self.pages);
     }
 
-    /// Takes mappings or gives them back until about `spare` are left. At no instant are fewer left,
-    /// except before the call.
+    /// Takes mappings or gives them back until about `spare` are left. At no instant are fewer
+    /// left, except before the call.
     fn leave(&mut self, spare: usize) {
         let room =
             observe::max_mapping_count().unwrap().saturating_sub(observe::mapping_count().unwrap());

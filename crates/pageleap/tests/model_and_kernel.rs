@@ -1,10 +1,10 @@
-//! The model and the kernel in lockstep: random programs of pools, regions, jobs and attributes run
-//! on both, and after each step both must have given the same answer and must show the same pages,
-//! with the same frames, contents and attributes.
+//! The model and the kernel in lockstep. Random programs of pools, regions, jobs and attributes run
+//! on both. After each step both must have given the same answer, and must show the same pages with
+//! the same frames, contents and attributes.
 //!
-//! What loom, shuttle and fault injection show on the model is worth as much as the model is like
-//! the kernel; this compares them. The state of the kernel is read from `/proc`, not from the
-//! library. A program that fails is shrunk and printed as the Rust that repeats it.
+//! Loom, shuttle and fault injection use the model. Their results hold only as far as the model
+//! behaves like the kernel, which is compared here. The kernel's state is read from `/proc`, not
+//! from the library. A program that fails is shrunk, and printed as Rust code that repeats it.
 
 #[path = "model_and_kernel/account.rs"]
 mod account;
@@ -26,29 +26,29 @@ use program::{Program, programs, refused_programs};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
 
-/// Programs, unless `PROPTEST_CASES` says otherwise.
+/// The number of programs, unless `PROPTEST_CASES` sets another.
 const CASES: u32 = 128;
 const STEPS: usize = 40;
 const POOLS: usize = 3;
 const REGIONS: usize = 3;
-/// Pages of those that are there at the start.
+/// Pages of the pools and regions that exist at the start.
 const FIRST_POOLS: usize = 18;
 const FIRST_REGIONS: usize = 5;
-/// The model keeps so many words of a page.
+/// How many words of each page the model keeps.
 const WORDS: usize = 4;
 
-/// What programs have met. Plain statistics.
+/// Statistics of what happened in the programs.
 #[derive(Debug, Default)]
 struct Seen {
     steps: u64,
     pages_moved: u64,
     jobs_stopped: u64,
     calls_refused: BTreeSet<Call>,
-    /// By the reason, without numbers.
+    /// How often steps were refused, by the reason without numbers.
     refused: BTreeMap<String, u64>,
 }
 
-/// Runs a program on both machines, and lets everything go.
+/// Runs a program on both machines, and drops everything.
 fn compare(program: &Program, seen: &mut Seen) -> Result<(), String> {
     let left_before = left_in_process().len();
     let model = Arc::new(Model::new());
@@ -82,7 +82,8 @@ fn run_in_lockstep(
             Outcome::Nothing => {}
             Outcome::Refused(why) => {
                 if machines[0].refused().is_some() {
-                    account = None; // some of the step may have been done: it remains that both have done the same
+                    // A part of the step may have been done. The account cannot tell which.
+                    account = None;
                 }
                 let why: String = why.chars().filter(|c| !c.is_numeric()).collect();
                 *seen.refused.entry(why).or_default() += 1;
@@ -116,7 +117,7 @@ fn run_in_lockstep(
     Ok(())
 }
 
-/// Runs many programs.
+/// Runs many programs. Returns statistics, unless the number of programs is too small for them.
 fn compare_all(programs: impl Strategy<Value = Program>) -> Option<Seen> {
     let _turn = turn();
     let cases = std::env::var("PROPTEST_CASES")

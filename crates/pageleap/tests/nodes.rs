@@ -1,10 +1,10 @@
-//! What needs several memory nodes: that pages, and the page tables that map them, really lie where
-//! they should. `cargo xtask lab` runs this on emulated machines; on a machine with one node each
-//! test says that it is skipped.
+//! Tests on several memory nodes: pages, and the page tables that map them, lie on the nodes that
+//! were asked for. `cargo xtask lab` runs these tests on emulated machines. On a machine with one
+//! node each test is skipped.
 //!
-//! The observer is never the one that the library asks (`move_pages`): the kernel's counts in
-//! `numa_maps` and in the nodes' `meminfo`. What happens where something is short or refused is in
-//! `nodes_adverse.rs`.
+//! Where pages lie is read from the kernel's counts in `numa_maps` and in the nodes' `meminfo`, not
+//! by `move_pages`, because that is what the library itself asks. Shortages and refusals are tested
+//! in `nodes_adverse.rs`.
 
 mod common;
 #[path = "common/nodes.rs"]
@@ -29,16 +29,13 @@ use pageleap::{
 const MB: usize = 1 << 20;
 const GB: usize = 1 << 30;
 
-/// Bytes of most regions here.
+/// Bytes of most regions of these tests.
 const BYTES: usize = 16 * MB;
 
-/// Page sizes of which machines usually have some on each node.
-const PAGE_SIZES: [PageSize; 3] = common::PAGE_SIZES;
-
-/// A field of a node's `meminfo`, in bytes, exact.
+/// A field of a node's `meminfo`, in bytes. For root the value is exact.
 fn meminfo(node: NodeId, field: &str) -> usize {
     if is_root() {
-        // Counters that CPUs keep to themselves are added up.
+        // Adds up the counts that each CPU keeps for itself.
         fs::write("/proc/sys/vm/stat_refresh", "1").unwrap();
     }
     let text =
@@ -47,14 +44,15 @@ fn meminfo(node: NodeId, field: &str) -> usize {
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Each CPU counts for itself first, and adds that to the whole once a second, or when this file is
-/// read.
+/// A field of the nodes' `meminfo`. Each CPU counts for itself first: its counts are added to the
+/// whole once a second, or when `stat_refresh` is read.
 fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
     let _ = fs::read("/proc/sys/vm/stat_refresh");
     nodes.iter().map(|node| meminfo(*node, field)).collect()
 }
 
-/// The same once it stays as it is: memory of processes that have ended may go a little later.
+/// [`each_meminfo`] once it no longer changes: memory of processes that have ended may be freed a
+/// little later.
 fn settled(nodes: &[NodeId], field: &str) -> Vec<usize> {
     let mut last = each_meminfo(nodes, field);
     for _ in 0..50 {
@@ -67,13 +65,14 @@ fn settled(nodes: &[NodeId], field: &str) -> Vec<usize> {
     last
 }
 
-/// How many processes the kernel has killed for want of memory.
+/// How many processes the kernel has killed because it was out of memory.
 fn oom_kills() -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap();
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")).unwrap().trim().parse().unwrap()
 }
 
-/// If QEMU made another machine than was ordered, the other tests would pass for the wrong reasons.
+/// If QEMU emulated another machine than the lab asked for, other tests could pass for the wrong
+/// reason.
 #[test]
 fn the_machine_is_the_one_that_was_ordered() {
     const NAME: &str = "the_machine_is_the_one_that_was_ordered";
@@ -89,7 +88,7 @@ fn the_machine_is_the_one_that_was_ordered() {
                 nodes += 1;
                 let node = topology.node(NodeId(a)).unwrap();
                 assert_eq!(node.cpus.len(), b as usize, "{fact}: {node:?}");
-                // The kernel keeps some for itself.
+                // The kernel keeps some memory for itself.
                 let ordered = u64::from(c) << 20;
                 assert!(
                     (ordered * 3 / 4..=ordered).contains(&node.total_bytes),
@@ -115,7 +114,7 @@ fn pools_lie_on_their_nodes() {
     const NAME: &str = "pools_lie_on_their_nodes";
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
-    for page in PAGE_SIZES {
+    for page in common::PAGE_SIZES {
         for (i, node) in nodes.iter().enumerate() {
             let field = if page.is_hugetlb() { "MemUsed" } else { "Shmem" };
             let free_huge = || {
@@ -190,8 +189,8 @@ fn regions_leap_between_all_nodes() {
     });
 }
 
-/// The kernel joins neighbouring mappings only if their memory policies are equal; a region in
-/// pieces cannot leap by exchanging page tables.
+/// The kernel joins neighbouring mappings only if their memory policies are equal. A region that
+/// consists of several mappings cannot leap by exchanging page tables.
 #[test]
 fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
     const NAME: &str = "mappings_are_joined_again_whatever_the_pools_were_bound_to";
@@ -202,7 +201,7 @@ fn mappings_are_joined_again_whatever_the_pools_were_bound_to() {
         let region = Region::new(&pools[0], BYTES).unwrap();
         stamp(&region, 0..BYTES, 1);
         let middle = BYTES / 4..BYTES / 2;
-        // Page tables that have to go elsewhere make the alias of these frames be mapped anew.
+        // Page tables on another node: the alias of these frames is mapped anew.
         let astray = pools[1].on(Placement::on(last).page_tables(PageTables::Node(nodes[0])));
         for (range, to) in [
             (middle.clone(), astray),
@@ -263,8 +262,8 @@ fn placements_spread_pages_as_they_say() {
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
     let last = *nodes.last().unwrap();
-    for page in PAGE_SIZES {
-        // Each node's share holds all of a region.
+    for page in common::PAGE_SIZES {
+        // The share of each node has room for a whole region.
         let everywhere = Placement::interleave(nodes.clone());
         let pool = match Pool::builder(everywhere.clone(), (nodes.len() * BYTES) as u64)
             .page_size(page)
@@ -310,22 +309,22 @@ fn placements_spread_pages_as_they_say() {
     }
 }
 
-/// Bytes of regions whose page tables are counted: 32 pages of page table.
+/// Bytes of regions whose page tables are counted: they need 32 pages of page table.
 const WIDE: usize = 64 * MB;
 
-/// What these take, at 4 KB for each 2 MB.
+/// Bytes of these page tables: 4 KB for each 2 MB.
 const TABLES: isize = WIDE as isize / 512;
 
-/// What a handful of other page tables, of stacks and of the heap, may take or give meanwhile.
+/// Bytes of other page tables, of stacks and of the heap, that may come or go meanwhile.
 const STRAY: usize = 24 << 10;
 
-/// Where the data of a region goes, and where its page tables are told to go.
+/// The node for the data of a region, and the node that is asked for its page tables, if any. Nodes
+/// are numbered in their order.
 type Leg = (usize, Option<usize>);
 
-/// Makes a region as the first leg says and moves it as the others say; then takes its mapping
-/// away, behind the library's back, and sees by the kernel's counters on which node the page tables
-/// were that went away with it. Those of pools, which come and go with leaps, do not matter then.
-/// Ends the process.
+/// Makes a region as the first leg says, and moves it as the others say. Then unmaps the region
+/// without the library. The kernel's counters tell on which node its page tables were freed. Page
+/// tables of pools, which come and go with leaps, are not in that difference. Ends the process.
 fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     let pools = pools_on(nodes, PageSize::Base, WIDE).unwrap();
     let place = |(data, tables): Leg| match tables {
@@ -338,7 +337,7 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     stamp(&region, 0..WIDE, 1);
     for leg in &legs[1..] {
         let report = go(&region, place(*leg));
-        // By each engine on one kernel of the lab or another.
+        // The kernels of the lab lead to different engines.
         assert_eq!(report.engine == Engine::Precopy, can_follow(), "{report}");
         let surprising =
             surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
@@ -350,8 +349,7 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     let at = tables
         .map_or_else(|| Topology::read().unwrap().nearest_with_cpus(nodes[data]), |i| nodes[i]);
     let before = each_meminfo(nodes, "PageTables");
-    // SAFETY: nobody looks at the region any more; the process ends below without giving anything
-    // back.
+    // SAFETY: nothing accesses the region any more. The process ends below without dropping it.
     assert_eq!(unsafe { libc::munmap(region.as_ptr().as_ptr().cast(), WIDE) }, 0);
     let after = each_meminfo(nodes, "PageTables");
     for (i, node) in nodes.iter().enumerate() {
@@ -359,19 +357,22 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
         let gone = before[i] as isize - after[i] as isize;
         assert!(
             gone.abs_diff(wanted) <= STRAY,
-            "{gone} bytes of its page tables were on {node} instead of {wanted}; all: {before:?}, then {after:?}"
+            "{gone} bytes of its page tables were on {node} instead of {wanted}; \
+             all: {before:?}, then {after:?}"
         );
     }
-    // SAFETY: ends the process at once: what it holds is not whole any more.
+    // SAFETY: the call takes a number. It ends the process at once, without dropping the region
+    // that is no longer mapped.
     unsafe { libc::_exit(0) }
 }
 
-/// Runs that for each list of legs, in processes of their own.
+/// Runs [`check_page_tables`] for each list of legs, each in a process of its own. `legs_of` gets
+/// the number of the last node.
 fn page_tables(test: &str, legs_of: impl Fn(usize) -> Vec<Vec<Leg>>) {
     let _turn = turn();
     let Some(nodes) = several(test) else { return };
     if !is_root() {
-        return skip(test, &"only root can have the kernel's counters made exact");
+        return skip(test, &"only root can make the kernel's counters exact");
     }
     let all = legs_of(nodes.len() - 1);
     if let Some(number) = case() {
@@ -403,8 +404,8 @@ fn page_tables_go_where_they_are_told() {
             vec![told(0, last)],
             vec![(0, None), told(last, 0)],
             swapped,
-            // What an earlier leap has left with the pool's frames is not what the next one is
-            // given.
+            // An earlier leap leaves page tables on another node with the pool's frames. The next
+            // leap must not get them.
             vec![told(0, last), (last, None), (0, None)],
         ]
     });
@@ -460,13 +461,13 @@ fn a_node_without_room_is_an_error_and_nobody_is_killed() {
                 node.id
             );
         }
-        // What there is can be had.
+        // Memory that is free can still be had.
         drop(Pool::builder(*node, BYTES as u64).build().unwrap());
     }
     assert_eq!(oom_kills(), killed, "the kernel has killed somebody");
 }
 
-/// A cgroup of the second version with a cpuset of its own, removed when dropped.
+/// A cgroup (version 2) with a cpuset of its own. It is removed when the value is dropped.
 struct Cpuset(String);
 
 impl Cpuset {
@@ -482,7 +483,7 @@ impl Cpuset {
         fs::write(&path, text).map_err(|error| format!("{path}: {error}"))
     }
 
-    /// Brings this process into it.
+    /// Moves this process into the cgroup.
     fn enter(&self) {
         self.write("cgroup.procs", "0").unwrap();
     }
@@ -547,13 +548,9 @@ fn a_cpuset_that_changes_ends_a_job_between_nodes() {
             [nodes[0], last].map(|node| Pool::builder(node, WIDE as u64).build().unwrap());
         let region = Region::new(&near, WIDE).unwrap();
         stamp(&region, 0..WIDE, 1);
-        // Page by page, so that it takes long enough for the job to look at its cpuset.
-        let job = Migration::new()
-            .range(&region, 0..WIDE, &far)
-            .area_bytes(4096)
-            .threads(1)
-            .start()
-            .unwrap();
+        // At this rate the job takes at least four seconds. It reads its cpuset again before.
+        let job = Migration::new().range(&region, 0..WIDE, &far).area_bytes(4096).threads(1);
+        let job = job.rate_limit(WIDE as u64 / 4).start().unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         set.write("cpuset.mems", &nodes[0].0.to_string()).unwrap();
         let report = job.wait();
@@ -568,7 +565,8 @@ fn a_cpuset_that_changes_ends_a_job_between_nodes() {
         audit(&[&near, &far], &[&region]).unwrap();
         let again = Migration::new().range(&region, 0..WIDE, &far).start().map(drop);
         assert!(matches!(again, Err(Error::NodeNotAllowed { node }) if node == last));
-        // Back where it may be. What lies on the other node is the kernel's to move.
+        // With the old cpuset all pages can go back. Meanwhile the kernel may have moved pages of
+        // the other node.
         set.write("cpuset.mems", &ids(&nodes)).unwrap();
         go(&region, &near);
         check_stamp(&region, 0..WIDE, 1);
@@ -614,7 +612,7 @@ fn an_unprivileged_user_leaps_between_nodes() {
 #[test]
 fn verification_notices_what_the_kernel_has_moved() {
     const NAME: &str = "verification_notices_what_the_kernel_has_moved";
-    /// Also pages that several processes or mappings share (include/uapi/linux/mempolicy.h).
+    /// Moves pages that are mapped several times, too (include/uapi/linux/mempolicy.h).
     const MPOL_MF_MOVE_ALL: libc::c_int = 4;
     /// Pages that the system call moves.
     const MOVED: usize = 7;
@@ -631,9 +629,9 @@ fn verification_notices_what_the_kernel_has_moved() {
     let addresses: Vec<usize> = (0..MOVED).map(|i| address(&region) + i * 11 * 4096).collect();
     let mut status = [-1i32; MOVED];
     let targets = [last.0 as i32; MOVED];
-    // The kernel does not move what somebody looks at just then.
+    // The kernel does not move a page while it is in use elsewhere in the kernel.
     let all_moved = soon(|| {
-        // SAFETY: three lists of MOVED entries; pages keep their addresses and contents.
+        // SAFETY: each list has `MOVED` entries. Pages keep their addresses and contents.
         let left = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -658,8 +656,8 @@ fn verification_notices_what_the_kernel_has_moved() {
         assert!(!verified.is_right());
     }
     check_stamp(&region, 0..BYTES, 1);
-    // A leap brings everything where it belongs again; the frames left behind stay where the kernel
-    // has put them, and are noticed there.
+    // A leap puts all pages where they belong. The vacated frames stay where the kernel has moved
+    // them, and verification of the pool notices it.
     go(&region, &pools[1]);
     check_on(&region, last);
     assert_eq!(pools[0].verify().unwrap().misplaced, MOVED as u64);
@@ -677,7 +675,7 @@ fn numa_balancing_leaves_pages_where_they_were_put() {
         return;
     }
     let before = fs::read_to_string(SWITCH).unwrap();
-    /// Sets it back, also when a check fails.
+    /// Sets the switch back when dropped, also when a check fails.
     struct Back(String);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -693,8 +691,7 @@ fn numa_balancing_leaves_pages_where_they_were_put() {
     let mut round = 0;
     for to in [1, 0, 1, 0] {
         go(&region, &pools[to]);
-        // As long as the kernel needs for a round of its own: it looks at a process about once a
-        // second.
+        // Long enough for balancing to act: the kernel scans a process about once a second.
         let began = std::time::Instant::now();
         while began.elapsed() < std::time::Duration::from_millis(1500) {
             round += 1;

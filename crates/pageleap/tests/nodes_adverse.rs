@@ -1,6 +1,6 @@
-//! Leaps between memory nodes under writers, and where something is short or refused: each works
-//! all the same, or ends with an error that says what to do, and nothing is lost. On a machine with
-//! one node each test says that it is skipped; see `nodes.rs`.
+//! Leaps between memory nodes under writers, with few mappings, and with refused system calls. Each
+//! leap succeeds, or ends with an error that says what to do, and nothing is lost. On a machine
+//! with one node each test is skipped; see `nodes.rs`.
 
 mod common;
 #[path = "common/filter.rs"]
@@ -22,11 +22,11 @@ use pageleap::{Ended, Error, Migration, NodeId, Placement, Pool, Region, audit, 
 
 const MB: usize = 1 << 20;
 
-/// Bytes of most regions here.
+/// Bytes of most regions of these tests.
 const BYTES: usize = 4 * MB;
 
-/// Writes rising values into every `threads`th word of those at `stride`, from the `first`, until
-/// told to stop; each value is checked before the next one replaces it.
+/// Writes rising values to this thread's words until stopped. Each value is checked before the next
+/// one replaces it. Of every `STRIDE`-th word, thread `first` of `threads` has every `threads`-th.
 fn write_until(
     stop: &AtomicBool,
     rounds: &AtomicU64,
@@ -85,7 +85,7 @@ fn writers_lose_nothing_between_any_two_nodes() {
 #[test]
 fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
     const NAME: &str = "a_lower_limit_on_mappings_is_named_and_loses_nothing";
-    /// Mappings that a stripe at a time would take.
+    /// Mappings of a region whose stripes alternate between two files.
     const STRIPES: usize = BYTES / (16 << 10);
     let _turn = turn();
     let Some(nodes) = several(NAME) else { return };
@@ -120,7 +120,7 @@ fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
         refused += 1;
         check();
         drop(limit);
-        // With the old limit, from wherever it stands: all of it moves.
+        // With the old limit a job moves the whole region, wherever the last one has stopped.
         go(&region, striped());
         assert!(region.verify().unwrap().is_right());
         check();
@@ -128,7 +128,7 @@ fn a_lower_limit_on_mappings_is_named_and_loses_nothing() {
         check_on(&region, ends[0]);
     }
     assert_eq!(refused, 4);
-    // Few mappings are enough where stripes are none.
+    // Without stripes few mappings are enough.
     let limit = MappingLimit::lower_to(observe::mapping_count().unwrap() + 20);
     go(&region, both.on(ends[1]));
     check_on(&region, ends[1]);
@@ -161,8 +161,8 @@ fn calls_that_a_filter_refuses_are_done_without_or_named() {
         let calls = FILTERS.iter().find(|(name, _)| *name == filter).unwrap().1;
         install_filter(Action::Errno(errno.parse().unwrap()), calls).unwrap();
         let topology = Topology::read().unwrap();
-        // Threads on the node's CPUs take memory of the node, whatever is refused. A node without
-        // CPUs needs a policy, of the pool or of the threads that fill it.
+        // Threads on a node's CPUs get memory of that node, even if policies are refused. For a
+        // node without CPUs a policy is needed, of the pool or of the threads that fill it.
         let policies =
             [libc::SYS_mbind, libc::SYS_set_mempolicy].iter().any(|call| !calls.contains(call));
         let reachable =

@@ -1,5 +1,5 @@
-//! How fast a job copies, and how long others wait for it: what the user may say, and what the
-//! report says back.
+//! How fast a job copies, and how long other threads wait for it: the settings, and what the report
+//! says of them.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn scene() -> ([Pool; 2], Region) {
     (pools, region)
 }
 
-/// How long something takes at least is no matter of the machine.
+/// A limit is a shortest time, and no machine is too slow to keep it.
 #[test]
 fn a_rate_limit_is_kept() {
     const PER_SECOND: u64 = 40 << 20;
@@ -27,8 +27,7 @@ fn a_rate_limit_is_kept() {
         let job = Migration::new().range(&region, 0..BYTES, &pools[1]).engine(engine);
         let report = job.rate_limit(PER_SECOND).threads(2).start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
-        // The last areas, one of each thread, are not waited for, and a hundredth of a second may
-        // be made up for.
+        // There is no pause after the last area of each thread, and up to 10 ms may be caught up.
         let paid = report.bytes_copied - 2 * report.area_bytes as u64 - PER_SECOND / 100;
         assert!(report.migrate_ns as f64 >= paid as f64 / PER_SECOND as f64 * 1e9, "{report}");
         assert!(report.area_bytes <= 2 << 20, "{report}");
@@ -37,7 +36,7 @@ fn a_rate_limit_is_kept() {
 }
 
 #[test]
-fn time_without_copies_is_not_made_up_for() {
+fn time_without_copies_is_not_caught_up() {
     const PER_SECOND: u64 = 40 << 20;
     let _turn = turn();
     let (pools, region) = scene();
@@ -54,7 +53,7 @@ fn time_without_copies_is_not_made_up_for() {
     assert!(begin.elapsed().as_secs_f64() >= paid as f64 / PER_SECOND as f64, "{report}");
 }
 
-/// Nobody pauses for what is done: at this rate that would take weeks.
+/// There is no pause after the last area. At this rate it would last weeks.
 #[test]
 fn a_job_ends_with_its_last_area() {
     let _turn = turn();
@@ -71,7 +70,7 @@ fn a_job_ends_with_its_last_area() {
 fn a_job_that_pauses_can_be_cancelled_and_times_out() {
     let _turn = turn();
     let (pools, region) = scene();
-    // Hours for all of it.
+    // The whole job would take hours.
     let job = || Migration::new().range(&region, 0..BYTES, &pools[1]).rate_limit(100);
     let cancelled = job().start().unwrap();
     assert!(soon(|| cancelled.progress().bytes_migrated > 0));
@@ -100,7 +99,8 @@ fn windows_are_compared_with_the_budget() {
         assert_eq!(impossible.windows_over_budget, impossible.windows.count, "{impossible}");
         let generous = leap(&pools[0], Duration::MAX);
         assert_eq!(generous.windows_over_budget, 0, "{generous}");
-        // A budget that cannot be met makes small areas, as far as that may help.
+        // If windows exceed the budget, areas shrink. With `mprotect` areas keep their size,
+        // because smaller ones would not help.
         let smaller = impossible.windows.count > generous.windows.count;
         assert_eq!(
             smaller,

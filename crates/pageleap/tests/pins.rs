@@ -1,5 +1,5 @@
-//! Guards: pages that a device or the kernel has by their frames stay where they are, in both
-//! directions; and what happens without.
+//! Guards: pages whose frames a device or the kernel accesses keep their frames, whether the frames
+//! are read or written. Tests also show what happens without a guard.
 
 #[path = "common/calls.rs"]
 mod calls;
@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use calls::{pipe, process_vm, splice};
@@ -29,7 +29,9 @@ use refusing::Refusing;
 
 const PAGES: usize = 16;
 const BYTES: usize = PAGES * BASE_PAGE;
+/// Patience for guards of jobs that must end although pages are guarded.
 const SHORT: Duration = Duration::from_millis(10);
+/// Patience for guards of jobs that must wait for them.
 const LONG: Duration = Duration::from_secs(600);
 
 fn scene() -> ([Pool; 2], Region) {
@@ -45,7 +47,7 @@ fn leap(region: &Region, to: &Pool, engine: EngineChoice, patience: Duration) ->
 }
 
 fn bytes_of(region: &Region, page: usize) -> &[AtomicU8] {
-    // SAFETY: nobody accesses the page in another size.
+    // SAFETY: all accesses to the page by the process have this size.
     unsafe { region.atomics_u8(page * BASE_PAGE..(page + 1) * BASE_PAGE) }.unwrap()
 }
 
@@ -61,8 +63,8 @@ fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
 }
 
-/// A guard that is asked for while its page is being discarded is not given: the frame is somebody
-/// else's next.
+/// A guard that is requested while its page is being discarded is not given: the frame gets another
+/// owner.
 #[test]
 fn no_guard_is_given_on_what_is_being_discarded() {
     let _turn = turn();
@@ -71,7 +73,8 @@ fn no_guard_is_given_on_what_is_being_discarded() {
     let slow = Refusing::new(Arc::new(Linux), move |request| {
         if request.call == Call::Vacate {
             seen.store(true, Relaxed);
-            // Long enough for the guard to be asked for, and to be given if nothing kept it.
+            // Long enough for the other thread to request the guard. If the library did not refuse
+            // it, the guard would be given.
             std::thread::sleep(Duration::from_millis(100));
         }
         None
@@ -83,13 +86,13 @@ fn no_guard_is_given_on_what_is_being_discarded() {
             assert!(soon(|| discarding.load(Relaxed)));
             region.pin(BASE_PAGE..2 * BASE_PAGE).map(drop)
         });
-        // SAFETY: nobody accesses the region.
+        // SAFETY: no thread accesses the region.
         unsafe { region.discard_shared(0..4 * BASE_PAGE) }.unwrap();
         let refused = asked.join().unwrap().unwrap_err();
         assert!(refused.to_string().contains("unbacked"), "{refused}");
     });
     let guard = region.pin(8 * BASE_PAGE..9 * BASE_PAGE).unwrap();
-    // SAFETY: as above.
+    // SAFETY: no thread accesses the region.
     let refused = unsafe { region.discard_shared(0..BYTES) }.unwrap_err();
     assert!(matches!(refused, Error::Pinned { .. }), "{refused}");
     drop(guard);
@@ -102,7 +105,7 @@ fn guarded_pages_stay_and_the_others_move() {
         let (pools, region) = scene();
         stamp(&region, 0..BYTES, 1);
         let before = region.frame_numbers().unwrap();
-        // Not at page boundaries: whole pages are kept.
+        // The first range does not end at page boundaries. Its pages are guarded whole.
         let guards = [(5 * BASE_PAGE + 7..6 * BASE_PAGE + 9), (9 * BASE_PAGE..10 * BASE_PAGE)];
         let [first, second] = guards.map(|part| region.pin(part).unwrap());
         let report = leap(&region, &pools[1], engine, SHORT);
@@ -151,21 +154,36 @@ fn a_job_waits_for_guards_and_is_cancelled_while_it_waits() {
     drop(guard);
 }
 
-/// A guard that has gone is none, however short the job's patience is.
+/// A job moves the pages of a guard that was dropped while it ran, however short its patience is.
 #[test]
 fn pages_whose_guards_have_gone_are_moved() {
     let _turn = turn();
-    let (pools, region) = scene();
-    for (engine, to) in engines().into_iter().zip([1, 0, 1]) {
+    // The job waits at this page until the guard of an earlier page is dropped.
+    let (gate, open) = (Arc::new(AtomicUsize::new(usize::MAX)), Arc::new(AtomicBool::new(false)));
+    let (at, is_open) = (gate.clone(), open.clone());
+    let waiting = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        if request.addr == at.load(Relaxed) {
+            soon(|| is_open.load(Relaxed));
+        }
+        None
+    }));
+    let build = |node| Pool::builder(node, BYTES as u64).backend(waiting.clone()).build().unwrap();
+    let pools = nodes().map(build);
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    for (number, engine) in engines().into_iter().enumerate() {
+        let to = (number + 1) % 2;
         let early = region.pin(0..BASE_PAGE).unwrap();
         let last = region.pin(BYTES - 1..BYTES).unwrap();
+        gate.store(address(&region) + 8 * BASE_PAGE, Relaxed);
+        open.store(false, Relaxed);
         let job = Migration::new()
             .range(&region, 0..BYTES, &pools[to])
             .engine(engine)
             .area_bytes(BASE_PAGE);
-        let job = job.rate_limit(128 << 10).pin_patience(Duration::ZERO).start().unwrap();
+        let job = job.threads(1).pin_patience(Duration::ZERO).start().unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         drop(early);
+        open.store(true, Relaxed);
         let report = job.wait();
         assert_eq!((report.pages.migrated, report.pages.busy), (PAGES as u64 - 1, 1), "{report}");
         drop(last);
@@ -177,7 +195,7 @@ fn pages_whose_guards_have_gone_are_moved() {
 fn what_cannot_be_guarded_is_refused_and_guarded_pages_are_not_discarded() {
     let _turn = turn();
     let (pools, mut region) = scene();
-    #[allow(clippy::reversed_empty_ranges)] // that is what is refused
+    #[allow(clippy::reversed_empty_ranges)] // one of the refused ranges
     for part in [0..0, 5..4, BYTES - 1..BYTES + 1, usize::MAX - 1..usize::MAX] {
         assert!(matches!(region.pin(part), Err(Error::BadRange { .. })));
     }
@@ -187,7 +205,7 @@ fn what_cannot_be_guarded_is_refused_and_guarded_pages_are_not_discarded() {
     assert!(matches!(region.pin(8191..8193), Err(Error::BadRange { .. })));
     drop(guard);
     region.discard(0..8192).unwrap();
-    // A guard outlives the handle.
+    // A guard keeps the region mapped after the handle is dropped.
     let guard = region.pin(BYTES - 1..BYTES).unwrap();
     drop(region);
     assert_ne!(pools[0].free_bytes(), pools[0].bytes());
@@ -226,20 +244,22 @@ fn a_guard_is_given_when_no_attempt_is_under_way() {
     });
 }
 
-/// A registered buffer: the kernel writes to the frame that was there at registration, whenever the
-/// data comes.
+/// Reads into a registered buffer while the region leaps. The kernel writes to the frames that the
+/// buffer had at registration, whenever the data arrives. Returns whether the data is in the region
+/// and the report of the leap, or `None` without io_uring.
 fn fixed_read(guarded: bool) -> Option<(bool, Report)> {
     let (pools, region) = scene();
     let mut ring = IoUring::new(2).ok()?;
     let page = bytes_of(&region, 3);
     let buffer = libc::iovec { iov_base: page.as_ptr() as *mut _, iov_len: BASE_PAGE };
     let guard = guarded.then(|| region.pin(3 * BASE_PAGE..4 * BASE_PAGE).unwrap());
-    // SAFETY: the buffer lies in a region that outlives the ring.
+    // SAFETY: the buffer is a page of the region, which is alive when the buffer is unregistered.
     unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
     let (from, mut to) = pipe();
     let read =
         opcode::ReadFixed::new(Fd(from.as_raw_fd()), page[0].as_ptr(), BASE_PAGE as u32, 0).build();
-    // SAFETY: as above; what the entry names lives until it is done, which is waited for.
+    // SAFETY: the buffer and the pipe live until the request is complete, which is waited for
+    // below.
     unsafe { ring.submission().push(&read) }.unwrap();
     ring.submit().unwrap();
     let report = leap(&region, &pools[1], EngineChoice::Auto, SHORT);
@@ -264,23 +284,25 @@ fn a_registered_buffer_is_kept_with_a_guard_and_lost_without() {
     let _turn = turn();
     let Some((kept, report)) = fixed_read(true) else { return skip(NAME, &"io_uring is refused") };
     assert!(kept && report.pages.busy == 1, "LOST what was read: {report}");
-    // This is what the contract is about: the read succeeds, and its data is nowhere.
+    // Without a guard the read succeeds, but its data is not in the region. Therefore the contract
+    // asks for a guard.
     let (kept, report) = fixed_read(false).unwrap();
     assert!(report.ended.is_completed(), "{report}");
     assert!(!kept, "without a guard the data was expected to be lost");
 }
 
-/// The pipe has the page itself, not its bytes; what comes out is what the frame contains then.
+/// Puts a page into a pipe, lets the region leap, and overwrites the vacated frames. The pipe holds
+/// the page's frame, not its bytes. Returns whether the pipe still delivers the page's bytes.
 fn spliced(guarded: bool) -> bool {
     let (pools, region) = scene();
     let page = bytes_of(&region, 3);
     fill(page, 2);
     let (mut from, to) = pipe();
     let guard = guarded.then(|| region.pin(3 * BASE_PAGE..4 * BASE_PAGE).unwrap());
-    // SAFETY: a page of the region.
+    // SAFETY: the page belongs to the region, which lives.
     assert_eq!(unsafe { splice(page[0].as_ptr(), BASE_PAGE, &to) }.unwrap(), BASE_PAGE);
     leap(&region, &pools[1], EngineChoice::Auto, SHORT);
-    // Whoever gets the vacated frames writes to them.
+    // Another region gets the vacated frames and writes to them.
     let free = pools[0].free_bytes() as usize;
     let other = Region::new(&pools[0], free).unwrap();
     (0..free / BASE_PAGE).for_each(|page| fill(bytes_of(&other, page), 99));
@@ -294,16 +316,14 @@ fn spliced(guarded: bool) -> bool {
 #[test]
 fn a_spliced_page_is_sent_with_a_guard_and_another_without() {
     let _turn = turn();
-    assert!(spliced(true), "the pipe has somebody else's bytes");
-    assert!(!spliced(false), "without a guard the frame was expected to be somebody else's by now");
+    assert!(spliced(true), "the pipe has the bytes of another region");
+    assert!(!spliced(false), "without a guard the frame was expected to have another owner");
 }
 
-/// A file on a disk that devices read from and write to memory by themselves; `None` where the file
-/// system cannot.
+/// A file for direct I/O: devices access memory by themselves. `None` if the file system has none.
 fn direct_file() -> Option<File> {
-    // The machines of the lab do not have the folder that was there when this was built.
-    let built =
-        option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    // The build directory does not exist on machines of the lab.
+    let built = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).filter(|path| path.is_dir());
     let path = built
         .unwrap_or_else(std::env::temp_dir)
         .join(format!("pageleap-pins-{}", std::process::id()));
@@ -321,7 +341,7 @@ fn process_vm_writev_is_kept_with_guards() {
     let _turn = turn();
     let mut data = vec![0; BASE_PAGE];
     let (_pools, region) = scene();
-    // SAFETY: here and below: a page of the region, of which all accesses are atomic.
+    // SAFETY: the page belongs to the region, and all accesses to it are atomic.
     if let Err(error) = unsafe { process_vm(bytes_of(&region, 0)[0].as_ptr(), &mut data, true) } {
         return skip(NAME, &error);
     }
@@ -331,13 +351,13 @@ fn process_vm_writev_is_kept_with_guards() {
             let bytes = bytes_of(region, page);
             data.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(round, i));
             let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
-            // SAFETY: as above.
+            // SAFETY: the page belongs to the region, and all accesses to it are atomic.
             let written = unsafe { process_vm(bytes[0].as_ptr(), &mut data, true) };
             drop(guard);
             assert_eq!(written.unwrap(), BASE_PAGE);
             assert!(holds(bytes, round), "LOST what was written");
             let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
-            // SAFETY: as above.
+            // SAFETY: the page belongs to the region, and all accesses to it are atomic.
             let read = unsafe { process_vm(bytes[0].as_ptr(), &mut data, false) };
             drop(guard);
             assert_eq!(read.unwrap(), BASE_PAGE);
@@ -349,8 +369,8 @@ fn process_vm_writev_is_kept_with_guards() {
     });
 }
 
-/// Writes pages to the file and reads them back, past the page cache, while the region leaps.
-/// Returns how many were wrong.
+/// Writes pages to the file and reads them back, without the page cache, while the region leaps.
+/// Returns how many pages were wrong.
 fn direct_rounds(file: &File, guarded: bool) -> usize {
     const ROUNDS: usize = 200;
     let mut wrong = 0;
@@ -360,24 +380,22 @@ fn direct_rounds(file: &File, guarded: bool) -> usize {
             let bytes = bytes_of(region, page);
             let pin =
                 || guarded.then(|| region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap());
-            // SAFETY: the page lives; that the device accesses it is what this is about.
-            let slice = |guarded: bool| unsafe {
-                let _ = guarded;
-                std::slice::from_raw_parts_mut(bytes[0].as_ptr(), BASE_PAGE)
-            };
+            // SAFETY: the page belongs to the region, which lives. Only one slice exists at a time,
+            // and it is passed to one call; meanwhile this thread accesses the page no other way.
+            let slice = || unsafe { std::slice::from_raw_parts_mut(bytes[0].as_ptr(), BASE_PAGE) };
             fill(bytes, round);
             let guard = pin();
-            let written = file.write_at(slice(guarded), 0);
+            let written = file.write_at(slice(), 0);
             drop(guard);
             assert_eq!(written.unwrap(), BASE_PAGE);
             fill(bytes, round + 1);
             let guard = pin();
-            let read = file.read_at(slice(guarded), 0);
+            let read = file.read_at(slice(), 0);
             drop(guard);
             match read {
                 Ok(BASE_PAGE) => wrong += usize::from(!holds(bytes, round)),
-                // Where the kernel copies (memory file systems): with the engine mprotect, and
-                // without a guard, the page may be protected before the copy, or during it.
+                // On memory file systems the kernel copies. Without a guard the engine `mprotect`
+                // may protect the page before the copy or during it.
                 Ok(_) if !guarded => wrong += 1,
                 Err(error) if !guarded && error.raw_os_error() == Some(libc::EFAULT) => wrong += 1,
                 other => panic!("{other:?}"),
@@ -393,6 +411,6 @@ fn direct_io_is_kept_with_guards() {
     let _turn = turn();
     let Some(file) = direct_file() else { return skip(NAME, &"the file system has no O_DIRECT") };
     assert_eq!(direct_rounds(&file, true), 0, "LOST what a device wrote or read");
-    // How many is chance, and may be none.
+    // How many are wrong is chance, and it may be none.
     eprintln!("  without guards: {} of 200 pages wrong", direct_rounds(&file, false));
 }

@@ -1,6 +1,6 @@
-//! Placements: which pages go to which node, where page tables go, what verification notices, what
-//! a change of the cpuset does. What needs several nodes runs on the model; what one node can show,
-//! on the kernel.
+//! Placements: which pages go to which node, where page tables go, what verification notices, and
+//! what a change of the cpuset does. Tests that need several nodes run on the model, the others on
+//! the kernel.
 
 mod common;
 #[path = "common/refusing.rs"]
@@ -35,11 +35,12 @@ fn model_pool(pages: usize) -> (Arc<Model>, Pool) {
     (model, pool)
 }
 
+/// The address of a page of a region.
 fn address(region: &Region, page: usize) -> usize {
     common::address(region) + page * PAGE
 }
 
-/// Writes into each page of a region of a model.
+/// Writes its number into each page of a region of a model.
 fn mark(model: &Model, region: &Region) {
     (0..region.len() / PAGE)
         .for_each(|page| model.store(address(region, page), page as u64 + 1).unwrap());
@@ -58,6 +59,7 @@ fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report
     report
 }
 
+/// How many pages of a region lie on each of [`NODES`]. Each must be where it belongs.
 fn counts(region: &Region) -> [u64; 3] {
     let verified = region.verify().unwrap();
     assert!(verified.is_right(), "{verified}");
@@ -114,8 +116,8 @@ fn page_tables_follow_the_data_unless_told_otherwise() {
     go(&region, pool.on(NODES[1]));
     assert_eq!(tables(&region), NODES[1]);
 
-    // The page tables on node 4 have stayed with the frames of node 0, and must not be handed out
-    // as node 0's.
+    // The frames of node 0 have kept the page tables on node 4. These must not be used as if they
+    // were on node 0.
     go(&region, pool.on(NODES[0]));
     assert_eq!(tables(&region), NODES[0]);
     check_marks(&model, &region);
@@ -127,8 +129,8 @@ fn page_tables_follow_the_data_unless_told_otherwise() {
     assert_eq!(tables(&region), NODES[0]);
     assert_eq!(pool.free_bytes_on(NODES[0]), 0);
     audit(&[&pool], &[&region]).unwrap();
-    // A dropped region leaves frames whose alias this thread has mapped again, wherever its page
-    // tables are.
+    // When a region is dropped, this thread maps the alias of its frames again. The new page tables
+    // lie on whatever node this thread's policy chooses.
     drop(Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap());
     let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
     assert_eq!(tables(&region), NODES[1]);
@@ -145,7 +147,8 @@ fn verification_notices_pages_that_the_kernel_has_moved() {
         assert_eq!((verified.misplaced, verified.absent, verified.found.on(NodeId(77))), (2, 0, 2));
         assert!(!verified.is_right() && verified.to_string().contains("2 elsewhere"), "{verified}");
     }
-    // Two pages that have changed places are both wrong, though each node has as many as before.
+    // Two pages that have changed places are both misplaced, though each node has as many pages as
+    // before.
     let (model, pool) = model_pool(PAGES);
     let region = Region::new(&pool, PAGES * PAGE).unwrap();
     model.displace(address(&region, 0), NODES[1].0);
@@ -174,7 +177,7 @@ fn destinations_that_the_pool_does_not_have_are_named() {
         Region::new(pool.on(NODES[1]), (PAGES + 1) * PAGE),
         Err(Error::PoolExhausted { node: NodeId(3), .. })
     ));
-    // The pages of node 3 are taken before it turns out that node 0 has none.
+    // Frames of node 3 are taken before the shortage on node 0 is found.
     let last = Placement::interleave([NODES[1], NODES[0]]);
     let region = Region::new(pool.on(last.clone()), 3 * PAGE).map(drop);
     assert!(
@@ -239,8 +242,8 @@ fn verification_during_leaps_finds_nothing_wrong() {
     }
 }
 
-/// What is free and needed is said of the whole call and of the share that is too small, not of the
-/// part at which that came out.
+/// The error tells what the whole call needs and what the share had free before it. It does not
+/// tell of the part of the call at which the shortage was found.
 #[test]
 fn a_pool_that_is_too_small_says_what_was_free_before() {
     let pages = |pages: usize| (pages * PAGE) as u64;
@@ -267,15 +270,16 @@ fn a_pool_that_is_too_small_says_what_was_free_before() {
     let job = Migration::new().range(&region, 0..20 * PAGE, pool.on(NODES[2]));
     let job = job.range(&region, 20 * PAGE..28 * PAGE, pool.on(NODES[2])).start().map(drop);
     says(job.unwrap_err(), NODES[2], pages(16), pages(28));
-    // Another pool of that size on that node is another pool.
+    // Only the pool that is too small counts, not another pool of the same size on that node.
     let other = Pool::builder(NODES[2], pages(16)).backend(model).build().unwrap();
     let _rest = Region::new(&other, 8 * PAGE).unwrap();
     says(move_to([&pool, &other]).unwrap_err(), NODES[2], pages(8), pages(12));
     assert_eq!(pool.free_bytes(), pool.bytes());
 }
 
-/// A refused policy is said once, and what it left elsewhere is put right when it is allowed again:
-/// page tables of an alias that has been filled again, or mapped anew where this was refused.
+/// A refused policy is reported once. Page tables that went to another node meanwhile come to the
+/// right one when policies are allowed again. They belong to an alias that was filled again or, if
+/// filling is refused too, mapped anew.
 #[test]
 fn page_tables_are_put_right_after_a_refused_policy() {
     for refill in [true, false] {
@@ -304,7 +308,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
         refused.store(if refill { 0 } else { filling }, Relaxed);
         drop(region);
         refused.store(policy, Relaxed);
-        // Its alias got its page tables from this thread.
+        // This thread has allocated the page tables of the alias.
         let region = Region::new(pool.on(NODES[1]), PAGES * PAGE).unwrap();
         assert_ne!(tables(&region), [Some(NODES[1].0)].into());
         let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
@@ -323,7 +327,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
     }
 }
 
-/// Whichever call fails while aliases get their page tables, what the user has set stays.
+/// Whichever call fails while aliases get their page tables, attributes of the user stay.
 #[test]
 fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
     let mut struck = 0;
@@ -339,11 +343,11 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
         let region = Region::new(pool.on(NODES[0]), 8 * PAGE).unwrap();
         mark(&model, &region);
         let first = address(&region, 0);
-        // SAFETY: a range of the model.
+        // SAFETY: pages of a region of the model, which no thread uses.
         unsafe { model.advise(first, 4 * PAGE, Advice::DontDump) }.unwrap();
         let set: Vec<_> = (0..8).map(|page| model.attributes_at(address(&region, page))).collect();
-        // Of the last eight frames of node 3 this thread has filled every second alias again; to
-        // the others a leap has given theirs back.
+        // Every second of the last eight frames of node 3 gets its page tables from this thread,
+        // when a region is dropped. The others get theirs back from a leap.
         let rest = Region::new(pool.on(NODES[1]), (PAGES - 8) * PAGE).unwrap();
         let last = Region::new(pool.on(NODES[1]), 8 * PAGE).unwrap();
         for page in (0..8).step_by(2) {
@@ -356,7 +360,7 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
         let migration =
             Migration::new().range(&region, 0..8 * PAGE, pool.on(NODES[1])).area_bytes(8 * PAGE);
         let report = migration.threads(1).start();
-        // Still armed while it runs.
+        // The failing call may come after the start.
         if let Ok(job) = report {
             let report = job.wait();
             assert!(report.ended.is_completed(), "{at}: {report}");
@@ -373,7 +377,7 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
 
 #[test]
 fn a_cpuset_that_changes_ends_the_job_whole() {
-    /// Enough that at its rate the job does not end before the cpuset is looked at again.
+    /// Pages, so many that at its rate the job does not end before it reads the cpuset again.
     const MANY: usize = 60_000;
     let (model, pool) = model_pool(MANY);
     let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();
@@ -407,7 +411,7 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
 }
 
 // On the kernel
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 const MB: usize = 1 << 20;
 
@@ -476,7 +480,7 @@ fn pools_verify_frames_in_use_and_during_a_leap() {
     }
 }
 
-/// As in a container whose filter refuses `move_pages`.
+/// In a container, a seccomp filter may refuse `move_pages`.
 #[test]
 fn where_pages_lie_is_found_out_without_asking_about_pages() {
     let _turn = turn();
@@ -572,20 +576,21 @@ fn locked_pools_are_locked_once_and_for_good() {
     assert_eq!(end, End::Exited(0), "{text}");
 }
 
-/// The kernel drops an entry, or is just moving a page, at the moment when it is asked where the
-/// pages of a new pool lie.
+/// When the kernel is asked where the pages of a new pool lie, a page may have no entry for a
+/// moment: the kernel has dropped it, or is moving the page.
 #[test]
-fn pages_that_are_out_for_a_moment_are_looked_for_again() {
+fn pages_without_an_entry_are_looked_for_again() {
     let _turn = turn();
     let (filled, dropped) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
     let drops = dropped.clone();
     let drop_one = move |request: &Request| {
         match request.call {
             Call::Populate => filled.store(request.addr, Relaxed),
-            // Twice, so that one more look is not enough.
+            // Twice, so that a single further query is not enough.
             Call::QueryNodes if drops.fetch_add(1, Relaxed) < 2 => {
                 let page = filled.load(Relaxed) as *mut libc::c_void;
-                // SAFETY: a page of a shared mapping that nobody uses yet: it stays in its file.
+                // SAFETY: a page of a shared mapping that no thread uses yet. Its contents stay in
+                // the file.
                 assert_eq!(unsafe { libc::madvise(page, PAGE, libc::MADV_DONTNEED) }, 0);
             }
             _ => {}

@@ -1,6 +1,6 @@
-//! Several jobs, regions and pools at the same time: ranges that change places among pools under
-//! writers, with cancellations and time-outs at any point; a region whose pages lie checkered over
-//! two pools; leaps that begin before the last one has recycled its frames.
+//! Several jobs, regions and pools at the same time. Ranges change places among pools under
+//! writers, with cancellations and time-outs at any point. Pages of a region lie alternately in two
+//! pools. Leaps begin before the previous one has recycled its frames.
 
 mod common;
 #[path = "common/load.rs"]
@@ -17,8 +17,8 @@ use common::{
 use load::{each_frame_once, word_of};
 use pageleap::{Ended, Engine, Migration, PageSize, Pool, Region, Report, audit};
 
-/// Writes rising values to every `writers`-th word from `owner` on, until stopped. Returns the last
-/// one of each.
+/// Writes rising values to random words of an owner, until stopped. Returns the last value of each
+/// word.
 fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Vec<u64> {
     let words = region.atomics_u64(0..region.len()).unwrap();
     let mut random = Random::new(owner as u64 + 1);
@@ -33,6 +33,7 @@ fn write(region: &Region, owner: usize, writers: usize, stop: &AtomicBool) -> Ve
     last
 }
 
+/// Checks that each word has the last value that its owner has written.
 fn check_written(region: &Region, last: &[Vec<u64>]) {
     let words = region.atomics_u64(0..region.len()).unwrap();
     let lost =
@@ -40,7 +41,7 @@ fn check_written(region: &Region, last: &[Vec<u64>]) {
     assert_eq!(lost.count(), 0, "LOST writes");
 }
 
-/// Runs `body` while two threads write to each region, and checks then that nothing was lost.
+/// Runs `body` while two threads write to each region. Afterwards no write must be lost.
 fn under_writers(regions: &[Region], body: impl FnOnce()) {
     const WRITERS: usize = 2;
     let stop = AtomicBool::new(false);
@@ -62,7 +63,7 @@ fn under_writers(regions: &[Region], body: impl FnOnce()) {
     });
 }
 
-/// One job of random settings, which may be stopped at any point.
+/// Runs a job with random settings. The job may be stopped at any point.
 fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool) -> Report {
     let mut job = Migration::new()
         .engine(engines()[random.below(engines().len() as u64) as usize])
@@ -102,7 +103,7 @@ fn parts_of_regions_change_places_under_writers() {
     const PARTS: usize = 3;
     let _turn = turn();
     let bytes = PART * PARTS;
-    // The third pool lies on the first one's node: it is another pool all the same.
+    // The third pool lies on the same node as the first one. Pages still move between them.
     let [first, second] = pools(PageSize::Base, 2 * bytes as u64).unwrap();
     let third = Pool::builder(first.nodes()[0], 2 * bytes as u64).build().unwrap();
     let pools = [first, second, third];
@@ -116,7 +117,7 @@ fn parts_of_regions_change_places_under_writers() {
                     let mut random = Random::new(part as u64 + 77);
                     for _ in 0..8 * common::stress_seconds() {
                         let range = part * PART..(part + 1) * PART;
-                        // All of it, or parts of it that lie anywhere.
+                        // The whole range, or every second piece of it.
                         let pieces = 1 + random.below(4) as usize;
                         let piece = |n: usize| range.start + n * PART / pieces / 4096 * 4096;
                         let mut ranges = Vec::new();
@@ -140,7 +141,7 @@ fn parts_of_regions_change_places_under_writers() {
         region.frame_numbers().unwrap().iter().for_each(|frames| each_frame_once(frames));
     }
     audit(&pools.each_ref(), &regions.each_ref()).unwrap();
-    // What is left to do is done by the next one.
+    // The next job completes what the stopped ones have left.
     for region in &regions {
         let job = Migration::new().range(region, 0..bytes, &pools[2]).start().unwrap().wait();
         assert!(job.ended.is_completed(), "{job}");
@@ -172,7 +173,7 @@ fn a_checkered_region_leaps_whole() {
             }
             let report = checker.start().unwrap().wait();
             assert_eq!(report.pages.migrated, PAGES as u64 / 2, "{report}");
-            // To one of the two, so that the others are there already, and from one to the other.
+            // To one of the pools, where half of the pages are already; then all to the other one.
             let pages = to(round % 2);
             assert_eq!((pages.migrated, pages.unchanged), (PAGES as u64 / 2, PAGES as u64 / 2));
             assert_eq!(to(1 - round % 2).migrated, PAGES as u64);
@@ -196,7 +197,7 @@ fn a_checkered_region_leaps_whole() {
 fn a_leap_back_begins_while_frames_are_recycled() {
     let _turn = turn();
     let bytes = 16 << 20;
-    // Once with other frames to go to, and once with none but those that are being recycled.
+    // Once with enough free frames, and once with no other frames than those being recycled.
     for pool_bytes in [2 * bytes, bytes] {
         let pools = pools(PageSize::Base, pool_bytes as u64).unwrap();
         let regions = [Region::new(&pools[0], bytes).unwrap()];
@@ -210,7 +211,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
                 let job = Migration::new().engine(engines()[round / 2 % engines().len()]);
                 let job = job.range(region, 0..bytes, &pools[round % 2]).start().unwrap();
                 let before: Option<pageleap::Job> = last.replace(job);
-                // It had moved its pages, or this one could not have begun.
+                // The previous job has moved all its pages, or this one could not have begun.
                 let overlaps = before.as_ref().is_some_and(|job| !job.is_finished());
                 if let Some(job) = before {
                     let report = job.wait();
@@ -218,8 +219,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
                     assert_eq!(report.pages.migrated, (bytes / 4096) as u64, "{report}");
                 }
                 last.as_ref().unwrap().wait_until_moved();
-                // Frames that are free already have been recycled before the pages were anybody's
-                // to move.
+                // If all frames are free already, they were recycled before this job could begin.
                 let recycled = pools.iter().map(Pool::free_bytes).sum::<u64>()
                     == (2 * pool_bytes - bytes) as u64;
                 overlaps && !recycled
@@ -227,7 +227,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
             for _ in 0..8 {
                 overlaps += u32::from(leap());
             }
-            // How soon a thread runs is chance; with frames to go to it happens nearly always.
+            // How soon a thread runs is chance. With enough free frames most leaps overlap.
             assert!(
                 pool_bytes == bytes || overlaps > 0 || soon(&mut leap),
                 "nothing ever overlapped"
@@ -239,7 +239,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
     }
 }
 
-/// Huge pages are followed by base pages, or a store would cost a copy of 2 MB.
+/// Writes to huge pages are tracked by base page. Otherwise each store would cost a copy of 2 MB.
 #[test]
 fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
     const NAME: &str = "stores_to_huge_pages_cost_base_pages_and_no_mappings";
@@ -257,7 +257,7 @@ fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
     std::thread::scope(|scope| {
         let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
-            // One word of each huge page, one after the other.
+            // One word in each huge page.
             let words = region.atomics_u64(0..bytes).unwrap();
             while !stop.load(Relaxed) {
                 words.iter().step_by((2 << 20) / 8).for_each(|word| {
@@ -275,7 +275,7 @@ fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
             let job = job.range(&region, 0..bytes, &pools[(round + 1) % 2]).threads(2);
             let report = job.start().unwrap().wait();
             assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
-            // At most five times each.
+            // A page is copied again at most five times.
             let pages = (bytes / (2 << 20)) as u64;
             assert!(report.bytes_recopied <= 6 * 4096 * pages, "{report}");
         }
@@ -284,7 +284,7 @@ fn stores_to_huge_pages_cost_base_pages_and_no_mappings() {
     assert!(peak < 30, "{peak} mappings of pools at a time: those of areas do not join");
 }
 
-/// Whoever asks for the frames that a job is about to give back gets them.
+/// A region can be made of frames that a job is about to give back: it waits for them.
 #[test]
 fn regions_are_made_of_frames_that_are_being_recycled() {
     let _turn = turn();
@@ -301,7 +301,7 @@ fn regions_are_made_of_frames_that_are_being_recycled() {
         let job = job.start().unwrap();
         job.wait_until_moved();
         let fresh = Region::new(&pools[0], bytes).unwrap();
-        assert!(common::is_zero(&fresh, 0..bytes), "somebody else's data");
+        assert!(common::is_zero(&fresh, 0..bytes), "a recycled frame kept its contents");
         check_stamp(&region, 0..bytes, round);
         assert!(job.wait().ended.is_completed());
         audit(&[&pools[0], &pools[1]], &[&region, &fresh]).unwrap();

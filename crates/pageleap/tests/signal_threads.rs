@@ -20,7 +20,8 @@ use pageleap::{Engine, Error, Region};
 
 /// Blocks or unblocks SIGSEGV in this thread.
 fn block_sigsegv(how: i32) {
-    // SAFETY: a zeroed signal set is empty and valid. The call changes the mask of this thread only.
+    // SAFETY: a zeroed signal set is empty and valid. The call changes the mask of this thread
+    // only.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&mut set, libc::SIGSEGV);

@@ -1,5 +1,5 @@
-//! The fault handler and other handlers: foreign faults reach the handler that was installed before,
-//! and jobs are refused once another handler has replaced pageleap's.
+//! The fault handler and other handlers: foreign faults reach the handler that was installed
+//! before, and jobs are refused once another handler has replaced pageleap's.
 //!
 //! Each case runs in a child: signal actions belong to the process, and some cases end it.
 
@@ -24,7 +24,8 @@ fn poke(addr: usize) {
 }
 
 fn protect(addr: usize, len: usize, prot: i32) {
-    // SAFETY: callers pass pages of their own, of which they know that nothing relies on the access.
+    // SAFETY: callers pass pages of their own, of which they know that nothing relies on the
+    // access.
     assert_eq!(unsafe { libc::mprotect(addr as *mut libc::c_void, len, prot) }, 0);
 }
 

@@ -1,15 +1,15 @@
-//! Everything at once, for as long as one likes: regions and pools of all page sizes, jobs by all
-//! engines, started, stopped, refused and made to fail, while threads write and read, the kernel
-//! does so for them, pages are pinned under guards, processes are forked, signals arrive. Whenever
-//! nobody is at work everything is checked, and then goes on.
+//! Everything at once, for any length of time. Jobs of all engines on all page sizes are started,
+//! stopped, refused and made to fail. Meanwhile threads write and read, system calls do so for
+//! them, devices access pages under guards, processes are forked, and signals arrive. All actors
+//! pause at intervals, and everything is checked.
 //!
-//! Rounds follow each other. What a round consists of, and each actor's random numbers, follow from
-//! the seed and the round's number; which thread runs when is up to the system. So a seed brings
-//! back the same load, not the same schedule. Both are printed with each failure.
+//! The test consists of rounds. The load of a round and the random numbers of each actor follow
+//! from the seed and the round's number. The system decides which thread runs when. So a seed
+//! repeats the load, not the schedule. Seed and round are printed with each failure.
 //!
 //! `PAGELEAP_SOAK_SECONDS` sets the duration, `PAGELEAP_SOAK_SEED` the seed, `PAGELEAP_SOAK_ROUND`
-//! the first round, and `PAGELEAP_SOAK_AGAIN=1` repeats that one; `cargo xtask soak` sets them for
-//! you. SIGINT ends it with a summary.
+//! the first round. `PAGELEAP_SOAK_AGAIN=1` repeats that round. `cargo xtask soak` sets these
+//! variables from its options. SIGINT ends the test with a summary.
 
 #[path = "soak/actors.rs"]
 mod actors;
@@ -42,15 +42,17 @@ use round::{Kind, MOST_WRITERS, Round, is_known_to_work};
 use scene::Scene;
 use watch::{Alive, Count, Interrupt, Watchdog, counted, counts, interrupted};
 
-/// Parts of a round; after each of them everything is checked.
+/// Parts of a round. After each part everything is checked.
 const PARTS: u64 = 3;
-/// Of a soak that lasts. A short one has less for each.
+/// The length of a part in a long soak. In a short soak parts are shorter, so that each kind of
+/// round comes once.
 const LONGEST_PART: Duration = Duration::from_millis(1500);
 const SHORTEST_PART: Duration = Duration::from_millis(100);
 
+/// A number from the environment.
 fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")),
         Err(_) => default,
     }
 }
@@ -65,7 +67,7 @@ fn everything_at_once_loses_nothing() {
     let _interrupt = Interrupt::expect();
     let kinds = Kind::all();
     for engine in EngineChoice::ALL.into_iter().filter(|engine| !is_known_to_work(*engine)) {
-        skip(&format!("{NAME} ({engine})"), &"the engine does not work here, or nobody can tell");
+        skip(&format!("{NAME} ({engine})"), &"the engine does not work here, or cannot be probed");
     }
     eprintln!("soak: seed {seed}, from round {first}, for {seconds} s");
     let length = Duration::from_secs(seconds);
@@ -78,10 +80,11 @@ fn everything_at_once_loses_nothing() {
         let every_kind = first + kinds.len() as u64;
         while !interrupted() && (began.elapsed() < length || !again && number < every_kind) {
             let round = Round::draw(seed, number, &kinds);
-            // Whatever ends the process, the last one of these is what it was about.
+            // If the process ends, the last of these lines names the round.
             eprintln!("  {round:?}");
             watch::now(format!(
-                "this round; to have it again: cargo xtask soak --seed {seed} --round {number} --again\n  {round:?}"
+                "this round; to repeat it: \
+                 cargo xtask soak --seed {seed} --round {number} --again\n  {round:?}"
             ));
             number += u64::from(!again);
             let page = round.kind.page;
@@ -99,10 +102,10 @@ fn everything_at_once_loses_nothing() {
     }
     let ended = if interrupted() { "interrupted" } else { "done" };
     eprintln!("soak: {ended} after {} s, seed {seed}: {}", began.elapsed().as_secs(), counts());
-    assert!(interrupted() || counted(Count::Leaps) > 0, "nothing has leapt");
+    assert!(interrupted() || counted(Count::Leaps) > 0, "no job has run");
 }
 
-/// A round: so many parts, and checks after each.
+/// Runs a round: its parts, and checks after each part.
 fn run(scene: Scene, length: Duration, alive: &Alive) {
     for part in 0..PARTS {
         play(&scene, part, length, alive);
@@ -116,7 +119,7 @@ fn run(scene: Scene, length: Duration, alive: &Alive) {
     scene.end();
 }
 
-/// All actors at once.
+/// Runs all actors of a round for some time.
 fn play(scene: &Scene, part: u64, length: Duration, alive: &Alive) {
     let round = &scene.round;
     let stop = AtomicBool::new(false);

@@ -1,10 +1,10 @@
-//! The stress oracle: many threads write, read and disturb a region that leaps back and forth, and
-//! afterwards every write must be there.
+//! The stress oracle: many threads write and read a region that leaps back and forth. Afterwards
+//! every write must be there.
 //!
-//! Each writer owns its words of the region, writes rising values to them in random order, and
-//! keeps a shadow of each. One writer lets the kernel write for it (`read(2)`). Readers check that
-//! no word ever falls back. A bystander maps and faults memory that has nothing to do with it.
-//! After each leap the kernel's view is checked; in the end each word must equal its shadow.
+//! Each writer owns some words of the region, writes rising values to them in random order, and
+//! keeps a shadow of each word. One writer lets the kernel write (`read(2)`). Readers check that no
+//! word ever falls back. A bystander maps and faults memory outside the region. After each leap the
+//! kernel's view is checked. At the end each word must equal its shadow.
 //!
 //! `PAGELEAP_STRESS_SECONDS` sets the duration of each case. A lost write is reported with the word
 //! LOST.
@@ -16,19 +16,19 @@ mod common;
 mod load;
 
 use std::os::fd::AsRawFd;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use calls::pipe;
 use common::{
     Random, StopOnDrop, engines, in_lab, pool_mappings, pools, skip, skip_page_size,
-    stress_seconds, surprises, works,
+    stress_seconds, surprises, turn, works,
 };
 use load::{bystander, each_frame_once, word_of};
-use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit};
+use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
 
-/// User-mode writers; one more thread lets the kernel write.
+/// Threads that write. One more thread lets the kernel write.
 const WRITERS: usize = 3;
 /// Owners of words: the writers and the kernel-mode writer.
 const OWNERS: usize = WRITERS + 1;
@@ -38,19 +38,20 @@ struct Case {
     engine: EngineChoice,
     page: PageSize,
     bytes: usize,
-    /// Pause of each writer between two writes, in spins: 0 is as fast as possible.
+    /// Pause of each writer between two writes, in spins.
     pause: u32,
-    /// Share of the writes that goes to the first 3.125 % of the region, in percent.
+    /// Percentage of the writes that go to the first 3.125 % of the region.
     skew: u64,
 }
 
-/// What the kernel-mode writer saw.
+/// Results of the thread that lets the kernel write.
 #[derive(Default)]
 struct KernelWrites {
     done: AtomicU64,
     efaults: AtomicU64,
 }
 
+/// Writes rising values. Returns the shadow.
 fn user_writer(region: &Region, owner: usize, case: &Case, stop: &AtomicBool) -> Vec<u64> {
     let words = region.atomics_u64(0..case.bytes).unwrap();
     let mut shadow = vec![0u64; words.len()];
@@ -68,7 +69,7 @@ fn user_writer(region: &Region, owner: usize, case: &Case, stop: &AtomicBool) ->
     shadow
 }
 
-/// Writes through `read(2)` from a pipe. Returns its shadow.
+/// Lets the kernel write rising values, by `read(2)` from a pipe. Returns the shadow.
 fn kernel_writer(
     region: &Region,
     owner: usize,
@@ -84,8 +85,8 @@ fn kernel_writer(
     while !stop.load(Ordering::Relaxed) {
         let at = word_of(&mut random, words.len(), OWNERS, owner, case.skew);
         value += 1;
-        // SAFETY: eight bytes from `value` into the pipe, and from there into an aligned word of
-        // the region.
+        // SAFETY: the first call reads the eight bytes of `value`. The second writes an aligned
+        // word of the region, which only atomic operations access.
         unsafe {
             assert_eq!(libc::write(to.as_raw_fd(), (&raw const value).cast(), 8), 8);
             loop {
@@ -114,7 +115,7 @@ fn reader(region: &Region, seed: u64, case: &Case, stop: &AtomicBool) {
         for _ in 0..1000 {
             let at = random.below(words.len() as u64) as usize;
             if at % OWNERS == WRITERS {
-                continue; // the kernel may write the bytes of a word one by one
+                continue; // the kernel may write a word byte by byte
             }
             let value = words[at].load(Ordering::Relaxed);
             assert!(value >= seen[at], "LOST: word {at} fell from {} to {value}", seen[at]);
@@ -124,6 +125,7 @@ fn reader(region: &Region, seed: u64, case: &Case, stop: &AtomicBool) {
     }
 }
 
+/// Checks mappings and frames after a leap. Returns the frames, unless the kernel hides them.
 fn check_kernels_view(
     region: &Region,
     before: Option<Vec<u64>>,
@@ -131,7 +133,8 @@ fn check_kernels_view(
     mappings: usize,
 ) -> Option<Vec<u64>> {
     if moved_all {
-        // Into one run of frames, so the region is one mapping again, and so is each alias.
+        // The pages are in one run of frames again. So the region is one mapping, and so is each
+        // alias.
         let now = pool_mappings();
         assert!(
             now.len() <= mappings,
@@ -153,21 +156,30 @@ fn check_kernels_view(
     Some(frames)
 }
 
-/// There are so many leaps, however long they take: where CPUs are emulated, some take longer than
-/// a case should.
+/// The least number of leaps of a case. Where CPUs are emulated, fewer could fit into its time.
 const LEAPS: u64 = 4;
 
+/// What all jobs of a case have reported.
+#[derive(Default)]
+struct Total {
+    leaps: u64,
+    /// Jobs that were cancelled or timed out.
+    stopped: u64,
+    disturbed: u64,
+    holds: u64,
+    bytes_recopied: u64,
+    longest_wait_ns: u64,
+}
+
+/// Runs a case: leaps under load, and checks.
 fn run(case: Case, pools: [Pool; 2]) {
     let region = Region::new(&pools[0], case.bytes).unwrap();
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
     let stop = AtomicBool::new(false);
     let kernel = KernelWrites::default();
     let start = Barrier::new(WRITERS + READERS + 3);
-    let (mut leaps, mut stopped, mut disturbed, mut holds, mut longest_wait) =
-        (0u64, 0u64, 0u64, 0u64, 0u64);
-    let (mut shadows, mut again, mut engine) = (Vec::<Vec<u64>>::new(), 0, Engine::Mprotect);
-
-    std::thread::scope(|scope| {
+    let mut total = Total::default();
+    let (shadows, engine) = std::thread::scope(|scope| {
         let (region, case, stop, kernel, start) = (&region, &case, &stop, &kernel, &start);
         let go = move || {
             start.wait();
@@ -195,91 +207,13 @@ fn run(case: Case, pools: [Pool; 2]) {
         });
         let mappings = pool_mappings().len();
         go();
-
-        // A failed check must not leave the others running for ever.
-        let _stop = StopOnDrop(stop);
-        let mut random = Random::new(4711);
-        let deadline = Instant::now() + Duration::from_secs(stress_seconds());
-        let mut frames = region.frame_numbers().unwrap();
-        let mut at = 0;
-        while Instant::now() < deadline || leaps < LEAPS {
-            let page = case.page.bytes();
-            let area = page.max(4096 << random.below(9));
-            let mut migration = Migration::new()
-                .engine(case.engine)
-                .range(region, 0..case.bytes, &pools[1 - at])
-                .reduction_factor(1 + random.below(4))
-                .max_disturbed_copies(random.below(5) as u32)
-                .threads(1 + random.below(2) as usize);
-            if random.below(4) > 0 {
-                migration = migration.area_bytes(area.next_multiple_of(page));
-            }
-            if random.below(8) == 0 {
-                migration = migration.timeout(Duration::from_micros(1 + random.below(20_000)));
-            }
-            let job = migration.start().unwrap();
-            if random.below(8) == 0 {
-                std::thread::sleep(Duration::from_micros(random.below(10_000)));
-                job.cancel();
-            }
-            let report = job.wait();
-            assert_eq!(report.pages.total(), (case.bytes / page) as u64);
-            assert_eq!(report.pages.failed, 0, "{report}");
-            assert!(surprises(&report).is_empty(), "{report}");
-            let all = report.pages.migrated == report.pages.total();
-            match report.ended {
-                Ended::Completed => {
-                    assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}")
-                }
-                Ended::Cancelled | Ended::TimedOut => stopped += 1,
-                ref other => panic!("{other:?}"),
-            }
-            // Where it stands now: after a stop in the middle, finish the way.
-            if report.ended.is_completed() {
-                at = 1 - at;
-            }
-            leaps += 1;
-            disturbed += report.disturbed_copies;
-            holds += report.holds;
-            longest_wait = longest_wait.max(report.waits.max_ns);
-            again += report.bytes_recopied;
-            engine = report.engine;
-            assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), total_free, "frames leaked");
-            audit(&[&pools[0], &pools[1]], &[region]).unwrap();
-            let before = std::mem::take(&mut frames);
-            frames = check_kernels_view(region, before, all, mappings);
-        }
-        stop.store(true, Ordering::Relaxed);
-        shadows.extend(writers.into_iter().map(|w| w.join().unwrap()));
+        // The other threads end even if a check fails.
+        let stop_all = StopOnDrop(stop);
+        let engine = leap_back_and_forth(region, case, &pools, mappings, &mut total);
+        drop(stop_all);
+        (writers.into_iter().map(|w| w.join().unwrap()).collect::<Vec<_>>(), engine)
     });
-
-    let words = region.atomics_u64(0..case.bytes).unwrap();
-    let lost = words
-        .iter()
-        .enumerate()
-        .filter(|(i, word)| word.load(Ordering::Relaxed) != shadows[i % OWNERS][*i])
-        .count();
-    let writes: u64 = shadows.iter().map(|s| s.iter().max().unwrap()).sum();
-    eprintln!(
-        "  {engine}, {} pages, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), {writes} writes ({} by read(2), {} EFAULT), \
-         {disturbed} disturbed copies, {} KB copied again, {holds} holds, longest wait {} us",
-        case.page,
-        case.pause,
-        case.skew,
-        kernel.done.load(Ordering::Relaxed),
-        kernel.efaults.load(Ordering::Relaxed),
-        again >> 10,
-        longest_wait / 1000
-    );
-    if !engine.signals() {
-        assert_eq!(
-            kernel.efaults.load(Ordering::Relaxed),
-            0,
-            "a system call failed because of a leap"
-        );
-    }
-    assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
-    assert!(writes > 1000, "the load did not run");
+    check_writes(&region, &case, &shadows, &kernel, engine, &total);
     drop(region);
     assert_eq!(
         pools[0].free_bytes() + pools[1].free_bytes(),
@@ -288,12 +222,114 @@ fn run(case: Case, pools: [Pool; 2]) {
     );
 }
 
-/// Cases follow each other: they count the mappings of the process, and each wants all CPUs.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Leaps until the time of the case is over. Checks the kernel's view and the books after each
+/// leap. Returns the engine of the last job.
+fn leap_back_and_forth(
+    region: &Region,
+    case: &Case,
+    pools: &[Pool; 2],
+    mappings: usize,
+    total: &mut Total,
+) -> Engine {
+    let total_free = pools[0].free_bytes() + pools[1].free_bytes();
+    let mut random = Random::new(4711);
+    let deadline = Instant::now() + Duration::from_secs(stress_seconds());
+    let mut frames = region.frame_numbers().unwrap();
+    let (mut at, mut engine) = (0, Engine::Mprotect);
+    while Instant::now() < deadline || total.leaps < LEAPS {
+        let report = random_job(region, case, &pools[1 - at], &mut random);
+        assert_eq!(report.pages.total(), (case.bytes / case.page.bytes()) as u64);
+        assert_eq!(report.pages.failed, 0, "{report}");
+        assert!(surprises(&report).is_empty(), "{report}");
+        let all = report.pages.migrated == report.pages.total();
+        match report.ended {
+            Ended::Completed => {
+                assert_eq!(report.pages.busy + report.pages.not_attempted, 0, "{report}")
+            }
+            Ended::Cancelled | Ended::TimedOut => total.stopped += 1,
+            ref other => panic!("{other:?}"),
+        }
+        // After a stop in the middle, the next job has the same destination.
+        if report.ended.is_completed() {
+            at = 1 - at;
+        }
+        total.leaps += 1;
+        total.disturbed += report.disturbed_copies;
+        total.holds += report.holds;
+        total.longest_wait_ns = total.longest_wait_ns.max(report.waits.max_ns);
+        total.bytes_recopied += report.bytes_recopied;
+        engine = report.engine;
+        assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), total_free, "frames leaked");
+        audit(&[&pools[0], &pools[1]], &[region]).unwrap();
+        let before = std::mem::take(&mut frames);
+        frames = check_kernels_view(region, before, all, mappings);
+    }
+    engine
+}
+
+/// One job with random settings, which may be cancelled or time out.
+fn random_job(region: &Region, case: &Case, to: &Pool, random: &mut Random) -> Report {
+    let page = case.page.bytes();
+    let area = page.max(4096 << random.below(9));
+    let mut migration = Migration::new()
+        .engine(case.engine)
+        .range(region, 0..case.bytes, to)
+        .reduction_factor(1 + random.below(4))
+        .max_disturbed_copies(random.below(5) as u32)
+        .threads(1 + random.below(2) as usize);
+    if random.below(4) > 0 {
+        migration = migration.area_bytes(area.next_multiple_of(page));
+    }
+    if random.below(8) == 0 {
+        migration = migration.timeout(Duration::from_micros(1 + random.below(20_000)));
+    }
+    let job = migration.start().unwrap();
+    if random.below(8) == 0 {
+        std::thread::sleep(Duration::from_micros(random.below(10_000)));
+        job.cancel();
+    }
+    job.wait()
+}
+
+/// Compares each word with its shadow, and prints what the case has done.
+fn check_writes(
+    region: &Region,
+    case: &Case,
+    shadows: &[Vec<u64>],
+    kernel: &KernelWrites,
+    engine: Engine,
+    total: &Total,
+) {
+    let words = region.atomics_u64(0..case.bytes).unwrap();
+    let lost = words
+        .iter()
+        .enumerate()
+        .filter(|(i, word)| word.load(Ordering::Relaxed) != shadows[i % OWNERS][*i])
+        .count();
+    let writes: u64 = shadows.iter().map(|s| s.iter().max().unwrap()).sum();
+    let efaults = kernel.efaults.load(Ordering::Relaxed);
+    let Total { leaps, stopped, disturbed, holds, bytes_recopied, longest_wait_ns } = total;
+    eprintln!(
+        "  {engine}, {} pages, pause {}, skew {} %: {leaps} leaps ({stopped} stopped), \
+         {writes} writes ({} by read(2), {efaults} EFAULT), {disturbed} disturbed copies, \
+         {} KB copied again, {holds} holds, longest wait {} us",
+        case.page,
+        case.pause,
+        case.skew,
+        kernel.done.load(Ordering::Relaxed),
+        bytes_recopied >> 10,
+        longest_wait_ns / 1000
+    );
+    if !engine.signals() {
+        assert_eq!(efaults, 0, "a system call failed because of a leap");
+    }
+    assert_eq!(lost, 0, "LOST {lost} of {writes} writes");
+    assert!(writes > 1000, "the load did not run");
+}
 
 #[test]
 fn no_write_is_lost() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let bytes = if in_lab() { 4 << 20 } else { 16 << 20 };
     for engine in EngineChoice::ALL.into_iter().filter(|engine| *engine != EngineChoice::Auto) {
         if !works(engine) {
@@ -309,7 +345,7 @@ fn no_write_is_lost() {
 
 #[test]
 fn no_write_is_lost_on_huge_pages() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let bytes = 32 << 20;
     for (page, engine) in [PageSize::Thp, PageSize::Huge2M]
         .into_iter()

@@ -1,8 +1,8 @@
-//! System calls that read or write a region while it leaps: with the engine `precopy` none fails,
-//! and what they write is kept.
+//! System calls that read or write a region while it leaps by the engine `precopy`: no call fails,
+//! and nothing that a call writes is lost.
 //!
-//! Not here: calls that pin pages (`process_vm_writev`, O_DIRECT, registered buffers), which the
-//! contract forbids in a moving area.
+//! Calls that pin pages (`process_vm_writev`, O_DIRECT, registered buffers) are tested in
+//! `pins.rs`: the contract forbids them in a moving area.
 
 #[path = "common/calls.rs"]
 mod calls;
@@ -18,18 +18,20 @@ use common::{can_follow, pools, skip, turn};
 use pageleap::{Engine, Migration, PageSize, Region};
 
 const BYTES: usize = 4 << 20;
-/// Bytes of a call: several pages, and never whole ones.
+/// Bytes of each call: several pages, and a part of one.
 const CHUNK: usize = 20 << 10 | 123;
+
+/// How often each call is made.
 fn rounds() -> usize {
     130 * common::stress_seconds() as usize
 }
 
-/// Leaps by `precopy`, in areas of all sizes, while `body` runs, which can wait until all pages
-/// have leapt once more.
+/// Leaps by `precopy`, in areas of all sizes, while `body` runs. `body` gets the region's bytes,
+/// and a function that waits until all pages have leapt once more.
 fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     let region = Region::new(&pools[0], BYTES).unwrap();
-    // SAFETY: nobody accesses the region in another size.
+    // SAFETY: all accesses to the region have this size.
     let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
     let leap = |number: usize| {
         let job = Migration::new()
@@ -43,8 +45,8 @@ fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
     moving::while_leaping(leap, |leap_again| body(bytes, leap_again));
 }
 
-/// Makes a call so often at changing places, each time with other data, and shows `check` what it
-/// did: its data, and the place.
+/// Makes a call [`rounds`] times, with other data at another place each time. `call` and `check`
+/// get the data and the place.
 fn make(
     test: &str,
     (name, by_ring): (&str, bool),
@@ -66,7 +68,7 @@ fn make(
             check(ends, &data, bytes);
             shadow[at..at + CHUNK].copy_from_slice(&data);
         }
-        // What a leap loses is there until it is over.
+        // Old frames keep their contents until the leap is over. So a loss may show only later.
         leap_again();
         check_shadow(region, &shadow, name);
     });
@@ -121,8 +123,8 @@ fn the_kernel_reads_from_a_leaping_region_what_is_there() {
     }
 }
 
-/// The kernel may drop page table entries whenever it likes (it does when it swaps), and what it
-/// knows of writes goes with them.
+/// The kernel may drop page table entries at any time, for example to swap. What it knows of writes
+/// to those pages is lost with them.
 #[test]
 fn entries_that_are_dropped_under_writers_lose_nothing() {
     const NAME: &str = "entries_that_are_dropped_under_writers_lose_nothing";
@@ -138,7 +140,8 @@ fn entries_that_are_dropped_under_writers_lose_nothing() {
             byte.store(value, Relaxed);
             shadow[at + round % 4096] = value;
             let first = at & !((64 << 10) - 1);
-            // SAFETY: drops page table entries of a shared mapping; the bytes stay in the file.
+            // SAFETY: the call drops page table entries of a shared mapping. The bytes stay in the
+            // file.
             let dropped = unsafe {
                 libc::madvise(region[first].as_ptr().cast(), 64 << 10, libc::MADV_DONTNEED)
             };

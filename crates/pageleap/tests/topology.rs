@@ -1,4 +1,4 @@
-//! The topology of recorded machines and of hostile trees.
+//! The topology read from recorded machines, and from trees that are damaged or hostile.
 
 #[path = "common/tree.rs"]
 mod tree;
@@ -15,16 +15,17 @@ fn recorded(name: &str) -> Topology {
     read(&Tree::recorded(name)).unwrap()
 }
 
-/// Nodes by number.
+/// The numbers of nodes.
 fn numbers(nodes: impl IntoIterator<Item = NodeId>) -> Vec<u32> {
     nodes.into_iter().map(|node| node.0).collect()
 }
 
+/// What `what` returns for each node.
 fn each<T>(topology: &Topology, what: impl Fn(&Node) -> T) -> Vec<T> {
     topology.nodes().iter().map(what).collect()
 }
 
-/// The refusal of a tree, which names a file below it.
+/// The error for a tree that must be refused. It names a file of the tree.
 fn refusal(tree: &Tree) -> String {
     match read(tree) {
         Err(Error::SystemFile { path, reason, remedy }) => {
@@ -35,7 +36,7 @@ fn refusal(tree: &Tree) -> String {
     }
 }
 
-/// A tree that is read all the same, with one warning.
+/// The topology of a tree that must be accepted with one warning, and the warning.
 fn warned(tree: &Tree) -> (Topology, String) {
     let topology = read(tree).unwrap();
     let [warning] = topology.warnings() else { panic!("{:?}", topology.warnings()) };
@@ -279,7 +280,7 @@ fn damaged_nodes_are_refused_with_the_file_that_is_at_fault() {
 #[test]
 fn nothing_outside_the_tree_is_read_and_nothing_waited_for() {
     let online = format!("{NODE}/online");
-    // A list outside that would be accepted.
+    // A list outside the tree, which would be accepted if it were read.
     let outside = Tree::empty();
     outside.put("online", "0-1\n");
     let climb = format!("{}{}", "../".repeat(64), outside.root().join("online").to_str().unwrap());
@@ -302,7 +303,8 @@ fn nothing_outside_the_tree_is_read_and_nothing_waited_for() {
     tree.remove(&online);
     tree.put(&format!("{online}/x"), "");
     assert!(refusal(&tree).contains("a directory"));
-    // Of what may be missing, it is a warning; of a node's own directory, a refusal.
+    // For a file that may be missing, the link is a warning. For a node's directory, it is a
+    // refusal.
     let tree = Tree::recorded("two");
     tree.link("proc/self/status", "/proc/self/status");
     let (topology, warning) = warned(&tree);

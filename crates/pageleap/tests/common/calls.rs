@@ -269,8 +269,8 @@ pub unsafe fn process_vm(at: *mut u8, data: &mut [u8], write: bool) -> Result<us
     let len = data.len();
     let piece = |base: *mut u8| libc::iovec { iov_base: base.cast(), iov_len: len };
     let (local, remote) = (piece(data.as_mut_ptr()), piece(at));
-    // SAFETY: the caller promises that the remote memory exists. The local memory is a slice that is
-    // borrowed mutably.
+    // SAFETY: the caller promises that the remote memory exists. The local memory is a slice that
+    // is borrowed mutably.
     counted(unsafe {
         let me = libc::getpid();
         if write {

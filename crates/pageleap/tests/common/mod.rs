@@ -112,7 +112,7 @@ pub fn can_follow() -> bool {
     works(Engine::Precopy.into())
 }
 
-/// The engine that needs nothing.
+/// The engine that `auto` falls back to. It needs no feature of the kernel.
 pub fn last_resort() -> Engine {
     Engine::ALL[Engine::ALL.len() - 1]
 }

@@ -1,5 +1,5 @@
 //! Files of sysfs and procfs of the machines recorded in `tests/data/topology`, unpacked into
-//! folders that are read instead of `/`.
+//! directories that are read instead of `/`.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -19,16 +19,16 @@ pub const RECORDED: [(&str, &str); 7] = [
     ("apart", include_str!("../data/topology/apart.tree")),
 ];
 
-/// The folder that lists the nodes.
+/// The directory that lists the nodes.
 pub const NODE: &str = "sys/devices/system/node";
 
-/// A folder with a machine's files. It is removed when the value is dropped.
+/// A directory with a machine's files. It is removed when the value is dropped.
 pub struct Tree {
     parent: PathBuf,
 }
 
 impl Tree {
-    /// A folder without files.
+    /// A directory without files.
     pub fn empty() -> Tree {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique =
@@ -55,7 +55,7 @@ impl Tree {
         tree
     }
 
-    /// The path of the folder. Its parent folder contains nothing else.
+    /// The path of the directory. Its parent contains nothing else.
     pub fn root(&self) -> PathBuf {
         self.parent.join("root")
     }
@@ -89,7 +89,7 @@ impl Tree {
         assert!(made.success());
     }
 
-    /// Removes a file or a folder.
+    /// Removes a file or a directory.
     pub fn remove(&self, path: &str) {
         let place = self.place(path);
         fs::remove_file(&place).or_else(|_| fs::remove_dir_all(&place)).unwrap();

@@ -1,5 +1,5 @@
-//! What both machines must show: the plainest account of a program, with which two that are wrong
-//! in the same way do not agree.
+//! What both machines must show. The account computes it from the program in the plainest way. It
+//! catches errors that both machines have in common, because they run the same code of the library.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use crate::machine::{Page, RegionView, pattern};
 use crate::program::{Attribute, End, Step};
 use crate::{FIRST_REGIONS, POOLS, REGIONS};
 
-/// A backed page as it has to be.
+/// What a backed page must show.
 #[derive(Clone, Copy)]
 struct Wanted {
-    /// The number of its pool, in the order in which they were made.
+    /// The number of its pool. Pools are numbered in the order of their creation.
     pool: usize,
     value: u64,
     access: Prot,
@@ -23,14 +23,14 @@ struct Wanted {
     locked: bool,
 }
 
-/// The plainest account of a program: what two machines that are wrong in the same way do not agree
-/// with.
+/// The pages of all regions after the steps so far.
 pub struct Account {
-    /// The numbers of the pools by place.
+    /// The number of the pool at each place.
     pools: Vec<usize>,
+    /// How many pools have been made.
     made: usize,
     regions: Vec<Vec<Option<Wanted>>>,
-    /// The file of each pool, once a page has shown it.
+    /// The file of each pool, once a page has shown it. Keys are numbers of pools.
     files: BTreeMap<usize, usize>,
 }
 
@@ -45,7 +45,8 @@ impl Account {
         self.pools[place % self.pools.len()]
     }
 
-    /// The backed pages of a part that may lie partly outside.
+    /// The backed pages of a part of a region, with their positions in it. The part may extend
+    /// beyond the region.
     fn pages(
         &mut self,
         region: usize,
@@ -56,7 +57,7 @@ impl Account {
         all.enumerate().filter_map(|(i, page)| Some((i as u64, page.as_mut()?)))
     }
 
-    /// Takes a step that was not refused into account.
+    /// Applies a step that was not refused.
     pub fn note(&mut self, step: &Step) {
         let new = |pool| Some(Wanted::new(pool));
         match step {
@@ -104,7 +105,7 @@ impl Account {
         }
     }
 
-    /// Whether a region shows what it has to.
+    /// Checks what a machine shows of a region.
     pub fn check(&mut self, region: usize, view: &RegionView) -> Result<(), String> {
         let wanted = self.regions[region].clone();
         if wanted.len() * BASE_PAGE != view.len {

@@ -1,5 +1,4 @@
-//! One of the two machines: it runs the steps of a program and shows what has become of its pools
-//! and regions.
+//! One of the two machines. It runs the steps of a program, and shows its pools and regions.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,44 +18,44 @@ use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
 
 /// Pools and regions on one machine.
 pub struct Machine {
-    /// What the test itself makes calls on.
+    /// The backend for calls of the test itself.
     bare: Arc<dyn Backend>,
-    /// The same with a call that is refused.
+    /// The backend for the library, on which one call may fail.
     backend: Arc<FailAt>,
-    /// The machine, if it is the model.
+    /// The model, or `None` for the kernel.
     model: Option<Arc<Model>>,
     pools: Vec<Pool>,
     regions: Vec<Option<Region>>,
-    /// Pools that others have replaced, if a call may be refused: the model does not let files go
-    /// that such a call has left mapped.
+    /// Replaced pools, kept if a call may fail. A failed call may leave their files mapped, and the
+    /// model does not allow such a file to be closed.
     old: Option<Vec<Pool>>,
-    /// The memory files seen so far: what they are called in a view.
+    /// The memory files seen so far. A view numbers them by their position here.
     files: Vec<String>,
-    /// Whether the numbers of frames can be told beforehand: not after a job that was stopped at
-    /// some moment.
+    /// Whether frames have predictable numbers. They have not after a job was stopped at some
+    /// moment.
     exact: bool,
 }
 
-/// What a step led to, without addresses.
+/// The result of a step, without addresses.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
     Nothing,
     Done,
     Refused(String),
     Finished(Finished),
-    /// A job that was stopped at some moment, and then completed by another.
+    /// A job was stopped at some moment, and another job has completed it.
     Stopped {
         pages: u64,
         unchanged: u64,
     },
 }
 
-/// What must be equal in the reports of two jobs that nobody disturbed.
+/// The parts of a report that must be equal on both machines. No thread disturbs these jobs.
 #[derive(Debug, PartialEq)]
 pub struct Finished {
     ended: String,
     pub pages: PageCounts,
-    /// Index of the range, bytes, outcome.
+    /// Runs of pages: index of the job's range, bytes, outcome.
     runs: Vec<(usize, Range<usize>, PageOutcome)>,
     bytes: u64,
     bytes_copied: u64,
@@ -67,16 +66,16 @@ pub struct Finished {
     pub warnings: Vec<String>,
 }
 
-/// What a machine shows.
+/// What a machine shows of its pools and regions.
 #[derive(Debug, PartialEq)]
 pub struct View {
-    /// Size, free bytes, and the nodes of the free frames.
+    /// Of each pool: size, free bytes, and the nodes of its frames.
     pools: Vec<(u64, u64, String)>,
     pub regions: Vec<Option<RegionView>>,
 }
 
 impl View {
-    /// What differs between the model's view, which this is, and the kernel's.
+    /// The differences between this view, which is the model's, and the kernel's.
     pub fn differences(&self, kernel: &View) -> Vec<String> {
         let line = |what: String, model: &dyn Debug, kernel: &dyn Debug| {
             format!("{what}: {model:?} on the model, {kernel:?} on the kernel")
@@ -109,18 +108,18 @@ impl View {
 pub struct RegionView {
     pub len: usize,
     pub pages: Vec<Page>,
-    /// The nodes of its pages, if all may be read: the kernel names no node for others.
+    /// The nodes of its pages, if all pages may be read. For other pages the kernel tells no node.
     placement: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Page {
-    /// Anybody could map something here.
+    /// Nothing is mapped: other mappings could come here.
     Hole,
     Unbacked,
     Backed {
         file: usize,
-        /// Left out where it cannot be told beforehand.
+        /// `None` if the frame is not predictable.
         frame: Option<usize>,
         access: Prot,
         dont_fork: bool,
@@ -136,11 +135,11 @@ struct Mapped {
     dont_fork: bool,
     dont_dump: bool,
     locked: bool,
-    /// A pool's file and the page of it, if it is one.
+    /// The pool's file and the page in it, if the page is backed.
     file: Option<(String, usize)>,
 }
 
-/// What the kernel lists for each page of a range; `None` for a hole.
+/// What the kernel lists for each page of a range. `None` stands for a hole.
 fn mapped_by_kernel(addresses: Range<usize>) -> Vec<Option<Mapped>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let hex = |text: &str| usize::from_str_radix(text, 16).unwrap();
@@ -150,7 +149,7 @@ fn mapped_by_kernel(addresses: Range<usize>) -> Vec<Option<Mapped>> {
         .map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (from, to) = fields[0].split_once('-').unwrap();
-            // The inode tells files of the same name apart.
+            // The inode number distinguishes files of the same name.
             (hex(from)..hex(to), hex(fields[2]), fields[4].to_owned())
         })
         .collect();
@@ -166,7 +165,7 @@ fn mapped_by_kernel(addresses: Range<usize>) -> Vec<Option<Mapped>> {
     addresses.step_by(BASE_PAGE).map(look).collect()
 }
 
-/// The same of the model.
+/// What the model has for each page of a range. `None` stands for a hole.
 fn mapped_by_model(model: &Model, addresses: Range<usize>) -> Vec<Option<Mapped>> {
     let look = |addr| {
         let (access, dont_fork, dont_dump, locked) = model.attributes_at(addr)?;
@@ -176,7 +175,7 @@ fn mapped_by_model(model: &Model, addresses: Range<usize>) -> Vec<Option<Mapped>
     addresses.step_by(BASE_PAGE).map(look).collect()
 }
 
-/// Word `i` of a page on which `value` was written; a page of zeros stays one.
+/// Word `i` of a page on which `value` was written. 0 stands for a page of zeros.
 pub fn pattern(value: u64, i: usize) -> u64 {
     if value == 0 {
         0
@@ -195,13 +194,13 @@ fn refusal(error: &Error) -> Outcome {
     Outcome::Refused(match error {
         Error::BadRange { start, end, reason, .. } => format!("bad range {start}..{end}: {reason}"),
         Error::Call { call, errno, .. } => format!("{call}: {errno}"),
-        // Refused alike on both, it would hide that something is never given back.
+        // Both machines would refuse alike. That would hide a resource that is never given back.
         Error::Limit { .. } => panic!("no program comes near a limit: {error}"),
         other => other.to_string(),
     })
 }
 
-/// What this process has mapped and opened for pools and jobs.
+/// The mappings and descriptors of pools and jobs in this process.
 pub fn left_in_process() -> Vec<String> {
     pool_mappings().into_iter().chain(own_descriptors()).collect()
 }
@@ -212,7 +211,7 @@ fn nodes(counts: Result<NodeCounts, Error>) -> String {
 }
 
 impl Machine {
-    /// With the model or, without one, the kernel.
+    /// A machine on the model or, with `None`, on the kernel.
     pub fn new(model: Option<Arc<Model>>, program: &Program) -> Machine {
         let bare: Arc<dyn Backend> = match &model {
             Some(model) => model.clone(),
@@ -243,7 +242,8 @@ impl Machine {
 
     fn build_pool(&self, pages: usize) -> Result<Pool, Error> {
         let bytes = (pages * BASE_PAGE) as u64;
-        // Said, because a kernel with one node would not be asked for what it does anyway.
+        // The node of the page tables is named, because the library would otherwise make fewer
+        // calls on a kernel with one node.
         let node = first_node();
         let placement = Placement::on(node).page_tables(PageTables::Node(node));
         Pool::builder(placement, bytes).threads(1).backend(self.backend.clone()).build()
@@ -260,7 +260,8 @@ impl Machine {
         }
     }
 
-    /// The pages of a part with their addresses, if it is one of whole, backed pages of a region.
+    /// The pages of a part of a region, with their addresses. `None` unless the part consists of
+    /// whole, backed pages.
     fn backed(&self, region: usize, part: &Range<usize>) -> Option<Vec<(usize, Mapped)>> {
         let region = self.regions[region].as_ref()?;
         let aligned = part.start.is_multiple_of(BASE_PAGE)
@@ -277,7 +278,7 @@ impl Machine {
             .collect()
     }
 
-    /// What a file is called in a view.
+    /// The number of a file in a view.
     fn number_of(&mut self, file: String) -> usize {
         let known = self.files.iter().position(|known| *known == file);
         known.unwrap_or_else(|| {
@@ -297,7 +298,8 @@ impl Machine {
         }
     }
 
-    /// The first words of a page that may be read; on the kernel the others must follow from them.
+    /// The first words of a page that may be read. On the kernel, all other words must match the
+    /// first one.
     fn read(&self, addr: usize) -> [u64; WORDS] {
         match &self.model {
             Some(model) => std::array::from_fn(|i| model.load(addr + i * 8).unwrap()),
@@ -386,9 +388,10 @@ impl Machine {
         let (addr, len) = (pages[0].0, pages.len() * BASE_PAGE);
         if matches!(what, Attribute::Lock) && !pages.iter().all(|(_, page)| page.access.readable())
         {
-            return Outcome::Nothing; // the kernel locks it, but says that it could not fault it in
+            // The kernel locks such pages, but returns an error because it cannot fault them in.
+            return Outcome::Nothing;
         }
-        // SAFETY: whole, backed pages of a region that no job works on.
+        // SAFETY: whole, backed pages of a region. No job moves them, and no thread uses them.
         let set = unsafe {
             match what {
                 Attribute::NoAccess => self.bare.protect(addr, len, Prot::NONE),
@@ -410,7 +413,7 @@ impl Machine {
         moves: &[&Move],
         (area_bytes, threads, hold, follow): (usize, usize, bool, bool),
     ) -> Result<Job, Error> {
-        // The model can always follow writes.
+        // The model can always track writes, the kernel perhaps not. Both must use the same engine.
         let engine = if follow && can_follow() {
             EngineChoice::Auto
         } else {
@@ -483,14 +486,14 @@ impl Machine {
             disturbed_copies: report.disturbed_copies,
             holds: report.holds,
             repairs: report.repairs,
-            // Once for each worker that has got an area, and which of several do is chance.
+            // Each worker that gets an area makes this call once. How many workers do is chance.
             calls: report.calls.into_iter().filter(|(name, _)| *name != "set_mempolicy").collect(),
             warnings,
         })
     }
 
-    /// Completes what was stopped at some moment, so that both machines have the same pages in the
-    /// same pools again.
+    /// Completes a job that was stopped at some moment. Afterwards both machines have the same
+    /// pages in the same pools again.
     fn settle(&mut self, moves: &[&Move]) -> Result<(), Error> {
         self.exact = false;
         let left: Vec<&Move> =
@@ -502,7 +505,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything that can be seen of it.
+    /// All that the machine shows.
     pub fn view(&mut self) -> View {
         let free = |pool: &Pool| {
             (pool.bytes(), pool.free_bytes(), nodes(pool.verify().map(|verified| verified.found)))
@@ -530,7 +533,7 @@ impl Machine {
         let Mapped { access, dont_fork, dont_dump, locked, file } = mapped;
         let Some((file, frame)) = file else { return Page::Unbacked };
         let allow = |access| {
-            // SAFETY: a backed page of a region that nobody else uses now.
+            // SAFETY: a backed page of a region that no other thread uses.
             unsafe { self.bare.protect(addr, BASE_PAGE, access) }.unwrap()
         };
         if !access.readable() {
@@ -544,27 +547,27 @@ impl Machine {
         Page::Backed { file, frame, access, dont_fork, dont_dump, locked, words }
     }
 
-    /// Which call has been refused, if it has come to that.
+    /// The call that has failed, if any has.
     pub fn refused(&self) -> Option<Call> {
         self.backend.struck()
     }
 
     pub fn audit(&self) -> Result<(), String> {
         if self.refused() == Some(Call::Release) {
-            return Ok(()); // what could not be unmapped keeps its frames
+            return Ok(()); // mappings that could not be removed keep their frames
         }
         let regions: Vec<&Region> = self.regions.iter().flatten().collect();
         audit(&self.pools.iter().collect::<Vec<_>>(), &regions)
     }
 
-    /// Lets everything go and says what is left.
+    /// Drops everything, and returns what is left over.
     pub fn end_of_program(self, left_before: usize) -> Vec<String> {
         let refused = self.refused();
         let Machine { bare, backend, model, pools, regions, old, .. } = self;
         backend.disarm();
         drop(regions);
         if refused == Some(Call::Release) {
-            // What could not be unmapped keeps its frames.
+            // Mappings that could not be removed keep their frames.
             std::mem::forget((pools, old));
             return Vec::new();
         }
@@ -577,7 +580,7 @@ impl Machine {
             Some(model) if model.pages_in_use() == 0 => {}
             Some(model) => left.push(format!("{} pages of address space", model.pages_in_use())),
             None => {
-                // A job's thread closes its descriptor just after it has delivered its report.
+                // A job's thread closes its eventfd just after it has delivered the report.
                 soon(|| !own_descriptors().iter().any(|name| name.contains("eventfd")));
                 if left_in_process().len() > left_before {
                     left.extend(left_in_process());
@@ -590,7 +593,7 @@ impl Machine {
 
 /// Word `i` of a page of a region on the kernel.
 fn word(addr: usize, i: usize) -> &'static AtomicU64 {
-    // SAFETY: the page is backed and may be accessed as the caller does; nobody keeps the
-    // reference.
+    // SAFETY: callers pass backed pages and access them only as their protection allows. They do
+    // not keep the reference, and all accesses to the page are atomic.
     unsafe { AtomicU64::from_ptr((addr as *mut u64).add(i)) }
 }

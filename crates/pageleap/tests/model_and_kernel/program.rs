@@ -1,4 +1,4 @@
-//! Random programs: what they are made of, and how they are shown.
+//! Random programs: their steps, how they are generated, and how they are printed.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,8 +9,9 @@ use proptest::prelude::*;
 
 use crate::{POOLS, REGIONS, STEPS};
 
-/// One step of a program. Pools and regions are numbered places, which are filled at the start but
-/// for the last pool; a step on a region that is not there does nothing. Parts are bytes.
+/// One step of a program. Pools and regions have numbered places. At the start all places are
+/// occupied but the one of the last pool. A step on a missing region does nothing. Parts are in
+/// bytes.
 #[derive(Clone, Debug)]
 pub enum Step {
     NewPool {
@@ -63,7 +64,7 @@ pub enum Step {
     },
 }
 
-/// A range of a job.
+/// A range of a job, and the pool where it goes.
 #[derive(Clone, Debug)]
 pub struct Move {
     pub region: usize,
@@ -71,7 +72,7 @@ pub struct Move {
     pub to: usize,
 }
 
-/// What a user may set on pages.
+/// An attribute that a user may set on pages.
 #[derive(Clone, Copy, Debug)]
 pub enum Attribute {
     NoAccess,
@@ -85,7 +86,7 @@ pub enum Attribute {
     Unlock,
 }
 
-/// How a job is ended.
+/// How a job ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum End {
     Wait,
@@ -94,10 +95,10 @@ pub enum End {
     DropRegion,
 }
 
-/// A program, shown as Rust.
+/// A program. Its debug format is Rust code.
 #[derive(Clone)]
 pub struct Program {
-    /// The call that is refused, by its number, and how.
+    /// The number of the call that fails, and how it fails.
     pub refused: Option<(u64, FailMode)>,
     pub steps: Vec<Step>,
 }
@@ -155,22 +156,43 @@ fn a_job() -> impl Strategy<Value = Step> {
 
 fn a_step() -> impl Strategy<Value = Step> {
     use Attribute::*;
-    // What only one other step undoes, more often.
+    // Attributes that only one other step undoes are listed twice.
     let attributes = [
         NoAccess, ReadOnly, ReadWrite, ReadWrite, DontFork, DoFork, DontDump, DoDump, Lock, Lock,
         Unlock, Unlock,
     ];
+    let new_pool = (a_pool(), 6..20usize).prop_map(|(pool, pages)| Step::NewPool { pool, pages });
+    let new_region = (a_region(), a_pool(), bytes())
+        .prop_map(|(region, pool, bytes)| Step::NewRegion { region, pool, bytes });
+    let reserve = (a_region(), bytes()).prop_map(|(region, bytes)| Step::Reserve { region, bytes });
+    let grow = (a_region(), bytes(), a_pool()).prop_map(|(region, bytes, pool)| Step::Grow {
+        region,
+        bytes,
+        pool,
+    });
+    let back = (a_region(), a_part(), a_pool()).prop_map(|(region, part, pool)| Step::Back {
+        region,
+        part,
+        pool,
+    });
+    let discard = (a_region(), a_part()).prop_map(|(region, part)| Step::Discard { region, part });
+    let write = (a_region(), a_part(), 1..u64::MAX).prop_map(|(region, part, value)| Step::Write {
+        region,
+        part,
+        value,
+    });
+    let set = (a_region(), a_part(), prop::sample::select(attributes.to_vec()))
+        .prop_map(|(region, part, what)| Step::Set { region, part, what });
     prop_oneof![
-        1 => (a_pool(), 6..20usize).prop_map(|(pool, pages)| Step::NewPool { pool, pages }),
-        2 => (a_region(), a_pool(), bytes()).prop_map(|(region, pool, bytes)| Step::NewRegion { region, pool, bytes }),
-        1 => (a_region(), bytes()).prop_map(|(region, bytes)| Step::Reserve { region, bytes }),
-        2 => (a_region(), bytes(), a_pool()).prop_map(|(region, bytes, pool)| Step::Grow { region, bytes, pool }),
-        3 => (a_region(), a_part(), a_pool()).prop_map(|(region, part, pool)| Step::Back { region, part, pool }),
-        3 => (a_region(), a_part()).prop_map(|(region, part)| Step::Discard { region, part }),
+        1 => new_pool,
+        2 => new_region,
+        1 => reserve,
+        2 => grow,
+        3 => back,
+        3 => discard,
         1 => a_region().prop_map(|region| Step::DropRegion { region }),
-        6 => (a_region(), a_part(), 1..u64::MAX).prop_map(|(region, part, value)| Step::Write { region, part, value }),
-        8 => (a_region(), a_part(), prop::sample::select(attributes.to_vec()))
-            .prop_map(|(region, part, what)| Step::Set { region, part, what }),
+        6 => write,
+        8 => set,
         8 => a_job(),
     ]
 }
@@ -180,10 +202,10 @@ pub fn programs() -> impl Strategy<Value = Program> {
     prop::collection::vec(a_step(), 1..STEPS).prop_map(|steps| Program { refused: None, steps })
 }
 
-/// Programs in which one call is. Their jobs have one thread and run to their end, so that calls
-/// have the same numbers each time.
+/// Programs in which one call fails. Their jobs have one thread and run to their end, so that each
+/// call has the same number on both machines.
 pub fn refused_programs() -> impl Strategy<Value = Program> {
-    /// Most programs make more calls than that.
+    /// The last call that may fail. Most programs make more calls.
     const LATEST: u64 = 80;
     let mode = prop::sample::select(vec![FailMode::Before, FailMode::After, FailMode::Partial]);
     (programs(), 1..LATEST, mode).prop_map(|(mut program, call, mode)| {

@@ -1,5 +1,5 @@
-//! Who uses regions while they leap: threads that write and read, the kernel for them, devices,
-//! children, signal handlers.
+//! The actors that use regions while these leap: threads that write and read, directly and by
+//! system calls; accesses by frames, as devices make them; children; signal handlers.
 
 use std::io::{ErrorKind, Read};
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::children::mapped_in_a_child;
 use crate::common::{Random, rest};
 use crate::load::{use_other_memory, word_of};
 use crate::round::{FRAME_WRITER, MOST_WRITERS, OWNERS};
-use crate::scene::{Field, Scene, raise_the_word};
+use crate::scene::{Field, Scene, increment_the_word};
 use crate::watch::{Alive, Count, count, signal_an_actor};
 
-/// What an actor has at hand.
+/// What an actor needs for its part.
 pub struct Part<'a> {
     pub scene: &'a Scene,
     pub random: Random,
@@ -26,24 +26,24 @@ pub struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Whether it goes on.
+    /// Whether the actor goes on. Also notes that it has made a step.
     pub fn goes_on(&self) -> bool {
         self.alive.beat();
         !self.stop.load(Relaxed)
     }
 
-    /// One of the regions.
+    /// A random region.
     pub fn field(&mut self) -> &'a Field {
         &self.scene.fields[self.random.below(self.scene.fields.len() as u64) as usize]
     }
 
-    /// Pauses for so many microseconds at most.
+    /// Pauses for a random time, shorter than `most_us` microseconds.
     pub fn pause(&mut self, most_us: u64) {
         std::thread::sleep(Duration::from_micros(self.random.below(most_us)));
     }
 }
 
-/// Words between two looks at whether to go on.
+/// Words between two checks whether to go on.
 const AT_A_TIME: u64 = 64;
 
 /// Stores rising values to the words of an owner.
@@ -65,8 +65,8 @@ pub fn write(mut part: Part, owner: usize) {
     scene.last[owner].store(value, Relaxed);
 }
 
-/// Sees that no word falls behind what was stored in it. Those that the kernel writes may be half
-/// written when somebody looks.
+/// Checks that no word is older than its last store. Words that the kernel writes are left out:
+/// they may be half written.
 pub fn read(mut part: Part) {
     let scene = part.scene;
     let words: Vec<&[AtomicU64]> = scene.fields.iter().map(Field::words).collect();
@@ -86,7 +86,7 @@ fn check_word(field: &Field, at: usize, noted: u64, value: u64) {
     assert!(value >= noted, "LOST: word {at} of {:?} fell from {noted} to {value}", field.region);
 }
 
-/// Has the kernel write the words of an owner, by each of the calls in turns.
+/// Lets the kernel write the words of an owner, by random calls.
 pub fn let_kernel_write(mut part: Part, owner: usize) {
     let scene = part.scene;
     let may_fail = scene.round.lets_system_calls_fail();
@@ -126,7 +126,7 @@ pub fn let_kernel_write(mut part: Part, owner: usize) {
     scene.last[owner].store(value, Relaxed);
 }
 
-/// Has the kernel read words, by each of the calls in turns. That never fails.
+/// Lets the kernel read words, by random calls. No call may fail.
 pub fn let_kernel_read(mut part: Part) {
     const MOST_WORDS: u64 = 1500;
     let mut ends = Ends::new();
@@ -161,7 +161,7 @@ pub fn let_kernel_read(mut part: Part) {
     }
 }
 
-/// Has the kernel access pages by their frames, as devices do, under guards.
+/// Lets the kernel access pages by their frames, as devices do, under guards.
 pub fn guard(mut part: Part) {
     let scene = part.scene;
     let page = scene.round.kind.page.bytes();
@@ -177,7 +177,7 @@ pub fn guard(mut part: Part) {
         let frames = || {
             let numbers =
                 observe::frame_numbers(field.address() + range.start, range.len(), page).unwrap();
-            // What the kernel has forgotten has no number.
+            // A page whose entry the kernel has dropped has number 0.
             numbers.filter(|numbers| !numbers.contains(&0))
         };
         let before = frames();
@@ -186,20 +186,20 @@ pub fn guard(mut part: Part) {
         match part.random.below(3) {
             0 => {
                 value += 1;
-                // SAFETY: a word of a region that lives, of which all accesses are atomic.
+                // SAFETY: the word lies in a region that lives, and all accesses to it are atomic.
                 match unsafe { process_vm(word.as_ptr().cast(), &mut value.to_ne_bytes(), true) } {
                     Ok(8) => {
                         assert_eq!(word.load(Relaxed), value, "LOST what was written by a frame");
                         field.note(at, value);
                     }
-                    // In a container it may be forbidden.
+                    // A container may forbid the call.
                     Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
                     other => panic!("process_vm_writev: {other:?}"),
                 }
             }
             1 => {
                 const LEN: usize = 4096;
-                // SAFETY: a base page of a region that lives.
+                // SAFETY: the page belongs to a region that lives.
                 let spliced =
                     unsafe { splice((field.address() + range.start) as *mut u8, LEN, &to) };
                 assert_eq!(spliced.unwrap(), LEN);
@@ -208,7 +208,7 @@ pub fn guard(mut part: Part) {
                 from.read_exact(&mut back).unwrap();
                 let in_page = at * 8 - range.start;
                 let seen = u64::from_ne_bytes(back[in_page..in_page + 8].try_into().unwrap());
-                assert_eq!(seen, word.load(Relaxed), "the pipe has somebody else's bytes");
+                assert_eq!(seen, word.load(Relaxed), "the pipe has the bytes of another owner");
             }
             _ => part.pause(20_000),
         }
@@ -221,7 +221,7 @@ pub fn guard(mut part: Part) {
     scene.last[FRAME_WRITER].store(value, Relaxed);
 }
 
-/// Makes children, which do not have the regions, and starts programs.
+/// Forks children, which must not inherit regions, and starts programs.
 pub fn fork(mut part: Part) {
     let scene = part.scene;
     while part.goes_on() {
@@ -241,13 +241,13 @@ pub fn fork(mut part: Part) {
                 scene.fields.iter().flat_map(|field| pages_of(&field.range())).collect();
             let aliases: Vec<usize> = scene.aliases.iter().flat_map(&mut pages_of).collect();
             let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
-            // What may be inherited for a moment: `docs/protocol.md`, section 10.
+            // Section 10 of docs/protocol.md says what a child may inherit for a moment.
             let wrong = match page {
                 PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !scene.tables_move,
                 PageSize::Thp => inherited[0] != 0,
                 _ => inherited[1] != 0,
             };
-            // An attribute may be lost when the call fails that sets it.
+            // If the call that hides a mapping from children was made to fail, they may inherit it.
             assert!(
                 !wrong || scene.injected.is_some(),
                 "a child has {inherited:?} of views and aliases"
@@ -258,13 +258,13 @@ pub fn fork(mut part: Part) {
     }
 }
 
-/// Sends signals to actors, and has a timer interrupt any thread.
+/// Sends signals to actors, and lets a timer interrupt any thread.
 pub fn send_signals(mut part: Part, restart: bool) {
     for signal in [libc::SIGUSR1, libc::SIGALRM] {
-        // SAFETY: the handler uses atomics only, and its mask is empty.
+        // SAFETY: a zeroed action with an empty mask is valid, and the handler uses atomics only.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = raise_the_word as *const () as usize;
+            action.sa_sigaction = increment_the_word as *const () as usize;
             action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
             assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
         }
@@ -277,18 +277,18 @@ pub fn send_signals(mut part: Part, restart: bool) {
         part.pause(500);
     }
     set_timer(0);
-    part.scene.have_handlers_leave();
+    part.scene.stop_handlers();
 }
 
-/// Has SIGALRM come every so many microseconds, or no more.
+/// Lets SIGALRM arrive every `every_us` microseconds. 0 stops it.
 fn set_timer(every_us: i64) {
     let time = libc::timeval { tv_sec: 0, tv_usec: every_us };
     let timer = libc::itimerval { it_interval: time, it_value: time };
-    // SAFETY: reads one structure.
+    // SAFETY: the call reads one structure.
     assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) }, 0);
 }
 
-/// Uses memory that has nothing to do with regions.
+/// Uses memory outside all regions.
 pub fn stand_by(mut part: Part) {
     let mut round = 0;
     while part.goes_on() {
@@ -298,8 +298,8 @@ pub fn stand_by(mut part: Part) {
     }
 }
 
-/// Has the kernel drop page table entries of regions, as it does when it swaps. What is in the
-/// frames stays.
+/// Lets the kernel drop page table entries of regions, as it does to swap. The contents of the
+/// frames stay.
 pub fn forget(mut part: Part) {
     const BYTES: usize = 64 << 10;
     while part.goes_on() {
@@ -307,7 +307,8 @@ pub fn forget(mut part: Part) {
         let (start, parts) = (field.address(), field.region.len() / BYTES);
         let at = start + part.random.below(parts.max(1) as u64) as usize * BYTES;
         let len = BYTES.min(start + part.scene.round.region_bytes() - at);
-        // SAFETY: entries of a shared mapping. It is refused for what is locked.
+        // SAFETY: the call drops entries of a shared mapping, whose bytes stay in the file. For
+        // locked pages it fails.
         let dropped = unsafe { libc::madvise(at as *mut libc::c_void, len, libc::MADV_DONTNEED) };
         count(Count::Forgotten, u64::from(dropped == 0));
         part.pause(1000);

@@ -1,5 +1,5 @@
-//! Who moves pages: threads that start jobs and stop some of them, one that has regions of its own,
-//! and one that falsifies the kernel's answers.
+//! The actors that move pages: threads that start jobs and stop some of them, one with regions of
+//! its own, and one that makes calls of the library fail.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,12 +15,12 @@ use crate::round::Room;
 use crate::scene::{Field, Scene};
 use crate::watch::{Count, count};
 
-/// A job under way, and what is known of it.
+/// A running job, and what the test knows of it.
 struct Under<'a> {
     job: Job,
     engine: EngineChoice,
     ranges: Vec<(&'a Field, Range<usize>)>,
-    /// The frames of its ranges before it began, where nobody else moves them.
+    /// The frames of its ranges before the start. `None` if another actor may move them.
     before: Option<Vec<u64>>,
     cancelled: bool,
 }
@@ -47,14 +47,14 @@ pub fn start_jobs(mut part: Part, mover: usize) {
                     1 => {
                         part.pause(2000);
                         count(Count::Dropped, 1);
-                        // It may have said so, but not to us.
+                        // Its report, which is lost, may have said that attributes were lost.
                         scene.attributes_lost.fetch_or(scene.injected.is_some(), Relaxed);
                         drop(under);
                     }
-                    // The next one begins while this one recycles.
+                    // The next job begins while this one recycles frames.
                     2 => {
                         under.job.wait_until_moved();
-                        // By the time its report is there others may have moved them on.
+                        // Before its report is read, another job may move the pages.
                         under.before = None;
                         recycling
                             .replace(under)
@@ -76,7 +76,7 @@ pub fn start_jobs(mut part: Part, mover: usize) {
     recycling.into_iter().for_each(|under| conclude(scene, under));
 }
 
-/// Parts of one or several regions: those that belong to a mover, or any.
+/// Random parts of one or several regions. Unless movers roam, the parts are the mover's own.
 fn some_ranges<'a>(part: &mut Part<'a>, mover: usize) -> Vec<(&'a Field, Range<usize>)> {
     let scene = part.scene;
     let (round, page) = (&scene.round, scene.round.kind.page.bytes());
@@ -100,7 +100,7 @@ fn some_ranges<'a>(part: &mut Part<'a>, mover: usize) -> Vec<(&'a Field, Range<u
     ranges
 }
 
-/// A job of random settings.
+/// A migration with random settings, and its engine.
 fn a_migration<'a>(
     part: &mut Part<'a>,
     ranges: &[(&'a Field, Range<usize>)],
@@ -134,7 +134,7 @@ fn a_migration<'a>(
     (engine, job)
 }
 
-/// The frames of ranges; `None` where others may move them, or the kernel hides or forgets them.
+/// The frames of ranges. `None` if another actor may move or drop them, or the kernel hides them.
 fn frames_of(scene: &Scene, ranges: &[(&Field, Range<usize>)]) -> Option<Vec<u64>> {
     if scene.round.roaming || scene.round.forgets || scene.injected.is_some() || ranges.is_empty() {
         return None;
@@ -146,7 +146,7 @@ fn frames_of(scene: &Scene, ranges: &[(&Field, Range<usize>)]) -> Option<Vec<u64
     Some(ranges.iter().map(of).collect::<Option<Vec<_>>>()?.concat())
 }
 
-/// Waits for a job, and checks what it says and what it has done.
+/// Waits for a job, and checks its report and its effects.
 fn conclude(scene: &Scene, under: Under) {
     let Under { job, engine, ranges, before, cancelled } = under;
     let report = job.wait();
@@ -174,7 +174,7 @@ fn conclude(scene: &Scene, under: Under) {
     check_frames(scene, &ranges, before, &report);
 }
 
-/// Where all pages have migrated none has its frame any more.
+/// Checks that all frames have changed if all pages have migrated.
 fn check_frames(
     scene: &Scene,
     ranges: &[(&Field, Range<usize>)],
@@ -190,7 +190,7 @@ fn check_frames(
     }
 }
 
-/// Whether there was a reason not to start a job, or not to make a region.
+/// Checks that there was a reason to refuse a job or a region.
 fn check_refusal(scene: &Scene, error: &Error) {
     count(Count::Refused, 1);
     let expected = match error {
@@ -201,8 +201,7 @@ fn check_refusal(scene: &Scene, error: &Error) {
     assert!(expected || scene.injected.is_some(), "refused: {error}");
 }
 
-/// Makes regions of its own, uses all that can be done with them, and drops them in the middle of
-/// it.
+/// Makes regions of its own, applies all operations to them, and drops each during a job.
 pub fn be_a_tenant(mut part: Part) {
     let scene = part.scene;
     while part.goes_on() {
@@ -215,6 +214,7 @@ pub fn be_a_tenant(mut part: Part) {
     }
 }
 
+/// The life of one region. An error is a refusal.
 fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     let (scene, seed) = (part.scene, part.random.next());
     let (page, bytes) = (scene.round.kind.page, scene.round.tenant_bytes());
@@ -226,7 +226,7 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     stamp(&region, 0..region.len(), seed);
     let first = region.len();
     region.grow(bytes, a_pool(part))?;
-    assert!(is_zero(&region, first..bytes), "a region has grown by somebody else's data");
+    assert!(is_zero(&region, first..bytes), "a region has grown by the data of another owner");
     stamp(&region, 0..bytes, seed);
     let a_job = |part: &mut Part, region: &Region| {
         let engines = &scene.round.kind.engines;
@@ -237,7 +237,7 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     check_stamp(&region, 0..bytes, seed);
     job.wait_until_moved();
 
-    // In the middle of what has moved, while it may still be recycling.
+    // A part of the moved pages is discarded, while the job may still recycle frames.
     let cut = part.random.below(pages as u64) as usize;
     let gone = cut * page.bytes()
         ..(cut + 1 + part.random.below((pages - cut) as u64) as usize) * page.bytes();
@@ -245,7 +245,7 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     check_stamp(&region, 0..gone.start, seed);
     check_stamp(&region, gone.end..bytes, seed);
     region.back(gone.clone(), a_pool(part))?;
-    assert!(is_zero(&region, gone.clone()), "somebody else's data");
+    assert!(is_zero(&region, gone.clone()), "the data of another owner");
     stamp(&region, gone, seed);
     let report = job.wait();
     assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
@@ -261,14 +261,15 @@ fn one_tenancy(part: &mut Part) -> Result<(), Error> {
     Ok(())
 }
 
-/// Has calls of the library fail, in bursts with pauses between them: what goes wrong each time
-/// goes wrong for ever.
+/// Makes calls of the library fail, in bursts. The pauses between the bursts let the library finish
+/// what it repeats until it succeeds.
 pub fn falsify(mut part: Part) {
     const PAUSE: Duration = Duration::from_millis(20);
     let injected = part.scene.injected.as_ref().expect("there are faults in this round");
-    let faults = part.scene.round.faults.expect("as above");
+    let faults = part.scene.round.faults.expect("there are faults in this round");
     while part.goes_on() {
-        // What is forbidden as such has no effect: the library relies on it.
+        // Only ENOMEM may come after an effect. The library relies on that: a call that the kernel
+        // forbids or does not know has none.
         if faults.errno.0 == libc::ENOMEM && part.random.below(2) == 0 {
             injected.fail_late();
         } else {

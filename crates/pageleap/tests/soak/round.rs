@@ -1,47 +1,47 @@
-//! What a round consists of: drawn from the seed and the round's number, and from nothing else but
-//! what the machine can do.
+//! The load of a round. It follows from the seed, the round's number and the abilities of the
+//! machine.
 
 use pageleap::backend::Errno;
 use pageleap::{Engine, EngineChoice, PageSize};
 
-use crate::common::{PAGE_SIZES, Random, works};
+use crate::common::{PAGE_SIZES, Random, in_lab, works};
 
-/// Owners of words: user-mode writers, kernel-mode writers, the actor that writes by frames, and
-/// signal handlers.
+/// Owners of words: writers, actors that let the kernel write, the actor that writes by frames, and
+/// the signal handlers.
 pub const OWNERS: usize = MOST_WRITERS + MOST_KERNEL_WRITERS + 2;
 pub const MOST_WRITERS: usize = 4;
 pub const MOST_KERNEL_WRITERS: usize = 2;
 pub const FRAME_WRITER: usize = MOST_WRITERS + MOST_KERNEL_WRITERS;
 pub const HANDLERS: usize = FRAME_WRITER + 1;
 
-/// A page size, and the engines that jobs choose among.
+/// A page size, and the engines of jobs. Each job chooses one of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kind {
     pub page: PageSize,
     pub engines: Vec<EngineChoice>,
 }
 
-/// How much room pools have beside what regions need.
+/// How much room pools have beside the regions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Room {
-    /// All regions fit into each pool once more than there are.
+    /// Each pool has room for all regions twice.
     Plenty,
-    /// So many pages in each pool: jobs are refused, or wait for frames that are being recycled.
+    /// Each pool has this many spare pages. Jobs are refused, or wait for frames that are being
+    /// recycled.
     Pages(usize),
 }
 
-/// How the kernel's answers are falsified.
+/// How calls are made to fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub errno: Errno,
-    /// Calls in a row that are refused, at most.
+    /// The most calls in a row that are refused.
     pub burst: u64,
-    /// Which call fails after it has had its effect, counted from when that is asked for: with
-    /// ENOMEM.
+    /// Which call fails with ENOMEM after its effect, counted from when that is armed.
     pub late: u64,
 }
 
-/// One scene with its actors.
+/// The pools, regions and actors of one round.
 #[derive(Clone, Debug)]
 pub struct Round {
     pub seed: u64,
@@ -53,10 +53,10 @@ pub struct Round {
     pub region_pages: usize,
     /// Threads that start jobs.
     pub movers: usize,
-    /// Whether each of them moves any part, or only those that are its own.
+    /// Whether movers move any pages. If not, each moves pages of its own only.
     pub roaming: bool,
     pub writers: usize,
-    /// Share of the writes that goes to 3.125 % of the words, in percent.
+    /// Percentage of the writes that go to 3.125 % of the words.
     pub skew: u64,
     /// Pause of a writer between two writes, in spins.
     pub pause: u32,
@@ -65,38 +65,33 @@ pub struct Round {
     pub kernel_reader: bool,
     pub guards: bool,
     pub children: bool,
-    /// Signals to all actors; `Some(true)`: system calls go on by themselves afterwards.
+    /// Whether actors get signals. With `Some(true)` interrupted system calls are restarted.
     pub signals: Option<bool>,
     pub bystander: bool,
-    /// A thread with regions of its own that it makes, grows, discards, backs and drops.
+    /// Whether a thread makes, grows, discards, backs and drops regions of its own.
     pub tenant: bool,
-    /// A thread that has the kernel forget page table entries, as swapping does.
+    /// Whether a thread lets the kernel drop page table entries, as swapping does.
     pub forgets: bool,
-    /// Whether parts of the regions are locked, or not for core dumps.
+    /// Whether parts of the regions have attributes: locked, left out of core dumps.
     pub attributes: bool,
     pub faults: Option<Faults>,
 }
 
-/// Whether this machine is one of the lab, whose processors are emulated: there everything is
-/// smaller.
-pub fn is_slow_machine() -> bool {
-    std::env::var_os("PAGELEAP_LAB").is_some()
-}
-
-/// The sanitizer that watches, or nothing.
+/// The name of the sanitizer under which the test runs, or an empty string.
 pub fn sanitizer() -> String {
     std::env::var("PAGELEAP_SOAK_SANITIZER").unwrap_or_default()
 }
 
-/// Whether an engine can be asked for by name. The probe that tells makes a thread in a way that
-/// the runtime of the thread sanitizer does not stand: with that, `auto` finds out.
+/// Whether jobs can ask for an engine by name. The probe that tells creates a thread in a way that
+/// the thread sanitizer's runtime does not support. Under that sanitizer only `auto` and `mprotect`
+/// are sure to work.
 pub fn is_known_to_work(engine: EngineChoice) -> bool {
     engine.forced().is_none_or(|engine| engine.needs().is_none())
         || sanitizer() != "thread" && works(engine)
 }
 
 impl Kind {
-    /// All that this machine can run, as far as engines go.
+    /// All kinds whose engines work on this machine.
     pub fn all() -> Vec<Kind> {
         let mut kinds = Vec::new();
         for page in PAGE_SIZES {
@@ -104,15 +99,15 @@ impl Kind {
                 is_known_to_work(*engine) && engine.forced().is_none_or(|engine| engine.moves(page))
             };
             let engines: Vec<EngineChoice> = EngineChoice::ALL.into_iter().filter(works).collect();
-            // Each alone, and all in turns.
+            // Each engine alone, and all together.
             kinds.extend(engines.iter().map(|engine| Kind { page, engines: vec![*engine] }));
             kinds.push(Kind { page, engines });
         }
         kinds
     }
 
-    /// Whether a system call may fail because of a leap by one of the engines (docs/protocol.md,
-    /// section 10).
+    /// Whether a leap by one of the engines may make a system call fail (docs/protocol.md, section
+    /// 10).
     pub fn lets_system_calls_fail(&self) -> bool {
         // With `auto` it is sure only where an engine works for pages of every size that does not.
         let sure = |engine: &Engine| !engine.signals() && engine.moves(PageSize::Huge2M);
@@ -126,8 +121,8 @@ impl Kind {
 }
 
 impl Round {
-    /// The round with a number. Each of `kinds` comes once before any comes again, in an order that
-    /// the seed says.
+    /// The round with this number. Each of `kinds` comes once before any comes again, in an order
+    /// that follows from the seed.
     pub fn draw(seed: u64, number: u64, kinds: &[Kind]) -> Round {
         let (cycle, place) = (number / kinds.len() as u64, (number % kinds.len() as u64) as usize);
         let mut order: Vec<&Kind> = kinds.iter().collect();
@@ -139,10 +134,10 @@ impl Round {
         let mut between =
             |least: usize, most: usize| least + random.below((most - least + 1) as u64) as usize;
         let regions = between(1, 3);
-        // Of base pages 2 to 16 MB, of huge ones 8 to 24, in all.
+        // All regions together have 2 to 16 MB of base pages, or 8 to 24 MB of huge pages.
         let region_pages = match kind.page {
-            PageSize::Base => between(512, 4096) / if is_slow_machine() { 8 } else { 1 } / regions,
-            _ => (between(4, 12) / if is_slow_machine() { 2 } else { 1 } / regions).max(2),
+            PageSize::Base => between(512, 4096) / if in_lab() { 8 } else { 1 } / regions,
+            _ => (between(4, 12) / if in_lab() { 2 } else { 1 } / regions).max(2),
         };
         let room = match between(0, 2) {
             0 => Room::Pages(between(1, region_pages / 2)),
@@ -152,8 +147,8 @@ impl Round {
         let faults = chance(25, &mut random).then(|| {
             let errno =
                 [libc::ENOMEM, libc::ENOMEM, libc::EINVAL, libc::EPERM][random.below(4) as usize];
-            // Who ends a registration believes the kernel when it has said EINVAL often enough that
-            // there is none.
+            // When the library ends a registration, it takes several EINVAL in a row as the
+            // kernel's word that none exists. So bursts of EINVAL are short.
             let longest = if errno == libc::EINVAL { 4 } else { 40 };
             Faults {
                 errno: Errno(errno),
@@ -180,14 +175,14 @@ impl Round {
             kernel_reader: chance(50, &mut random),
             guards: chance(40, &mut random),
             children: chance(40, &mut random),
-            // The thread sanitizer runs handlers later, with SIGSEGV blocked, which a store to a
-            // moving area does not survive.
+            // The thread sanitizer runs handlers later, with SIGSEGV blocked. A store to a moving
+            // area would then end the process.
             signals: chance(40, &mut random)
                 .then(|| chance(50, &mut random))
                 .filter(|_| sanitizer() != "thread"),
             bystander: chance(40, &mut random),
-            // What it makes could fail half-way, and stay out of circulation as long as the process
-            // lives.
+            // A failing call could leave frames of a tenant's region out of circulation until the
+            // process ends.
             tenant: faults.is_none() && chance(50, &mut random),
             forgets: !kind.page.is_hugetlb() && chance(20, &mut random),
             attributes: chance(50, &mut random),
@@ -205,13 +200,13 @@ impl Round {
         self.region_pages * self.kind.page.bytes()
     }
 
-    /// What a tenant's region has at most.
+    /// The most bytes of a tenant's region.
     pub fn tenant_bytes(&self) -> usize {
         let pages = if self.kind.page == PageSize::Base { 128 } else { 3 };
         if self.tenant { pages * self.kind.page.bytes() } else { 0 }
     }
 
-    /// The size of a pool that has `at_first` bytes of regions.
+    /// The size of a pool on which regions of `at_first` bytes lie at the start.
     pub fn pool_bytes(&self, at_first: usize) -> u64 {
         let bytes = match self.room {
             Room::Plenty => 2 * (self.regions * self.region_bytes() + self.tenant_bytes()),
@@ -220,14 +215,14 @@ impl Round {
         bytes as u64
     }
 
-    /// Whether a call that writes to memory for the process may fail because of a leap.
+    /// Whether a leap may make a system call fail that writes to a region.
     pub fn lets_system_calls_fail(&self) -> bool {
-        // A tracker that is refused makes `auto` choose the other engine.
+        // If a tracker is refused, `auto` chooses an engine that lets system calls fail.
         self.kind.lets_system_calls_fail() || self.faults.is_some()
     }
 }
 
-/// A stream of random numbers for one purpose.
+/// Random numbers for one purpose.
 fn stream(seed: u64, purpose: &[u64]) -> Random {
     let mut random = Random::new(seed.wrapping_add(1));
     for number in purpose {
@@ -236,7 +231,7 @@ fn stream(seed: u64, purpose: &[u64]) -> Random {
     Random::new(later(&mut random))
 }
 
-/// The first numbers of similar seeds are similar.
+/// A later random number: the first numbers of similar seeds are similar.
 fn later(random: &mut Random) -> u64 {
     (0..8).fold(0, |_, _| random.next())
 }

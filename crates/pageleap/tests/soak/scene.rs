@@ -1,5 +1,5 @@
-//! Pools and regions of a round, what was stored in them, and what must be true of them when nobody
-//! moves or writes anything.
+//! Pools and regions of a round, what was stored in them, and what must be true of them while all
+//! actors pause.
 
 use std::ops::Range;
 use std::sync::atomic::{
@@ -22,11 +22,12 @@ use crate::refusing::Refusing;
 use crate::round::{Faults, HANDLERS, OWNERS, Round, sanitizer};
 use crate::watch::{Count, count};
 
-/// A region, and what was stored in each of its words last.
+/// A region with its shadow.
 pub struct Field {
     pub region: Region,
+    /// The last value that was stored to each word.
     shadow: Vec<AtomicU64>,
-    /// Permissions and flags, as they were set before the first leap.
+    /// Permissions and flags before the first leap.
     flags: Vec<(Range<usize>, String)>,
 }
 
@@ -49,13 +50,13 @@ impl Field {
         self.address()..self.address() + self.region.len()
     }
 
-    /// Notes what was stored, afterwards: whoever sees the note finds that value in the word, or a
-    /// later one.
+    /// Notes a value after it was stored. A thread that reads the note finds this value in the
+    /// word, or a later one.
     pub fn note(&self, word: usize, value: u64) {
         self.shadow[word].store(value, Release);
     }
 
-    /// What a word has at least from now on.
+    /// The least value that a word has from now on.
     pub fn noted(&self, word: usize) -> u64 {
         self.shadow[word].load(Acquire)
     }
@@ -67,7 +68,8 @@ impl Field {
         if let Some(first) = lost.first() {
             let [is, was] = [self.words()[*first].load(Relaxed), self.noted(*first)];
             panic!(
-                "LOST {} writes to {:?}: the first is word {first} of owner {}, which has {is} and not {was}",
+                "LOST {} writes to {:?}: first word {first} of owner {}, \
+                 which is {is} and not {was}",
                 lost.len(),
                 self.region,
                 first % OWNERS
@@ -76,25 +78,28 @@ impl Field {
     }
 }
 
-/// The kernel's answers, falsified when somebody asks for it.
+/// Failing calls.
 pub struct Injected {
+    /// How many of the next calls are refused.
     burst: Arc<AtomicU64>,
+    /// How many calls have been refused and not been counted yet.
     refused: Arc<AtomicU64>,
+    /// The call that fails after its effect, and its number.
     late: Arc<FailAt>,
     late_at: u64,
 }
 
 impl Injected {
     fn new(faults: Faults) -> (Arc<dyn Backend>, Injected) {
-        // After the effect, but not half-way: that leaves holes, into which the other threads of
-        // this test would map their memory, and the library would end the process
-        // (`docs/protocol.md`, section 9). `tests/fault_injection.rs` has those.
+        // After the effect, but not half-way. A call that fails half-way leaves a hole. Other
+        // threads of this test could map memory there, and the library would end the process
+        // (docs/protocol.md, section 9). `tests/fault_injection.rs` tests such calls.
         let late = FailAt::new(Arc::new(Linux), faults.late, FailMode::After, Errno(libc::ENOMEM));
         let (late, burst, refused) =
             (Arc::new(late), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (left, done) = (burst.clone(), refused.clone());
         let backend = Refusing::new(late.clone(), move |request| {
-            // Address space that is not given back is lost for good.
+            // Releases never fail: address space that is not given back would be lost for good.
             let strikes = request.call != Call::Release
                 && left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
             strikes.then(|| {
@@ -105,18 +110,18 @@ impl Injected {
         (Arc::new(backend), Injected { burst, refused, late, late_at: faults.late })
     }
 
-    /// The next calls fail.
+    /// Lets the next `calls` calls fail.
     pub fn refuse(&self, calls: u64) {
         self.burst.store(calls, Relaxed);
     }
 
-    /// A call fails once it has had its effect.
+    /// Lets one call fail after its effect.
     pub fn fail_late(&self) {
         self.count_late();
         self.late.arm();
     }
 
-    /// From now on all answers are the kernel's.
+    /// Lets no more calls fail.
     pub fn stop(&self) {
         self.burst.store(0, Relaxed);
         self.late.disarm();
@@ -124,12 +129,13 @@ impl Injected {
         count(Count::Faults, self.refused.swap(0, Relaxed));
     }
 
+    /// Counts the call that fails after its effect, if it was made.
     fn count_late(&self) {
         count(Count::Faults, u64::from(self.late.seen() >= self.late_at));
     }
 }
 
-/// What the process has, apart from memory.
+/// Resources of the process other than memory.
 #[derive(Clone, Debug, PartialEq)]
 struct Process {
     threads: usize,
@@ -139,20 +145,20 @@ struct Process {
 
 impl Process {
     fn now() -> Process {
-        let entries = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+        let entries = |directory: &str| std::fs::read_dir(directory).unwrap().count();
         let mut of_pools = own_descriptors();
         of_pools.sort();
-        // A sanitizer opens some of its own.
+        // A sanitizer opens descriptors of its own.
         let descriptors = if sanitizer().is_empty() { entries("/proc/self/fd") } else { 0 };
         Process { threads: entries("/proc/self/task"), descriptors, of_pools }
     }
 
-    /// What it has when no round is on: the same before each of them.
+    /// The resources between rounds. They must be the same each time.
     fn between_rounds() -> Process {
         static FOUND: OnceLock<Process> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
-            // What has come to an end before the first round is gone when it has not been seen for
-            // a while.
+            // Before the first round, threads and descriptors of the start may still disappear.
+            // They have done so when nothing has changed for a while.
             const WHILE: Duration = Duration::from_millis(100);
             let (mut last, mut same) = (Process::now(), 0);
             while same < 5 {
@@ -167,8 +173,8 @@ impl Process {
         found.clone()
     }
 
-    /// Threads are counted for a moment after they have been joined, and what the kernel runs for
-    /// io_uring a bit longer.
+    /// Waits until the resources are the same again. The kernel counts a thread for a moment after
+    /// it was joined, and threads of io_uring a little longer.
     fn expect_again(&self, when: &str) {
         let mut now = Process::now();
         let same = soon(|| {
@@ -179,28 +185,32 @@ impl Process {
     }
 }
 
+/// Pools and regions of a round.
 pub struct Scene {
     pub round: Round,
     pub pools: Vec<Pool>,
     pub fields: Vec<Field>,
     pub injected: Option<Injected>,
     pub backend: Arc<dyn Backend>,
-    /// Where the aliases of pools are.
+    /// The address ranges of the pools' aliases.
     pub aliases: Vec<Range<usize>>,
-    /// Whether page tables have a node of their own, so that the alias of frames may be mapped anew
-    /// to bring them there.
+    /// Whether page tables may have to go to another node, for which an alias is mapped anew.
     pub tables_move: bool,
-    /// What each owner has written last.
+    /// The last value of each owner.
     pub last: [AtomicU64; OWNERS],
-    /// Whether a job has said that it could not keep an attribute.
+    /// Whether a job may have lost an attribute.
     pub attributes_lost: AtomicBool,
+    /// Resources before the round.
     before: Process,
+    /// Resources with the pools and regions of the round, while no job runs.
     with_pools: Process,
+    /// Mappings of pools before regions were made.
     mappings: usize,
+    /// All mappings of the process before the round.
     all_mappings: usize,
 }
 
-/// Mappings that come and go with stacks and heaps of threads.
+/// How many mappings may come with stacks and heaps of threads.
 const MAPPINGS_OF_OTHERS: usize = 100;
 
 impl Scene {
@@ -241,7 +251,7 @@ impl Scene {
             }
             fields.push(Field::new(region));
         }
-        // Pools' threads have been joined, but may still be counted.
+        // The threads that filled the pools have been joined, but the kernel may still count them.
         let with_pools = Process { threads: before.threads, ..Process::now() };
         let last = [const { AtomicU64::new(0) }; OWNERS];
         HANDLED.store(0, SeqCst);
@@ -262,8 +272,8 @@ impl Scene {
         })
     }
 
-    /// Checks everything, has everything leap once more, and checks it again. Nobody else uses the
-    /// scene.
+    /// Checks everything, lets all regions leap once more, and checks again. No actor runs
+    /// meanwhile.
     pub fn check(&self) {
         self.with_pools.expect_again("after the actors have ended");
         self.check_contents();
@@ -293,7 +303,7 @@ impl Scene {
         let taken: u64 = regions.iter().map(|region| region.len() as u64).sum();
         let [all, free] =
             [Pool::bytes, Pool::free_bytes].map(|of| self.pools.iter().map(of).sum::<u64>());
-        // What recycling could not mend is out of circulation until somebody needs it.
+        // Frames that recycling could not repair are out of circulation until they are needed.
         let right = if self.injected.is_some() { free + taken <= all } else { free + taken == all };
         assert!(right, "{free} bytes are free and {taken} are taken, of {all}");
         let frames: Option<Vec<Vec<u64>>> =
@@ -303,7 +313,7 @@ impl Scene {
         }
     }
 
-    /// Has as much of a region leap as there is room for, which must succeed.
+    /// Moves as much of a region as there is room for. The job must succeed.
     fn settle(&self, field: &Field, to: &Pool) {
         let page = self.round.kind.page.bytes();
         let bytes = (to.free_bytes() as usize / page * page).min(field.region.len());
@@ -329,7 +339,7 @@ impl Scene {
         }
     }
 
-    /// Ends the round: all regions go, and everything is as it was before.
+    /// Ends the round: drops regions and pools, and checks that nothing is left over.
     pub fn end(mut self) {
         HANDLERS_WORD.store(std::ptr::null_mut(), SeqCst);
         self.fields.clear();
@@ -343,9 +353,9 @@ impl Scene {
             );
         }
         for pool in &self.pools {
-            // Also what was out of circulation comes back when somebody needs it.
+            // Frames that were out of circulation come back because this region needs them.
             let all = Region::new(pool, pool.bytes() as usize).unwrap();
-            assert!(is_zero(&all, 0..all.len()), "somebody else's data");
+            assert!(is_zero(&all, 0..all.len()), "a free frame kept its contents");
             audit(&[pool], &[&all]).unwrap();
             drop(all);
             assert_eq!(pool.free_bytes(), pool.bytes(), "frames leaked");
@@ -362,26 +372,26 @@ impl Scene {
         count(Count::Rounds, 1);
     }
 
-    /// The word that signal handlers raise.
+    /// The word that signal handlers increment.
     fn handlers_word(&self) -> &AtomicU64 {
         &self.fields[0].words()[HANDLERS]
     }
 
-    /// Has signal handlers raise a word of the first region.
+    /// Lets signal handlers increment a word of the first region.
     pub fn let_handlers_write(&self) {
         HANDLERS_WORD.store(self.handlers_word().as_ptr(), SeqCst);
     }
 
-    /// Has them leave it, and waits until those that are running have done so.
-    pub fn have_handlers_leave(&self) {
+    /// Lets signal handlers leave the word alone, and waits until running handlers have ended.
+    pub fn stop_handlers(&self) {
         HANDLERS_WORD.store(std::ptr::null_mut(), SeqCst);
         assert!(soon(|| IN_HANDLERS.load(SeqCst) == 0), "a signal handler does not return");
         self.fields[0].note(HANDLERS, HANDLED.load(SeqCst));
     }
 }
 
-/// Has one part locked, another left out of core dumps, and a third one expected to be read at
-/// random.
+/// Sets attributes of three parts of a region: one is left out of core dumps, one is advised to be
+/// read at random, one is locked.
 fn set_attributes(region: &Region, chance: u64) {
     let page = region.page_size().bytes();
     let pages = region.len() / page;
@@ -391,26 +401,29 @@ fn set_attributes(region: &Region, chance: u64) {
     };
     for (number, advice) in [libc::MADV_DONTDUMP, libc::MADV_RANDOM].into_iter().enumerate() {
         let (start, len) = part(number);
-        // SAFETY: pages of the region; the advice changes no contents.
+        // SAFETY: whole pages of the region. The advice changes no contents.
         assert_eq!(unsafe { libc::madvise(start.cast(), len, advice) }, 0);
     }
     let (start, len) = part(2);
-    // SAFETY: pages of the region. Who may not lock them does without.
+    // SAFETY: whole pages of the region. A user who may not lock them gets an error, which does not
+    // matter here.
     unsafe { libc::mlock(start.cast(), len) };
 }
 
-/// The word that handlers raise, how often they have, and how many of them are running.
+/// The word that signal handlers increment, or null.
 static HANDLERS_WORD: AtomicPtr<u64> = AtomicPtr::new(std::ptr::null_mut());
+/// How often handlers have incremented the word.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
+/// How many handlers are running.
 static IN_HANDLERS: AtomicU64 = AtomicU64::new(0);
 
-/// A signal handler that stores into a region, wherever its thread was.
-pub extern "C" fn raise_the_word(_signal: libc::c_int) {
+/// A signal handler that stores into a region, wherever its thread was interrupted.
+pub extern "C" fn increment_the_word(_signal: libc::c_int) {
     IN_HANDLERS.fetch_add(1, SeqCst);
     let word = HANDLERS_WORD.load(SeqCst);
     if !word.is_null() {
-        // SAFETY: it is a word of a region that lives while the pointer is set, or a handler is
-        // counted that may have seen it.
+        // SAFETY: the word lies in a region. The region lives while the pointer is set or while a
+        // handler is counted that may have read the pointer.
         unsafe { AtomicU64::from_ptr(word) }.fetch_add(1, Relaxed);
         HANDLED.fetch_add(1, SeqCst);
     }

@@ -1,7 +1,7 @@
-//! What is going on: counts of everything that has been done, who is at work, and a watchdog that
-//! ends the process when somebody does not get on.
+//! The state of the soak: counts of what was done, the actors at work, and a watchdog that ends the
+//! process when an actor hangs.
 //!
-//! An actor that hangs is a failure, whatever the others do: each has a pulse of its own.
+//! An actor that hangs is a failure, whatever the others do. So each actor has a pulse of its own.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::round::is_slow_machine;
+use crate::common::in_lab;
 
-/// What is counted.
+/// The things that are counted.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub enum Count {
@@ -38,7 +38,7 @@ pub enum Count {
     Checks,
 }
 
-/// Their names, in their order.
+/// The names of the counts, in the order of [`Count`].
 const NAMES: [&str; 20] = [
     "rounds",
     "leaps",
@@ -66,10 +66,12 @@ const _: () = assert!(Count::Checks as usize + 1 == NAMES.len());
 
 static COUNTS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 
+/// Adds to a count.
 pub fn count(what: Count, more: u64) {
     COUNTS[what as usize].fetch_add(more, Relaxed);
 }
 
+/// The value of a count.
 pub fn counted(what: Count) -> u64 {
     COUNTS[what as usize].load(Relaxed)
 }
@@ -81,24 +83,24 @@ pub fn counts() -> String {
     all.collect::<Vec<_>>().join(", ")
 }
 
-/// How long somebody may take for one step: longer than a check waits for what it expects. None of
-/// them takes a hundredth of it on an idle machine.
+/// How long an actor may take for one step. This is longer than a check waits for a condition. On
+/// an idle machine no step takes a hundredth of it.
 fn patience() -> Duration {
-    Duration::from_secs(if is_slow_machine() { 180 } else { 80 })
+    Duration::from_secs(if in_lab() { 180 } else { 80 })
 }
 
-/// Between two lines that tell how far it is.
+/// The time between two lines of progress.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// What is being done now, for messages about failures.
+/// What the soak does now, for messages about failures.
 static NOW: Mutex<String> = Mutex::new(String::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked with it in hand is what the messages are about.
+    // If a thread has panicked while it held the lock, the messages are about that panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says what begins, and has it shown with each failure.
+/// Sets what the soak does now. It is printed with each failure.
 pub fn now(what: String) {
     *lock(&NOW) = what;
 }
@@ -111,20 +113,20 @@ struct Pulse {
 
 static ACTORS: Mutex<Vec<Arc<Pulse>>> = Mutex::new(Vec::new());
 
-/// An actor at work, until this is dropped on its thread.
+/// The registration of an actor at work. Its thread drops it at the end.
 pub struct Alive(Arc<Pulse>);
 
 impl Alive {
-    /// For the thread that calls.
+    /// Registers the calling thread.
     pub fn new(name: impl Into<String>) -> Alive {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let thread = unsafe { libc::gettid() };
         let pulse = Arc::new(Pulse { name: name.into(), thread, beats: AtomicU64::new(0) });
         lock(&ACTORS).push(pulse.clone());
         Alive(pulse)
     }
 
-    /// It has got on.
+    /// Notes that the actor has made a step.
     pub fn beat(&self) {
         self.0.beats.fetch_add(1, Relaxed);
     }
@@ -136,17 +138,18 @@ impl Drop for Alive {
     }
 }
 
-/// Sends a signal to the actor with a number, counted from any one, if there is any. It is still
-/// there when the signal arrives.
+/// Sends a signal to an actor, chosen by any number. The actor's thread still exists when the
+/// signal arrives.
 pub fn signal_an_actor(number: u64, signal: i32) {
     let actors = lock(&ACTORS);
     if let Some(pulse) = actors.get(number as usize % actors.len().max(1)) {
-        // SAFETY: takes no pointers; the thread leaves the list before it ends.
+        // SAFETY: the call takes numbers only. The thread exists: it leaves the list, which is
+        // locked, before it ends.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), pulse.thread, signal) };
     }
 }
 
-/// Tells how far it is, and ends the process when somebody does not get on.
+/// Prints progress, and ends the process when an actor hangs.
 pub struct Watchdog {
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -179,7 +182,7 @@ impl Drop for Watchdog {
 fn watch(ended: &AtomicBool) {
     let began = Instant::now();
     let mut last_line = began;
-    // The pulses that were seen last, and when each of them was a new one.
+    // The last beat of each actor, and when it was first seen.
     let mut seen: Vec<(Arc<Pulse>, u64, Instant)> = Vec::new();
     while !ended.load(Relaxed) {
         std::thread::sleep(Duration::from_millis(50));
@@ -195,7 +198,7 @@ fn watch(ended: &AtomicBool) {
             }
         }
         if let Some((pulse, ..)) = seen.iter().find(|(_, _, since)| since.elapsed() > patience()) {
-            eprintln!("soak: HUNG: `{}` does not get on, in {}", pulse.name, lock(&NOW));
+            eprintln!("soak: HUNG: `{}` makes no step, in {}", pulse.name, lock(&NOW));
             for (pulse, beats, since) in &seen {
                 let Pulse { name, thread, .. } = &**pulse;
                 eprintln!(
@@ -213,7 +216,7 @@ fn watch(ended: &AtomicBool) {
     }
 }
 
-/// Where each thread of the process is, as the kernel sees it.
+/// What each thread of the process waits for, as the kernel sees it.
 fn threads_in_words() -> String {
     let mut text = String::new();
     for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
@@ -232,7 +235,7 @@ fn threads_in_words() -> String {
     text
 }
 
-/// Whether somebody wants it to end: SIGINT, while an [`Interrupt`] lives.
+/// Whether SIGINT has asked for an early end.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Relaxed) != 0
 }
@@ -243,19 +246,20 @@ extern "C" fn note(signal: libc::c_int) {
     INTERRUPTED.store(signal, Relaxed);
 }
 
-/// While it lives, SIGINT asks for an early end instead of ending the process.
+/// While this value lives, SIGINT asks for an early end instead of ending the process. The value
+/// holds the previous handler.
 pub struct Interrupt(libc::sighandler_t);
 
 impl Interrupt {
     pub fn expect() -> Interrupt {
-        // SAFETY: the handler stores to an atomic.
+        // SAFETY: the handler only stores to an atomic.
         Interrupt(unsafe { libc::signal(libc::SIGINT, note as *const () as libc::sighandler_t) })
     }
 }
 
 impl Drop for Interrupt {
     fn drop(&mut self) {
-        // SAFETY: what was there before.
+        // SAFETY: the handler is the one that was installed before.
         unsafe { libc::signal(libc::SIGINT, self.0) };
     }
 }
