@@ -33,9 +33,10 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
     let memory = RegionAllocator::new(1024 * MB, [&near, &far]).unwrap();
     let (stop, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
+        let mut threads = std::vec::Vec::new();
         for thread in 0..2usize {
             let (memory, stop, ready) = (memory.clone(), &stop, &ready);
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 let mut map = HashMap::new_in(memory.clone());
                 let mut lists: Vec<Vec<usize, _>, _> = Vec::new_in(memory.clone());
                 let mut rounds = 0;
@@ -64,9 +65,10 @@ fn containers_of_several_threads_leap_while_they_are_changed() {
                     assert!(is_inside(&memory, list.as_ptr()));
                     assert!(list.windows(2).all(|pair| (pair[0] ^ thread) < pair[1] ^ thread));
                 }
-            });
+            }));
         }
         while ready.load(Relaxed) < 2 {
+            assert!(!threads.iter().any(|thread| thread.is_finished()), "a thread has failed");
             std::thread::yield_now();
         }
         for round in 0..20 {

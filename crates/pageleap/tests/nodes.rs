@@ -7,6 +7,8 @@
 //! in `nodes_adverse.rs`.
 
 mod common;
+#[path = "common/machine_settings.rs"]
+mod machine_settings;
 #[path = "common/nodes.rs"]
 mod on_nodes;
 
@@ -17,6 +19,7 @@ use common::{
     End, address, become_nobody, can_follow, case, check_stamp, is_root, leap, run_case,
     set_dumpable, skip, skip_page_size, soon, stamp, surprises, turn,
 };
+use machine_settings::Cpuset;
 use on_nodes::{
     check_bound, check_on, for_page_sizes, go, go_part, lab_machine, numa_maps, pools_on, several,
 };
@@ -465,35 +468,6 @@ fn a_node_without_room_is_an_error_and_nobody_is_killed() {
         drop(Pool::builder(*node, BYTES as u64).build().unwrap());
     }
     assert_eq!(oom_kills(), killed, "the kernel has killed somebody");
-}
-
-/// A cgroup (version 2) with a cpuset of its own. It is removed when the value is dropped.
-struct Cpuset(String);
-
-impl Cpuset {
-    fn new(name: &str, mems: &str) -> Result<Cpuset, String> {
-        let set = Cpuset(format!("/sys/fs/cgroup/pageleap-{name}-{}", std::process::id()));
-        fs::create_dir(&set.0).map_err(|error| format!("{}: {error}", set.0))?;
-        set.write("cpuset.mems", mems)?;
-        Ok(set)
-    }
-
-    fn write(&self, file: &str, text: &str) -> Result<(), String> {
-        let path = format!("{}/{file}", self.0);
-        fs::write(&path, text).map_err(|error| format!("{path}: {error}"))
-    }
-
-    /// Moves this process into the cgroup.
-    fn enter(&self) {
-        self.write("cgroup.procs", "0").unwrap();
-    }
-}
-
-impl Drop for Cpuset {
-    fn drop(&mut self) {
-        let _ = fs::write("/sys/fs/cgroup/cgroup.procs", "0");
-        let _ = fs::remove_dir(&self.0);
-    }
 }
 
 fn ids(nodes: &[NodeId]) -> String {

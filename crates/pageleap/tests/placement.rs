@@ -377,7 +377,7 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
 
 #[test]
 fn a_cpuset_that_changes_ends_the_job_whole() {
-    /// Pages, so many that at its rate the job does not end before it reads the cpuset again.
+    /// Pages of the region. The job moves them in four seconds, and reads its cpuset again before.
     const MANY: usize = 60_000;
     let (model, pool) = model_pool(MANY);
     let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::common::Random;
 
-/// A random word of an owner. Of `owners` owners, number `owner` has the words `owner`, `owner +
-/// owners` and so on. `skew` percent of the choices fall on the first 3.125 % of all words.
+/// A random word of an owner. There are `owners` owners, and each has every `owners`-th word, from
+/// its own number on. `skew` percent of the choices fall on the first 3.125 % of all words.
 pub fn word_of(random: &mut Random, words: usize, owners: usize, owner: usize, skew: u64) -> usize {
     let span = if random.below(100) < skew { words / 32 } else { words };
     random.below((span / owners) as u64) as usize * owners + owner

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pageleap::backend::{Ability, Call};
+use pageleap::backend::{Ability, Call, Errno};
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
     Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
@@ -80,6 +80,10 @@ pub fn for_page_sizes(test: &str, pages: usize, body: impl Fn([Pool; 2])) {
 pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
     match error {
         Error::OutOfMemory { .. } | Error::NotHuge { .. } if page != PageSize::Base => {
+            skip(&format!("{test} ({page} pages)"), &error)
+        }
+        // Another process has taken free huge pages after they were counted.
+        Error::Call { call: Call::Map, errno: Errno(libc::ENOMEM), .. } if page.is_hugetlb() => {
             skip(&format!("{test} ({page} pages)"), &error)
         }
         error => panic!("{error}"),
