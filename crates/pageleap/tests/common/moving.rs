@@ -61,7 +61,7 @@ pub fn while_leaping(leap: impl Fn(usize) + Sync, body: impl FnOnce(&dyn Fn())) 
         let wait_for_leaps = || {
             // The first of them may have begun earlier: the others have not.
             let now = leaps.load(Relaxed);
-            assert!(soon(|| leaps.load(Relaxed) > now + 4 || mover.is_finished()));
+            assert!(soon(|| leaps.load(Relaxed) > now + 2 || mover.is_finished()));
             assert!(!mover.is_finished(), "the leaps have ended");
         };
         wait_for_leaps();
