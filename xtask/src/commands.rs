@@ -95,7 +95,8 @@ impl Workspace {
     pub fn checker(&self, checker: Checker, effort: Effort, build_only: bool) -> Command {
         let mut arguments = vec!["test"];
         match (checker, effort) {
-            // The whole workspace: its choice of features is the one that the tests were built with.
+            // The whole workspace: its choice of features is the one that the tests were built
+            // with.
             (Checker::Stress, Effort::Short) => arguments.push("--workspace"),
             _ => arguments.extend(["-p", "pageleap"]),
         }

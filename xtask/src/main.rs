@@ -10,6 +10,7 @@ mod header;
 mod hugepages;
 mod lab;
 mod layers;
+mod links;
 mod manual;
 mod marked;
 mod mutants;
@@ -22,6 +23,7 @@ mod soak;
 mod steps;
 mod table;
 mod tally;
+mod width;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

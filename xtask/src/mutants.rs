@@ -6,8 +6,8 @@
 //! of the workspace; see `mutation`.
 //!
 //! To add a row, append to [`TABLE`] and type `cargo xtask mutants --write`, which writes the table
-//! of `docs/protocol.md`. `find` must occur exactly once in the file, so take enough of the line, or
-//! several lines. A row whose text is gone fails the run: a stale list must not pass.
+//! of `docs/protocol.md`. `find` must occur exactly once in the file, so take enough of the line,
+//! or several lines. A row whose text is gone fails the run: a stale list must not pass.
 
 use std::fmt::Write;
 

@@ -324,7 +324,8 @@ fn sync(root: &Path, tree: &Path) -> Result<usize> {
     Ok(written)
 }
 
-fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
+/// The tracked, and the untracked and not ignored files of `root`.
+pub fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
     // safe.directory: a checkout that is mounted into a container often belongs to another user.
     let output = Command::new("git")
         .args([

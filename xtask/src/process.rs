@@ -288,8 +288,7 @@ mod tests {
         mut attempt: impl FnMut(Duration) -> (Ending, Vec<String>),
     ) -> (Ending, Vec<String>) {
         let limits = [1, 8, 64].map(Duration::from_secs);
-        let begun =
-            limits.into_iter().map(|limit| attempt(limit)).find(|(_, lines)| !lines.is_empty());
+        let begun = limits.into_iter().map(attempt).find(|(_, lines)| !lines.is_empty());
         begun.expect("a shell starts within a minute")
     }
 

@@ -144,11 +144,13 @@ impl Step {
     /// What it does, for `--list` and the headers.
     pub fn about(self) -> &'static str {
         match self {
-            Step::Fmt => "cargo fmt --all --check",
+            Step::Fmt => "cargo fmt --all --check; at most 100 characters in comments and Markdown",
             Step::Layers => "no module and no crate imports upward: crates/layers.toml",
             Step::MutantList => "each mutant fits its file once, and protocol.md has the list",
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
-            Step::Docs => "cargo doc --workspace --no-deps without warnings",
+            Step::Docs => {
+                "cargo doc --workspace --no-deps without warnings; links between documents"
+            }
             Step::Tests => "all tests of the workspace, with huge pages if they can be reserved",
             Step::Stress => "the stress oracle: writers against migrations, a second per case",
             Step::C => "programs in C and C++: gcc, clang, address and undefined sanitizer",

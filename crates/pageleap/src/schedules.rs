@@ -52,7 +52,7 @@ fn below(bound: usize) -> usize {
 }
 
 // What is run
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /// What happened over all schedules of a test: proof that they met what they are for. Plain
 /// statistics, outside the schedules.
@@ -488,7 +488,7 @@ fn everything_at_once(scene: Scene) {
 }
 
 // The tests
-// -----------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 fn iterations() -> usize {
     env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))

@@ -18,10 +18,12 @@ use crate::crates;
 use crate::dist::clean_root;
 use crate::lab;
 use crate::layers;
+use crate::links;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
 use crate::tally::{SKIP_LOG_VAR, Tally};
+use crate::width;
 
 /// How long the commands of a step may take; generous, it only has to end a deadlock before the
 /// patience of a CI service does.
@@ -49,7 +51,10 @@ pub fn run(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Rep
 
 fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Result<Report> {
     match step {
-        Step::Fmt => run_check(workspace.cargo(&["fmt", "--all", "--check"])),
+        Step::Fmt => {
+            let report = run_check(workspace.cargo(&["fmt", "--all", "--check"]))?;
+            Ok(with_problems(report, &width::check(&workspace.root)?))
+        }
         Step::Clippy => {
             let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
             run_check(workspace.cargo(&arguments))
@@ -58,15 +63,12 @@ fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Res
         Step::Docs => {
             let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
             command.env("RUSTDOCFLAGS", "-D warnings");
-            run_check(command)
+            let report = run_check(command)?;
+            Ok(with_problems(report, &links::check(&workspace.root)?))
         }
         Step::MutantList => {
-            let problems = super::list_problems(&workspace.root);
-            problems.iter().for_each(|problem| println!("{problem}"));
-            Ok(Report::new(match problems.len() {
-                0 => Verdict::Passed,
-                count => Verdict::Failed(format!("{count} problems")),
-            }))
+            let report = Report::new(Verdict::Passed);
+            Ok(with_problems(report, &super::list_problems(&workspace.root)))
         }
         Step::Tests => tests(workspace),
         Step::C => Ok(Report::of_checks(capi::test(workspace, Effort::Short)?)),
@@ -168,6 +170,15 @@ fn run_check(command: Command) -> Result<Report> {
         true => Verdict::Passed,
         false => Verdict::Failed(ending.reason(LIMIT)),
     }))
+}
+
+/// Prints what a check of our own has found: a report that had passed fails by it.
+fn with_problems(report: Report, problems: &[String]) -> Report {
+    problems.iter().for_each(|problem| println!("{problem}"));
+    match (&report.verdict, problems.len()) {
+        (Verdict::Passed, count @ 1..) => Report::new(Verdict::Failed(format!("{count} problems"))),
+        _ => report,
+    }
 }
 
 fn run_checker(

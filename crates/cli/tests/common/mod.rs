@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// became of it.
 pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
-    // A shell starts what runs in its background with SIGINT ignored, and the command keeps to that.
-    // SAFETY: between fork and exec, one system call that sets no handler.
+    // A shell starts what runs in its background with SIGINT ignored, and the command keeps to
+    // that. SAFETY: between fork and exec, one system call that sets no handler.
     unsafe {
         command.pre_exec(|| {
             libc::signal(libc::SIGINT, libc::SIG_DFL);

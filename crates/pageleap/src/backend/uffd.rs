@@ -18,8 +18,8 @@ pub(crate) const TRACKING: u64 = uffd_feature::PAGEFAULT_FLAG_WP
 pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_feature::MINOR_SHMEM;
 /// Features for holding back writers. POISON itself is not used. It stands for Linux 6.6: in
 /// earlier kernels UFFDIO_WRITEPROTECT can report success and leave pages of memory files
-/// unprotected (until 6.5 a huge page that is mapped again while it is split; until 6.3 where memory
-/// for page tables is short).
+/// unprotected (until 6.5 a huge page that is mapped again while it is split; until 6.3 where
+/// memory for page tables is short).
 pub(crate) const BARRIER: u64 =
     uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;
 

@@ -78,7 +78,7 @@ impl WriteNotes {
     }
 
     // Migrator's side
-    // -------------------------------------------------------------------------------------------------
+    // ---------------------------------------------------------------------------------------------
 
     /// Has writers of `len` bytes from `start` on let in from now on. Must come before the first
     /// call that holds them up: who comes earlier and finds nobody at it waits until the attempt is
@@ -152,7 +152,7 @@ impl WriteNotes {
     }
 
     // Server's side
-    // ---------------------------------------------------------------------------------------------------
+    // ---------------------------------------------------------------------------------------------
 
     /// Somebody waits to write to `addr`: calls `let_in` for the page (address, bytes) if writers
     /// are let in now, and notes it. `let_in` may fail, with or without effect: then they wait

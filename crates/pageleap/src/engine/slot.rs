@@ -167,7 +167,7 @@ impl Slot {
     }
 
     // Migrator's side
-    // -------------------------------------------------------------------------------------------------
+    // ---------------------------------------------------------------------------------------------
 
     /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. Must
     /// come before the first call that forbids access to the span.
@@ -241,7 +241,7 @@ impl Slot {
     }
 
     // Writer's side
-    // ---------------------------------------------------------------------------------------------------
+    // ---------------------------------------------------------------------------------------------
 
     /// The word, if the slot's attempt covers `addr`. If the attempt ends meanwhile, the answer may
     /// be wrong either way (see `publish`).

@@ -1,6 +1,6 @@
 //! The engines that follow writes against a modelled machine: the real attempt while threads access
-//! the span, under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and single
-//! paths with plain threads, so that they run under Miri too.
+//! the span, under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and
+//! single paths with plain threads, so that they run under Miri too.
 
 use std::sync::Arc;
 
