@@ -13,33 +13,51 @@ pub(crate) struct MemoryRoom {
     pub(crate) left: u64,
 }
 
+/// The files of a version of cgroups that tell about memory.
+struct Hierarchy {
+    /// Directories where the hierarchy is usually mounted, relative to the root directory.
+    mounts: &'static [&'static str],
+    limit: &'static str,
+    usage: &'static str,
+    /// Names in `memory.stat` of the file pages that the kernel can drop, with the space after them.
+    cached: [&'static str; 2],
+}
+
+const V1: Hierarchy = Hierarchy {
+    mounts: &["sys/fs/cgroup/memory"],
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cached: ["total_active_file ", "total_inactive_file "],
+};
+
+const V2: Hierarchy = Hierarchy {
+    mounts: &["sys/fs/cgroup", "sys/fs/cgroup/unified"],
+    limit: "memory.max",
+    usage: "memory.current",
+    cached: ["active_file ", "inactive_file "],
+};
+
+/// Bytes of the longest path that the kernel writes (`PATH_MAX` without the final NUL).
+const MAX_PATH: usize = 4095;
+
 /// All memory limits that apply to the process. File pages that the kernel can drop count as left.
 pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
-    const V2: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
-    const V1: [&str; 1] = ["sys/fs/cgroup/memory"];
-    let text = |path: &str| files.text_if_there(path).ok().flatten();
-    let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
+    let groups = files.text_if_there("proc/self/cgroup").ok().flatten().unwrap_or_default();
     let mut rooms = Vec::new();
-    // A process is in one group of each hierarchy, and a path of the kernel has at most 4095 bytes.
-    // Anything beyond that does not come from a kernel and is skipped.
+    // A process is in one group of each hierarchy, and a path of the kernel has at most `MAX_PATH`
+    // bytes. Anything beyond that does not come from a kernel and is skipped.
     let (mut seen_v1, mut seen_v2) = (false, false);
-    for line in text("proc/self/cgroup").unwrap_or_default().lines() {
+    for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (mounts, max, current, cached): (&[&str], _, _, [&str; 2]) = if controllers.is_empty() {
-            (&V2, "memory.max", "memory.current", ["active_file ", "inactive_file "])
-        } else if controllers.split(',').any(|c| c == "memory") {
-            (
-                &V1,
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                ["total_active_file ", "total_inactive_file "],
-            )
+        let (hierarchy, seen) = if controllers.is_empty() {
+            (&V2, &mut seen_v2)
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            (&V1, &mut seen_v1)
         } else {
             continue;
         };
-        let seen = if controllers.is_empty() { &mut seen_v2 } else { &mut seen_v1 };
-        if std::mem::replace(seen, true) || path.len() > 4095 {
+        if std::mem::replace(seen, true) || path.len() > MAX_PATH {
             continue;
         }
         // A path with `..` leads above the cgroup namespace, where the files are not visible.
@@ -47,27 +65,32 @@ pub(crate) fn memory_rooms(files: &SysFiles) -> Vec<MemoryRoom> {
         if steps.contains(&"..") {
             continue;
         }
-        for mount in mounts {
-            for depth in (0..=steps.len()).rev() {
-                let directory = [&[*mount], &steps[..depth]].concat().join("/");
-                let file = format!("{directory}/{max}");
-                // "max" and a missing file both mean that this group has no limit.
-                let Some((max, current)) =
-                    number(&file).zip(number(&format!("{directory}/{current}")))
-                else {
-                    continue;
-                };
-                let stat = text(&format!("{directory}/memory.stat")).unwrap_or_default();
-                let value = |name: &&str| {
-                    stat.lines().find_map(|l| l.strip_prefix(*name))?.trim().parse::<u64>().ok()
-                };
-                let droppable = cached.iter().filter_map(value).fold(0, u64::saturating_add);
-                let left = max.saturating_sub(current.saturating_sub(droppable));
-                rooms.push(MemoryRoom { file, max, left });
-            }
+        for mount in hierarchy.mounts {
+            // The limits of all groups above the process apply too.
+            let groups = (0..=steps.len()).rev().map(|depth| [&[*mount], &steps[..depth]].concat());
+            rooms.extend(groups.filter_map(|group| hierarchy.room(files, &group.join("/"))));
         }
     }
     rooms
+}
+
+impl Hierarchy {
+    /// The limit of the group with this directory, or `None` if the group has no limit.
+    fn room(&self, files: &SysFiles, directory: &str) -> Option<MemoryRoom> {
+        let text = |path: &str| files.text_if_there(path).ok().flatten();
+        let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
+        let file = format!("{directory}/{}", self.limit);
+        // "max" and a missing file both mean that this group has no limit.
+        let max = number(&file)?;
+        let current = number(&format!("{directory}/{}", self.usage))?;
+        let stat = text(&format!("{directory}/memory.stat")).unwrap_or_default();
+        let value = |name: &&str| {
+            stat.lines().find_map(|line| line.strip_prefix(*name))?.trim().parse::<u64>().ok()
+        };
+        let droppable = self.cached.iter().filter_map(value).fold(0, u64::saturating_add);
+        let left = max.saturating_sub(current.saturating_sub(droppable));
+        Some(MemoryRoom { file, max, left })
+    }
 }
 
 #[cfg(all(test, not(miri)))]
