@@ -285,7 +285,7 @@ mod tests {
     /// Limits for a child that has to say something before it is ended: the first one that leaves
     /// it the time to begin. How long a shell takes to start depends on the machine.
     fn until_it_has_begun(
-        mut attempt: impl FnMut(Duration) -> (Ending, Vec<String>),
+        attempt: impl FnMut(Duration) -> (Ending, Vec<String>),
     ) -> (Ending, Vec<String>) {
         let limits = [1, 8, 64].map(Duration::from_secs);
         let begun = limits.into_iter().map(attempt).find(|(_, lines)| !lines.is_empty());
