@@ -19,7 +19,8 @@ struct Hierarchy {
     mounts: &'static [&'static str],
     limit: &'static str,
     usage: &'static str,
-    /// Names in `memory.stat` of the file pages that the kernel can drop, with the space after them.
+    /// Names in `memory.stat` of the file pages that the kernel can drop, with the space after
+    /// them.
     cached: [&'static str; 2],
 }
 
