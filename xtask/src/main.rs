@@ -1,5 +1,6 @@
 //! Developer entry points of pageleap, behind `cargo xtask …`.
 
+mod api;
 mod built;
 mod capi;
 mod commands;
@@ -88,6 +89,12 @@ enum Task {
     },
     /// Makes the packages: a .deb for this Debian, and a tarball, in target/dist
     Dist,
+    /// Lists the public interface of the libraries in public-api.txt beside each
+    Api {
+        /// Only say whether the lists are current
+        #[arg(long)]
+        check: bool,
+    },
     /// Makes crates/capi/include/pageleap.h anew, from the comments and items of the crate
     Header {
         /// Only say whether it is as it should be
@@ -169,6 +176,7 @@ fn run(task: Task) -> Result<u8> {
             true
         }
         Task::Header { check } => header::run(&workspace, check)?,
+        Task::Api { check } => api::run(&workspace, check)?,
     };
     Ok(u8::from(!good))
 }
