@@ -1,9 +1,9 @@
 //! A hash map of hashbrown that leaps while threads look up its keys: `cargo run --release -p
 //! pageleap-alloc --example hash_map [KEYS [FROM [TO]]]`.
 //!
-//! Each thread compares what it finds, and at the end every key is looked up once. On a machine
-//! with one memory node the map leaps to other frames of that node, which shows what a leap costs,
-//! and not what a NUMA machine gains. Exit code: 0 all was found, 101 something was not.
+//! Each thread checks the values that it finds, and at the end every key is looked up once. On a
+//! machine with one memory node the map leaps to other frames of that node: this shows the cost of a
+//! leap, not the gain of a NUMA machine. Exit code: 0 if every value was found, else 101.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

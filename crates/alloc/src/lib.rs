@@ -1,6 +1,6 @@
 //! An allocator over a region of [`pageleap`], for containers that take one by `allocator-api2`:
-//! hashbrown's maps, that crate's own `Vec` and `Box`, and others. What they hold lies in the
-//! region, at addresses that never change, and leaps with it while threads use it.
+//! hashbrown's maps, that crate's own `Vec` and `Box`, and others. Their contents lie in the
+//! region, at addresses that never change, and leap with it while threads use them.
 //!
 //! ```no_run
 //! use hashbrown::HashMap;
@@ -10,7 +10,7 @@
 //! let near = Pool::builder(NodeId(0), 1 << 30).build()?;
 //! let far = Pool::builder(NodeId(1), 1 << 30).build()?;
 //!
-//! let memory = RegionAllocator::new(8 << 30, [&near])?; // addresses for 8 GB; frames as they are needed
+//! let memory = RegionAllocator::new(8 << 30, [&near])?; // addresses for 8 GB, not yet frames
 //! let mut map = HashMap::new_in(memory.clone());
 //! map.insert(1, "one");
 //!
@@ -19,8 +19,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The places of a region are dealt with by [talc](https://docs.rs/talc); its notes on free places
-//! lie between them and leap along.
+//! [talc](https://docs.rs/talc) keeps the places of a region; its notes on free places lie between
+//! them and leap along.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -34,28 +34,29 @@ use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponenti
 use talc::base::bitfield::BitField;
 use talc::source::Manual;
 
-/// Bytes that the region grows by, unless more is asked for or less is left.
+/// Bytes by which the region grows, unless a place needs more or less is left.
 const STEP: usize = 16 << 20;
 
-/// Hands out places of a region that grows over pools as it is needed, and does not shrink. Clones
-/// are the same allocator; the region goes when the last of them, and the last container with one,
-/// are gone.
+/// Hands out places of a region that grows over pools as it is needed, and does not shrink.
+/// Clones are the same allocator. The region is freed when the last clone, and the last
+/// container with one, are gone.
 ///
-/// It may be used by several threads. Places are given back to it when containers free them, and
-/// used again. While the region grows others wait, some 50 ms per GB where its frames are just
-/// being recycled.
+/// Several threads may use it. Containers give places back when they free them, and the
+/// allocator uses these again. While the region grows other threads wait: some 50 ms per GB
+/// where its frames are still being recycled.
 #[derive(Clone)]
 pub struct RegionAllocator(Arc<Inner>);
 
 struct Inner {
-    // Before the region: it has notes in there.
+    // Dropped before the region, which has its notes.
     state: Mutex<State>,
     region: Region,
     capacity: usize,
 }
 
-/// Lists of free places by size: more of them than talc has by itself, which finds no place for
-/// what is just larger than the smallest size of its last but one list, and there that is 832 MB.
+/// Lists of free places by size: more lists than talc has by default. With the default, talc
+/// finds no place for a size just above the smallest of its last but one list, and that is 832
+/// MB.
 struct Lists;
 
 impl Binning for Lists {
@@ -69,21 +70,21 @@ impl Binning for Lists {
 
 struct State {
     places: Talc<Manual, Lists>,
-    /// Up to where the places reach; `None` as long as the region is empty.
+    /// The end of the places; `None` while the region is empty.
     end: Option<NonNull<u8>>,
     pools: Vec<Destination>,
 }
 
-// SAFETY: the pointer is an address in the region, which all threads may use; everything that is
-// done with it is done under the lock.
+// SAFETY: the pointer is an address in the region, which all threads may use; all uses of it are
+// under the lock.
 unsafe impl Send for State {}
 
 impl RegionAllocator {
-    /// An allocator with addresses for `capacity` bytes, and frames of these pools as they are
-    /// needed: of the first that has enough. All of them have pages of one size.
+    /// An allocator with addresses for `capacity` bytes. It takes frames of these pools as it
+    /// needs them: of the first pool that has enough. All pools have pages of one size.
     ///
     /// # Errors
-    /// If no pool is named, or the address space is not there.
+    /// If no pool is named, or the address space is not available.
     pub fn new<D: Into<Destination>>(
         capacity: usize,
         pools: impl IntoIterator<Item = D>,
@@ -91,8 +92,8 @@ impl RegionAllocator {
         let pools: Vec<Destination> = pools.into_iter().map(Into::into).collect();
         let first = pools.first().ok_or_else(|| Error::BadArgument {
             what: "pools",
-            reason: "there is none".into(),
-            remedy: "name at least one".into(),
+            reason: "no pool is named".into(),
+            remedy: "name at least one pool".into(),
         })?;
         let region = Region::reserve(capacity, first.page_size())?;
         let capacity = capacity.next_multiple_of(region.page_size().bytes());
@@ -100,14 +101,14 @@ impl RegionAllocator {
         Ok(RegionAllocator(Arc::new(Inner { state, region, capacity })))
     }
 
-    /// A migration of all that the region has by now, to be started. What it grows by during the
-    /// job is not part of that.
+    /// A migration, to be started, of all bytes that the region has now. What the region grows
+    /// by during the job is not part of it.
     pub fn migration(&self, to: impl Into<Destination>) -> Migration<'_> {
         let region = &self.0.region;
         Migration::new().range(region, 0..region.len(), to)
     }
 
-    /// Where the region begins, and how many bytes it has by now.
+    /// The start of the region and its length, which grows.
     pub fn place(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0.region.as_ptr(), self.0.region.len())
     }
@@ -115,13 +116,14 @@ impl RegionAllocator {
     /// The region.
     ///
     /// # Safety
-    /// Nobody makes it longer, discards or backs parts of it, or accesses its bytes through views:
-    /// those are the allocator's, and of whoever has places.
+    /// The caller does not extend it, discard or back parts of it, or access its bytes
+    /// through views: those belong to the allocator and to the containers that have places.
     pub unsafe fn region(&self) -> &Region {
         &self.0.region
     }
 
-    /// From which pools it grows from now on: after a leap, from those that the data is in.
+    /// Sets the pools from which the region grows from now on. After a leap, name those that the
+    /// data is in.
     pub fn grow_from<D: Into<Destination>>(&self, pools: impl IntoIterator<Item = D>) {
         self.state().pools = pools.into_iter().map(Into::into).collect();
     }
@@ -130,11 +132,11 @@ impl RegionAllocator {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the region grow so that there is a place of this layout.
+    /// Extends the region so that it has a place of this layout.
     fn grow(&self, state: &mut State, layout: Layout) -> Result<(), AllocError> {
         let region = &self.0.region;
         let old = region.len();
-        // The first place holds talc's notes; each has a few words of its own.
+        // The first place holds talc's notes, and each place a few words.
         let notes = if state.end.is_none() { talc::min_first_heap_size::<Lists>() } else { 64 };
         // What is free at its end becomes part of the new place.
         // SAFETY: the end is talc's latest.
@@ -152,7 +154,7 @@ impl RegionAllocator {
         let grown = state.pools.iter().any(|pool| {
             let bytes =
                 most.min(usize::try_from(pool.free_bytes()).unwrap_or(usize::MAX) / page * page);
-            // What is free may be gone by now, or lie where the placement does not want it.
+            // Free frames may be taken by now, or lie on nodes that the placement does not name.
             let grows =
                 |bytes: usize| bytes >= least && region.grow(old + bytes, pool.clone()).is_ok();
             grows(bytes) || bytes > least && grows(least)

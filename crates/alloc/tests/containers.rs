@@ -141,7 +141,7 @@ fn allocations_of_all_sizes_find_freed_memory() {
 fn no_pools_and_full_regions_are_errors() {
     let none: [&Pool; 0] = [];
     assert!(
-        RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: there is none")
+        RegionAllocator::new(MB, none).unwrap_err().to_string().contains("pools: no pool is named")
     );
     let memory = RegionAllocator::new(MB, [&pool(4096)]).unwrap();
     assert_eq!(memory.place().len(), 0);

@@ -7,12 +7,12 @@
  * The defaults are 512, 128 and 6, and the first two nodes that may be used.
  *
  * Every page of the file has an address of its own in one region. A page that is in the buffer has
- * memory there; to evict it is to discard that. A page that is needed gets frames (back), and pread
- * fills them. While a part of the region moves, its pages can be read, but neither evicted nor
- * loaded: whoever wants to load one waits for the part, and victims are taken elsewhere. Every page
- * that is read is compared with what was written to the file.
+ * memory at its address. Evicting the page discards this memory; loading it takes frames (back) and
+ * fills them by pread. While a part of the region moves, its pages can be read, but neither evicted
+ * nor loaded: a thread that loads a page waits for the part, and pages of other parts are evicted.
+ * Each page that is read is compared with what was written to the file.
  *
- * Exit code: 0 all pages were right, 1 one was not, 2 something could not be done.
+ * Exit code: 0 if all pages were right, 1 if a page was wrong, 2 if a call failed.
  */
 #include <pageleap.h>
 
@@ -27,7 +27,7 @@
 
 enum { PAGE = 64 << 10, WORDS = PAGE / 8, THREADS = 3, PARTS = 16 };
 
-/* A page of the file. Whoever holds the lock may use its memory. */
+/* A page of the file. The thread that holds the lock may use the page's memory. */
 struct page {
     pthread_mutex_t lock;
     bool is_loaded;
@@ -45,16 +45,19 @@ static atomic_bool stop, wrong;
 
 static void *at(size_t number) { return (char *)pageleap_region_start(region) + number * PAGE; }
 
-static uint64_t word_of(size_t number, size_t word) { return (number << 20 ^ word) * 0x9e3779b97f4a7c15u; }
+static uint64_t word_of(size_t number, size_t word) {
+    return (number << 20 ^ word) * 0x9e3779b97f4a7c15u;
+}
 
 static void die(const char *what) {
-    fprintf(stderr, "buffer_pool: %s: %s\n", what, errno != 0 ? strerror(errno) : pageleap_last_error());
+    fprintf(stderr, "buffer_pool: %s: %s\n", what,
+            errno != 0 ? strerror(errno) : pageleap_last_error());
     exit(2);
 }
 
 static void pause_a_moment(void) { nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL); }
 
-/* Gives up one page that nobody has used since the clock's hand came by last. */
+/* Evicts one page that no thread has used since the clock's hand passed it last. */
 static void evict(void) {
     for (size_t tries = 0; tries < 3 * page_count; tries++) {
         size_t number = atomic_fetch_add(&clock_hand, 1) % page_count;
@@ -67,7 +70,8 @@ static void evict(void) {
             victim->was_used = false;
         } else if (victim->is_loaded) {
             pageleap_status status = pageleap_region_discard(region, number * PAGE, PAGE);
-            if (status != PAGELEAP_OK && status != PAGELEAP_RANGE_BUSY) { /* busy: its part is moving */
+            /* Busy: the page's part is moving. */
+            if (status != PAGELEAP_OK && status != PAGELEAP_RANGE_BUSY) {
                 errno = 0;
                 die("discard");
             }
@@ -92,11 +96,12 @@ static void load(size_t number) {
     }
     for (;;) {
         size_t from = atomic_load(&home);
-        pageleap_status status = pageleap_region_back(region, number * PAGE, PAGE, pools[from], NULL);
+        pageleap_status status =
+            pageleap_region_back(region, number * PAGE, PAGE, pools[from], NULL);
         if (status == PAGELEAP_OK && from == atomic_load(&home)) {
-            break; /* a leap that begins now moves it */
+            break; /* a leap that begins from now on moves it */
         }
-        if (status == PAGELEAP_OK) { /* one has begun, and may have dealt with this part already */
+        if (status == PAGELEAP_OK) { /* a leap has begun, and may have passed this part */
             status = pageleap_region_discard(region, number * PAGE, PAGE);
             while (status == PAGELEAP_RANGE_BUSY) {
                 pause_a_moment();
@@ -118,11 +123,12 @@ static void load(size_t number) {
         pause_a_moment();
     }
     for (size_t done = 0; done < PAGE;) {
-        ssize_t got = pread(file, (char *)at(number) + done, PAGE - done, (off_t)(number * PAGE + done));
+        ssize_t got =
+            pread(file, (char *)at(number) + done, PAGE - done, (off_t)(number * PAGE + done));
         if (got > 0) {
             done += (size_t)got;
         } else if (got < 0 && (errno == EFAULT || errno == EINTR)) {
-            atomic_fetch_add(&repeats, 1); /* by engines that protect; nothing has been consumed */
+            atomic_fetch_add(&repeats, 1); /* an engine has protected the page; nothing was read */
         } else {
             die("pread");
         }
@@ -157,11 +163,11 @@ static void *read_pages(void *seed) {
     return NULL;
 }
 
-/* Moves the whole buffer to the other pool, part by part, and says how many pages that were. */
+/* Moves the whole buffer to the other pool, part by part; returns how many pages moved. */
 static uint64_t leap(void) {
     uint64_t moved = 0;
     size_t to = 1 - atomic_load(&home);
-    atomic_store(&home, to); /* what is loaded from now on is where it belongs */
+    atomic_store(&home, to); /* pages that are loaded from now on need not move */
     for (size_t part = 0; part < PARTS; part++) {
         size_t first = page_count * part / PARTS, end = page_count * (part + 1) / PARTS;
         pageleap_range range = PAGELEAP_INIT(pageleap_range);
@@ -174,7 +180,7 @@ static uint64_t leap(void) {
             pageleap_report *report;
             pageleap_status status = pageleap_job_start(&range, 1, NULL, &job);
             if (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED) {
-                pause_a_moment(); /* somebody is loading or evicting there */
+                pause_a_moment(); /* a thread loads or evicts a page of the part */
                 continue;
             }
             errno = 0;
@@ -215,7 +221,8 @@ static double tell(const char *name, struct figures from, double compared) {
     struct figures to = look();
     double rate = (to.reads - from.reads) / (to.at - from.at);
     printf("%-8s %9.0f reads/s, %.2f of those before; %4.1f %% of them from the file\n", name, rate,
-           compared > 0 ? rate / compared : 1.0, 100 * (to.loads - from.loads) / (to.reads - from.reads));
+           compared > 0 ? rate / compared : 1.0,
+           100 * (to.loads - from.loads) / (to.reads - from.reads));
     return rate;
 }
 
@@ -267,13 +274,15 @@ int main(int argc, char **argv) {
     page_count = (size_t)(sizes[0] * 1048576) / PAGE;
     most_loaded = (size_t)(sizes[1] * 1048576) / PAGE;
     if (page_count < 2 * PARTS || most_loaded < 2 * THREADS) {
-        fprintf(stderr, "buffer_pool: use a file of at least %d MB and a buffer of 1 MB\n", 2 * PARTS * PAGE >> 20);
+        fprintf(stderr, "buffer_pool: use a file of at least %d MB and a buffer of 1 MB\n",
+                2 * PARTS * PAGE >> 20);
         return 2;
     }
     make_the_file();
     errno = 0;
     for (int i = 0; i < 2; i++) {
-        if (pageleap_pool_new(PAGELEAP_ON(nodes[i]), most_loaded * PAGE, NULL, &pools[i]) != PAGELEAP_OK) {
+        if (pageleap_pool_new(PAGELEAP_ON(nodes[i]), most_loaded * PAGE, NULL, &pools[i]) !=
+            PAGELEAP_OK) {
             die("pool");
         }
     }
@@ -286,8 +295,9 @@ int main(int argc, char **argv) {
     for (size_t number = 0; number < page_count; number++) {
         pthread_mutex_init(&pages[number].lock, NULL);
     }
-    printf("buffer   %zu of %zu pages of 64 KiB, %d threads; node %u -> node %u%s\n", (size_t)most_loaded, page_count, THREADS,
-           nodes[0], nodes[1], nodes[0] == nodes[1] ? ": other frames of one node; this is no NUMA speed-up" : "");
+    printf("buffer   %zu of %zu pages of 64 KiB, %d threads; node %u -> node %u%s\n",
+           (size_t)most_loaded, page_count, THREADS, nodes[0], nodes[1],
+           nodes[0] == nodes[1] ? ": other frames of one node; this is no NUMA speed-up" : "");
 
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -296,7 +306,8 @@ int main(int argc, char **argv) {
         }
     }
     const long long third_ns = (long long)(sizes[2] / 3 * 1e9);
-    const struct timespec third = { .tv_sec = third_ns / 1000000000, .tv_nsec = third_ns % 1000000000 };
+    const struct timespec third = { .tv_sec = third_ns / 1000000000,
+                                    .tv_nsec = third_ns % 1000000000 };
     nanosleep(&third, NULL);
     struct figures from = look();
     nanosleep(&third, NULL);
@@ -305,7 +316,8 @@ int main(int argc, char **argv) {
     uint64_t moved = leap();
     double took = look().at - from.at;
     tell("leaping", from, before);
-    printf("leap     %.0f ms for %llu pages of 4 KiB, in %d parts\n", took * 1e3, (unsigned long long)moved, PARTS);
+    printf("leap     %.0f ms for %llu pages of 4 KiB, in %d parts\n", took * 1e3,
+           (unsigned long long)moved, PARTS);
     from = look();
     nanosleep(&third, NULL);
     tell("after", from, before);
@@ -313,8 +325,10 @@ int main(int argc, char **argv) {
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
     }
-    printf("calls    %llu pages loaded, %llu discarded; %llu waits for a part that was moving; %llu preads repeated\n",
-           atomic_load(&loads), atomic_load(&evictions), atomic_load(&waits), atomic_load(&repeats));
+    printf("calls    %llu pages loaded, %llu discarded; %llu waits for a part that was moving; "
+           "%llu preads repeated\n",
+           atomic_load(&loads), atomic_load(&evictions), atomic_load(&waits),
+           atomic_load(&repeats));
 
     pageleap_verification here = PAGELEAP_INIT(pageleap_verification);
     errno = 0;
@@ -323,7 +337,9 @@ int main(int argc, char **argv) {
     }
     bool is_right = !atomic_load(&wrong) && here.misplaced == 0 &&
                     pageleap_pool_free_bytes(pools[0]) == pageleap_pool_bytes(pools[0]);
-    printf("%s\n", is_right ? "verified every page that was read was right, and all of them have moved" : "FAILED");
+    printf("%s\n", is_right
+                       ? "verified every page that was read was right, and all of them have moved"
+                       : "FAILED");
     pageleap_region_free(region);
     pageleap_pool_free(pools[0]);
     pageleap_pool_free(pools[1]);

@@ -6,12 +6,12 @@
  * BUILD and PROBE are numbers of tuples (1000000, 16000000), FROM and TO nodes (the first two that
  * may be used).
  *
- * The table is a std::pmr::unordered_map in a region. Threads, one for each CPU at most 8, probe it
- * while its pages move to the other node; every sum is checked. On a machine with one memory node
- * it leaps to other frames of that node, which shows what a leap costs, and not what a NUMA machine
- * gains.
+ * The table is a std::pmr::unordered_map in a region. Threads, one for each CPU and at most 8,
+ * probe the table while its pages move to the other node; every sum is checked. On a machine with
+ * one memory node the table leaps to other frames of that node: this shows the cost of a leap, not the
+ * gain of a NUMA machine.
  *
- * Exit code: 0 all sums are right, 1 one is not, 2 something could not be done.
+ * Exit code: 0 if all sums are right, 1 if one is wrong, 2 if a call failed.
  */
 #include <pageleap.hpp>
 
@@ -36,7 +36,7 @@ seconds now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 /* Tuples of the build side: key k has this payload. */
 std::uint64_t payload(std::uint64_t key) { return key * 0x9e3779b97f4a7c15u >> 16; }
 
-/* The key of a tuple of the probe side: every second one finds a partner. */
+/* The key of a tuple of the probe side: half of the tuples find a partner. */
 std::uint64_t probe_key(std::uint64_t tuple, std::uint64_t build) {
     const std::uint64_t mixed = (tuple + 1) * 0xd1342543de82ef95u;
     return (mixed >> 20) % (2 * build);
@@ -44,7 +44,9 @@ std::uint64_t probe_key(std::uint64_t tuple, std::uint64_t build) {
 
 struct joined {
     std::uint64_t matches = 0, sum = 0;
-    bool operator==(const joined &other) const { return matches == other.matches && sum == other.sum; }
+    bool operator==(const joined &other) const {
+        return matches == other.matches && sum == other.sum;
+    }
 };
 
 /* What a probe must find, without the table. */
@@ -98,10 +100,13 @@ std::pair<std::uint32_t, std::uint32_t> two_nodes() {
 }
 
 int run(std::uint64_t build, std::uint64_t probes, std::uint32_t from, std::uint32_t to) {
-    const std::uint64_t bytes = build * 64 + (64 << 20); // a node of the map and its bucket, and some to spare
-    const pageleap::pool near_pool(pageleap::placement::on(from), bytes), far_pool(pageleap::placement::on(to), bytes);
+    // A node of the map and its bucket for each tuple, and some to spare.
+    const std::uint64_t bytes = build * 64 + (64 << 20);
+    const pageleap::pool near_pool(pageleap::placement::on(from), bytes);
+    const pageleap::pool far_pool(pageleap::placement::on(to), bytes);
     pageleap::region_memory memory(2 * bytes, {&near_pool});
-    std::printf("join        %" PRIu64 " tuples built, %" PRIu64 " probed; node %u -> node %u%s\n", build, probes, from, to,
+    std::printf("join        %" PRIu64 " tuples built, %" PRIu64 " probed; node %u -> node %u%s\n",
+                build, probes, from, to,
                 from == to ? ": other frames of one node; this is no NUMA speed-up" : "");
 
     seconds began = now();
@@ -110,7 +115,8 @@ int run(std::uint64_t build, std::uint64_t probes, std::uint32_t from, std::uint
     for (std::uint64_t key = 0; key < build; key++) {
         built.emplace(key, payload(key));
     }
-    std::printf("build       %7.0f ms, %.1f MiB in the region\n", (now() - began).count() * 1e3, memory.used() / 1048576.0);
+    std::printf("build       %7.0f ms, %.1f MiB in the region\n", (now() - began).count() * 1e3,
+                memory.used() / 1048576.0);
 
     const joined right = expected(build, probes);
     bool all_right = true;
@@ -121,8 +127,9 @@ int run(std::uint64_t build, std::uint64_t probes, std::uint32_t from, std::uint
         const double taken = (now() - began).count();
         first = first > 0 ? first : taken;
         all_right &= result == right;
-        std::printf("%-11s %7.0f ms, %.2f of the first; %" PRIu64 " matches, %s\n", name, taken * 1e3, taken / first,
-                    result.matches, result == right ? "sum right" : "SUM WRONG");
+        std::printf("%-11s %7.0f ms, %.2f of the first; %" PRIu64 " matches, %s\n", name,
+                    taken * 1e3, taken / first, result.matches,
+                    result == right ? "sum right" : "SUM WRONG");
     };
     const auto leap = [&](const pageleap::pool &pool, const char *name, bool probing) {
         pageleap::job job({memory.all_to(pool)});
@@ -132,9 +139,12 @@ int run(std::uint64_t build, std::uint64_t probes, std::uint32_t from, std::uint
         const pageleap::report report = job.wait();
         const auto figures = report.figures();
         all_right &= report.completed();
-        std::printf("leap        %7.0f ms%s: %" PRIu64 " pages, engine %s, longest window %.2f ms%s%s\n", figures.migrate_ns / 1e6,
-                    name, figures.pages_migrated, pageleap_engine_name(figures.engine), figures.window_max_ns / 1e6,
-                    report.completed() ? "" : "; NOT COMPLETED: ", report.completed() ? "" : figures.ended_text);
+        std::printf("leap        %7.0f ms%s: %" PRIu64
+                    " pages, engine %s, longest window %.2f ms%s%s\n",
+                    figures.migrate_ns / 1e6, name, figures.pages_migrated,
+                    pageleap_engine_name(figures.engine), figures.window_max_ns / 1e6,
+                    report.completed() ? "" : "; NOT COMPLETED: ",
+                    report.completed() ? "" : figures.ended_text);
     };
     measure("probe");
     leap(far_pool, " between the probes", false);
@@ -157,7 +167,8 @@ int main(int count, char **arguments) {
         if (count > 5 || numbers[0] == 0) {
             throw std::invalid_argument("usage: hash_join [BUILD [PROBE [FROM [TO]]]]");
         }
-        return run(numbers[0], numbers[1], static_cast<std::uint32_t>(numbers[2]), static_cast<std::uint32_t>(numbers[3]));
+        return run(numbers[0], numbers[1], static_cast<std::uint32_t>(numbers[2]),
+                   static_cast<std::uint32_t>(numbers[3]));
     } catch (const std::exception &error) {
         std::fprintf(stderr, "hash_join: %s\n", error.what());
         return 2;

@@ -6,17 +6,17 @@
  *
  * The defaults are 256 and 6, and the first two nodes that may be used.
  *
- * The arena takes its memory from a region, by extent hooks: it grows with the region, and what it
- * has not used for a while goes back to the pool (decommit is discard, commit is back). The region
- * moves part by part: whoever wants to give back or take memory of a part that is moving waits for
- * it, and what the arena grows by is at its destination. Each object is filled with words that
- * follow from its stamp, and looked through whenever it is touched.
+ * The arena takes its memory from a region, by extent hooks. The region grows with the arena, and
+ * memory that the arena has not used for a while goes back to the pool (decommit is discard, commit
+ * is back). The region moves part by part. A thread that gives back or takes memory of a moving
+ * part waits for that part. Memory by which the arena grows during a leap comes from the destination.
+ * Each object is filled with words that follow from its stamp, and checked when it is touched.
  *
- * The arena is for objects that are asked for by mallocx(). The library itself allocates by
- * malloc(), and its memory must not lie in what it moves: do not make such an arena that of a
- * thread ("thread.arena") which calls the library.
+ * The arena is for objects that are allocated by mallocx(). The library itself allocates by
+ * malloc(), and its memory must not lie in what it moves: a thread that calls the library must not
+ * have such an arena as its own ("thread.arena").
  *
- * Exit code: 0 all objects were right, 1 one was not, 2 something could not be done.
+ * Exit code: 0 if all objects were right, 1 if one was wrong, 2 if a call failed.
  */
 #include <pageleap.h>
 
@@ -41,7 +41,7 @@ struct object {
 static pageleap_pool *pools[2];
 static pageleap_region *region;
 static size_t capacity;
-/* Excludes a leap that begins from memory that is just being taken: one of both sees the other. */
+/* Excludes a leap that begins while memory is being taken: one of the two sees the other. */
 static pthread_mutex_t books = PTHREAD_MUTEX_INITIALIZER;
 static size_t home;
 static unsigned arena;
@@ -50,26 +50,30 @@ static atomic_ullong operations, refused, taken_back, given_back, waits;
 static atomic_bool stop, wrong;
 
 static void die(const char *what, int error) {
-    fprintf(stderr, "jemalloc_arena: %s: %s\n", what, error != 0 ? strerror(error) : pageleap_last_error());
+    fprintf(stderr, "jemalloc_arena: %s: %s\n", what,
+            error != 0 ? strerror(error) : pageleap_last_error());
     exit(2);
 }
 
 static void pause_a_moment(void) { nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL); }
 
-static size_t offset_of(void *address) { return (size_t)((char *)address - (char *)pageleap_region_start(region)); }
+static size_t offset_of(void *address) {
+    return (size_t)((char *)address - (char *)pageleap_region_start(region));
+}
 
 /* ---- The hooks ---- */
 
 /* They run in the thread that needs memory. To refuse is to return NULL or true. */
 
-static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment, bool *zero, bool *commit, unsigned index) {
+static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t alignment,
+                          bool *zero, bool *commit, unsigned index) {
     (void)hooks, (void)index;
     void *extent = NULL;
     pthread_mutex_lock(&books);
     uintptr_t start = (uintptr_t)pageleap_region_start(region);
     uintptr_t next = start + pageleap_region_length(region);
     size_t first = (size_t)(((next + alignment - 1) & ~(uintptr_t)(alignment - 1)) - start);
-    /* What is left out between two extents has addresses, but no memory. */
+    /* The gap between two extents has addresses, but no memory. */
     if ((at == NULL || offset_of(at) == first) && first + size <= capacity &&
         pageleap_region_grow(region, first, NULL, NULL) == PAGELEAP_OK &&
         pageleap_region_grow(region, first + size, pools[home], NULL) == PAGELEAP_OK) {
@@ -85,7 +89,8 @@ static bool change(void *extent, size_t offset, size_t length, bool take) {
     pageleap_status status;
     for (;;) {
         pthread_mutex_lock(&books);
-        status = take ? pageleap_region_back(region, offset_of(extent) + offset, length, pools[home], NULL)
+        status = take ? pageleap_region_back(region, offset_of(extent) + offset, length,
+                                             pools[home], NULL)
                       : pageleap_region_discard(region, offset_of(extent) + offset, length);
         pthread_mutex_unlock(&books);
         if (status != PAGELEAP_RANGE_BUSY) {
@@ -102,29 +107,38 @@ static bool change(void *extent, size_t offset, size_t length, bool take) {
     return status != PAGELEAP_OK;
 }
 
-static bool extent_commit(extent_hooks_t *hooks, void *extent, size_t size, size_t offset, size_t length, unsigned index) {
+static bool extent_commit(extent_hooks_t *hooks, void *extent, size_t size, size_t offset,
+                          size_t length, unsigned index) {
     (void)hooks, (void)size, (void)index;
     return change(extent, offset, length, true);
 }
 
-static bool extent_decommit(extent_hooks_t *hooks, void *extent, size_t size, size_t offset, size_t length, unsigned index) {
+static bool extent_decommit(extent_hooks_t *hooks, void *extent, size_t size, size_t offset,
+                            size_t length, unsigned index) {
     (void)hooks, (void)size, (void)index;
     return change(extent, offset, length, false);
 }
 
-static bool extent_split(extent_hooks_t *hooks, void *extent, size_t size, size_t left, size_t right, bool committed, unsigned index) {
+static bool extent_split(extent_hooks_t *hooks, void *extent, size_t size, size_t left,
+                         size_t right, bool committed, unsigned index) {
     (void)hooks, (void)extent, (void)size, (void)left, (void)right, (void)committed, (void)index;
     return false;
 }
 
-static bool extent_merge(extent_hooks_t *hooks, void *left, size_t left_size, void *right, size_t right_size, bool committed, unsigned index) {
-    (void)hooks, (void)left, (void)left_size, (void)right, (void)right_size, (void)committed, (void)index;
+static bool extent_merge(extent_hooks_t *hooks, void *left, size_t left_size, void *right,
+                         size_t right_size, bool committed, unsigned index) {
+    (void)hooks, (void)left, (void)left_size, (void)right, (void)right_size, (void)committed,
+        (void)index;
     return false;
 }
 
-/* No dalloc: what the arena does not need stays its own, decommitted. */
+/* There is no dalloc: memory that the arena does not need stays its own, decommitted. */
 static extent_hooks_t hooks = {
-    .alloc = extent_alloc, .commit = extent_commit, .decommit = extent_decommit, .split = extent_split, .merge = extent_merge,
+    .alloc = extent_alloc,
+    .commit = extent_commit,
+    .decommit = extent_decommit,
+    .split = extent_split,
+    .merge = extent_merge,
 };
 
 static void control(const char *name, void *old, size_t *old_size, void *new, size_t new_size) {
@@ -144,7 +158,8 @@ static void make_the_arena(void) {
     extent_hooks_t *ours = &hooks;
     size_t size = sizeof arena;
     control("arenas.create", &arena, &size, &ours, sizeof ours);
-    /* How much it grows at a time, at most; and how long it keeps what it does not use. */
+    /* The most that the arena grows by at a time, and how long it keeps memory that it does not
+     * use. */
     size_t step = 4 << 20;
     ssize_t patience_ms = 200;
     arena_control("retain_grow_limit", &step, sizeof step);
@@ -160,9 +175,11 @@ static uint64_t next(uint64_t *random) {
     return *random;
 }
 
-static uint64_t word_of(uint32_t stamp, size_t place) { return (((uint64_t)stamp << 20) + place) * 0x9e3779b97f4a7c15u; }
+static uint64_t word_of(uint32_t stamp, size_t place) {
+    return (((uint64_t)stamp << 20) + place) * 0x9e3779b97f4a7c15u;
+}
 
-/* What a thread remembers of an object of its own, outside the arena. */
+/* The thread's note of an object, outside of the arena. */
 struct slot {
     struct object *object;
     uint32_t words, stamp;
@@ -177,7 +194,7 @@ static void fill(struct slot *slot, size_t bytes, uint32_t stamp) {
     }
 }
 
-/* Looks through an object, of which so many bytes are left. */
+/* Checks an object, of which `bytes` bytes are left. */
 static void check(const struct slot *slot, size_t bytes) {
     const struct object *object = slot->object;
     size_t left = (bytes - sizeof *object) / 8;
@@ -186,7 +203,8 @@ static void check(const struct slot *slot, size_t bytes) {
         right = object->word[i] == word_of(slot->stamp, i);
     }
     if (!right && !atomic_exchange(&wrong, true)) {
-        fprintf(stderr, "jemalloc_arena: an object of %u words at %p is wrong\n", slot->words, (const void *)object);
+        fprintf(stderr, "jemalloc_arena: an object of %u words at %p is wrong\n", slot->words,
+                (const void *)object);
     }
 }
 
@@ -200,7 +218,7 @@ static void *work(void *number) {
     for (uint32_t stamp = 1; slots != NULL && !atomic_load(&stop); stamp++) {
         struct slot *slot = &slots[next(&random) % slot_count];
         uint64_t choice = next(&random);
-        /* Mostly small ones, and now and then one with an extent of its own. */
+        /* Most objects are small; some have an extent of their own. */
         size_t largest = choice % 64 == 0 ? LARGEST : 2048;
         size_t bytes = sizeof(struct object) + (choice >> 16) % (largest - sizeof(struct object));
         struct object *old = slot->object, *made = NULL;
@@ -240,7 +258,7 @@ static void *work(void *number) {
 static uint64_t leap(void) {
     uint64_t moved = 0;
     pthread_mutex_lock(&books);
-    home = 1 - home; /* what is taken from now on is where it belongs */
+    home = 1 - home; /* memory that is taken from now on need not move */
     size_t end = pageleap_region_length(region);
     pthread_mutex_unlock(&books);
     for (size_t first = 0; first < end; first += PART) {
@@ -252,9 +270,12 @@ static uint64_t leap(void) {
         pageleap_job *job;
         pageleap_report *report;
         pageleap_status status = pageleap_job_start(&range, 1, NULL, &job);
-        /* An extent there is just being taken or given back; or the arena has grown, and others
-         * have to be given back first: pools should be larger than what the arena has in use. */
-        for (int tries = 0; tries < 100000 && (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED); tries++) {
+        /* An extent of the part is being taken or given back. Or the arena has grown, and other
+         * extents must be given back first: pools should be larger than the memory that the
+         * arena uses. */
+        for (int tries = 0;
+             tries < 100000 && (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED);
+             tries++) {
             pause_a_moment();
             status = pageleap_job_start(&range, 1, NULL, &job);
         }
@@ -271,8 +292,9 @@ static uint64_t leap(void) {
         pageleap_report_free(report);
         pageleap_job_free(job);
     }
-    /* What was taken meanwhile was taken there, and what has moved has left nothing behind. */
-    uint64_t left = pageleap_pool_bytes(pools[1 - home]) - pageleap_pool_free_bytes(pools[1 - home]);
+    /* Memory that was taken meanwhile came from the destination, and nothing is left behind. */
+    uint64_t left =
+        pageleap_pool_bytes(pools[1 - home]) - pageleap_pool_free_bytes(pools[1 - home]);
     if (left > 0 && !atomic_exchange(&wrong, true)) {
         fprintf(stderr, "jemalloc_arena: %llu bytes have not moved\n", (unsigned long long)left);
     }
@@ -285,7 +307,7 @@ static double now(void) {
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-/* Lets the threads work for a while, with leaps or without, and says how fast they were. */
+/* Lets the threads work for a while, with leaps or without, and prints how fast they were. */
 static double phase(const char *name, double seconds, bool leaps, double compared) {
     double start = now(), operations_before = (double)atomic_load(&operations), leaping = 0;
     unsigned long long moved = 0, times = 0;
@@ -300,10 +322,13 @@ static double phase(const char *name, double seconds, bool leaps, double compare
         }
     } while (now() < start + seconds);
     double rate = ((double)atomic_load(&operations) - operations_before) / (now() - start);
-    double taken = (double)(2 * pageleap_pool_bytes(pools[0]) - pageleap_pool_free_bytes(pools[0]) - pageleap_pool_free_bytes(pools[1]));
-    printf("%-8s %9.0f operations/s, %.2f of those before; %4.0f MB in use", name, rate, compared > 0 ? rate / compared : 1.0, taken / 1048576);
+    double taken = (double)(2 * pageleap_pool_bytes(pools[0]) - pageleap_pool_free_bytes(pools[0]) -
+                            pageleap_pool_free_bytes(pools[1]));
+    printf("%-8s %9.0f operations/s, %.2f of those before; %4.0f MB in use", name, rate,
+           compared > 0 ? rate / compared : 1.0, taken / 1048576);
     if (leaps) {
-        printf("; %llu leaps, %.0f ms and %.0f MB each", times, leaping * 1e3 / (double)times, (double)moved * PAGE / 1048576 / (double)times);
+        printf("; %llu leaps, %.0f ms and %.0f MB each", times, leaping * 1e3 / (double)times,
+               (double)moved * PAGE / 1048576 / (double)times);
     }
     printf("\n");
     return rate;
@@ -328,7 +353,8 @@ int main(int argc, char **argv) {
         nodes[i - 3] = (uint32_t)atoi(argv[i]);
     }
     if (argc > 5 || pool_mb < 32 || seconds <= 0) {
-        fprintf(stderr, "usage: jemalloc_arena [POOL_MB [SECONDS [FROM [TO]]]], with 32 MB or more\n");
+        fprintf(stderr,
+                "usage: jemalloc_arena [POOL_MB [SECONDS [FROM [TO]]]], with 32 MB or more\n");
         return 2;
     }
     const size_t pool_bytes = (size_t)pool_mb << 20;
@@ -343,8 +369,9 @@ int main(int argc, char **argv) {
         die("region", 0);
     }
     make_the_arena();
-    printf("arena    pools of %.0f MB, %d threads with %zu objects each; node %u -> node %u%s\n", pool_mb, THREADS, slot_count, nodes[0],
-           nodes[1], nodes[0] == nodes[1] ? ": other frames of one node; this is no NUMA speed-up" : "");
+    printf("arena    pools of %.0f MB, %d threads with %zu objects each; node %u -> node %u%s\n",
+           pool_mb, THREADS, slot_count, nodes[0], nodes[1],
+           nodes[0] == nodes[1] ? ": other frames of one node; this is no NUMA speed-up" : "");
 
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
@@ -361,15 +388,19 @@ int main(int argc, char **argv) {
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
     }
-    printf("calls    %llu extents given back, %llu taken again, %llu waits for a part that was moving; %llu objects had no room\n",
-           atomic_load(&given_back), atomic_load(&taken_back), atomic_load(&waits), atomic_load(&refused));
+    printf("calls    %llu extents given back, %llu taken again, %llu waits for a part that was "
+           "moving; %llu objects had no room\n",
+           atomic_load(&given_back), atomic_load(&taken_back), atomic_load(&waits),
+           atomic_load(&refused));
 
     pageleap_verification here = PAGELEAP_INIT(pageleap_verification);
     if (pageleap_region_verify(region, &here) != PAGELEAP_OK) {
         die("verify", 0);
     }
     bool is_right = !atomic_load(&wrong) && here.misplaced == 0;
-    printf("%s\n", is_right ? "verified every object was right, and each leap has moved all of the arena" : "FAILED");
+    printf("%s\n", is_right
+                       ? "verified every object was right, and each leap has moved all of the arena"
+                       : "FAILED");
     arena_control("destroy", NULL, 0);
     pageleap_region_free(region);
     pageleap_pool_free(pools[0]);

@@ -2,9 +2,9 @@
  * pageleap.h - moves pages of this process between memory nodes while threads keep reading and
  * writing them, and always finishes.
  *
- * A program makes a pool (memory of one or several nodes, faulted in), a region (a range of
- * addresses that never changes, backed by frames of pools), puts its data there, and starts jobs
- * that move ranges of regions to other frames: of another node, of another pool. Threads go on
+ * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is a
+ * range of addresses that never changes, backed by frames of pools, and puts its data there. Then it
+ * starts jobs, which move ranges of regions to frames of another node or another pool. Threads go on
  * reading and writing meanwhile; nothing is lost.
  *
  *     pageleap_pool *near_pool, *far_pool;
@@ -32,45 +32,47 @@
  * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
  *           region. A page of a region has an address, and a frame unless it was discarded.
  * Area.     A group of pages that a job copies in one go and gives new frames together. The job
- *           chooses how many.
+ *           chooses its size.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
  * Engine.   The method by which a job follows writes, copies, and closes areas.
- * Recycle.  To make the frames that pages have left ready for other pages; a job does so after the
- *           move.
+ * Recycle.  To make the frames that pages have left ready for other pages. A job recycles after it
+ *           has moved its pages.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
  *
- * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
+ * Errors.   Functions that can fail return a pageleap_status, and keep a text for the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
  *           function says otherwise, and a handle or address that it should have given out is
  *           NULL.
- * Threads.  All functions may be called from any thread, several at a time, also on the same
- *           handle; only a function that frees a handle must be the sole user of it. None may be
- *           called from a signal handler. None is a cancellation point: a thread that is cancelled
- *           during a call ends after it. A thread that calls the library must not have asynchronous
- *           cancellation enabled.
- * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
- *           Handles may be freed in any order. `const` means that the handle stays valid, not
- *           that what it stands for stays the same.
+ * Threads.  Any thread may call any function. Several threads may do so at a time, also on the same
+ *           handle; but while a function frees a handle, no other may use that handle. A signal
+ *           handler must not call any function. No function is a cancellation point: a thread that
+ *           is cancelled during a call ends after it. A thread that calls the library must not have
+ *           asynchronous cancellation enabled.
+ * Handles.  The program frees each handle that it was given, once, with the function that the
+ *           handle's type names. Handles may be freed in any order. `const` means that the handle
+ *           stays valid, not that the object behind it stays the same.
  * NULL.     May be passed where the function's comment says so, and for an array of no elements.
  *           Elsewhere it gives PAGELEAP_BAD_ARGUMENT or, from functions that return no status, 0,
  *           false, NULL or -1.
  * Structs.  Structures begin with their size, because later versions may append fields. Make them
- *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
- *           default of each field that has one. Set the size of structures that a function fills,
- *           too. One that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
- *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
- *           when filled in.
+ *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all other fields
+ *           0, the default of each field that has one. Set the size of structures that a function
+ *           fills in, too. A size that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields
+ *           that only a newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and
+ *           are set to 0 when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
- * Signals.  The library's own threads take none of the program's signals. It blocks those of the
- *           calling thread for moments, when it starts threads and in pageleap_probe().
- *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
+ * Signals.  The library's own threads take none of the program's signals. The library blocks the
+ *           signals of the calling thread for moments: when it starts threads, and in
+ *           pageleap_probe(). The first job installs a SIGSEGV handler: see
+ *           pageleap_install_fault_handler().
+ * Text.     Arguments and texts are in UTF-8. A text that is marked "Constant" is never freed.
  *
- * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
- * stays loaded once it is loaded (dlclose does not unload it).
+ * Neither a C++ exception nor a Rust panic ever passes through these functions. Once the library is
+ * loaded, it stays loaded (dlclose does not unload it).
  */
 
 #ifndef PAGELEAP_H
@@ -100,8 +102,9 @@
 #define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
 /* The placement "all on this node", for the call in which it stands. For C++ see pageleap.hpp. */
 #define PAGELEAP_ON(node)                                                                          \
-    (&(const pageleap_placement){                                                                  \
-        .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })
+    (&(const pageleap_placement){ .size = sizeof(pageleap_placement),                              \
+                                  .nodes = (const uint32_t[]){ (node) },                           \
+                                  .node_count = 1 })
 #endif
 
 #ifdef __cplusplus
@@ -110,19 +113,19 @@ extern "C" {
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* Which kind of error a function has met. The text, pageleap_last_error(), says the rest.
+/* The kind of an error. The text, pageleap_last_error(), says the rest.
  *
- * Later versions may add kinds: treat one that you do not know as an error like any other. */
+ * Later versions may add kinds: treat a kind that you do not know as an error like any other. */
 typedef enum pageleap_status {
-    /* Done. */
+    /* The function has done what was asked. */
     PAGELEAP_OK = 0,
-    /* An argument makes no sense, or a pointer is NULL that must not be; nothing was
+    /* An argument is not possible, or a pointer that must not be NULL is NULL. Nothing was
      * attempted. */
     PAGELEAP_BAD_ARGUMENT = 1,
-    /* A byte range is not inside the region; or, where the function demands these, it is not
-     * whole pages, is empty, or does not have (or lack) memory throughout. */
+    /* A byte range is not inside the region. Or the function demands whole pages, a range that
+     * is not empty, memory throughout the range or no memory in it, and the range is different. */
     PAGELEAP_BAD_RANGE = 2,
-    /* There is no such node, or the node has no memory or is offline. */
+    /* The machine has no such node, or the node has no memory or is offline. */
     PAGELEAP_UNKNOWN_NODE = 3,
     /* The cpuset of the process does not allow memory of the node. */
     PAGELEAP_NODE_NOT_ALLOWED = 4,
@@ -130,58 +133,59 @@ typedef enum pageleap_status {
     PAGELEAP_NOT_HUGE = 5,
     /* A job or another call works on part of the range. */
     PAGELEAP_RANGE_BUSY = 6,
-    /* A guard keeps pages where they are. */
+    /* A guard keeps pages of the range in their frames. */
     PAGELEAP_PINNED = 7,
     /* The pool has fewer free frames than needed. */
     PAGELEAP_POOL_EXHAUSTED = 8,
     /* The machine, the node or the memory cgroup has too little free memory. */
     PAGELEAP_OUT_OF_MEMORY = 9,
-    /* Pages are not on the node that they were asked for on. */
+    /* Pages are not on the node for which they were asked. */
     PAGELEAP_MISPLACED = 10,
     /* The engine cannot work here. */
     PAGELEAP_ENGINE_REFUSED = 11,
-    /* A system call failed: pageleap_last_error_detail() says which, on which addresses, with
-     * which errno. */
+    /* A system call failed. pageleap_last_error_detail() has its name, its addresses and its
+     * errno. */
     PAGELEAP_SYSTEM_CALL = 12,
-    /* A file of /proc or /sys could not be read or made no sense. */
+    /* A file of /proc or /sys could not be read, or its contents could not be understood. */
     PAGELEAP_SYSTEM_FILE = 13,
-    /* This library cannot work on this machine, or with this structure of a newer header. */
+    /* The library cannot work on this machine, or does not know a structure of a newer header. */
     PAGELEAP_UNSUPPORTED = 14,
-    /* A fixed limit of this library was reached. */
+    /* A fixed limit of the library was reached. */
     PAGELEAP_LIMIT = 15,
-    /* A defect of this library, caught where it would have ended the process. Please report
-     * the text. */
+    /* A defect of the library. It was caught where it would have ended the process. Please
+     * report the text. */
     PAGELEAP_DEFECT = 16,
 } pageleap_status;
 
-/* What is known of an error. */
+/* An error in parts. */
 typedef struct pageleap_error {
     /* sizeof(pageleap_error). */
     size_t size;
-    /* Its kind; PAGELEAP_OK if no call of this thread has failed yet. */
+    /* The kind; PAGELEAP_OK if no call of this thread has failed yet. */
     enum pageleap_status status;
     /* errno of the system call that failed, or 0. */
     int error_number;
     /* The name of that system call, or NULL. Constant. */
     const char *call;
-    /* The first byte concerned: an address or, with PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY,
-     * an offset in the region. 0 if no bytes are concerned. */
+    /* The first byte that the error is about. With PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY
+     * it is an offset in the region, else an address. 0 if the error is about no bytes. */
     size_t start;
-    /* How many bytes that is. */
+    /* How many bytes the error is about. */
     size_t length;
     /* The whole text, in English: what was tried, on which range, what went wrong and why, and
-     * after a semicolon what to do. Valid until the next call of this thread fails, or it ends. */
+     * after a semicolon what to do. Valid until the next call of this thread fails, or the
+     * thread ends. */
     const char *message;
 } pageleap_error;
 
 /* The text of the last error of this thread, in English: what was tried, on which range, what
  * went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
- * NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails,
- * or it ends. */
+ * NULL. Calls that succeed leave the text as it is. Valid until the next call of this thread
+ * fails, or the thread ends. */
 const char *pageleap_last_error(void);
 
-/* The last error of this thread, in parts. The status returned is that of this call:
- * PAGELEAP_OK if `error` was filled in, whatever the last error was. */
+/* Fills in `error` with the last error of this thread. The status returned is that of this
+ * call: PAGELEAP_OK if `error` was filled in, whatever the last error was. */
 enum pageleap_status pageleap_last_error_detail(pageleap_error *error);
 
 /* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
@@ -199,21 +203,21 @@ uint32_t pageleap_version_number(void);
 typedef enum pageleap_page_size {
     /* 4 KB pages. */
     PAGELEAP_PAGE_4K = 0,
-    /* Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. */
+    /* Transparent huge pages of 2 MB: ordinary memory in pages that the kernel has joined. */
     PAGELEAP_PAGE_THP = 1,
-    /* 2 MB pages of hugetlb, which somebody must have reserved (nr_hugepages). */
+    /* 2 MB pages of hugetlb; an administrator must have reserved them (nr_hugepages). */
     PAGELEAP_PAGE_2M = 2,
-    /* 1 GB pages of hugetlb, which somebody must have reserved. */
+    /* 1 GB pages of hugetlb; an administrator must have reserved them (nr_hugepages). */
     PAGELEAP_PAGE_1G = 3,
 } pageleap_page_size;
 
-/* Bytes of one page of that size; 0 for other numbers. */
+/* Bytes of one page of a size, one of pageleap_page_size; 0 for other numbers. */
 size_t pageleap_page_bytes(uint32_t page_size);
 
 /* ---- The machine ----------------------------------------------------------------------------- */
 
-/* The machine as it was when it was read: nodes, their CPUs, memory and huge pages, how far
- * they are from each other, and which of them this process may use. It never changes; read
+/* The machine at the moment when it was read: its nodes, their CPUs, memory and huge pages,
+ * their distances, and which of them this process may use. A topology never changes; read
  * another one to see what is free now. */
 typedef struct pageleap_topology pageleap_topology;
 
@@ -221,19 +225,20 @@ typedef struct pageleap_topology pageleap_topology;
 typedef struct pageleap_node {
     /* sizeof(pageleap_node). */
     size_t size;
-    /* The kernel's number of it. Numbers are sparse: 0 and 4 may be all there is. */
+    /* The kernel's number of the node. Numbers are sparse: a machine may have the nodes 0 and
+     * 4. */
     uint32_t id;
-    /* Its memory tier: the smaller, the faster. -1 if the kernel does not say. */
+    /* The memory tier of the node: the smaller, the faster. -1 if the kernel does not say. */
     int32_t tier;
-    /* Its memory in bytes; 0 for CPUs without any. */
+    /* Memory in bytes; 0 for a node that has only CPUs. */
     uint64_t total_bytes;
-    /* What of it can be allocated without swapping, in bytes. */
+    /* Bytes that can be allocated without swapping. */
     uint64_t free_bytes;
-    /* How many CPUs it has online; 0 for memory without any. */
+    /* How many CPUs are online; 0 for a node that has only memory. */
     size_t cpu_count;
-    /* The node itself if it has CPUs, else the nearest that has. */
+    /* The node itself if it has CPUs, else the nearest node with CPUs. */
     uint32_t nearest_with_cpus;
-    /* Whether the cpuset of this process allows memory of it. */
+    /* Whether the cpuset of this process allows memory of the node. */
     bool is_allowed;
     /* Set to 0. */
     uint8_t reserved[3];
@@ -245,20 +250,20 @@ typedef struct pageleap_huge_pages {
     size_t size;
     /* Bytes of one page. */
     uint64_t page_bytes;
-    /* How many there are (nr_hugepages). */
+    /* How many pages the node has reserved (nr_hugepages). */
     uint64_t total;
-    /* How many of them are free (free_hugepages). */
+    /* How many of these are free (free_hugepages). */
     uint64_t free;
-    /* How many of them go away when they are freed (surplus_hugepages). */
+    /* How many of these go away when they are freed (surplus_hugepages). */
     uint64_t surplus;
 } pageleap_huge_pages;
 
-/* How fast the memory of a node is for the nodes nearest to it, as the firmware says; not
- * measured. 0 where it does not say. */
+/* How fast the memory of a node is for its initiators, the nodes nearest to it. The firmware
+ * says so; nothing is measured. A figure is 0 where the firmware does not say. */
 typedef struct pageleap_access {
     /* sizeof(pageleap_access). */
     size_t size;
-    /* 0: from whatever can access memory, such as CPUs and network cards; 1: from CPUs. */
+    /* 0: for everything that accesses memory, such as CPUs and network cards; 1: for CPUs. */
     uint32_t access_class;
     /* Megabytes per second. */
     uint64_t read_bandwidth_mb_per_s;
@@ -270,45 +275,46 @@ typedef struct pageleap_access {
     uint64_t write_latency_ns;
 } pageleap_access;
 
-/* Reads the machine. Free with pageleap_topology_free(). */
+/* Reads the machine. Free the topology with pageleap_topology_free(). */
 pageleap_status pageleap_topology_read(pageleap_topology **topology);
 
-/* Frees a topology; NULL is allowed. Texts that it has given out are gone then. */
+/* Frees a topology; NULL is allowed. Its texts are gone then. */
 void pageleap_topology_free(pageleap_topology *topology);
 
 /* How many nodes are online; 0 for NULL. */
 size_t pageleap_topology_node_count(const pageleap_topology *topology);
 
-/* The node at an index, 0 to pageleap_topology_node_count() - 1, in the order of their numbers. */
+/* Fills in `node` with the node at an index, 0 to pageleap_topology_node_count() - 1, in the
+ * order of the nodes' numbers. */
 pageleap_status pageleap_topology_node(const pageleap_topology *topology,
                                        size_t index,
                                        pageleap_node *node);
 
-/* The online CPUs of a node: writes the first `capacity` of them to `cpus`, and how many there
- * are to `count`, which may be NULL. */
+/* The online CPUs of a node: writes the first `capacity` of them to `cpus`, and their number to
+ * `count`, which may be NULL. */
 pageleap_status pageleap_topology_cpus(const pageleap_topology *topology,
                                        uint32_t node_id,
                                        uint32_t *cpus,
                                        size_t capacity,
                                        size_t *count);
 
-/* The huge pages of `page_bytes` that a node has reserved; all counts are 0 if it has none of
- * that size. */
+/* Fills in the huge pages of `page_bytes` that a node has reserved. All counts are 0 if the
+ * node has none of that size. */
 pageleap_status pageleap_topology_huge_pages(const pageleap_topology *topology,
                                              uint32_t node_id,
                                              uint64_t page_bytes,
                                              pageleap_huge_pages *huge_pages);
 
-/* How fast the memory of a node is, by access class, as the firmware says; all figures are 0
- * if it says nothing. */
+/* Fills in how fast the memory of a node is, by access class, as the firmware says. All figures
+ * are 0 if it says nothing. */
 pageleap_status pageleap_topology_access(const pageleap_topology *topology,
                                          uint32_t node_id,
                                          uint32_t access_class,
                                          pageleap_access *access);
 
-/* The nodes from which the memory of a node is as fast as pageleap_topology_access() says:
- * writes the first `capacity` of them to `initiators`, and how many there are to `count`,
- * which may be NULL. */
+/* The initiators, from which the memory of a node is as fast as pageleap_topology_access()
+ * says: writes the first `capacity` of them to `initiators`, and their number to `count`, which
+ * may be NULL. */
 pageleap_status pageleap_topology_initiators(const pageleap_topology *topology,
                                              uint32_t node_id,
                                              uint32_t access_class,
@@ -317,14 +323,14 @@ pageleap_status pageleap_topology_initiators(const pageleap_topology *topology,
                                              size_t *count);
 
 /* The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
- * node, 20 for twice that; never a latency. 0 if one of them is not online, the kernel does
- * not say, or the topology is NULL. */
+ * node, 20 for twice that; never a latency. 0 if a node is not online, if the kernel does not
+ * say, or if the topology is NULL. */
 uint32_t pageleap_topology_distance(const pageleap_topology *topology,
                                     uint32_t from,
                                     uint32_t to);
 
-/* The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
- * writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
+/* The nodes that a text in numactl's notation names, such as "0,2-3", "all", "!1" or "+0":
+ * writes the numbers of the first `capacity` of them to `nodes`, and how many the text names to
  * `count`, which may be NULL. A text that names no node, or one that does not exist, gives
  * PAGELEAP_BAD_ARGUMENT. */
 pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
@@ -333,11 +339,12 @@ pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
                                               size_t capacity,
                                               size_t *count);
 
-/* Whether the cpuset of this process allows memory of the node. False for NULL. */
+/* Whether the cpuset of this process allows memory of a node. False for NULL. */
 bool pageleap_topology_is_allowed(const pageleap_topology *topology, uint32_t node_id);
 
-/* One sentence on what was left out because a file of the kernel is damaged or cannot be read:
- * `index` counts from 0; NULL beyond the last. Valid until the topology is freed. */
+/* One warning: a sentence on what was left out because a file of the kernel is damaged or
+ * cannot be read. `index` counts from 0; NULL beyond the last. Valid until the topology is
+ * freed. */
 const char *pageleap_topology_warning(const pageleap_topology *topology, size_t index);
 
 /* ---- What machine, user and container allow -------------------------------------------------- */
@@ -354,19 +361,19 @@ typedef enum pageleap_state {
     PAGELEAP_UNKNOWN = 3,
 } pageleap_state;
 
-/* What was found out about this machine, user and container: calls were tried and files read.
- * It never changes. */
+/* What was found out about this machine, user and container by trying calls and reading files.
+ * Capabilities never change. */
 typedef struct pageleap_capabilities pageleap_capabilities;
 
-/* What is asked of the machine. */
+/* What a program intends to do. */
 typedef struct pageleap_demand {
     /* sizeof(pageleap_demand). */
     size_t size;
-    /* Bytes of the region that is to move; 0 if only a few pages are meant. */
+    /* Bytes of the region that is to move; 0 for a few pages. */
     uint64_t bytes;
     /* The size of its pages. */
     uint32_t page_size;
-    /* Whether also to move a few pages as a trial, which is the finding "leap". The trial
+    /* Whether to move a few pages as a trial, which gives the finding "leap". The trial
      * installs the SIGSEGV handler, as a job does. */
     bool try_leap;
     /* Must be 0. */
@@ -377,18 +384,18 @@ typedef struct pageleap_demand {
 typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
-    /* What was looked at: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does (but
-     * not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
-     * "write-tracking" does; mprotect works wherever a job can. */
+    /* The topic: a name that stays the same from version to version, such as "cpuset",
+     * "hugetlb-2m" or "free-memory". Three topics concern engines: precopy works if "freeze"
+     * does (but not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
+     * "write-tracking" does. The engine mprotect works wherever a job can. */
     const char *topic;
     /* Its state. */
     enum pageleap_state state;
-    /* Whether it rules out the move that the demand describes. */
+    /* Whether the finding rules out the move that the demand describes. */
     bool blocks;
     /* The finding in one line. */
     const char *summary;
-    /* What is wrong or restricted; empty if nothing is. */
+    /* What is wrong or restricted; empty if everything works. */
     const char *reason;
     /* What was seen, line by line: calls with their results, files with their contents. */
     const char *observed;
@@ -401,37 +408,38 @@ typedef struct pageleap_finding {
 typedef struct pageleap_remedy {
     /* sizeof(pageleap_remedy). */
     size_t size;
-    /* Who can apply it. */
+    /* Who can apply the remedy. */
     const char *who;
     /* The exact line to type or to add. */
     const char *line;
-    /* What it grants besides, or takes away: the price. */
+    /* What else the line grants, or takes away: the price. */
     const char *grants;
 } pageleap_remedy;
 
-/* Finds out what this machine, user and container allow: tries each call that matters on memory
- * of its own, and leaves everything as it was. Takes tens of milliseconds. `demand` may be
- * NULL: a few pages of 4 KB. Free with pageleap_capabilities_free(). */
+/* Finds out what this machine, user and container allow. It tries each call that matters on
+ * memory of its own, and leaves everything as it was. It takes tens of milliseconds. `demand`
+ * may be NULL: a few pages of 4 KB. Free the capabilities with pageleap_capabilities_free(). */
 pageleap_status pageleap_probe(const pageleap_demand *demand,
                                pageleap_capabilities **capabilities);
 
 /* Frees capabilities; NULL is allowed. */
 void pageleap_capabilities_free(pageleap_capabilities *capabilities);
 
-/* How many findings there are; 0 for NULL. */
+/* The number of findings; 0 for NULL. */
 size_t pageleap_capabilities_count(const pageleap_capabilities *capabilities);
 
-/* Whether a topic works, with a restriction perhaps: its state is PAGELEAP_WORKS or
- * PAGELEAP_LIMITED. False for topics that were not looked at, and for names that are none. */
+/* Whether a topic works, perhaps with a restriction: its state is PAGELEAP_WORKS or
+ * PAGELEAP_LIMITED. False for topics that were not looked at, and for unknown names. */
 bool pageleap_capabilities_has(const pageleap_capabilities *capabilities,
                                const char *topic);
 
-/* The finding at an index, 0 to pageleap_capabilities_count() - 1. */
+/* Fills in `finding` with the finding at an index, 0 to pageleap_capabilities_count() - 1. */
 pageleap_status pageleap_capabilities_finding(const pageleap_capabilities *capabilities,
                                               size_t index,
                                               pageleap_finding *finding);
 
-/* A remedy of the finding at an index, the least intrusive first: 0 to its remedy_count - 1. */
+/* Fills in `remedy` with a remedy of the finding at an index. Remedies are in order, the least
+ * intrusive first: 0 to the finding's remedy_count - 1. */
 pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabilities,
                                              size_t finding_index,
                                              size_t remedy_index,
@@ -439,45 +447,45 @@ pageleap_status pageleap_capabilities_remedy(const pageleap_capabilities *capabi
 
 /* ---- Where pages should go, and where they lie ----------------------------------------------- */
 
-/* How pages are spread over nodes, and where the page tables go that map them.
+/* How pages are spread over nodes, and where the page tables go that map the pages.
  *
- * With one node everything lies there. With several, stripes of the range go to them in turn.
- * Naming a node twice, or one that is not the pool's, gives PAGELEAP_BAD_ARGUMENT; in
- * pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE. */
+ * With one node all pages lie there. With several, stripes of the range go to the nodes in
+ * turn. A node that is named twice, or is not one of the pool's, gives PAGELEAP_BAD_ARGUMENT.
+ * In pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE. */
 typedef struct pageleap_placement {
     /* sizeof(pageleap_placement). */
     size_t size;
     /* The nodes' numbers. The array belongs to the caller and is not needed after the call. */
     const uint32_t *nodes;
-    /* How many there are; at least 1. */
+    /* How many nodes `nodes` has; at least 1. */
     size_t node_count;
     /* How many stripes of each round a node gets, 1 to 255, in the order of `nodes`; NULL: one
-     * each. */
+     * stripe each. */
     const uint32_t *weights;
-    /* Bytes of a stripe, a multiple of the page size; 0: from one page to 2 MB, so that a
-     * region has at least 256 of them. */
+    /* Bytes of a stripe, a multiple of the page size; 0: a size from one page to 2 MB, so that
+     * a region has at least 256 stripes. */
     size_t stripe_bytes;
-    /* Whether page tables go to the node that page_tables_node says. Else they go where the
-     * data goes; for a node without CPUs, to the nearest that has some. */
+    /* Whether page tables go to page_tables_node. Else they go where the data goes; for a node
+     * without CPUs, to the nearest node with CPUs. */
     bool has_page_tables_node;
-    /* That node's number. */
+    /* The node for page tables. */
     uint32_t page_tables_node;
 } pageleap_placement;
 
-/* Where pages lie, against where they should. */
+/* Where pages lie, compared with where they should lie. */
 typedef struct pageleap_verification {
     /* sizeof(pageleap_verification). */
     size_t size;
-    /* Pages looked at. */
+    /* Pages that were looked at. */
     uint64_t pages;
-    /* Pages that are present on another node than they should be. */
+    /* Pages that are present on another node than the one that they were placed on. */
     uint64_t misplaced;
-    /* Pages that are not present: swapped out, say. */
+    /* Pages that are not present, for example because they are swapped out. */
     uint64_t absent;
 } pageleap_verification;
 
-/* How many pages lie on a node. It has no size field, because it is used in arrays; later
- * versions will not change it. */
+/* How many pages lie on a node. The structure has no size field, because it is used in arrays;
+ * later versions will not change it. */
 typedef struct pageleap_node_pages {
     /* The node's number. */
     uint32_t node;
@@ -489,36 +497,36 @@ typedef struct pageleap_node_pages {
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
-/* Memory of one or several nodes, faulted in, verified, and free to be used by regions.
+/* Memory of one or several nodes: faulted in, verified, and free to be used by regions.
  *
  * The memory goes back to the system when the pool has been freed and no region has frames of
  * it any more. */
 typedef struct pageleap_pool pageleap_pool;
 
-/* How a pool is made. With all fields 0 but size: of 4 KB pages, not locked. */
+/* How a pool is made. If all fields but size are 0, the pool has 4 KB pages and is not locked. */
 typedef struct pageleap_pool_options {
     /* sizeof(pageleap_pool_options). */
     size_t size;
     /* The size of its pages, one of pageleap_page_size. */
     uint32_t page_size;
-    /* Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
-     * hugetlb pages never are anyway. */
+    /* Whether the pool is locked, so that it is never swapped out. Locked memory counts against
+     * RLIMIT_MEMLOCK. hugetlb pages are never swapped out in any case. */
     bool is_locked;
-    /* How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of a
-     * node, at most 8. */
+    /* How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of
+     * a node, at most 8. */
     size_t threads;
-    /* Called with the bytes done and the bytes to do, about every 32 MB, from the threads that
-     * fault the memory in, perhaps from several at once; NULL: not called. It must not call
-     * functions of this library, nor throw, nor longjmp. */
+    /* Called with the bytes done and the bytes to do, about every 32 MB; NULL: not called. The
+     * threads that fault the memory in call it, possibly several at once. It must not call
+     * functions of this library, throw or longjmp. */
     void (*progress)(void *data, uint64_t done, uint64_t total);
-    /* What the callback gets. */
+    /* Passed to the callback as it is. */
     void *progress_data;
 } pageleap_pool_options;
 
-/* Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement,
- * faults them in, and verifies with the kernel that they lie where they should, in pages of the
- * size asked for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails,
- * everything has been given back.
+/* Makes a pool: takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a
+ * placement, and faults them in. Then verifies with the kernel that they lie where they should,
+ * in pages of the size asked for. `options` may be NULL. It takes some 100 ms per GB of 4 KB
+ * pages. If it fails, everything has been given back.
  *
  * The pool is freed with pageleap_pool_free(). */
 pageleap_status pageleap_pool_new(const pageleap_placement *place,
@@ -526,44 +534,45 @@ pageleap_status pageleap_pool_new(const pageleap_placement *place,
                                   const pageleap_pool_options *options,
                                   pageleap_pool **pool);
 
-/* Frees a pool; NULL is allowed. Regions that have frames of it, and jobs, go on: its memory
- * goes back to the system after the last of them. */
+/* Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on: its
+ * memory goes back to the system after the last of them. */
 void pageleap_pool_free(pageleap_pool *pool);
 
-/* The size of its pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
+/* The size of a pool's pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
  * NULL. */
 uint32_t pageleap_pool_page_size(const pageleap_pool *pool);
 
-/* Its size in bytes; 0 for NULL. */
+/* The size of a pool in bytes; 0 for NULL. */
 uint64_t pageleap_pool_bytes(const pageleap_pool *pool);
 
-/* Its free bytes; 0 for NULL. Frames that a job is recycling do not count as free, but a call
- * that needs them gets them. */
+/* The free bytes of a pool; 0 for NULL. Frames that a job is recycling do not count as free,
+ * but a call that needs them gets them. */
 uint64_t pageleap_pool_free_bytes(const pageleap_pool *pool);
 
-/* Its free bytes on one node; 0 for a node that is not one of its own, and for NULL. */
+/* The free bytes of a pool on one node; 0 for a node that is not one of the pool's, and for
+ * NULL. */
 uint64_t pageleap_pool_free_bytes_on(const pageleap_pool *pool, uint32_t node);
 
-/* The nodes whose memory it is: writes the first `capacity` of them to `nodes`, and how many
- * there are to `count`, which may be NULL. */
+/* The nodes of a pool: writes the first `capacity` of them to `nodes`, and their number to
+ * `count`, which may be NULL. */
 pageleap_status pageleap_pool_nodes(const pageleap_pool *pool,
                                     uint32_t *nodes,
                                     size_t capacity,
                                     size_t *count);
 
-/* Asks the kernel where all frames of the pool lie, whoever uses them. Takes some 60 ms per GB
- * of 4 KB pages; jobs may go on meanwhile. */
+/* Asks the kernel where all frames of a pool lie, free or not. It takes some 60 ms per GB of 4
+ * KB pages; jobs may go on meanwhile. */
 pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
                                      pageleap_verification *verification);
 
 /* ---- Regions --------------------------------------------------------------------------------- */
 
-/* A range of addresses that stays where it is for as long as it lives, while its pages change
- * their frames.
+/* A range of addresses that stays where it is for as long as the region lives, while its pages
+ * change their frames.
  *
- * Threads of this process may read and write it at any time, also while it moves, with
- * ordinary loads, stores and atomic operations; nothing is lost. This much is asked of them in
- * return:
+ * Threads of this process may read and write the range at any time, also while it moves, with
+ * ordinary loads, stores and atomic operations; nothing is lost. In return the program keeps to
+ * these rules:
  *
  * - System calls that write into a part that is moving (read, recv, io_uring) may fail with
  *   EFAULT, or end early with a short count, with the engines mprotect and precopy-protect.
@@ -572,68 +581,70 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - No device, nor the kernel on behalf of one, may work on its pages without a guard
  *   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
  *   process_vm_writev, MSG_ZEROCOPY.
- * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
- *   variables in it. Ordinary private ones are fine.
+ * - No process-shared, priority-inheriting or robust mutexes, semaphores or condition variables
+ *   in it. Ordinary private ones are fine.
  * - No stacks and no thread-local storage in it.
  * - Nothing that this library allocates: malloc() must not take its memory from a region.
  * - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
  * - Children made by fork do not get it, and must not touch it.
- * - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
- *   SIGSEGV.
+ * - With the engines mprotect and precopy-protect, no thread may write into it while that
+ *   thread blocks SIGSEGV.
  * - mlock, mprotect and madvise may be used on any part of it that is not moving at that
- *   moment, and survive moves; but not MADV_REMOVE, which takes the memory away. */
+ *   moment, and their effects survive moves. The exception is MADV_REMOVE, which takes the
+ *   memory away. */
 typedef struct pageleap_region pageleap_region;
 
-/* What a region is. */
+/* A region in figures. */
 typedef struct pageleap_region_info {
     /* sizeof(pageleap_region_info). */
     size_t size;
-    /* Its first byte, which never changes. */
+    /* The first byte, which never changes. */
     void *start;
-    /* Its length in bytes. */
+    /* The length in bytes. */
     size_t length;
-    /* Its identity in reports. */
+    /* The identity of the region in reports. */
     uint64_t id;
-    /* The size of its pages, one of pageleap_page_size. */
+    /* The size of the pages, one of pageleap_page_size. */
     uint32_t page_size;
     /* Set to 0. */
     uint32_t reserved;
 } pageleap_region_info;
 
 /* Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
- * `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
- * a job is still recycling, if it needs them. It cannot grow. The region is freed with
+ * `place` names nodes of the pool; NULL: as the pool is placed. If the region needs frames that
+ * a job is still recycling, the call waits for them. The region cannot grow. It is freed with
  * pageleap_region_free(), and does not need the pool's handle. */
 pageleap_status pageleap_region_new(const pageleap_pool *pool,
                                     const pageleap_placement *place,
                                     size_t length,
                                     pageleap_region **region);
 
-/* Makes a region of no bytes yet, which can grow to `capacity` bytes (rounded up to whole pages)
- * at the same address: pageleap_region_grow(). `page` is the size of its pages, one of
- * pageleap_page_size. It takes address space only, and is freed with pageleap_region_free(). */
+/* Makes a region of no bytes, which can grow to `capacity` bytes (rounded up to whole pages) at
+ * the same address: pageleap_region_grow(). `page` is the size of its pages, one of
+ * pageleap_page_size. The region takes address space only, and is freed with
+ * pageleap_region_free(). */
 pageleap_status pageleap_region_reserve(size_t capacity,
                                         uint32_t page,
                                         pageleap_region **region);
 
-/* Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
- * to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
- * While a guard is left, the whole region stays mapped and keeps its frames, so that devices can
- * finish: the last guard gives them back. */
+/* Frees a region; NULL is allowed. The call cancels the jobs that work on the region, waits for
+ * them, unmaps the region, and gives its frames back to their pools. From the call on nothing
+ * may touch the memory or use the handle. While a guard is left, the whole region stays mapped
+ * and keeps its frames, so that devices can finish: the last guard gives them back. */
 void pageleap_region_free(pageleap_region *region);
 
-/* Its first byte, which never changes; NULL for NULL. */
+/* The first byte of a region, which never changes; NULL for NULL. */
 void *pageleap_region_start(const pageleap_region *region);
 
-/* Its length in bytes; 0 for NULL. */
+/* The length of a region in bytes; 0 for NULL. */
 size_t pageleap_region_length(const pageleap_region *region);
 
-/* What a region is. */
+/* Fills in `info` with a region's figures. */
 pageleap_status pageleap_region_describe(const pageleap_region *region,
                                          pageleap_region_info *info);
 
-/* Gives the address of a part of a region, after checking that the part is inside the region and
- * has memory everywhere. Any bytes will do. */
+/* Gives the address of a part of a region, after checking that the part is inside the region
+ * and has memory everywhere. The part may be any bytes. */
 pageleap_status pageleap_region_view(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
@@ -641,38 +652,38 @@ pageleap_status pageleap_region_view(const pageleap_region *region,
 
 /* Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
  * long already, or longer. The new part is zero; addresses do not change. More than the
- * capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool`
- * may be NULL, and `place` with it: the new part has no memory then, and must not be touched
- * before pageleap_region_back(). */
+ * capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). If
+ * `pool` is NULL, `place` must be NULL, too: the new part then has no memory, and must not be
+ * touched before pageleap_region_back(). */
 pageleap_status pageleap_region_grow(const pageleap_region *region,
                                      size_t length,
                                      const pageleap_pool *pool,
                                      const pageleap_placement *place);
 
-/* Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
- * touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
- * the call. Pages without memory stay as they are. Refused while a job moves the part or a guard
- * is on it. If it fails, nothing has changed, unless the limit of mappings (vm.max_map_count)
- * was reached on the way. */
+/* Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
+ * touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
+ * during and after the call. Pages without memory stay as they are. The call is refused while a
+ * job moves the part or a guard is on it. If it fails, nothing has changed, unless the limit of
+ * mappings (vm.max_map_count) was reached on the way. */
 pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
-/* Gives zeroed frames of a pool to a part, whole pages, that has no memory; if some of it has,
- * that is PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). */
+/* Gives zeroed frames of a pool to a part, whole pages, that has no memory. If some of it has
+ * memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). */
 pageleap_status pageleap_region_back(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
                                      const pageleap_pool *pool,
                                      const pageleap_placement *place);
 
-/* Asks the kernel whether each page of a region that has memory is present, on the node that it
- * was placed on. Jobs may go on meanwhile. */
+/* Asks the kernel whether each page of a region that has memory is present, on the node that
+ * the page was placed on. Jobs may go on meanwhile. */
 pageleap_status pageleap_region_verify(const pageleap_region *region,
                                        pageleap_verification *verification);
 
 /* On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
- * nodes to `nodes`, and how many there are to `count`, which may be NULL. */
+ * nodes to `nodes`, and their number to `count`, which may be NULL. */
 pageleap_status pageleap_region_placement(const pageleap_region *region,
                                           pageleap_node_pages *nodes,
                                           size_t capacity,
@@ -680,14 +691,15 @@ pageleap_status pageleap_region_placement(const pageleap_region *region,
 
 /* ---- Guards ---------------------------------------------------------------------------------- */
 
-/* Keeps pages of a region in their frames. */
+/* A guard: keeps pages of a region in their frames. */
 typedef struct pageleap_guard pageleap_guard;
 
-/* Keeps the pages of a part in their frames until the guard is dropped: from before the
- * submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
- * of an io_uring buffer, in either direction, until after its completion or unregistration. Any
- * bytes that have memory will do; the guard is on the pages that they touch. Returns once none
- * of these is being moved. Jobs move everything else meanwhile. Guards may overlap. */
+/* Makes a guard, which keeps the pages of a part in their frames until it is dropped. Drivers
+ * of devices need one from before the submission until after the completion or unregistration
+ * of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev, or registered io_uring buffers,
+ * in either direction. The part may be any bytes that have memory; the guard is on the pages
+ * that they touch. The call returns once no job moves these pages. Jobs move everything else
+ * meanwhile. Guards may overlap. */
 pageleap_status pageleap_region_pin(const pageleap_region *region,
                                     size_t offset,
                                     size_t length,
@@ -698,20 +710,21 @@ void pageleap_guard_drop(pageleap_guard *guard);
 
 /* ---- What is to move, and how ---------------------------------------------------------------- */
 
-/* The method by which pages are moved, and what it means for those who use them meanwhile.
- * Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
- * in the end. */
+/* The method by which pages are moved, and its effect on the threads that use them meanwhile.
+ * With every engine threads wait for milliseconds at most, nothing is lost, and every page
+ * moves in the end. */
 typedef enum pageleap_engine {
-    /* The best that works here, chosen for each job, and again for parts where it is refused. */
+    /* The best engine that works here: chosen for each job, and again for parts where an engine
+     * is refused. */
     PAGELEAP_ENGINE_AUTO = 0,
-    /* Follows writes, copies what was written again, and takes the page tables away for a
-     * moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
-     * holds back the kernel's own accesses, too (root, vm.unprivileged_userfaultfd=1 or access
-     * to /dev/userfaultfd); not for hugetlb pages. */
+    /* Follows writes, copies written pages again, and takes the page tables away for a moment.
+     * System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that also
+     * holds back the kernel's own accesses (root, vm.unprivileged_userfaultfd=1 or access to
+     * /dev/userfaultfd). Not for hugetlb pages. */
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /* As precopy, but pages are write-protected while they are copied, and writers are let in
-     * one by one. System calls do not fail because of it. Needs Linux 6.6 and such a
-     * userfaultfd; for hugetlb pages, too. */
+    /* Write-protects pages while it copies them, and lets writers in one by one. System calls
+     * do not fail because of it. Needs Linux 6.6 and a userfaultfd as precopy does. Also for
+     * hugetlb pages. */
     PAGELEAP_ENGINE_WP_SYNC = 2,
     /* Follows writes, and makes pages read-only for a moment at the end: system calls that
      * write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege. */
@@ -721,7 +734,7 @@ typedef enum pageleap_engine {
     PAGELEAP_ENGINE_MPROTECT = 4,
 } pageleap_engine;
 
-/* What is to move where: bytes of a region, in whole pages. */
+/* A range of a job: bytes of a region, in whole pages, and where they go. */
 typedef struct pageleap_range {
     /* sizeof(pageleap_range), the same in all elements of an array. */
     size_t size;
@@ -729,47 +742,48 @@ typedef struct pageleap_range {
     const pageleap_region *region;
     /* The first byte, from the start of the region. */
     size_t offset;
-    /* How many bytes; 0 with an offset of 0: the whole region. */
+    /* How many bytes. If this and the offset are 0: the whole region. */
     size_t length;
-    /* The pool whose frames the pages get. Those that have frames of it on the right node
-     * already, and those without memory, stay as they are. */
+    /* The pool whose frames the pages get. Pages that have a frame of it on the right node
+     * already, and pages without memory, stay as they are. */
     const pageleap_pool *pool;
-    /* On which nodes of the pool; NULL: as the pool is placed. */
+    /* The nodes of the pool that the pages go to; NULL: as the pool is placed. */
     const pageleap_placement *place;
 } pageleap_range;
 
-/* How a job works. With all fields 0 but size, as the library chooses. */
+/* How a job works. If all fields but size are 0, the library chooses. */
 typedef struct pageleap_job_options {
     /* sizeof(pageleap_job_options). */
     size_t size;
-    /* Which engine, one of pageleap_engine. Asking for one by name that cannot work here is an
-     * error. */
+    /* The engine, one of pageleap_engine. If an engine other than PAGELEAP_ENGINE_AUTO cannot
+     * work here, the job is refused (PAGELEAP_ENGINE_REFUSED). */
     uint32_t engine;
-    /* How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
+    /* The most threads that copy, up to 64; 0: one for each four CPUs of the destination, at
      * least 1 and at most 8. */
     uint32_t threads;
-    /* The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-     * page size; 0: chosen by the job, which may change it as it goes. */
+    /* The initial size of an area in bytes, a multiple of the page size; 0: chosen by the job,
+     * which may change it as it goes. */
     size_t area_bytes;
     /* Nanoseconds after which the job begins no new area; 0: no limit. */
     uint64_t timeout_ns;
-    /* The longest that a thread of the program should have to wait for the job, in nanoseconds;
-     * 0: one millisecond. A target, not a limit: jobs that choose their areas fit them to it,
-     * and every page moves in any case. */
+    /* The longest time, in nanoseconds, for which a thread of the program should have to wait
+     * for the job; 0: one millisecond. This is a target, not a limit: jobs that choose their
+     * areas fit them to it, and every page moves in any case. */
     uint64_t wait_budget_ns;
-    /* The most bytes copied per second, by all threads together, repeated copies included; 0:
-     * no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
-     * else at most the largest of 2 MB, one page and what the rate copies in 10 ms. */
+    /* The most bytes that all threads together copy per second, repeated copies included; 0: no
+     * limit. Each thread may run ahead of the limit by one area. That is area_bytes if it is
+     * set, else at most the largest of 2 MB, one page and the bytes that the rate copies in 10
+     * ms. */
     uint64_t rate_limit_bytes_per_s;
-    /* How long, in nanoseconds, the job waits for guards to be dropped, once everything else
-     * has moved and while none is dropped; 0: one second; -1: not at all. */
+    /* How long, in nanoseconds, the job waits for guards once everything else has moved. The
+     * time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait. */
     int64_t pin_patience_ns;
-    /* How many copies of an area writes may spoil before its writers must wait until it has
-     * moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start, as
-     * those of hugetlb pages always do but with mprotect. */
+    /* How many copies of an area may be spoilt by writes before its writers must wait until the
+     * area has moved. 0: 3 with the engine mprotect, 4 with the others. -1: writers wait from
+     * the start; writers of hugetlb pages always do, but with the engine mprotect. */
     int32_t max_disturbed_copies;
-    /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
-     * 2; 1: it is not split. */
+    /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
+     * parts; 1: areas are not split. */
     uint32_t reduction_factor;
 } pageleap_job_options;
 
@@ -777,16 +791,16 @@ typedef struct pageleap_job_options {
 const char *pageleap_engine_name(uint32_t engine);
 
 /* Installs the library's SIGSEGV handler in front of the present one, which goes on getting
- * every fault that is not about a moving page. If it is not called, the first job does this.
- * The engines mprotect and precopy-protect need the handler; the others need it where their own
+ * every fault that is not about a moving page. Without this call the first job installs the
+ * handler. The engines mprotect and precopy-protect need it; the others need it where their own
  * way is refused.
  *
- * Jobs are refused if another handler has been installed over the library's since, because that
- * one would get the faults of writers. If your handler passes faults that are not its own to
- * the handler that it replaced, with all three arguments, call this function before you install
- * yours. The call is your promise that it does so, and jobs are then not refused, if your
- * handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs no other signal handler
- * may store into a region: have it block all signals (sa_mask) if one might. */
+ * If another handler has been installed over the library's since, that one would get the faults
+ * of writers, and jobs are refused. If your handler passes faults that are not its own to the
+ * handler that it replaced, with all three arguments, call this function before you install
+ * yours. The call is your promise that your handler does so. Jobs are then not refused,
+ * provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
+ * signal handler may store into a region: if one might, let yours block all signals (sa_mask). */
 pageleap_status pageleap_install_fault_handler(void);
 
 /* ---- Reports --------------------------------------------------------------------------------- */
@@ -963,56 +977,55 @@ const char *pageleap_report_json(const pageleap_report *report);
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
-/* What a job is doing. */
+/* The phase of a job. */
 typedef enum pageleap_phase {
-    /* Moving pages. */
+    /* The job moves pages. */
     PAGELEAP_MIGRATING = 0,
-    /* Pages have moved, and may be moved again or discarded; the frames that they have left are
-     * made ready for use again. */
+    /* Pages have moved, and may be moved again or discarded. The job makes the frames that they
+     * have left ready for use again. */
     PAGELEAP_RECYCLING = 1,
-    /* Done; the report is there. */
+    /* The job has ended, and has its report. */
     PAGELEAP_FINISHED = 2,
 } pageleap_phase;
 
-/* A job: a move that is under way, or has ended. */
+/* A job: it moves pages, or has ended. */
 typedef struct pageleap_job pageleap_job;
 
 /* How far a job is. */
 typedef struct pageleap_progress {
     /* sizeof(pageleap_progress). */
     size_t size;
-    /* What it is doing. */
+    /* The phase. */
     enum pageleap_phase phase;
     /* Bytes that have to move. */
     uint64_t bytes_total;
     /* Bytes that have moved. */
     uint64_t bytes_migrated;
-    /* Bytes copied so far, those included that were copied in vain because they were written
-     * meanwhile. */
+    /* Bytes copied so far, including those copied in vain because they were written meanwhile. */
     uint64_t bytes_copied;
 } pageleap_progress;
 
-/* Starts a job that moves all these ranges while the program goes on, and returns at once,
- * unless it needs frames that another job is still recycling. `options` may be NULL. If it
- * fails, nothing has changed.
+/* Starts a job that moves all these ranges while the program goes on. The call returns at once,
+ * unless the job needs frames that another job is still recycling. `options` may be NULL. If
+ * the call fails, nothing has changed.
  *
- * There must be at least one range. All regions and pools must have the same page size (else
- * PAGELEAP_BAD_ARGUMENT); ranges must not overlap each other or those of another job that still
+ * At least one range is needed. All regions and pools must have the same page size (else
+ * PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
  * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
  *
- * Pools may be freed while the job runs; freeing a region ends the job. It is freed with
+ * Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
  * pageleap_job_free(). */
 pageleap_status pageleap_job_start(const pageleap_range *ranges,
                                    size_t range_count,
                                    const pageleap_job_options *options,
                                    pageleap_job **job);
 
-/* How far a job is. */
+/* Fills in how far a job is. */
 pageleap_status pageleap_job_progress(const pageleap_job *job,
                                       pageleap_progress *progress);
 
-/* Asks a job to stop after the areas that are under way, and returns at once. What has moved
- * stays moved, the rest stays where it is; all of it is whole. */
+/* Asks a job to stop after the areas that are under way, and returns at once. Pages that have
+ * moved stay moved, the others stay where they are, and all of them are whole. */
 pageleap_status pageleap_job_cancel(const pageleap_job *job);
 
 /* Whether a job has ended, so that pageleap_job_wait() returns at once. False for NULL. */
@@ -1022,20 +1035,20 @@ bool pageleap_job_is_finished(const pageleap_job *job);
  * belongs to the job: do not read from it, and do not close it. -1 for NULL. */
 int pageleap_job_fd(const pageleap_job *job);
 
-/* Waits until a job moves no more pages; they may be moved again, discarded or freed from then
- * on. */
+/* Waits until a job moves no more pages. From then on they may be moved again, discarded or
+ * freed. */
 pageleap_status pageleap_job_wait_until_moved(const pageleap_job *job);
 
 /* Waits until a job has ended, and gives its report, which the caller frees with
- * pageleap_report_free(). `report` may be NULL. A job that was stopped, or could not move some
- * pages, is no error of this call: the report says it. Any number of threads may wait. */
+ * pageleap_report_free(). `report` may be NULL. If the job was stopped, or could not move some
+ * pages, the call succeeds and the report says so. Any number of threads may wait. */
 pageleap_status pageleap_job_wait(const pageleap_job *job, pageleap_report **report);
 
 /* Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
- * at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
- * anything but 0, the job is cancelled. It may call this library, but must not free the job,
- * throw or longjmp. `callback` may be NULL.
- * What it gets is as large as its size says, which may be less than in a newer header. */
+ * at once, every `interval_ms` milliseconds (at least 1), and at the end. If the callback
+ * returns anything but 0, the job is cancelled. It may call this library, but must not free the
+ * job, throw or longjmp. `callback` may be NULL. The structure that the callback gets is as
+ * large as its size says, which may be less than in a newer header. */
 pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 uint32_t interval_ms,
                                                 int (*callback)(void *data,
@@ -1043,8 +1056,8 @@ pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
                                                 void *data,
                                                 pageleap_report **report);
 
-/* Frees a job; NULL is allowed. If it has not ended, it is cancelled, and the call waits until
- * its ranges are whole. Nobody may use the handle any more. */
+/* Frees a job; NULL is allowed. If the job has not ended, it is cancelled, and the call waits
+ * until its ranges are whole. No thread may use the handle from the call on. */
 void pageleap_job_free(pageleap_job *job);
 
 #ifdef __cplusplus

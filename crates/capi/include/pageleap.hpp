@@ -1,5 +1,5 @@
 /*
- * pageleap.hpp - pageleap.h for C++17: handles that free themselves, errors that are thrown, and
+ * pageleap.hpp - pageleap.h for C++17: handles that free themselves, errors as exceptions, and
  * memory for containers that can leap.
  *
  *     pageleap::pool near_pool(pageleap::placement::on(0), 1 << 30);
@@ -39,10 +39,11 @@
 
 namespace pageleap {
 
-/* Why something could not be done. what() is the text of pageleap_last_error(). */
+/* Why a call failed. what() is the text of pageleap_last_error(). */
 class error : public std::runtime_error {
 public:
-    explicit error(const pageleap_error &detail) : std::runtime_error(detail.message), detail_(detail) {
+    explicit error(const pageleap_error &detail)
+        : std::runtime_error(detail.message), detail_(detail) {
         detail_.message = nullptr; // what() has its own
     }
 
@@ -51,7 +52,7 @@ public:
     const char *call() const noexcept { return detail_.call; }
     /* Its errno, or 0. */
     int error_number() const noexcept { return detail_.error_number; }
-    /* What it is about: first byte and number of bytes; 0 if about none. */
+    /* The first byte that the error is about, and how many; 0 and 0 if it is about no bytes. */
     std::size_t start() const noexcept { return detail_.start; }
     std::size_t length() const noexcept { return detail_.length; }
 
@@ -59,7 +60,7 @@ private:
     pageleap_error detail_;
 };
 
-/* Throws what the last call of this thread has left, unless it has succeeded. */
+/* Throws the error of the last call of this thread, unless the call has succeeded. */
 inline void check(pageleap_status status) {
     if (status != PAGELEAP_OK) {
         pageleap_error detail{};
@@ -89,8 +90,10 @@ template <typename T, void (*Free)(T *)> using handle = std::unique_ptr<T, freed
 
 } // namespace detail
 
-/* Options of pools and jobs: 0, but for the size, is what is best for most. */
-inline pageleap_pool_options pool_options() noexcept { return detail::sized<pageleap_pool_options>(); }
+/* Options of pools and jobs, with the library's defaults. */
+inline pageleap_pool_options pool_options() noexcept {
+    return detail::sized<pageleap_pool_options>();
+}
 inline pageleap_job_options job_options() noexcept { return detail::sized<pageleap_job_options>(); }
 
 /* How pages are spread over nodes. */
@@ -98,9 +101,11 @@ class placement {
 public:
     /* All on one node. */
     static placement on(std::uint32_t node) { return placement({node}, {}); }
-    /* In turn on each of these. */
-    static placement interleave(std::vector<std::uint32_t> nodes) { return placement(std::move(nodes), {}); }
-    /* In turn, as often as the weights say: node, weight. */
+    /* On each of these nodes in turn. */
+    static placement interleave(std::vector<std::uint32_t> nodes) {
+        return placement(std::move(nodes), {});
+    }
+    /* On each node in turn, in as many stripes as its weight says: pairs of node and weight. */
     static placement weighted(const std::vector<std::pair<std::uint32_t, std::uint32_t>> &weights) {
         placement made({}, {});
         for (auto [node, weight] : weights) {
@@ -114,7 +119,7 @@ public:
         stripe_bytes_ = bytes;
         return *this;
     }
-    /* Where page tables go, if not where the data goes. */
+    /* The node for page tables, if they are not to go where the data goes. */
     placement &page_tables(std::uint32_t node) {
         page_tables_ = node;
         return *this;
@@ -144,7 +149,8 @@ private:
 /* Memory of one or several nodes, faulted in and verified: pageleap_pool. */
 class pool {
 public:
-    pool(const placement &place, std::uint64_t bytes, const pageleap_pool_options &options = pool_options()) {
+    pool(const placement &place, std::uint64_t bytes,
+         const pageleap_pool_options &options = pool_options()) {
         pageleap_pool *made;
         const pageleap_placement where = place.c();
         check(pageleap_pool_new(&where, bytes, &options, &made));
@@ -153,7 +159,9 @@ public:
 
     std::uint64_t bytes() const noexcept { return pageleap_pool_bytes(c()); }
     std::uint64_t free_bytes() const noexcept { return pageleap_pool_free_bytes(c()); }
-    std::uint64_t free_bytes_on(std::uint32_t node) const noexcept { return pageleap_pool_free_bytes_on(c(), node); }
+    std::uint64_t free_bytes_on(std::uint32_t node) const noexcept {
+        return pageleap_pool_free_bytes_on(c(), node);
+    }
     std::uint32_t page_size() const noexcept { return pageleap_pool_page_size(c()); }
     pageleap_verification verify() const {
         auto found = detail::sized<pageleap_verification>();
@@ -175,13 +183,14 @@ private:
     detail::handle<pageleap_guard, pageleap_guard_drop> handle_;
 };
 
-/* Addresses that never change, over frames that do: pageleap_region. */
+/* A range of addresses that never changes, while its pages change their frames: pageleap_region. */
 class region {
 public:
-    /* Of frames of a pool, all zero. */
+    /* A region of `length` bytes, all zero, of frames of a pool. */
     region(const pool &from, std::size_t length) : region(from, nullptr, length) {}
-    region(const pool &from, const placement &place, std::size_t length) : region(from, &place, length) {}
-    /* Of no bytes yet. */
+    region(const pool &from, const placement &place, std::size_t length)
+        : region(from, &place, length) {}
+    /* A region of no bytes, which can grow. */
     static region reserve(std::size_t capacity, std::uint32_t page_size = PAGELEAP_PAGE_4K) {
         pageleap_region *made;
         check(pageleap_region_reserve(capacity, page_size, &made));
@@ -190,14 +199,18 @@ public:
 
     void *data() const noexcept { return pageleap_region_start(c()); }
     std::size_t size() const noexcept { return pageleap_region_length(c()); }
-    void grow(std::size_t length, const pool &from) { check(pageleap_region_grow(c(), length, from.c(), nullptr)); }
+    void grow(std::size_t length, const pool &from) {
+        check(pageleap_region_grow(c(), length, from.c(), nullptr));
+    }
     void grow(std::size_t length, const pool &from, const placement &place) {
         const pageleap_placement where = place.c();
         check(pageleap_region_grow(c(), length, from.c(), &where));
     }
-    /* Without memory: the new part must not be touched before back(). */
+    /* Grows without memory: the new part must not be touched before back(). */
     void extend(std::size_t length) { check(pageleap_region_grow(c(), length, nullptr, nullptr)); }
-    void discard(std::size_t offset, std::size_t length) { check(pageleap_region_discard(c(), offset, length)); }
+    void discard(std::size_t offset, std::size_t length) {
+        check(pageleap_region_discard(c(), offset, length));
+    }
     void back(std::size_t offset, std::size_t length, const pool &from) {
         check(pageleap_region_back(c(), offset, length, from.c(), nullptr));
     }
@@ -230,14 +243,16 @@ private:
     detail::handle<pageleap_region, pageleap_region_free> handle_;
 };
 
-/* What is to move where, for a job: bytes of a region, in whole pages; without offset and length
- * the whole region. */
+/* What is to move where: bytes of a region, in whole pages. Without offset and length it is the
+ * whole region. */
 class range {
 public:
     range(const region &what, const pool &to, std::size_t offset = 0, std::size_t length = 0)
         : region_(what.c()), pool_(to.c()), offset_(offset), length_(length) {}
-    range(const region &what, const pool &to, placement place, std::size_t offset = 0, std::size_t length = 0)
-        : region_(what.c()), pool_(to.c()), offset_(offset), length_(length), place_(std::move(place)) {}
+    range(const region &what, const pool &to, placement place, std::size_t offset = 0,
+          std::size_t length = 0)
+        : region_(what.c()), pool_(to.c()), offset_(offset), length_(length),
+          place_(std::move(place)) {}
 
 private:
     friend class job;
@@ -252,7 +267,7 @@ class report {
 public:
     explicit report(pageleap_report *handle) noexcept : handle_(handle) {}
 
-    /* Texts of it are valid while the report lives. */
+    /* The texts in the figures are valid while the report lives. */
     pageleap_report_figures figures() const {
         auto found = detail::sized<pageleap_report_figures>();
         check(pageleap_report_get_figures(c(), &found));
@@ -281,11 +296,12 @@ private:
     detail::handle<pageleap_report, pageleap_report_free> handle_;
 };
 
-/* A move that is under way, or has ended: pageleap_job. Destroying it cancels it, and waits until
- * everything is whole. */
+/* A job, which moves pages or has ended: pageleap_job. Destroying a job cancels it, and waits
+ * until its ranges are whole. */
 class job {
 public:
-    explicit job(const std::vector<range> &wanted, const pageleap_job_options &options = job_options()) {
+    explicit job(const std::vector<range> &wanted,
+                 const pageleap_job_options &options = job_options()) {
         std::vector<pageleap_placement> places;
         places.reserve(wanted.size()); // their addresses are taken
         std::vector<pageleap_range> ranges;
@@ -312,7 +328,7 @@ public:
     }
     void cancel() { check(pageleap_job_cancel(c())); }
     bool finished() const noexcept { return pageleap_job_is_finished(c()); }
-    /* Readable once it has ended; do not read from it, and do not close it. */
+    /* A descriptor that is readable once the job has ended; do not read from it or close it. */
     int fd() const noexcept { return pageleap_job_fd(c()); }
     void wait_until_moved() const { check(pageleap_job_wait_until_moved(c())); }
     report wait() const {
@@ -327,21 +343,23 @@ private:
 };
 
 /* Pieces of a region, in multiples of 4 KB, for other memory resources, such as the pools of the
- * standard library: first fit, neighbours joined when they are given back. The region grows as it
- * is needed, over frames of the first pool that has enough, and does not shrink; who asks meanwhile
- * waits, some 50 ms per GB where its frames are just being recycled. What is known of pieces is
- * kept outside of the region. May be used by several threads. The pools must live as long as this
- * grows. */
+ * standard library. The search is first fit, and pieces that are given back join their
+ * neighbours. The region grows as it is needed, over frames of the first pool that has enough,
+ * and does not shrink. Threads that ask while it grows wait, some 50 ms per GB where its frames
+ * are still being recycled. The notes on pieces are kept outside of the region. Several threads
+ * may use it. The pools must live as long as the region may grow. */
 class region_pages : public std::pmr::memory_resource {
 public:
-    /* `capacity` is what the region can grow to, in bytes: it takes addresses only. It grows by
-     * `step` bytes, or what is asked for, if that is more. */
+    /* `capacity` is the size in bytes that the region can grow to; it takes addresses only. The
+     * region grows by `step` bytes, or by the piece that is asked for, if that is larger. */
     region_pages(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
-        : pools_(std::move(pools)), page_(page_bytes(pools_)), step_(rounded(std::max(step, page_), page_)),
-          capacity_(rounded(capacity, page_)), region_(region::reserve(capacity_, pools_.front()->page_size())) {}
+        : pools_(std::move(pools)), page_(page_bytes(pools_)),
+          step_(rounded(std::max(step, page_), page_)), capacity_(rounded(capacity, page_)),
+          region_(region::reserve(capacity_, pools_.front()->page_size())) {}
 
     const region &memory() const noexcept { return region_; }
-    /* From which pools it grows from now on; their pages have the size that they have had. */
+    /* Sets the pools from which the region grows from now on. Their page size must stay the
+     * same. */
     void grow_from(std::vector<const pool *> pools) {
         if (page_bytes(pools) != page_) {
             throw std::invalid_argument("pageleap: pools of another page size");
@@ -349,7 +367,7 @@ public:
         std::lock_guard lock(mutex_);
         pools_ = std::move(pools);
     }
-    /* Bytes that are given out. */
+    /* Bytes of all pieces that are in use. */
     std::size_t used() const {
         std::lock_guard lock(mutex_);
         std::size_t free = 0;
@@ -379,21 +397,24 @@ protected:
     }
 
     void do_deallocate(void *piece, std::size_t bytes, std::size_t) override {
-        const std::size_t offset = static_cast<std::size_t>(static_cast<char *>(piece) - static_cast<char *>(region_.data()));
+        const std::size_t offset = static_cast<std::size_t>(static_cast<char *>(piece) -
+                                                            static_cast<char *>(region_.data()));
         std::lock_guard lock(mutex_);
         try {
             join(free_.emplace(offset, rounded(std::max<std::size_t>(bytes, 1), granule)).first);
         } catch (const std::bad_alloc &) {
-            // Destructors call this: without memory for its note the piece stays out of use until
-            // the region is gone.
+            // Destructors call this, so it must not throw. Without memory for its note the piece
+            // stays out of use until the region is gone.
         }
     }
 
-    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        return this == &other;
+    }
 
 private:
     static constexpr std::size_t granule = 4096;
-    /* A region begins at a multiple of that. */
+    /* A region begins at a multiple of this. */
     static constexpr std::size_t most_aligned = 2 << 20;
     using holes = std::map<std::size_t, std::size_t>; // offset, length
 
@@ -414,8 +435,9 @@ private:
         }
         return (bytes + unit - 1) / unit * unit;
     }
-    /* The first hole with room, and where in it. */
-    std::optional<std::pair<holes::iterator, std::size_t>> find(std::size_t length, std::size_t alignment) {
+    /* The first hole with room, and the place in it. */
+    std::optional<std::pair<holes::iterator, std::size_t>> find(std::size_t length,
+                                                                std::size_t alignment) {
         for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
             const std::size_t start = (hole->first + alignment - 1) / alignment * alignment;
             if (start + length <= hole->first + hole->second) {
@@ -424,7 +446,7 @@ private:
         }
         return std::nullopt;
     }
-    /* Takes a part out of a hole. Throws before anything has changed, or not at all. */
+    /* Takes a part out of a hole. It throws before it has changed anything, or not at all. */
     void take(holes::iterator hole, std::size_t start, std::size_t length) {
         const std::size_t end = hole->first + hole->second;
         if (start + length < end) {
@@ -438,7 +460,8 @@ private:
     }
     /* Joins a hole with its neighbours. */
     void join(holes::iterator hole) {
-        if (auto next = std::next(hole); next != free_.end() && hole->first + hole->second == next->first) {
+        if (auto next = std::next(hole);
+            next != free_.end() && hole->first + hole->second == next->first) {
             hole->second += next->second;
             free_.erase(next);
         }
@@ -449,12 +472,14 @@ private:
             }
         }
     }
-    /* Grows so that the hole at its end has so much, by more if there is enough of it. Throws
-     * std::bad_alloc if no pool has it. */
+    /* Grows the region so that the hole at its end has `length` bytes, or more if a pool has
+     * them. Throws std::bad_alloc if no pool has `length` bytes. */
     void grow(std::size_t length) {
         const std::size_t old = region_.size();
-        const bool ends_free = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == old;
-        const std::size_t there_already = ends_free ? std::min(free_.rbegin()->second, length - 1) : 0;
+        const bool ends_free =
+            !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == old;
+        const std::size_t there_already =
+            ends_free ? std::min(free_.rbegin()->second, length - 1) : 0;
         const std::size_t least = rounded(length - there_already, page_);
         if (least > capacity_ - old) {
             throw std::bad_alloc();
@@ -463,10 +488,11 @@ private:
         const std::size_t most = std::min(std::max(least, step_), capacity_ - old);
         for (const pool *from : pools_) {
             const std::size_t there = static_cast<std::size_t>(from->free_bytes()) / page_ * page_;
-            // What is free may be gone by now, or lie where the pool does not place it.
+            // Free frames may be taken by now, or lie on nodes where the pool does not place them.
             for (const std::size_t wanted : {std::min(most, there), least}) {
                 if (wanted >= least && wanted <= there &&
-                    pageleap_region_grow(region_.c(), old + wanted, from->c(), nullptr) == PAGELEAP_OK) {
+                    pageleap_region_grow(region_.c(), old + wanted, from->c(), nullptr) ==
+                        PAGELEAP_OK) {
                     hole->second = wanted;
                     join(hole);
                     return;
@@ -484,28 +510,31 @@ private:
     holes free_;
 };
 
-/* Memory for containers, in a region that can leap: the pools of the standard library over
- * region_pages, behind one lock (pools of each thread would allocate when a thread ends, where
- * nobody can catch std::bad_alloc). May be used by several threads. Containers and whatever else
- * has memory of it must be gone before it. */
+/* Memory for containers, in a region that can leap: a pool of the standard library over
+ * region_pages, behind one lock. (Pools of each thread would allocate when a thread ends, and
+ * nothing could catch std::bad_alloc there.) Several threads may use it. Containers and other
+ * users of the memory must be gone before it is destroyed. */
 class region_memory : public std::pmr::memory_resource {
 public:
-    region_memory(std::size_t capacity, std::vector<const pool *> pools, std::size_t step = 16 << 20)
+    region_memory(std::size_t capacity, std::vector<const pool *> pools,
+                  std::size_t step = 16 << 20)
         : pages_(capacity, std::move(pools), step), blocks_(options(), &pages_) {}
 
     const region &memory() const noexcept { return pages_.memory(); }
-    /* All that it has by now, for a job. What it grows by during the job stays where it grows: see
-     * grow_from(). */
+    /* The whole region, as it is now, for a job. Parts by which it grows during the job stay
+     * where they are: see grow_from(). */
     range all_to(const pool &to) const { return range(memory(), to); }
-    range all_to(const pool &to, placement place) const { return range(memory(), to, std::move(place)); }
-    /* From which pools it grows from now on. */
+    range all_to(const pool &to, placement place) const {
+        return range(memory(), to, std::move(place));
+    }
+    /* Sets the pools from which the region grows from now on. */
     void grow_from(std::vector<const pool *> pools) { pages_.grow_from(std::move(pools)); }
-    /* Gives back all that containers have had, also what they still have. */
+    /* Takes all memory back, including what containers still have. */
     void release() {
         std::lock_guard lock(mutex_);
         blocks_.release();
     }
-    /* Bytes of the region that are in use, in whole pages. */
+    /* Bytes of the region that are in use, in multiples of 4 KB. */
     std::size_t used() const { return pages_.used(); }
 
 protected:
@@ -517,10 +546,12 @@ protected:
         std::lock_guard lock(mutex_);
         blocks_.deallocate(piece, bytes, alignment);
     }
-    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        return this == &other;
+    }
 
 private:
-    /* Larger blocks get pieces of their own, and no pool takes much more than it needs. */
+    /* Larger blocks get pieces of their own, and the pool takes little more than it needs. */
     static std::pmr::pool_options options() noexcept {
         std::pmr::pool_options options{};
         options.largest_required_pool_block = 8 << 10;

@@ -1,5 +1,5 @@
-//! What every function does with what C passes: pointers are checked, structures may be of older or
-//! newer headers, panics end here.
+//! What every function does with the values that C passes. Pointers are checked, structures may be
+//! of older or newer headers, and panics end here.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::{MaybeUninit, size_of};
@@ -9,8 +9,8 @@ use pageleap::Error;
 
 use crate::status::{note, note_defect, pageleap_status};
 
-/// A `bool` of a structure: `bool` in the header. A program in another language may store anything
-/// there.
+/// A `bool` of a structure, which is `bool` in the header. A program in another language may
+/// store any value in it.
 #[allow(non_camel_case_types)]
 pub(crate) type flag = u8;
 
@@ -21,7 +21,7 @@ macro_rules! boundary {
     };
 }
 
-/// Runs the body of a function, and notes how it has failed.
+/// Runs the body of a function, and keeps its error for the thread.
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
     let _uncancelled = Uncancelled::new();
     let ended = catch_unwind(AssertUnwindSafe(|| match body() {
@@ -34,8 +34,8 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> pageleap_status {
     })
 }
 
-/// Keeps `pthread_cancel` from unwinding through Rust, which it must not: it takes effect
-/// afterwards.
+/// Holds `pthread_cancel` back while Rust runs, because it must not unwind through Rust. It
+/// takes effect afterwards.
 struct Uncancelled(c_int);
 
 unsafe extern "C" {
@@ -54,12 +54,12 @@ impl Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: as above. To enable it is no cancellation point.
+        // SAFETY: as above. Enabling it is not a cancellation point.
         unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }
 
-/// Runs the body of a function that gives a value, and gives `otherwise` if that fails.
+/// Runs the body of a function that returns a value; returns `otherwise` if the body fails.
 pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let mut result = otherwise;
     run(|| {
@@ -74,7 +74,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// An argument that makes no sense.
+/// The error of an argument that is not possible.
 pub(crate) fn bad(
     what: &'static str,
     reason: impl Into<String>,
@@ -90,13 +90,14 @@ fn null(what: &'static str) -> Error {
 /// What a handle points to.
 ///
 /// # Safety
-/// A pointer that is not NULL is one that this library has given out as such, and not freed.
+/// A pointer that is not NULL is one that this library has given out as such, and not
+/// freed.
 pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T, Error> {
     // SAFETY: forwarded to the caller.
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// Has a place for what a function gives out be NULL, before anything else can fail.
+/// Sets the place for what a function gives out to NULL, before anything else can fail.
 ///
 /// # Safety
 /// A pointer that is not NULL may be written to.
@@ -125,10 +126,10 @@ pub(crate) unsafe fn give<T>(
     Ok(())
 }
 
-/// Drops what a handle points to; nothing if it is NULL.
+/// Drops what a handle points to; does nothing if it is NULL.
 ///
 /// # Safety
-/// As [`handle`], and nobody uses it any more.
+/// As [`handle`], and nothing uses the handle any more.
 pub(crate) unsafe fn free<T>(pointer: *mut T) {
     if !pointer.is_null() {
         run(|| {
@@ -170,7 +171,7 @@ pub(crate) unsafe fn string<'a>(text: *const c_char, what: &'static str) -> Resu
 /// An array that a program has passed.
 ///
 /// # Safety
-/// A pointer that is not NULL points to so many values.
+/// A pointer that is not NULL points to `count` values.
 pub(crate) unsafe fn array<'a, T>(
     first: *const T,
     count: usize,
@@ -184,11 +185,11 @@ pub(crate) unsafe fn array<'a, T>(
     }
 }
 
-/// Writes the first `capacity` of some values into an array, and how many there are.
+/// Writes the first `capacity` values into an array, and the number of all values to `count`.
 ///
 /// # Safety
-/// `out` points to room for so many values, or `capacity` is 0; `count` may be written to
-/// unless it is NULL.
+/// `out` points to room for `capacity` values, or `capacity` is 0. `count` may be
+/// written to unless it is NULL.
 pub(crate) unsafe fn list<T: Copy>(
     values: &[T],
     out: *mut T,
@@ -222,7 +223,7 @@ pub(crate) unsafe trait Grows: Copy {
     const FIRST_SIZE: usize;
 }
 
-/// Says of a structure that it [`Grows`]: its size at first, and its last field.
+/// Declares that a structure [`Grows`], with its size in the first version and its last field.
 macro_rules! grows {
     ($name:ty, $size:literal, $last:ident) => {
         // SAFETY: asserted, as far as it can be; the structures of this crate have numbers,
@@ -243,14 +244,14 @@ macro_rules! grows {
     };
 }
 
-/// The size that a program says its structure has.
+/// The size that a program has set in its structure.
 ///
 /// # Safety
 /// `pointer` points to at least a `usize`.
 unsafe fn size_of_theirs<T: Grows>(pointer: *const T) -> Result<usize, Error> {
     // SAFETY: forwarded to the caller; the first field is the size.
     let size = unsafe { pointer.cast::<usize>().read() };
-    /// More is no structure of this library, but something that was not initialised.
+    /// A larger number is not a size: the program has not initialised it.
     const MOST: usize = 1024;
     if size < T::FIRST_SIZE || size > MOST || !size.is_multiple_of(align_of::<T>()) {
         let reason = format!("its first field, size, is {size}");

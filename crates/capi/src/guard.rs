@@ -6,14 +6,15 @@ use crate::boundary::{free, give, handle, nothing_yet};
 use crate::region::{bytes, pageleap_region};
 use crate::status::pageleap_status;
 
-/// Keeps pages of a region in their frames.
+/// A guard: keeps pages of a region in their frames.
 pub struct pageleap_guard(#[allow(dead_code, reason = "dropping it is its use")] PinGuard);
 
-/// Keeps the pages of a part in their frames until the guard is dropped: from before the
-/// submission of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev or the registration
-/// of an io_uring buffer, in either direction, until after its completion or unregistration. Any
-/// bytes that have memory will do; the guard is on the pages that they touch. Returns once none
-/// of these is being moved. Jobs move everything else meanwhile. Guards may overlap.
+/// Makes a guard, which keeps the pages of a part in their frames until it is dropped. Drivers
+/// of devices need one from before the submission until after the completion or unregistration
+/// of O_DIRECT, RDMA, MSG_ZEROCOPY, vmsplice, process_vm_writev, or registered io_uring buffers,
+/// in either direction. The part may be any bytes that have memory; the guard is on the pages
+/// that they touch. The call returns once no job moves these pages. Jobs move everything else
+/// meanwhile. Guards may overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_pin(
     region: *const pageleap_region,

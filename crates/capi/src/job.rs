@@ -12,18 +12,18 @@ use crate::region::bytes;
 use crate::report::pageleap_report;
 use crate::status::pageleap_status;
 
-/// A job: a move that is under way, or has ended.
+/// A job: it moves pages, or has ended.
 pub struct pageleap_job(pub(crate) Job);
 
-/// Starts a job that moves all these ranges while the program goes on, and returns at once,
-/// unless it needs frames that another job is still recycling. `options` may be NULL. If it
-/// fails, nothing has changed.
+/// Starts a job that moves all these ranges while the program goes on. The call returns at once,
+/// unless the job needs frames that another job is still recycling. `options` may be NULL. If
+/// the call fails, nothing has changed.
 ///
-/// There must be at least one range. All regions and pools must have the same page size (else
-/// PAGELEAP_BAD_ARGUMENT); ranges must not overlap each other or those of another job that still
+/// At least one range is needed. All regions and pools must have the same page size (else
+/// PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
 /// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
 ///
-/// Pools may be freed while the job runs; freeing a region ends the job. It is freed with
+/// Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
 /// pageleap_job_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_start(
@@ -73,16 +73,16 @@ pub unsafe extern "C" fn pageleap_job_start(
     })
 }
 
-/// What a job is doing.
+/// The phase of a job.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_phase {
-    /// Moving pages.
+    /// The job moves pages.
     PAGELEAP_MIGRATING = 0,
-    /// Pages have moved, and may be moved again or discarded; the frames that they have left are
-    /// made ready for use again.
+    /// Pages have moved, and may be moved again or discarded. The job makes the frames that they
+    /// have left ready for use again.
     PAGELEAP_RECYCLING = 1,
-    /// Done; the report is there.
+    /// The job has ended, and has its report.
     PAGELEAP_FINISHED = 2,
 }
 
@@ -92,14 +92,13 @@ pub enum pageleap_phase {
 pub struct pageleap_progress {
     /// sizeof(pageleap_progress).
     pub size: usize,
-    /// What it is doing.
+    /// The phase.
     pub phase: pageleap_phase,
     /// Bytes that have to move.
     pub bytes_total: u64,
     /// Bytes that have moved.
     pub bytes_migrated: u64,
-    /// Bytes copied so far, those included that were copied in vain because they were written
-    /// meanwhile.
+    /// Bytes copied so far, including those copied in vain because they were written meanwhile.
     pub bytes_copied: u64,
 }
 grows!(pageleap_progress, 40, bytes_copied);
@@ -119,7 +118,7 @@ fn progress_of(job: &Job) -> pageleap_progress {
     }
 }
 
-/// How far a job is.
+/// Fills in how far a job is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_progress(
     job: *const pageleap_job,
@@ -131,8 +130,8 @@ pub unsafe extern "C" fn pageleap_job_progress(
     })
 }
 
-/// Asks a job to stop after the areas that are under way, and returns at once. What has moved
-/// stays moved, the rest stays where it is; all of it is whole.
+/// Asks a job to stop after the areas that are under way, and returns at once. Pages that have
+/// moved stay moved, the others stay where they are, and all of them are whole.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_cancel(job: *const pageleap_job) -> pageleap_status {
     boundary!({
@@ -157,8 +156,8 @@ pub unsafe extern "C" fn pageleap_job_fd(job: *const pageleap_job) -> c_int {
     value(-1, || Ok(unsafe { handle(job, "job") }?.0.as_fd().as_raw_fd()))
 }
 
-/// Waits until a job moves no more pages; they may be moved again, discarded or freed from then
-/// on.
+/// Waits until a job moves no more pages. From then on they may be moved again, discarded or
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait_until_moved(
     job: *const pageleap_job,
@@ -171,8 +170,8 @@ pub unsafe extern "C" fn pageleap_job_wait_until_moved(
 }
 
 /// Waits until a job has ended, and gives its report, which the caller frees with
-/// pageleap_report_free(). `report` may be NULL. A job that was stopped, or could not move some
-/// pages, is no error of this call: the report says it. Any number of threads may wait.
+/// pageleap_report_free(). `report` may be NULL. If the job was stopped, or could not move some
+/// pages, the call succeeds and the report says so. Any number of threads may wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait(
     job: *const pageleap_job,
@@ -194,10 +193,10 @@ pub unsafe extern "C" fn pageleap_job_wait(
 }
 
 /// Waits as pageleap_job_wait() does, and calls `callback` with the progress from this thread:
-/// at once, every `interval_ms` milliseconds (at least 1), and at the end. If it returns
-/// anything but 0, the job is cancelled. It may call this library, but must not free the job,
-/// throw or longjmp. `callback` may be NULL.
-/// What it gets is as large as its size says, which may be less than in a newer header.
+/// at once, every `interval_ms` milliseconds (at least 1), and at the end. If the callback
+/// returns anything but 0, the job is cancelled. It may call this library, but must not free the
+/// job, throw or longjmp. `callback` may be NULL. The structure that the callback gets is as
+/// large as its size says, which may be less than in a newer header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_wait_with_progress(
     job: *const pageleap_job,
@@ -245,8 +244,8 @@ impl pageleap_status {
     }
 }
 
-/// Frees a job; NULL is allowed. If it has not ended, it is cancelled, and the call waits until
-/// its ranges are whole. Nobody may use the handle any more.
+/// Frees a job; NULL is allowed. If the job has not ended, it is cancelled, and the call waits
+/// until its ranges are whole. No thread may use the handle from the call on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_job_free(job: *mut pageleap_job) {
     // SAFETY: forwarded to the caller.

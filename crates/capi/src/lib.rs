@@ -1,14 +1,14 @@
 //! The C interface. `cargo xtask header` makes `include/pageleap.h` of the comments and items of
-//! these modules, in the order that `xtask/src/header.rs` gives; what holds for all functions
-//! stands in `opening.h`.
+//! these modules, in the order that `xtask/src/header.rs` gives. `opening.h` has the text that
+//! holds for all functions.
 //!
-//! Every function catches panics, checks its pointers for NULL, and leaves the text of an error
-//! with the thread. Numbers that stand for names (engines, page sizes) are plain integers here,
-//! because a C program may pass any.
+//! Every function catches panics, checks its pointers for NULL, and keeps the text of an error for
+//! the calling thread. Numbers that stand for names (engines, page sizes) are plain integers here,
+//! because a C program may pass any number.
 
 #![allow(non_camel_case_types)]
-// The comments are written for C: `# Safety` of a function is what its comment, and that of the
-// header, ask for.
+// The comments are written for C: a function's comment and the header's first one say what a caller
+// has to keep to, as `# Safety` would.
 #![allow(clippy::missing_safety_doc)]
 
 #[macro_use]

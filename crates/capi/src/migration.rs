@@ -12,22 +12,23 @@ use crate::pool::pageleap_pool;
 use crate::region::pageleap_region;
 use crate::status::{pageleap_status, text};
 
-/// The method by which pages are moved, and what it means for those who use them meanwhile.
-/// Whatever it is, threads wait for milliseconds at most, nothing is lost, and every page moves
-/// in the end.
+/// The method by which pages are moved, and its effect on the threads that use them meanwhile.
+/// With every engine threads wait for milliseconds at most, nothing is lost, and every page
+/// moves in the end.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_engine {
-    /// The best that works here, chosen for each job, and again for parts where it is refused.
+    /// The best engine that works here: chosen for each job, and again for parts where an engine
+    /// is refused.
     PAGELEAP_ENGINE_AUTO = 0,
-    /// Follows writes, copies what was written again, and takes the page tables away for a
-    /// moment. System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that
-    /// holds back the kernel's own accesses, too (root, vm.unprivileged_userfaultfd=1 or access
-    /// to /dev/userfaultfd); not for hugetlb pages.
+    /// Follows writes, copies written pages again, and takes the page tables away for a moment.
+    /// System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that also
+    /// holds back the kernel's own accesses (root, vm.unprivileged_userfaultfd=1 or access to
+    /// /dev/userfaultfd). Not for hugetlb pages.
     PAGELEAP_ENGINE_PRECOPY = 1,
-    /// As precopy, but pages are write-protected while they are copied, and writers are let in
-    /// one by one. System calls do not fail because of it. Needs Linux 6.6 and such a
-    /// userfaultfd; for hugetlb pages, too.
+    /// Write-protects pages while it copies them, and lets writers in one by one. System calls
+    /// do not fail because of it. Needs Linux 6.6 and a userfaultfd as precopy does. Also for
+    /// hugetlb pages.
     PAGELEAP_ENGINE_WP_SYNC = 2,
     /// Follows writes, and makes pages read-only for a moment at the end: system calls that
     /// write into them in that moment fail with EFAULT. Needs Linux 6.7 and no privilege.
@@ -61,7 +62,8 @@ fn choice(number: u32) -> Option<EngineChoice> {
 
 /// The engine that a program has passed.
 fn engine(number: u32) -> Result<EngineChoice, Error> {
-    let unknown = || bad("engine", format!("{number} is no engine"), "use one of pageleap_engine");
+    let unknown =
+        || bad("engine", format!("{number} is not an engine"), "use one of pageleap_engine");
     choice(number).ok_or_else(unknown)
 }
 
@@ -76,7 +78,7 @@ pub extern "C" fn pageleap_engine_name(engine: u32) -> *const c_char {
     names.get(engine as usize).map_or(c"unknown", CString::as_c_str).as_ptr()
 }
 
-/// What is to move where: bytes of a region, in whole pages.
+/// A range of a job: bytes of a region, in whole pages, and where they go.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_range {
@@ -86,55 +88,56 @@ pub struct pageleap_range {
     pub region: *const pageleap_region,
     /// The first byte, from the start of the region.
     pub offset: usize,
-    /// How many bytes; 0 with an offset of 0: the whole region.
+    /// How many bytes. If this and the offset are 0: the whole region.
     pub length: usize,
-    /// The pool whose frames the pages get. Those that have frames of it on the right node
-    /// already, and those without memory, stay as they are.
+    /// The pool whose frames the pages get. Pages that have a frame of it on the right node
+    /// already, and pages without memory, stay as they are.
     pub pool: *const pageleap_pool,
-    /// On which nodes of the pool; NULL: as the pool is placed.
+    /// The nodes of the pool that the pages go to; NULL: as the pool is placed.
     pub place: *const pageleap_placement,
 }
 grows!(pageleap_range, 48, place);
 
-/// How a job works. With all fields 0 but size, as the library chooses.
+/// How a job works. If all fields but size are 0, the library chooses.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_job_options {
     /// sizeof(pageleap_job_options).
     pub size: usize,
-    /// Which engine, one of pageleap_engine. Asking for one by name that cannot work here is an
-    /// error.
+    /// The engine, one of pageleap_engine. If an engine other than PAGELEAP_ENGINE_AUTO cannot
+    /// work here, the job is refused (PAGELEAP_ENGINE_REFUSED).
     pub engine: u32,
-    /// How many threads copy, at most: up to 64; 0: one for each four CPUs of the destination, at
+    /// The most threads that copy, up to 64; 0: one for each four CPUs of the destination, at
     /// least 1 and at most 8.
     pub threads: u32,
-    /// The initial size of an area, the unit in which pages move, in bytes, a multiple of the
-    /// page size; 0: chosen by the job, which may change it as it goes.
+    /// The initial size of an area in bytes, a multiple of the page size; 0: chosen by the job,
+    /// which may change it as it goes.
     pub area_bytes: usize,
     /// Nanoseconds after which the job begins no new area; 0: no limit.
     pub timeout_ns: u64,
-    /// The longest that a thread of the program should have to wait for the job, in nanoseconds;
-    /// 0: one millisecond. A target, not a limit: jobs that choose their areas fit them to it,
-    /// and every page moves in any case.
+    /// The longest time, in nanoseconds, for which a thread of the program should have to wait
+    /// for the job; 0: one millisecond. This is a target, not a limit: jobs that choose their
+    /// areas fit them to it, and every page moves in any case.
     pub wait_budget_ns: u64,
-    /// The most bytes copied per second, by all threads together, repeated copies included; 0:
-    /// no limit. Each thread may run ahead of the limit by one area: area_bytes if that is set,
-    /// else at most the largest of 2 MB, one page and what the rate copies in 10 ms.
+    /// The most bytes that all threads together copy per second, repeated copies included; 0: no
+    /// limit. Each thread may run ahead of the limit by one area. That is area_bytes if it is
+    /// set, else at most the largest of 2 MB, one page and the bytes that the rate copies in 10
+    /// ms.
     pub rate_limit_bytes_per_s: u64,
-    /// How long, in nanoseconds, the job waits for guards to be dropped, once everything else
-    /// has moved and while none is dropped; 0: one second; -1: not at all.
+    /// How long, in nanoseconds, the job waits for guards once everything else has moved. The
+    /// time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait.
     pub pin_patience_ns: i64,
-    /// How many copies of an area writes may spoil before its writers must wait until it has
-    /// moved; 0: 3 with the engine mprotect, 4 with the others; -1: they wait from the start, as
-    /// those of hugetlb pages always do but with mprotect.
+    /// How many copies of an area may be spoilt by writes before its writers must wait until the
+    /// area has moved. 0: 3 with the engine mprotect, 4 with the others. -1: writers wait from
+    /// the start; writers of hugetlb pages always do, but with the engine mprotect.
     pub max_disturbed_copies: i32,
-    /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: into
-    /// 2; 1: it is not split.
+    /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
+    /// parts; 1: areas are not split.
     pub reduction_factor: u32,
 }
 grows!(pageleap_job_options, 64, reduction_factor);
 
-/// 0 means what the library does by itself.
+/// `None` for 0, which asks for the library's default.
 fn unless_0(number: u64) -> Option<u64> {
     (number > 0).then_some(number)
 }
@@ -185,16 +188,16 @@ pub(crate) fn with_options<'a>(
 }
 
 /// Installs the library's SIGSEGV handler in front of the present one, which goes on getting
-/// every fault that is not about a moving page. If it is not called, the first job does this.
-/// The engines mprotect and precopy-protect need the handler; the others need it where their own
+/// every fault that is not about a moving page. Without this call the first job installs the
+/// handler. The engines mprotect and precopy-protect need it; the others need it where their own
 /// way is refused.
 ///
-/// Jobs are refused if another handler has been installed over the library's since, because that
-/// one would get the faults of writers. If your handler passes faults that are not its own to
-/// the handler that it replaced, with all three arguments, call this function before you install
-/// yours. The call is your promise that it does so, and jobs are then not refused, if your
-/// handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs no other signal handler
-/// may store into a region: have it block all signals (sa_mask) if one might.
+/// If another handler has been installed over the library's since, that one would get the faults
+/// of writers, and jobs are refused. If your handler passes faults that are not its own to the
+/// handler that it replaced, with all three arguments, call this function before you install
+/// yours. The call is your promise that your handler does so. Jobs are then not refused,
+/// provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
+/// signal handler may store into a region: if one might, let yours block all signals (sa_mask).
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
     boundary!({ pageleap::install_fault_handler() })

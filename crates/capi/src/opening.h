@@ -2,9 +2,9 @@
  * pageleap.h - moves pages of this process between memory nodes while threads keep reading and
  * writing them, and always finishes.
  *
- * A program makes a pool (memory of one or several nodes, faulted in), a region (a range of
- * addresses that never changes, backed by frames of pools), puts its data there, and starts jobs
- * that move ranges of regions to other frames: of another node, of another pool. Threads go on
+ * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is a
+ * range of addresses that never changes, backed by frames of pools, and puts its data there. Then it
+ * starts jobs, which move ranges of regions to frames of another node or another pool. Threads go on
  * reading and writing meanwhile; nothing is lost.
  *
  *     pageleap_pool *near_pool, *far_pool;
@@ -32,45 +32,47 @@
  * Frame.    A page of physical memory. A pool has frames; each is free, or holds a page of one
  *           region. A page of a region has an address, and a frame unless it was discarded.
  * Area.     A group of pages that a job copies in one go and gives new frames together. The job
- *           chooses how many.
+ *           chooses its size.
  * Window.   The time for which an area is closed to writers, so that it can change its frames.
  *           A thread that writes there waits in the kernel, or in a SIGSEGV handler.
  * Engine.   The method by which a job follows writes, copies, and closes areas.
- * Recycle.  To make the frames that pages have left ready for other pages; a job does so after the
- *           move.
+ * Recycle.  To make the frames that pages have left ready for other pages. A job recycles after it
+ *           has moved its pages.
  * Guard.    Keeps pages in their frames while a device works on them.
  *
  * What holds for all functions:
  *
- * Errors.   Functions that can fail return a pageleap_status, and leave a text with the calling
+ * Errors.   Functions that can fail return a pageleap_status, and keep a text for the calling
  *           thread: pageleap_last_error(). After a failure nothing has changed, unless the
  *           function says otherwise, and a handle or address that it should have given out is
  *           NULL.
- * Threads.  All functions may be called from any thread, several at a time, also on the same
- *           handle; only a function that frees a handle must be the sole user of it. None may be
- *           called from a signal handler. None is a cancellation point: a thread that is cancelled
- *           during a call ends after it. A thread that calls the library must not have asynchronous
- *           cancellation enabled.
- * Handles.  Whoever was given a handle frees it, once, with the function that its type names.
- *           Handles may be freed in any order. `const` means that the handle stays valid, not
- *           that what it stands for stays the same.
+ * Threads.  Any thread may call any function. Several threads may do so at a time, also on the same
+ *           handle; but while a function frees a handle, no other may use that handle. A signal
+ *           handler must not call any function. No function is a cancellation point: a thread that
+ *           is cancelled during a call ends after it. A thread that calls the library must not have
+ *           asynchronous cancellation enabled.
+ * Handles.  The program frees each handle that it was given, once, with the function that the
+ *           handle's type names. Handles may be freed in any order. `const` means that the handle
+ *           stays valid, not that the object behind it stays the same.
  * NULL.     May be passed where the function's comment says so, and for an array of no elements.
  *           Elsewhere it gives PAGELEAP_BAD_ARGUMENT or, from functions that return no status, 0,
  *           false, NULL or -1.
  * Structs.  Structures begin with their size, because later versions may append fields. Make them
- *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all else 0, the
- *           default of each field that has one. Set the size of structures that a function fills,
- *           too. One that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields that only a
- *           newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and are set to 0
- *           when filled in.
+ *           with PAGELEAP_INIT (inside a function), which sets the size and leaves all other fields
+ *           0, the default of each field that has one. Set the size of structures that a function
+ *           fills in, too. A size that no version can have had gives PAGELEAP_BAD_ARGUMENT. Fields
+ *           that only a newer header has must be 0 when passed in (else PAGELEAP_UNSUPPORTED), and
+ *           are set to 0 when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
- * Signals.  The library's own threads take none of the program's signals. It blocks those of the
- *           calling thread for moments, when it starts threads and in pageleap_probe().
- *           The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
+ * Signals.  The library's own threads take none of the program's signals. The library blocks the
+ *           signals of the calling thread for moments: when it starts threads, and in
+ *           pageleap_probe(). The first job installs a SIGSEGV handler: see
+ *           pageleap_install_fault_handler().
+ * Text.     Arguments and texts are in UTF-8. A text that is marked "Constant" is never freed.
  *
- * Nothing of C++ or Rust ever passes through these functions: no exception, no panic. The library
- * stays loaded once it is loaded (dlclose does not unload it).
+ * Neither a C++ exception nor a Rust panic ever passes through these functions. Once the library is
+ * loaded, it stays loaded (dlclose does not unload it).
  */
 
 #ifndef PAGELEAP_H
@@ -100,8 +102,9 @@
 #define PAGELEAP_INIT(type) ((type){ .size = sizeof(type) })
 /* The placement "all on this node", for the call in which it stands. For C++ see pageleap.hpp. */
 #define PAGELEAP_ON(node)                                                                          \
-    (&(const pageleap_placement){                                                                  \
-        .size = sizeof(pageleap_placement), .nodes = (const uint32_t[]){ (node) }, .node_count = 1 })
+    (&(const pageleap_placement){ .size = sizeof(pageleap_placement),                              \
+                                  .nodes = (const uint32_t[]){ (node) },                           \
+                                  .node_count = 1 })
 #endif
 
 #ifdef __cplusplus

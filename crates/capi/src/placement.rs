@@ -4,11 +4,11 @@ use pageleap::{Destination, Error, NodeCounts, NodeId, PageTables, Placement, Po
 
 use crate::boundary::{array, bad, flag, list, read, write};
 
-/// How pages are spread over nodes, and where the page tables go that map them.
+/// How pages are spread over nodes, and where the page tables go that map the pages.
 ///
-/// With one node everything lies there. With several, stripes of the range go to them in turn.
-/// Naming a node twice, or one that is not the pool's, gives PAGELEAP_BAD_ARGUMENT; in
-/// pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE.
+/// With one node all pages lie there. With several, stripes of the range go to the nodes in
+/// turn. A node that is named twice, or is not one of the pool's, gives PAGELEAP_BAD_ARGUMENT.
+/// In pageleap_pool_new(), a node that the machine lacks gives PAGELEAP_UNKNOWN_NODE.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_placement {
@@ -16,18 +16,18 @@ pub struct pageleap_placement {
     pub size: usize,
     /// The nodes' numbers. The array belongs to the caller and is not needed after the call.
     pub nodes: *const u32,
-    /// How many there are; at least 1.
+    /// How many nodes `nodes` has; at least 1.
     pub node_count: usize,
     /// How many stripes of each round a node gets, 1 to 255, in the order of `nodes`; NULL: one
-    /// each.
+    /// stripe each.
     pub weights: *const u32,
-    /// Bytes of a stripe, a multiple of the page size; 0: from one page to 2 MB, so that a
-    /// region has at least 256 of them.
+    /// Bytes of a stripe, a multiple of the page size; 0: a size from one page to 2 MB, so that
+    /// a region has at least 256 stripes.
     pub stripe_bytes: usize,
-    /// Whether page tables go to the node that page_tables_node says. Else they go where the
-    /// data goes; for a node without CPUs, to the nearest that has some.
+    /// Whether page tables go to page_tables_node. Else they go where the data goes; for a node
+    /// without CPUs, to the nearest node with CPUs.
     pub has_page_tables_node: flag,
-    /// That node's number.
+    /// The node for page tables.
     pub page_tables_node: u32,
 }
 grows!(pageleap_placement, 48, page_tables_node);
@@ -76,17 +76,17 @@ pub(crate) unsafe fn destination(
     Ok(placement.map_or_else(|| Destination::from(pool), |placement| pool.on(placement)))
 }
 
-/// Where pages lie, against where they should.
+/// Where pages lie, compared with where they should lie.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_verification {
     /// sizeof(pageleap_verification).
     pub size: usize,
-    /// Pages looked at.
+    /// Pages that were looked at.
     pub pages: u64,
-    /// Pages that are present on another node than they should be.
+    /// Pages that are present on another node than the one that they were placed on.
     pub misplaced: u64,
-    /// Pages that are not present: swapped out, say.
+    /// Pages that are not present, for example because they are swapped out.
     pub absent: u64,
 }
 grows!(pageleap_verification, 32, absent);
@@ -107,8 +107,8 @@ pub(crate) unsafe fn write_verification(
     unsafe { write(out, shown) }
 }
 
-/// How many pages lie on a node. It has no size field, because it is used in arrays; later
-/// versions will not change it.
+/// How many pages lie on a node. The structure has no size field, because it is used in arrays;
+/// later versions will not change it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_node_pages {

@@ -9,13 +9,13 @@ use crate::page_size::{number, page_size};
 use crate::placement::{pageleap_placement, pageleap_verification, placement, write_verification};
 use crate::status::pageleap_status;
 
-/// Memory of one or several nodes, faulted in, verified, and free to be used by regions.
+/// Memory of one or several nodes: faulted in, verified, and free to be used by regions.
 ///
 /// The memory goes back to the system when the pool has been freed and no region has frames of
 /// it any more.
 pub struct pageleap_pool(pub(crate) Pool);
 
-/// How a pool is made. With all fields 0 but size: of 4 KB pages, not locked.
+/// How a pool is made. If all fields but size are 0, the pool has 4 KB pages and is not locked.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_pool_options {
@@ -23,17 +23,17 @@ pub struct pageleap_pool_options {
     pub size: usize,
     /// The size of its pages, one of pageleap_page_size.
     pub page_size: u32,
-    /// Whether it is locked, so that it is never swapped out; counts against RLIMIT_MEMLOCK.
-    /// hugetlb pages never are anyway.
+    /// Whether the pool is locked, so that it is never swapped out. Locked memory counts against
+    /// RLIMIT_MEMLOCK. hugetlb pages are never swapped out in any case.
     pub is_locked: flag,
-    /// How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of a
-    /// node, at most 8.
+    /// How many threads fault the memory in, at most one for each 32 MB; 0: one for each CPU of
+    /// a node, at most 8.
     pub threads: usize,
-    /// Called with the bytes done and the bytes to do, about every 32 MB, from the threads that
-    /// fault the memory in, perhaps from several at once; NULL: not called. It must not call
-    /// functions of this library, nor throw, nor longjmp.
+    /// Called with the bytes done and the bytes to do, about every 32 MB; NULL: not called. The
+    /// threads that fault the memory in call it, possibly several at once. It must not call
+    /// functions of this library, throw or longjmp.
     pub progress: Option<unsafe extern "C" fn(data: *mut c_void, done: u64, total: u64)>,
-    /// What the callback gets.
+    /// Passed to the callback as it is.
     pub progress_data: *mut c_void,
 }
 grows!(pageleap_pool_options, 40, progress_data);
@@ -53,10 +53,10 @@ impl Report {
     }
 }
 
-/// Takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a placement,
-/// faults them in, and verifies with the kernel that they lie where they should, in pages of the
-/// size asked for. `options` may be NULL. Takes some 100 ms per GB of 4 KB pages. If it fails,
-/// everything has been given back.
+/// Makes a pool: takes `bytes` bytes (at most 2^46, rounded up to whole pages) of the nodes of a
+/// placement, and faults them in. Then verifies with the kernel that they lie where they should,
+/// in pages of the size asked for. `options` may be NULL. It takes some 100 ms per GB of 4 KB
+/// pages. If it fails, everything has been given back.
 ///
 /// The pool is freed with pageleap_pool_free().
 #[unsafe(no_mangle)]
@@ -91,15 +91,15 @@ pub unsafe extern "C" fn pageleap_pool_new(
     })
 }
 
-/// Frees a pool; NULL is allowed. Regions that have frames of it, and jobs, go on: its memory
-/// goes back to the system after the last of them.
+/// Frees a pool; NULL is allowed. Jobs and regions that have frames of the pool go on: its
+/// memory goes back to the system after the last of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free(pool: *mut pageleap_pool) {
     // SAFETY: forwarded to the caller.
     unsafe { free(pool) };
 }
 
-/// The size of its pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
+/// The size of a pool's pages, one of pageleap_page_size. 0, which is also PAGELEAP_PAGE_4K, for
 /// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_page_size(pool: *const pageleap_pool) -> u32 {
@@ -107,30 +107,31 @@ pub unsafe extern "C" fn pageleap_pool_page_size(pool: *const pageleap_pool) -> 
     value(0, || Ok(number(unsafe { handle(pool, "pool") }?.0.page_size())))
 }
 
-/// Its size in bytes; 0 for NULL.
+/// The size of a pool in bytes; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_bytes(pool: *const pageleap_pool) -> u64 {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(pool, "pool") }?.0.bytes()))
 }
 
-/// Its free bytes; 0 for NULL. Frames that a job is recycling do not count as free, but a call
-/// that needs them gets them.
+/// The free bytes of a pool; 0 for NULL. Frames that a job is recycling do not count as free,
+/// but a call that needs them gets them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free_bytes(pool: *const pageleap_pool) -> u64 {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(pool, "pool") }?.0.free_bytes()))
 }
 
-/// Its free bytes on one node; 0 for a node that is not one of its own, and for NULL.
+/// The free bytes of a pool on one node; 0 for a node that is not one of the pool's, and for
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_free_bytes_on(pool: *const pageleap_pool, node: u32) -> u64 {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(pool, "pool") }?.0.free_bytes_on(NodeId(node))))
 }
 
-/// The nodes whose memory it is: writes the first `capacity` of them to `nodes`, and how many
-/// there are to `count`, which may be NULL.
+/// The nodes of a pool: writes the first `capacity` of them to `nodes`, and their number to
+/// `count`, which may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_nodes(
     pool: *const pageleap_pool,
@@ -147,8 +148,8 @@ pub unsafe extern "C" fn pageleap_pool_nodes(
     })
 }
 
-/// Asks the kernel where all frames of the pool lie, whoever uses them. Takes some 60 ms per GB
-/// of 4 KB pages; jobs may go on meanwhile.
+/// Asks the kernel where all frames of a pool lie, free or not. It takes some 60 ms per GB of 4
+/// KB pages; jobs may go on meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_pool_verify(
     pool: *const pageleap_pool,

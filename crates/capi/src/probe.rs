@@ -9,8 +9,8 @@ use crate::boundary::{bad, flag, free, give, handle, nothing_yet, read, string, 
 use crate::page_size::page_size;
 use crate::status::{pageleap_status, text};
 
-/// What was found out about this machine, user and container: calls were tried and files read.
-/// It never changes.
+/// What was found out about this machine, user and container by trying calls and reading files.
+/// Capabilities never change.
 pub struct pageleap_capabilities {
     findings: Vec<Texts>,
 }
@@ -25,17 +25,17 @@ struct Texts {
     remedies: Vec<[CString; 3]>,
 }
 
-/// What is asked of the machine.
+/// What a program intends to do.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_demand {
     /// sizeof(pageleap_demand).
     pub size: usize,
-    /// Bytes of the region that is to move; 0 if only a few pages are meant.
+    /// Bytes of the region that is to move; 0 for a few pages.
     pub bytes: u64,
     /// The size of its pages.
     pub page_size: u32,
-    /// Whether also to move a few pages as a trial, which is the finding "leap". The trial
+    /// Whether to move a few pages as a trial, which gives the finding "leap". The trial
     /// installs the SIGSEGV handler, as a job does.
     pub try_leap: flag,
     /// Must be 0.
@@ -63,18 +63,18 @@ pub enum pageleap_state {
 pub struct pageleap_finding {
     /// sizeof(pageleap_finding).
     pub size: usize,
-    /// What was looked at: a name that stays the same from version to version, such as "cpuset",
-    /// "hugetlb-2m" or "free-memory". Three concern engines: precopy works if "freeze" does (but
-    /// not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
-    /// "write-tracking" does; mprotect works wherever a job can.
+    /// The topic: a name that stays the same from version to version, such as "cpuset",
+    /// "hugetlb-2m" or "free-memory". Three topics concern engines: precopy works if "freeze"
+    /// does (but not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
+    /// "write-tracking" does. The engine mprotect works wherever a job can.
     pub topic: *const c_char,
     /// Its state.
     pub state: pageleap_state,
-    /// Whether it rules out the move that the demand describes.
+    /// Whether the finding rules out the move that the demand describes.
     pub blocks: flag,
     /// The finding in one line.
     pub summary: *const c_char,
-    /// What is wrong or restricted; empty if nothing is.
+    /// What is wrong or restricted; empty if everything works.
     pub reason: *const c_char,
     /// What was seen, line by line: calls with their results, files with their contents.
     pub observed: *const c_char,
@@ -90,11 +90,11 @@ grows!(pageleap_finding, 56, remedy_count);
 pub struct pageleap_remedy {
     /// sizeof(pageleap_remedy).
     pub size: usize,
-    /// Who can apply it.
+    /// Who can apply the remedy.
     pub who: *const c_char,
     /// The exact line to type or to add.
     pub line: *const c_char,
-    /// What it grants besides, or takes away: the price.
+    /// What else the line grants, or takes away: the price.
     pub grants: *const c_char,
 }
 grows!(pageleap_remedy, 32, grants);
@@ -123,9 +123,9 @@ fn texts(finding: &Finding, demand: &Demand) -> Texts {
     }
 }
 
-/// Finds out what this machine, user and container allow: tries each call that matters on memory
-/// of its own, and leaves everything as it was. Takes tens of milliseconds. `demand` may be
-/// NULL: a few pages of 4 KB. Free with pageleap_capabilities_free().
+/// Finds out what this machine, user and container allow. It tries each call that matters on
+/// memory of its own, and leaves everything as it was. It takes tens of milliseconds. `demand`
+/// may be NULL: a few pages of 4 KB. Free the capabilities with pageleap_capabilities_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_probe(
     demand: *const pageleap_demand,
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn pageleap_capabilities_free(capabilities: *mut pageleap_
     unsafe { free(capabilities) };
 }
 
-/// How many findings there are; 0 for NULL.
+/// The number of findings; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_count(
     capabilities: *const pageleap_capabilities,
@@ -172,8 +172,8 @@ pub unsafe extern "C" fn pageleap_capabilities_count(
     value(0, || Ok(unsafe { handle(capabilities, "capabilities") }?.findings.len()))
 }
 
-/// Whether a topic works, with a restriction perhaps: its state is PAGELEAP_WORKS or
-/// PAGELEAP_LIMITED. False for topics that were not looked at, and for names that are none.
+/// Whether a topic works, perhaps with a restriction: its state is PAGELEAP_WORKS or
+/// PAGELEAP_LIMITED. False for topics that were not looked at, and for unknown names.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_has(
     capabilities: *const pageleap_capabilities,
@@ -202,7 +202,7 @@ fn finding_at(
     })
 }
 
-/// The finding at an index, 0 to pageleap_capabilities_count() - 1.
+/// Fills in `finding` with the finding at an index, 0 to pageleap_capabilities_count() - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_finding(
     capabilities: *const pageleap_capabilities,
@@ -227,7 +227,8 @@ pub unsafe extern "C" fn pageleap_capabilities_finding(
     })
 }
 
-/// A remedy of the finding at an index, the least intrusive first: 0 to its remedy_count - 1.
+/// Fills in `remedy` with a remedy of the finding at an index. Remedies are in order, the least
+/// intrusive first: 0 to the finding's remedy_count - 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_capabilities_remedy(
     capabilities: *const pageleap_capabilities,

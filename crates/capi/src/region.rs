@@ -14,12 +14,12 @@ use crate::placement::{
 use crate::pool::pageleap_pool;
 use crate::status::pageleap_status;
 
-/// A range of addresses that stays where it is for as long as it lives, while its pages change
-/// their frames.
+/// A range of addresses that stays where it is for as long as the region lives, while its pages
+/// change their frames.
 ///
-/// Threads of this process may read and write it at any time, also while it moves, with
-/// ordinary loads, stores and atomic operations; nothing is lost. This much is asked of them in
-/// return:
+/// Threads of this process may read and write the range at any time, also while it moves, with
+/// ordinary loads, stores and atomic operations; nothing is lost. In return the program keeps to
+/// these rules:
 ///
 /// - System calls that write into a part that is moving (read, recv, io_uring) may fail with
 ///   EFAULT, or end early with a short count, with the engines mprotect and precopy-protect.
@@ -28,31 +28,32 @@ use crate::status::pageleap_status;
 /// - No device, nor the kernel on behalf of one, may work on its pages without a guard
 ///   (pageleap_region_pin): O_DIRECT, RDMA, registered io_uring buffers, vmsplice,
 ///   process_vm_writev, MSG_ZEROCOPY.
-/// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition
-///   variables in it. Ordinary private ones are fine.
+/// - No process-shared, priority-inheriting or robust mutexes, semaphores or condition variables
+///   in it. Ordinary private ones are fine.
 /// - No stacks and no thread-local storage in it.
 /// - Nothing that this library allocates: malloc() must not take its memory from a region.
 /// - No userfaultfd and no protection keys on it, and nothing else mapped into its range.
 /// - Children made by fork do not get it, and must not touch it.
-/// - With the engines mprotect and precopy-protect, no thread may write into it while it blocks
-///   SIGSEGV.
+/// - With the engines mprotect and precopy-protect, no thread may write into it while that
+///   thread blocks SIGSEGV.
 /// - mlock, mprotect and madvise may be used on any part of it that is not moving at that
-///   moment, and survive moves; but not MADV_REMOVE, which takes the memory away.
+///   moment, and their effects survive moves. The exception is MADV_REMOVE, which takes the
+///   memory away.
 pub struct pageleap_region(pub(crate) Region);
 
-/// What a region is.
+/// A region in figures.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_region_info {
     /// sizeof(pageleap_region_info).
     pub size: usize,
-    /// Its first byte, which never changes.
+    /// The first byte, which never changes.
     pub start: *mut c_void,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: usize,
-    /// Its identity in reports.
+    /// The identity of the region in reports.
     pub id: u64,
-    /// The size of its pages, one of pageleap_page_size.
+    /// The size of the pages, one of pageleap_page_size.
     pub page_size: u32,
     /// Set to 0.
     pub reserved: u32,
@@ -73,8 +74,8 @@ pub(crate) fn bytes(of: &Region, offset: usize, length: usize) -> Result<Range<u
 }
 
 /// Makes a region of `length` bytes (rounded up to whole pages), all zero, of frames of a pool.
-/// `place` may be NULL: as the pool is placed; else on nodes of the pool. Waits for frames that
-/// a job is still recycling, if it needs them. It cannot grow. The region is freed with
+/// `place` names nodes of the pool; NULL: as the pool is placed. If the region needs frames that
+/// a job is still recycling, the call waits for them. The region cannot grow. It is freed with
 /// pageleap_region_free(), and does not need the pool's handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_new(
@@ -93,9 +94,10 @@ pub unsafe extern "C" fn pageleap_region_new(
     })
 }
 
-/// Makes a region of no bytes yet, which can grow to `capacity` bytes (rounded up to whole pages)
-/// at the same address: pageleap_region_grow(). `page` is the size of its pages, one of
-/// pageleap_page_size. It takes address space only, and is freed with pageleap_region_free().
+/// Makes a region of no bytes, which can grow to `capacity` bytes (rounded up to whole pages) at
+/// the same address: pageleap_region_grow(). `page` is the size of its pages, one of
+/// pageleap_page_size. The region takes address space only, and is freed with
+/// pageleap_region_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_reserve(
     capacity: usize,
@@ -111,17 +113,17 @@ pub unsafe extern "C" fn pageleap_region_reserve(
     })
 }
 
-/// Cancels the jobs that work on a region, waits for them, unmaps it and gives its frames back
-/// to their pools; NULL is allowed. Nobody may touch its memory or use the handle any more.
-/// While a guard is left, the whole region stays mapped and keeps its frames, so that devices can
-/// finish: the last guard gives them back.
+/// Frees a region; NULL is allowed. The call cancels the jobs that work on the region, waits for
+/// them, unmaps the region, and gives its frames back to their pools. From the call on nothing
+/// may touch the memory or use the handle. While a guard is left, the whole region stays mapped
+/// and keeps its frames, so that devices can finish: the last guard gives them back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_free(region: *mut pageleap_region) {
     // SAFETY: forwarded to the caller.
     unsafe { free(region) };
 }
 
-/// Its first byte, which never changes; NULL for NULL.
+/// The first byte of a region, which never changes; NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_start(region: *const pageleap_region) -> *mut c_void {
     value(std::ptr::null_mut(), || {
@@ -130,14 +132,14 @@ pub unsafe extern "C" fn pageleap_region_start(region: *const pageleap_region) -
     })
 }
 
-/// Its length in bytes; 0 for NULL.
+/// The length of a region in bytes; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_length(region: *const pageleap_region) -> usize {
     // SAFETY: forwarded to the caller.
     value(0, || Ok(unsafe { handle(region, "region") }?.0.len()))
 }
 
-/// What a region is.
+/// Fills in `info` with a region's figures.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_describe(
     region: *const pageleap_region,
@@ -159,8 +161,8 @@ pub unsafe extern "C" fn pageleap_region_describe(
     })
 }
 
-/// Gives the address of a part of a region, after checking that the part is inside the region and
-/// has memory everywhere. Any bytes will do.
+/// Gives the address of a part of a region, after checking that the part is inside the region
+/// and has memory everywhere. The part may be any bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_view(
     region: *const pageleap_region,
@@ -182,9 +184,9 @@ pub unsafe extern "C" fn pageleap_region_view(
 
 /// Extends a region to `length` bytes (rounded up to whole pages); nothing changes if it is that
 /// long already, or longer. The new part is zero; addresses do not change. More than the
-/// capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). `pool`
-/// may be NULL, and `place` with it: the new part has no memory then, and must not be touched
-/// before pageleap_region_back().
+/// capacity gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). If
+/// `pool` is NULL, `place` must be NULL, too: the new part then has no memory, and must not be
+/// touched before pageleap_region_back().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_grow(
     region: *const pageleap_region,
@@ -207,11 +209,11 @@ pub unsafe extern "C" fn pageleap_region_grow(
     })
 }
 
-/// Gives the frames of a part, whole pages, back to their pools. Its contents are gone, and
-/// touching it raises SIGSEGV until pageleap_region_back(): nobody may use it during and after
-/// the call. Pages without memory stay as they are. Refused while a job moves the part or a guard
-/// is on it. If it fails, nothing has changed, unless the limit of mappings (vm.max_map_count)
-/// was reached on the way.
+/// Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
+/// touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
+/// during and after the call. Pages without memory stay as they are. The call is refused while a
+/// job moves the part or a guard is on it. If it fails, nothing has changed, unless the limit of
+/// mappings (vm.max_map_count) was reached on the way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_discard(
     region: *const pageleap_region,
@@ -226,8 +228,8 @@ pub unsafe extern "C" fn pageleap_region_discard(
     })
 }
 
-/// Gives zeroed frames of a pool to a part, whole pages, that has no memory; if some of it has,
-/// that is PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new().
+/// Gives zeroed frames of a pool to a part, whole pages, that has no memory. If some of it has
+/// memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_back(
     region: *const pageleap_region,
@@ -244,8 +246,8 @@ pub unsafe extern "C" fn pageleap_region_back(
     })
 }
 
-/// Asks the kernel whether each page of a region that has memory is present, on the node that it
-/// was placed on. Jobs may go on meanwhile.
+/// Asks the kernel whether each page of a region that has memory is present, on the node that
+/// the page was placed on. Jobs may go on meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_verify(
     region: *const pageleap_region,
@@ -258,7 +260,7 @@ pub unsafe extern "C" fn pageleap_region_verify(
 }
 
 /// On which nodes the pages of a region lie, as the kernel says: writes the first `capacity`
-/// nodes to `nodes`, and how many there are to `count`, which may be NULL.
+/// nodes to `nodes`, and their number to `count`, which may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_placement(
     region: *const pageleap_region,

@@ -9,21 +9,21 @@ use pageleap::Error;
 
 use crate::boundary::write;
 
-/// Which kind of error a function has met. The text, pageleap_last_error(), says the rest.
+/// The kind of an error. The text, pageleap_last_error(), says the rest.
 ///
-/// Later versions may add kinds: treat one that you do not know as an error like any other.
+/// Later versions may add kinds: treat a kind that you do not know as an error like any other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum pageleap_status {
-    /// Done.
+    /// The function has done what was asked.
     PAGELEAP_OK = 0,
-    /// An argument makes no sense, or a pointer is NULL that must not be; nothing was
+    /// An argument is not possible, or a pointer that must not be NULL is NULL. Nothing was
     /// attempted.
     PAGELEAP_BAD_ARGUMENT = 1,
-    /// A byte range is not inside the region; or, where the function demands these, it is not
-    /// whole pages, is empty, or does not have (or lack) memory throughout.
+    /// A byte range is not inside the region. Or the function demands whole pages, a range that
+    /// is not empty, memory throughout the range or no memory in it, and the range is different.
     PAGELEAP_BAD_RANGE = 2,
-    /// There is no such node, or the node has no memory or is offline.
+    /// The machine has no such node, or the node has no memory or is offline.
     PAGELEAP_UNKNOWN_NODE = 3,
     /// The cpuset of the process does not allow memory of the node.
     PAGELEAP_NODE_NOT_ALLOWED = 4,
@@ -31,51 +31,52 @@ pub enum pageleap_status {
     PAGELEAP_NOT_HUGE = 5,
     /// A job or another call works on part of the range.
     PAGELEAP_RANGE_BUSY = 6,
-    /// A guard keeps pages where they are.
+    /// A guard keeps pages of the range in their frames.
     PAGELEAP_PINNED = 7,
     /// The pool has fewer free frames than needed.
     PAGELEAP_POOL_EXHAUSTED = 8,
     /// The machine, the node or the memory cgroup has too little free memory.
     PAGELEAP_OUT_OF_MEMORY = 9,
-    /// Pages are not on the node that they were asked for on.
+    /// Pages are not on the node for which they were asked.
     PAGELEAP_MISPLACED = 10,
     /// The engine cannot work here.
     PAGELEAP_ENGINE_REFUSED = 11,
-    /// A system call failed: pageleap_last_error_detail() says which, on which addresses, with
-    /// which errno.
+    /// A system call failed. pageleap_last_error_detail() has its name, its addresses and its
+    /// errno.
     PAGELEAP_SYSTEM_CALL = 12,
-    /// A file of /proc or /sys could not be read or made no sense.
+    /// A file of /proc or /sys could not be read, or its contents could not be understood.
     PAGELEAP_SYSTEM_FILE = 13,
-    /// This library cannot work on this machine, or with this structure of a newer header.
+    /// The library cannot work on this machine, or does not know a structure of a newer header.
     PAGELEAP_UNSUPPORTED = 14,
-    /// A fixed limit of this library was reached.
+    /// A fixed limit of the library was reached.
     PAGELEAP_LIMIT = 15,
-    /// A defect of this library, caught where it would have ended the process. Please report
-    /// the text.
+    /// A defect of the library. It was caught where it would have ended the process. Please
+    /// report the text.
     PAGELEAP_DEFECT = 16,
 }
 
 use pageleap_status::*;
 
-/// What is known of an error.
+/// An error in parts.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_error {
     /// sizeof(pageleap_error).
     pub size: usize,
-    /// Its kind; PAGELEAP_OK if no call of this thread has failed yet.
+    /// The kind; PAGELEAP_OK if no call of this thread has failed yet.
     pub status: pageleap_status,
     /// errno of the system call that failed, or 0.
     pub error_number: c_int,
     /// The name of that system call, or NULL. Constant.
     pub call: *const c_char,
-    /// The first byte concerned: an address or, with PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY,
-    /// an offset in the region. 0 if no bytes are concerned.
+    /// The first byte that the error is about. With PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY
+    /// it is an offset in the region, else an address. 0 if the error is about no bytes.
     pub start: usize,
-    /// How many bytes that is.
+    /// How many bytes the error is about.
     pub length: usize,
     /// The whole text, in English: what was tried, on which range, what went wrong and why, and
-    /// after a semicolon what to do. Valid until the next call of this thread fails, or it ends.
+    /// after a semicolon what to do. Valid until the next call of this thread fails, or the
+    /// thread ends.
     pub message: *const c_char,
 }
 
@@ -95,7 +96,7 @@ thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
-/// Notes an error for the thread, and says of which kind it is.
+/// Keeps an error for the calling thread, and returns its kind.
 pub(crate) fn note(error: &Error) -> pageleap_status {
     let range = match error {
         Error::BadRange { start, end, .. } | Error::RangeBusy { start, end } => *start..*end,
@@ -115,19 +116,20 @@ pub(crate) fn note(error: &Error) -> pageleap_status {
     status
 }
 
-/// Where a thread is ending, and its place for errors is gone, they have no text.
+/// Keeps an error for the calling thread, unless the thread is ending and its place for errors
+/// is gone.
 fn keep(last: Last) {
     let _ = LAST.try_with(|slot| *slot.borrow_mut() = Some(last));
 }
 
-/// A name that stays where it is. There are few, and each is kept once.
+/// A name at an address that never changes. Each of the few names is kept once.
 fn constant(name: &'static str) -> &'static CStr {
     static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     kept.entry(name).or_insert_with(|| Box::leak(text(name).into_boxed_c_str()))
 }
 
-/// Notes that a call has met a defect of this library.
+/// Keeps for the calling thread that a call has met a defect of the library.
 pub(crate) fn note_defect(what: &str) -> pageleap_status {
     let message =
         text(format!("a defect of pageleap: {what}; please report it, with what was called"));
@@ -158,7 +160,7 @@ fn kind(error: &Error) -> pageleap_status {
     }
 }
 
-/// Text for C: whatever follows a NUL, which no text of ours has, is cut off.
+/// Text for C. A NUL, which no text of the library has, would end it.
 pub(crate) fn text(text: impl Into<String>) -> CString {
     let mut bytes = text.into().into_bytes();
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
@@ -167,8 +169,8 @@ pub(crate) fn text(text: impl Into<String>) -> CString {
 
 /// The text of the last error of this thread, in English: what was tried, on which range, what
 /// went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
-/// NULL. Calls that succeed leave it as it is. Valid until the next call of this thread fails,
-/// or it ends.
+/// NULL. Calls that succeed leave the text as it is. Valid until the next call of this thread
+/// fails, or the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_last_error() -> *const c_char {
     let message =
@@ -176,8 +178,8 @@ pub extern "C" fn pageleap_last_error() -> *const c_char {
     LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// The last error of this thread, in parts. The status returned is that of this call:
-/// PAGELEAP_OK if `error` was filled in, whatever the last error was.
+/// Fills in `error` with the last error of this thread. The status returned is that of this
+/// call: PAGELEAP_OK if `error` was filled in, whatever the last error was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
     boundary!({

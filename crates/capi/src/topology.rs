@@ -8,8 +8,8 @@ use pageleap::{Error, NodeId};
 use crate::boundary::{bad, flag, free, give, handle, list, nothing_yet, string, value, write};
 use crate::status::{pageleap_status, text};
 
-/// The machine as it was when it was read: nodes, their CPUs, memory and huge pages, how far
-/// they are from each other, and which of them this process may use. It never changes; read
+/// The machine at the moment when it was read: its nodes, their CPUs, memory and huge pages,
+/// their distances, and which of them this process may use. A topology never changes; read
 /// another one to see what is free now.
 pub struct pageleap_topology {
     topology: Topology,
@@ -22,19 +22,20 @@ pub struct pageleap_topology {
 pub struct pageleap_node {
     /// sizeof(pageleap_node).
     pub size: usize,
-    /// The kernel's number of it. Numbers are sparse: 0 and 4 may be all there is.
+    /// The kernel's number of the node. Numbers are sparse: a machine may have the nodes 0 and
+    /// 4.
     pub id: u32,
-    /// Its memory tier: the smaller, the faster. -1 if the kernel does not say.
+    /// The memory tier of the node: the smaller, the faster. -1 if the kernel does not say.
     pub tier: i32,
-    /// Its memory in bytes; 0 for CPUs without any.
+    /// Memory in bytes; 0 for a node that has only CPUs.
     pub total_bytes: u64,
-    /// What of it can be allocated without swapping, in bytes.
+    /// Bytes that can be allocated without swapping.
     pub free_bytes: u64,
-    /// How many CPUs it has online; 0 for memory without any.
+    /// How many CPUs are online; 0 for a node that has only memory.
     pub cpu_count: usize,
-    /// The node itself if it has CPUs, else the nearest that has.
+    /// The node itself if it has CPUs, else the nearest node with CPUs.
     pub nearest_with_cpus: u32,
-    /// Whether the cpuset of this process allows memory of it.
+    /// Whether the cpuset of this process allows memory of the node.
     pub is_allowed: flag,
     /// Set to 0.
     pub reserved: [u8; 3],
@@ -49,23 +50,23 @@ pub struct pageleap_huge_pages {
     pub size: usize,
     /// Bytes of one page.
     pub page_bytes: u64,
-    /// How many there are (nr_hugepages).
+    /// How many pages the node has reserved (nr_hugepages).
     pub total: u64,
-    /// How many of them are free (free_hugepages).
+    /// How many of these are free (free_hugepages).
     pub free: u64,
-    /// How many of them go away when they are freed (surplus_hugepages).
+    /// How many of these go away when they are freed (surplus_hugepages).
     pub surplus: u64,
 }
 grows!(pageleap_huge_pages, 40, surplus);
 
-/// How fast the memory of a node is for the nodes nearest to it, as the firmware says; not
-/// measured. 0 where it does not say.
+/// How fast the memory of a node is for its initiators, the nodes nearest to it. The firmware
+/// says so; nothing is measured. A figure is 0 where the firmware does not say.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_access {
     /// sizeof(pageleap_access).
     pub size: usize,
-    /// 0: from whatever can access memory, such as CPUs and network cards; 1: from CPUs.
+    /// 0: for everything that accesses memory, such as CPUs and network cards; 1: for CPUs.
     pub access_class: u32,
     /// Megabytes per second.
     pub read_bandwidth_mb_per_s: u64,
@@ -94,7 +95,7 @@ fn online(topology: &Topology, id: u32) -> Result<&Node, Error> {
     found.ok_or_else(|| Error::UnknownNode { node: NodeId(id), known: known() })
 }
 
-/// Reads the machine. Free with pageleap_topology_free().
+/// Reads the machine. Free the topology with pageleap_topology_free().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_read(
     topology: *mut *mut pageleap_topology,
@@ -110,7 +111,7 @@ pub unsafe extern "C" fn pageleap_topology_read(
     boundary!({ unsafe { give(topology, "topology", make) } })
 }
 
-/// Frees a topology; NULL is allowed. Texts that it has given out are gone then.
+/// Frees a topology; NULL is allowed. Its texts are gone then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_free(topology: *mut pageleap_topology) {
     // SAFETY: forwarded to the caller.
@@ -124,7 +125,8 @@ pub unsafe extern "C" fn pageleap_topology_node_count(topology: *const pageleap_
     value(0, || Ok(unsafe { handle(topology, "topology") }?.topology.nodes().len()))
 }
 
-/// The node at an index, 0 to pageleap_topology_node_count() - 1, in the order of their numbers.
+/// Fills in `node` with the node at an index, 0 to pageleap_topology_node_count() - 1, in the
+/// order of the nodes' numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_node(
     topology: *const pageleap_topology,
@@ -151,8 +153,8 @@ pub unsafe extern "C" fn pageleap_topology_node(
     })
 }
 
-/// The online CPUs of a node: writes the first `capacity` of them to `cpus`, and how many there
-/// are to `count`, which may be NULL.
+/// The online CPUs of a node: writes the first `capacity` of them to `cpus`, and their number to
+/// `count`, which may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_cpus(
     topology: *const pageleap_topology,
@@ -170,8 +172,8 @@ pub unsafe extern "C" fn pageleap_topology_cpus(
     })
 }
 
-/// The huge pages of `page_bytes` that a node has reserved; all counts are 0 if it has none of
-/// that size.
+/// Fills in the huge pages of `page_bytes` that a node has reserved. All counts are 0 if the
+/// node has none of that size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_huge_pages(
     topology: *const pageleap_topology,
@@ -191,8 +193,8 @@ pub unsafe extern "C" fn pageleap_topology_huge_pages(
     })
 }
 
-/// How fast the memory of a node is, by access class, as the firmware says; all figures are 0
-/// if it says nothing.
+/// Fills in how fast the memory of a node is, by access class, as the firmware says. All figures
+/// are 0 if it says nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_access(
     topology: *const pageleap_topology,
@@ -222,9 +224,9 @@ pub unsafe extern "C" fn pageleap_topology_access(
     })
 }
 
-/// The nodes from which the memory of a node is as fast as pageleap_topology_access() says:
-/// writes the first `capacity` of them to `initiators`, and how many there are to `count`,
-/// which may be NULL.
+/// The initiators, from which the memory of a node is as fast as pageleap_topology_access()
+/// says: writes the first `capacity` of them to `initiators`, and their number to `count`, which
+/// may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_initiators(
     topology: *const pageleap_topology,
@@ -245,8 +247,8 @@ pub unsafe extern "C" fn pageleap_topology_initiators(
 }
 
 /// The firmware's relative cost of memory on node `to` for CPUs of node `from`: 10 on the same
-/// node, 20 for twice that; never a latency. 0 if one of them is not online, the kernel does
-/// not say, or the topology is NULL.
+/// node, 20 for twice that; never a latency. 0 if a node is not online, if the kernel does not
+/// say, or if the topology is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_distance(
     topology: *const pageleap_topology,
@@ -260,8 +262,8 @@ pub unsafe extern "C" fn pageleap_topology_distance(
     })
 }
 
-/// The nodes that a text in numactl's notation means, such as "0,2-3", "all", "!1" or "+0":
-/// writes the numbers of the first `capacity` of them to `nodes`, and how many there are to
+/// The nodes that a text in numactl's notation names, such as "0,2-3", "all", "!1" or "+0":
+/// writes the numbers of the first `capacity` of them to `nodes`, and how many the text names to
 /// `count`, which may be NULL. A text that names no node, or one that does not exist, gives
 /// PAGELEAP_BAD_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -282,7 +284,7 @@ pub unsafe extern "C" fn pageleap_topology_parse_nodes(
     })
 }
 
-/// Whether the cpuset of this process allows memory of the node. False for NULL.
+/// Whether the cpuset of this process allows memory of a node. False for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_is_allowed(
     topology: *const pageleap_topology,
@@ -294,8 +296,9 @@ pub unsafe extern "C" fn pageleap_topology_is_allowed(
     })
 }
 
-/// One sentence on what was left out because a file of the kernel is damaged or cannot be read:
-/// `index` counts from 0; NULL beyond the last. Valid until the topology is freed.
+/// One warning: a sentence on what was left out because a file of the kernel is damaged or
+/// cannot be read. `index` counts from 0; NULL beyond the last. Valid until the topology is
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_topology_warning(
     topology: *const pageleap_topology,

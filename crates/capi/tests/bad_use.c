@@ -1,4 +1,5 @@
-/* What makes no sense is refused by name, and nothing is written where nothing may be. */
+/* Arguments that are not possible are refused by name, and nothing is written where nothing may
+ * be written. */
 #include "check.h"
 
 #include <errno.h>
@@ -13,7 +14,7 @@ static void *has_no_error_yet(void *nothing) {
     return NULL;
 }
 
-/* Whatever fails, what it should have given out is NULL. */
+/* A call that fails sets what it should have given out to NULL. */
 #define GIVES_NOTHING(out, expected, part, call)                                                   \
     do {                                                                                           \
         out = (void *)0x1234;                                                                      \
@@ -24,7 +25,7 @@ static void *has_no_error_yet(void *nothing) {
 static pageleap_error late;
 
 static void at_exit(void) {
-    /* Neither the texts of the thread nor its place for them need be there any more. */
+    /* At this point the thread may have lost its texts and its place for them. */
     pageleap_job_cancel(NULL);
     CHECK(pageleap_last_error() != NULL && pageleap_last_error_detail(&late) == PAGELEAP_OK);
 }
@@ -44,11 +45,13 @@ int main(void) {
     /* NULL. */
     GIVES_NOTHING(no_pool, PAGELEAP_BAD_ARGUMENT, "placement: it is NULL",
                   pageleap_pool_new(NULL, 4096, NULL, &no_pool));
-    FAILS(PAGELEAP_BAD_ARGUMENT, "pool: it is NULL", pageleap_pool_new(PAGELEAP_ON(nodes[0]), 4096, NULL, NULL));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "pool: it is NULL",
+          pageleap_pool_new(PAGELEAP_ON(nodes[0]), 4096, NULL, NULL));
     GIVES_NOTHING(no_region, PAGELEAP_BAD_ARGUMENT, "pool: it is NULL",
                   pageleap_region_new(NULL, NULL, 4096, &no_region));
     FAILS(PAGELEAP_BAD_ARGUMENT, "region: it is NULL", pageleap_region_new(pool, NULL, 4096, NULL));
-    GIVES_NOTHING(part, PAGELEAP_BAD_ARGUMENT, "region: it is NULL", pageleap_region_view(NULL, 0, 8, &part));
+    GIVES_NOTHING(part, PAGELEAP_BAD_ARGUMENT, "region: it is NULL",
+                  pageleap_region_view(NULL, 0, 8, &part));
     FAILS(PAGELEAP_BAD_ARGUMENT, "address: it is NULL", pageleap_region_view(region, 0, 8, NULL));
     FAILS(PAGELEAP_BAD_ARGUMENT, "structure: it is NULL", pageleap_region_verify(region, NULL));
     FAILS(PAGELEAP_BAD_ARGUMENT, "topology: it is NULL", pageleap_topology_read(NULL));
@@ -58,15 +61,19 @@ int main(void) {
     GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "names no range",
                   pageleap_job_start(NULL, 0, NULL, &job));
     FAILS(PAGELEAP_BAD_ARGUMENT, "job: it is NULL", pageleap_job_wait(NULL, NULL));
-    FAILS(PAGELEAP_BAD_ARGUMENT, "job: it is NULL", pageleap_job_wait_with_progress(NULL, 1, NULL, NULL, NULL));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "job: it is NULL",
+          pageleap_job_wait_with_progress(NULL, 1, NULL, NULL, NULL));
     FAILS(PAGELEAP_BAD_ARGUMENT, "guard: it is NULL", pageleap_region_pin(region, 0, 1, NULL));
     pageleap_guard *guard;
-    GIVES_NOTHING(guard, PAGELEAP_BAD_ARGUMENT, "region: it is NULL", pageleap_region_pin(NULL, 0, 1, &guard));
+    GIVES_NOTHING(guard, PAGELEAP_BAD_ARGUMENT, "region: it is NULL",
+                  pageleap_region_pin(NULL, 0, 1, &guard));
     pageleap_report *no_report;
-    GIVES_NOTHING(no_report, PAGELEAP_BAD_ARGUMENT, "job: it is NULL", pageleap_job_wait(NULL, &no_report));
+    GIVES_NOTHING(no_report, PAGELEAP_BAD_ARGUMENT, "job: it is NULL",
+                  pageleap_job_wait(NULL, &no_report));
     pageleap_capabilities *no_capabilities;
     pageleap_demand of_no_size = { .size = 4 };
-    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "size, is 4", pageleap_probe(&of_no_size, &no_capabilities));
+    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "size, is 4",
+                  pageleap_probe(&of_no_size, &no_capabilities));
     pageleap_topology_free(NULL);
     pageleap_capabilities_free(NULL);
     pageleap_pool_free(NULL);
@@ -78,7 +85,8 @@ int main(void) {
     CHECK(pageleap_pool_bytes(NULL) == 0 && pageleap_topology_node_count(NULL) == 0);
     CHECK(pageleap_job_fd(NULL) == -1 && !pageleap_job_is_finished(NULL));
     CHECK(pageleap_report_json(NULL) == NULL && pageleap_report_text(NULL) == NULL);
-    CHECK(pageleap_topology_warning(NULL, 0) == NULL && pageleap_topology_distance(NULL, 0, 0) == 0);
+    CHECK(pageleap_topology_warning(NULL, 0) == NULL &&
+          pageleap_topology_distance(NULL, 0, 0) == 0);
 
     /* Structures without a size, of an older header, and of a newer one. */
     pageleap_placement place = { 0 };
@@ -88,7 +96,7 @@ int main(void) {
     GIVES_NOTHING(no_pool, PAGELEAP_BAD_ARGUMENT, "names no node",
                   pageleap_pool_new(&place, 4096, NULL, &no_pool));
     pageleap_job_options pointer = PAGELEAP_INIT(pageleap_job_options);
-    pointer.size = sizeof(&pointer); /* a classic */
+    pointer.size = sizeof(&pointer); /* a frequent mistake */
     pageleap_range all = PAGELEAP_INIT(pageleap_range);
     all.region = region;
     all.pool = pool;
@@ -130,17 +138,22 @@ int main(void) {
     GIVES_NOTHING(no_pool, PAGELEAP_UNKNOWN_NODE, "4000",
                   pageleap_pool_new(PAGELEAP_ON(4000), 4096, NULL, &no_pool));
     FAILS(PAGELEAP_BAD_ARGUMENT, "weight 0",
-          pageleap_pool_new(&(pageleap_placement){ .size = sizeof(pageleap_placement), .nodes = nodes, .node_count = 1,
+          pageleap_pool_new(&(pageleap_placement){ .size = sizeof(pageleap_placement),
+                                                   .nodes = nodes,
+                                                   .node_count = 1,
                                                    .weights = (const uint32_t[]){ 0 } },
                             4096, NULL, &no_pool));
-    GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "not inside the region", pageleap_region_view(region, 1 << 19, 1, &part));
-    GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "beyond all addresses", pageleap_region_view(region, SIZE_MAX, 2, &part));
+    GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "not inside the region",
+                  pageleap_region_view(region, 1 << 19, 1, &part));
+    GIVES_NOTHING(part, PAGELEAP_BAD_RANGE, "beyond all addresses",
+                  pageleap_region_view(region, SIZE_MAX, 2, &part));
     FAILS(PAGELEAP_BAD_RANGE, "not aligned", pageleap_region_discard(region, 0, 100));
     GIVES_NOTHING(no_region, PAGELEAP_POOL_EXHAUSTED, "free of",
                   pageleap_region_new(pool, NULL, 1 << 20, &no_region));
     pageleap_error detail = PAGELEAP_INIT(pageleap_error);
     OK(pageleap_last_error_detail(&detail));
-    CHECK(detail.status == PAGELEAP_POOL_EXHAUSTED && detail.call == NULL && detail.error_number == 0);
+    CHECK(detail.status == PAGELEAP_POOL_EXHAUSTED && detail.call == NULL &&
+          detail.error_number == 0);
     CHECK(strcmp(detail.message, pageleap_last_error()) == 0);
     all.offset = 4096;
     all.length = 3;
@@ -176,17 +189,21 @@ int main(void) {
     GIVES_NOTHING(job, PAGELEAP_RANGE_BUSY, "named twice", pageleap_job_start(two, 2, NULL, &job));
     pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
     demand.reserved[1] = 1;
-    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "reserved", pageleap_probe(&demand, &no_capabilities));
-    FAILS(PAGELEAP_BAD_ARGUMENT, "no pool to place", pageleap_region_grow(region, 1 << 19, NULL, PAGELEAP_ON(nodes[0])));
-    CHECK(strcmp(pageleap_status_name(7), "PAGELEAP_PINNED") == 0 && strcmp(pageleap_status_name(99), "unknown") == 0);
+    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "reserved",
+                  pageleap_probe(&demand, &no_capabilities));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "no pool to place",
+          pageleap_region_grow(region, 1 << 19, NULL, PAGELEAP_ON(nodes[0])));
+    CHECK(strcmp(pageleap_status_name(7), "PAGELEAP_PINNED") == 0 &&
+          strcmp(pageleap_status_name(99), "unknown") == 0);
     CHECK(strcmp(pageleap_engine_name(9), "unknown") == 0 && pageleap_page_bytes(9) == 0);
 
-    /* The name of a call stays, whatever fails later. */
+    /* The name of a call stays valid, whatever fails later. */
     struct rlimit before, small = { 4096, 4096 };
     CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
     small.rlim_max = before.rlim_max;
     CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
-    GIVES_NOTHING(no_pool, PAGELEAP_SYSTEM_CALL, "RLIMIT_FSIZE", pageleap_pool_new(PAGELEAP_ON(nodes[0]), 1 << 20, NULL, &no_pool));
+    GIVES_NOTHING(no_pool, PAGELEAP_SYSTEM_CALL, "RLIMIT_FSIZE",
+                  pageleap_pool_new(PAGELEAP_ON(nodes[0]), 1 << 20, NULL, &no_pool));
     CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
     OK(pageleap_last_error_detail(&detail));
     CHECK(detail.error_number == EFBIG && detail.length == 1 << 20);
@@ -196,7 +213,8 @@ int main(void) {
 
     /* The last error is the thread's own. */
     pthread_t other;
-    CHECK(pthread_create(&other, NULL, has_no_error_yet, NULL) == 0 && pthread_join(other, NULL) == 0);
+    CHECK(pthread_create(&other, NULL, has_no_error_yet, NULL) == 0 &&
+          pthread_join(other, NULL) == 0);
     CHECK(strstr(pageleap_last_error(), "max_disturbed") != NULL);
 
     pageleap_region_free(region);

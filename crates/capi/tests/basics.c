@@ -1,4 +1,5 @@
-/* Every function of the header once, as it is meant, and what becomes of the memory. */
+/* Calls every function of the header once, as it is meant, and checks what becomes of the
+ * memory. */
 #include "check.h"
 
 #include <poll.h>
@@ -12,12 +13,12 @@ enum { PAGES = 2048, BYTES = PAGES * 4096 };
 #error "the macros can be used by the preprocessor"
 #endif
 
-/* Here the library is that of the header. */
+/* This program runs with the library that its header came with. */
 static void see_the_version(void) {
     char of_its_parts[64];
     snprintf(of_its_parts, sizeof of_its_parts, "%d.%d.%d", PAGELEAP_VERSION_MAJOR,
              PAGELEAP_VERSION_MINOR, PAGELEAP_VERSION_PATCH);
-    /* A version before a release says so after its numbers: "1.0.0-rc.1". */
+    /* A version before a release has more after its numbers: "1.0.0-rc.1". */
     CHECK(strncmp(PAGELEAP_VERSION, of_its_parts, strlen(of_its_parts)) == 0);
     CHECK(strcmp(pageleap_version(), PAGELEAP_VERSION) == 0);
     CHECK(pageleap_version_number() == PAGELEAP_VERSION_NUMBER);
@@ -55,7 +56,8 @@ static void see_the_machine(void) {
     size_t found = 0;
     OK(pageleap_topology_parse_nodes(topology, "all", all, 64, &found));
     CHECK(found >= 1 && found <= nodes);
-    FAILS(PAGELEAP_BAD_ARGUMENT, "`x`", pageleap_topology_parse_nodes(topology, "x", all, 64, &found));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "`x`",
+          pageleap_topology_parse_nodes(topology, "x", all, 64, &found));
     FAILS(PAGELEAP_UNKNOWN_NODE, "4000", pageleap_topology_cpus(topology, 4000, NULL, 0, &found));
     FAILS(PAGELEAP_BAD_ARGUMENT, "999 of", pageleap_topology_node(topology, 999, NULL));
     for (size_t i = 0; pageleap_topology_warning(topology, i) != NULL; i++) {
@@ -85,7 +87,8 @@ static void see_what_is_allowed(void) {
             CHECK(strlen(remedy.who) > 0 && strlen(remedy.line) > 0);
         }
     }
-    CHECK(pageleap_capabilities_has(found, "leap") && !pageleap_capabilities_has(found, "no such topic"));
+    CHECK(pageleap_capabilities_has(found, "leap") &&
+          !pageleap_capabilities_has(found, "no such topic"));
     pageleap_capabilities_free(found);
 }
 
@@ -102,7 +105,8 @@ static void pool_progress(void *data, uint64_t done, uint64_t total) {
 
 static int job_progress(void *data, const pageleap_progress *progress) {
     struct told *told = data;
-    CHECK(progress->bytes_migrated <= progress->bytes_total && progress->bytes_migrated >= told->done);
+    CHECK(progress->bytes_migrated <= progress->bytes_total &&
+          progress->bytes_migrated >= told->done);
     told->done = progress->bytes_migrated;
     told->total = progress->bytes_total;
     told->calls++;
@@ -127,19 +131,23 @@ static void check(const uint64_t *words, uint64_t seed) {
     }
 }
 
-static void read_the_report(const pageleap_report *report, const pageleap_region *region, uint32_t engine) {
+static void read_the_report(const pageleap_report *report, const pageleap_region *region,
+                            uint32_t engine) {
     pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
     pageleap_region_info info = PAGELEAP_INIT(pageleap_region_info);
     OK(pageleap_region_describe(region, &info));
     OK(pageleap_report_get_figures(report, &figures));
-    CHECK(figures.ended == PAGELEAP_COMPLETED && strcmp(figures.ended_text, "every page was dealt with") == 0);
-    CHECK(figures.pages_migrated == PAGES && figures.bytes == BYTES && figures.bytes_copied >= BYTES);
+    CHECK(figures.ended == PAGELEAP_COMPLETED &&
+          strcmp(figures.ended_text, "every page was dealt with") == 0);
+    CHECK(figures.pages_migrated == PAGES && figures.bytes == BYTES &&
+          figures.bytes_copied >= BYTES);
     CHECK(figures.migrate_ns > 0 && figures.threads >= 1 && strlen(figures.engine_reason) > 0);
     CHECK(figures.run_count == 1 && figures.engine_use_count >= 1);
     CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)figures.engine == engine);
     pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
     OK(pageleap_report_run(report, 0, &run));
-    CHECK(run.region_id == info.id && run.offset == 0 && run.length == BYTES && run.outcome == PAGELEAP_MIGRATED);
+    CHECK(run.region_id == info.id && run.offset == 0 && run.length == BYTES &&
+          run.outcome == PAGELEAP_MIGRATED);
     pageleap_engine_use use = PAGELEAP_INIT(pageleap_engine_use);
     OK(pageleap_report_get_engine_use(report, 0, &use));
     CHECK(use.region_id == info.id && use.pages <= PAGES && strlen(use.why) > 0);
@@ -148,7 +156,8 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
     CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);
     const char *json = pageleap_report_json(report);
-    CHECK(json[0] == '{' && strstr(json, "\"ended\":\"completed\"") != NULL && strchr(json, '\n') == NULL);
+    CHECK(json[0] == '{' && strstr(json, "\"ended\":\"completed\"") != NULL &&
+          strchr(json, '\n') == NULL);
     CHECK(strstr(json, pageleap_engine_name(figures.engine)) != NULL);
 }
 
@@ -169,8 +178,10 @@ int main(void) {
     OK(pageleap_pool_new(PAGELEAP_ON(nodes[0]), BYTES, &options, &near));
     CHECK(told.calls > 0 && told.done == told.total);
     CHECK(pageleap_pool_bytes(near) == BYTES && pageleap_pool_free_bytes(near) == BYTES);
-    CHECK(pageleap_pool_free_bytes_on(near, nodes[0]) == BYTES && pageleap_pool_free_bytes_on(near, 4000) == 0);
-    CHECK(pageleap_pool_page_size(near) == PAGELEAP_PAGE_4K && pageleap_page_bytes(PAGELEAP_PAGE_2M) == 2 << 20);
+    CHECK(pageleap_pool_free_bytes_on(near, nodes[0]) == BYTES &&
+          pageleap_pool_free_bytes_on(near, 4000) == 0);
+    CHECK(pageleap_pool_page_size(near) == PAGELEAP_PAGE_4K &&
+          pageleap_page_bytes(PAGELEAP_PAGE_2M) == 2 << 20);
     uint32_t its_node = 99;
     size_t its_nodes = 0;
     OK(pageleap_pool_nodes(near, &its_node, 1, &its_nodes));
@@ -191,7 +202,7 @@ int main(void) {
     OK(pageleap_region_placement(region, where, 2, &its_nodes));
     CHECK(its_nodes == 1 && where[0].node == nodes[0] && where[0].pages == PAGES);
 
-    /* There, with progress and a report; and back, without either. */
+    /* To the other pool, with progress and a report; back again without either. */
     pageleap_range all = PAGELEAP_INIT(pageleap_range);
     all.region = region;
     all.pool = far;
@@ -208,7 +219,7 @@ int main(void) {
     pageleap_progress progress = PAGELEAP_INIT(pageleap_progress);
     OK(pageleap_job_progress(job, &progress));
     CHECK(progress.phase == PAGELEAP_FINISHED && progress.bytes_copied >= BYTES);
-    OK(pageleap_job_wait(job, &report)); /* as often as one likes */
+    OK(pageleap_job_wait(job, &report)); /* any number of times */
     pageleap_report_free(report);
     pageleap_job_free(job);
     check(words, 1);
@@ -268,7 +279,8 @@ int main(void) {
     all.pool = all.pool == near ? far : near;
     OK(pageleap_job_start(&all, 1, &slow, &job));
     pageleap_job *second = job;
-    FAILS(PAGELEAP_RANGE_BUSY, "in use by a running job", pageleap_job_start(&all, 1, NULL, &second));
+    FAILS(PAGELEAP_RANGE_BUSY, "in use by a running job",
+          pageleap_job_start(&all, 1, NULL, &second));
     CHECK(second == NULL);
     OK(pageleap_job_cancel(job));
     OK(pageleap_job_wait_until_moved(job));
@@ -311,7 +323,7 @@ int main(void) {
     FAILS(PAGELEAP_BAD_RANGE, "empty", pageleap_job_start(two, 2, NULL, &job));
     check(words, 1);
 
-    /* Giving memory back and getting it again. */
+    /* Gives memory back, and takes it again. */
     OK(pageleap_region_discard(region, 0, 4096));
     FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(region, 0, 8, &part));
     OK(pageleap_region_back(region, 0, 4096, home, NULL));
@@ -331,8 +343,8 @@ int main(void) {
     CHECK(*(uint64_t *)part == 0);
     pageleap_region_free(growing);
 
-    /* Faults that are not the library's end the process as they always have. A sanitizer has a
-     * handler of its own. */
+    /* Faults that are not the library's end the process, as without the library. A sanitizer has
+     * a handler of its own. */
 #ifndef __SANITIZE_ADDRESS__
     OK(pageleap_install_fault_handler());
     pid_t child = fork();
@@ -342,7 +354,8 @@ int main(void) {
         _exit(0);
     }
     int status;
-    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+          WTERMSIG(status) == SIGSEGV);
 #endif
 
     /* Handles in any order. */

@@ -1,5 +1,5 @@
-/* What the programs of this folder share: they end with a line that says where something was not as
- * it should be. */
+/* Shared by the programs of this folder. On a failure they print the line whose check does not
+ * hold, and exit. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -20,7 +20,7 @@
 /* A call that must succeed. */
 #define OK(call) CHECK((call) == PAGELEAP_OK)
 
-/* A call that must fail in this way, with a text that contains this. */
+/* A call that must fail with this status, and with a text that contains this part. */
 #define FAILS(expected, part, call)                                                                \
     do {                                                                                           \
         pageleap_status was = (call);                                                              \
@@ -60,7 +60,7 @@ static inline pageleap_pool *pool_on(uint32_t node, uint64_t bytes) {
     return pool;
 }
 
-/* Moves a whole region, waits, and expects that every page is there. */
+/* Moves a whole region, waits, and checks that every page has arrived. */
 static inline void leap(const pageleap_region *region, const pageleap_pool *to, uint32_t engine) {
     pageleap_job *job;
     pageleap_report *report;
@@ -73,7 +73,8 @@ static inline void leap(const pageleap_region *region, const pageleap_pool *to, 
     OK(pageleap_job_start(&all, 1, &options, &job));
     OK(pageleap_job_wait(job, &report));
     OK(pageleap_report_get_figures(report, &figures));
-    if (figures.ended != PAGELEAP_COMPLETED || (figures.pages_migrated + figures.pages_unchanged) * 4096 != figures.bytes) {
+    if (figures.ended != PAGELEAP_COMPLETED ||
+        (figures.pages_migrated + figures.pages_unchanged) * 4096 != figures.bytes) {
         fprintf(stderr, "%s\n", pageleap_report_text(report));
         exit(1);
     }

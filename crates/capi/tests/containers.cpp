@@ -36,14 +36,16 @@ std::uint32_t a_node() {
 }
 
 bool inside(const pageleap::region &region, const void *address) {
-    const char *start = static_cast<const char *>(region.data()), *place = static_cast<const char *>(address);
+    const char *start = static_cast<const char *>(region.data()),
+               *place = static_cast<const char *>(address);
     return place >= start && place < start + region.size();
 }
 
-/* Everything at once: two threads change containers of their own, in the same memory, which leaps
- * to and fro and grows meanwhile. */
+/* Two threads change containers of their own in the same memory. Meanwhile the memory leaps to
+ * and fro and grows. */
 void containers_leap(std::uint32_t node) {
-    const pageleap::pool near_pool(pageleap::placement::on(node), 64 * MB), far_pool(pageleap::placement::on(node), 64 * MB);
+    const pageleap::pool near_pool(pageleap::placement::on(node), 64 * MB),
+        far_pool(pageleap::placement::on(node), 64 * MB);
     pageleap::region_memory memory(1024 * MB, {&near_pool, &far_pool}, MB);
     std::atomic<bool> stop{false};
     std::atomic<int> ready{0};
@@ -53,8 +55,9 @@ void containers_leap(std::uint32_t node) {
         std::pmr::deque<std::pmr::string> deque(&memory);
         std::size_t rounds = 0;
         for (; !stop || rounds < 20000; rounds++) {
-            const std::string name = "a key that is too long to be kept in the object itself, number " +
-                                     std::to_string(rounds % 3000) + " of thread " + std::to_string(number);
+            const std::string name =
+                "a key that is too long to be kept in the object itself, number " +
+                std::to_string(rounds % 3000) + " of thread " + std::to_string(number);
             map[std::pmr::string(name, &memory)] += 1;
             vector.push_back(rounds);
             deque.emplace_back(name);
@@ -75,7 +78,8 @@ void containers_leap(std::uint32_t node) {
             sum += count;
         }
         CHECK(sum == rounds && map.size() == 3000 && deque.size() == 500);
-        CHECK((vector.empty() || inside(memory.memory(), vector.data())) && inside(memory.memory(), &deque.front()));
+        CHECK((vector.empty() || inside(memory.memory(), vector.data())) &&
+              inside(memory.memory(), &deque.front()));
         for (std::size_t i = 1; i < vector.size(); i++) {
             CHECK(vector[i] == vector[i - 1] + 1);
         }
@@ -98,10 +102,11 @@ void containers_leap(std::uint32_t node) {
     CHECK(memory.used() == 0);
 }
 
-/* Pages that are given back are used again, neighbours together; what no pool has is
- * std::bad_alloc, and loses nothing. */
+/* Pages that are given back are used again, and neighbours are joined. If no pool has enough,
+ * the result is std::bad_alloc, and nothing is lost. */
 void pages_come_back(std::uint32_t node) {
-    const pageleap::pool small(pageleap::placement::on(node), 4 * MB), other(pageleap::placement::on(node), 8 * MB);
+    const pageleap::pool small(pageleap::placement::on(node), 4 * MB),
+        other(pageleap::placement::on(node), 8 * MB);
     pageleap::region_pages pages(64 * MB, {&small, &other}, MB);
     std::vector<void *> all;
     for (int i = 0; i < 12; i++) {
@@ -135,8 +140,8 @@ void pages_come_back(std::uint32_t node) {
     CHECK(pages.used() == 0);
 }
 
-/* Who has used up all memory may end, and most of it was of use; what is at the end of the region
- * counts when it grows. */
+/* After all memory was used up the containers can be destroyed, and most of the memory was of
+ * use. Free pages at the end of the region count when it grows. */
 void memory_is_used_up(std::uint32_t node) {
     for (std::size_t pages : {30, 40, 172, 414, 4096}) {
         const pageleap::pool pool(pageleap::placement::on(node), pages * 4096);
@@ -167,9 +172,11 @@ void errors_are_thrown(std::uint32_t node) {
         const pageleap::pool nowhere(pageleap::placement::on(4000), MB);
         CHECK(false);
     } catch (const pageleap::error &error) {
-        CHECK(error.status() == PAGELEAP_UNKNOWN_NODE && std::string(error.what()).find("4000") != std::string::npos);
+        CHECK(error.status() == PAGELEAP_UNKNOWN_NODE &&
+              std::string(error.what()).find("4000") != std::string::npos);
     }
-    const pageleap::pool pool(pageleap::placement::interleave({node}).stripe_bytes(8192).page_tables(node), MB);
+    const pageleap::pool pool(
+        pageleap::placement::interleave({node}).stripe_bytes(8192).page_tables(node), MB);
     pageleap::region region(pool, pageleap::placement::weighted({{node, 3}}), 8 * 4096);
     {
         const auto guard = region.pin(0, 1);
@@ -182,7 +189,8 @@ void errors_are_thrown(std::uint32_t node) {
     }
     region.discard(0, 4096);
     region.back(0, 4096, pool);
-    CHECK(region.verify().misplaced == 0 && pool.verify().pages == 256 && region.describe().length == 8 * 4096);
+    CHECK(region.verify().misplaced == 0 && pool.verify().pages == 256 &&
+          region.describe().length == 8 * 4096);
     pageleap::region moved = std::move(region);
     CHECK(moved.size() == 8 * 4096 && region.data() == nullptr && region.size() == 0);
     auto options = pageleap::job_options();

@@ -41,8 +41,9 @@ static void *symbol(void *library, const char *name) {
     return found;
 }
 
-/* POSIX has dlsym give functions as pointers to objects. */
-#define LOAD(name) __extension__ __typeof__(name) *name##_ = (__typeof__(name) *)symbol(library, #name)
+/* POSIX lets dlsym return functions as pointers to objects. */
+#define LOAD(name) \
+    __extension__ __typeof__(name) *name##_ = (__typeof__(name) *)symbol(library, #name)
 
 int main(void) {
     size_t written;

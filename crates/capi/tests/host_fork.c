@@ -1,5 +1,5 @@
-/* A host that forks, and starts programs, while pages move: its children have nothing of it, and
- * may free their handles. */
+/* A host that forks, and starts programs, while pages move. Its children have no region, and may
+ * free their handles. */
 #include "check.h"
 
 #include <pthread.h>
@@ -12,7 +12,8 @@ enum { BYTES = 8 << 20 };
 
 static void expect_success(pid_t child) {
     int status;
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+          WEXITSTATUS(status) == 0);
 }
 
 int main(void) {

@@ -1,4 +1,5 @@
-/* A host with a SIGSEGV handler of its own: it gets its own faults, also while pages move. */
+/* A host with a SIGSEGV handler of its own. The handler gets the host's faults, also while pages
+ * move. */
 #include "check.h"
 
 #include <pthread.h>
@@ -10,7 +11,8 @@
 
 enum { BYTES = 8 << 20, FAULTS = 500 };
 
-static char *barrier; /* a page as garbage collectors have it: they see who touches it */
+/* A page that raises a signal when it is touched, as garbage collectors use it. */
+static char *barrier;
 static atomic_ulong caught, stop;
 static atomic_ullong *words;
 
@@ -45,36 +47,38 @@ static void *write_words(void *nothing) {
 
 static struct sigaction before;
 
-/* A handler that is installed late, and passes on what is not its own. */
+/* A handler that is installed late, and passes on the faults that are not its own. */
 static void count_and_pass_on(int signal, siginfo_t *info, void *context) {
     atomic_fetch_add(&caught, 1);
     before.sa_sigaction(signal, info, context);
 }
 
-/* In a child whose jobs have installed the handler: one that is installed over it, without a word,
- * is named. */
+/* Runs in a child whose jobs have installed the handler. A handler that is installed over it
+ * without notice is named in the error. */
 static int is_refused(const uint32_t nodes[2]) {
     pageleap_pool *pools[2] = { pool_on(nodes[0], BYTES), pool_on(nodes[1], BYTES) };
     pageleap_region *region;
     OK(pageleap_region_new(pools[0], NULL, BYTES, &region));
     leap(region, pools[1], PAGELEAP_ENGINE_AUTO);
-    /* Who saves and restores by signal() takes its flags away; they come back. */
+    /* signal() loses the flags of a handler that it saves and restores; the flags come back. */
     void (*ours)(int) = signal(SIGSEGV, SIG_DFL);
     CHECK(ours != SIG_ERR && signal(SIGSEGV, ours) != SIG_ERR);
     leap(region, pools[0], PAGELEAP_ENGINE_MPROTECT);
     struct sigaction again;
-    CHECK(sigaction(SIGSEGV, NULL, &again) == 0 && (again.sa_flags & SA_SIGINFO) && sigismember(&again.sa_mask, SIGUSR1));
+    CHECK(sigaction(SIGSEGV, NULL, &again) == 0 && (again.sa_flags & SA_SIGINFO) &&
+          sigismember(&again.sa_mask, SIGUSR1));
     CHECK(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
     pageleap_range all = PAGELEAP_INIT(pageleap_range);
     all.region = region;
     all.pool = pools[0];
     pageleap_job *job;
-    FAILS(PAGELEAP_ENGINE_REFUSED, "install_fault_handler", pageleap_job_start(&all, 1, NULL, &job));
+    FAILS(PAGELEAP_ENGINE_REFUSED, "install_fault_handler",
+          pageleap_job_start(&all, 1, NULL, &job));
     FAILS(PAGELEAP_ENGINE_REFUSED, "was set to the default", pageleap_install_fault_handler());
     return 0;
 }
 
-/* In a child, too: what cannot pass on is refused whatever has been promised. */
+/* Runs in a child, too. A handler that cannot pass faults on is refused, whatever was promised. */
 static int is_refused_in_spite_of_a_promise(const uint32_t nodes[2]) {
     pageleap_pool *pool = pool_on(nodes[0], BYTES);
     pageleap_range all = PAGELEAP_INIT(pageleap_range);
@@ -93,7 +97,8 @@ static int is_refused_in_spite_of_a_promise(const uint32_t nodes[2]) {
     };
     for (size_t i = 0; i < sizeof useless / sizeof useless[0]; i++) {
         CHECK(sigaction(SIGSEGV, &useless[i], NULL) == 0);
-        FAILS(PAGELEAP_ENGINE_REFUSED, "SA_SIGINFO and not SA_RESETHAND", pageleap_job_start(&all, 1, NULL, &job));
+        FAILS(PAGELEAP_ENGINE_REFUSED, "SA_SIGINFO and not SA_RESETHAND",
+              pageleap_job_start(&all, 1, NULL, &job));
     }
     return 0;
 }
@@ -134,7 +139,7 @@ int main(void) {
     CHECK(pthread_join(hosts, NULL) == 0);
     CHECK(atomic_load(&caught) == FAULTS);
 
-    /* This handler passes on what is not its own, as the call above has promised. */
+    /* This handler passes on faults that are not its own, as the call above has promised. */
     CHECK(sigaction(SIGSEGV, NULL, &before) == 0);
     struct sigaction late = { .sa_sigaction = count_and_pass_on, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &late, NULL) == 0);
@@ -146,7 +151,7 @@ int main(void) {
     CHECK(pthread_join(writer, NULL) == 0);
     CHECK(sigaction(SIGSEGV, &before, NULL) == 0);
 
-    /* Faults that are nobody's reach the host, which ends the process. */
+    /* Faults that belong to neither reach the host, which ends the process. */
     pid_t child = fork();
     if (child == 0) {
         volatile char *volatile nowhere = (volatile char *)64;

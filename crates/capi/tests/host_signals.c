@@ -1,4 +1,4 @@
-/* A host that blocks all signals in its threads, as servers do that have one thread for signals. */
+/* A host that blocks all signals in its threads, as servers with one thread for signals do. */
 #include "check.h"
 
 #include <pthread.h>
@@ -64,7 +64,7 @@ int main(void) {
     pageleap_job *job;
     all.region = region;
     all.pool = pools[1];
-    /* A writer that cannot take the signal would be killed. */
+    /* The signal would kill a writer that blocks it. */
     options.engine = PAGELEAP_ENGINE_MPROTECT;
     FAILS(PAGELEAP_ENGINE_REFUSED, "SIGSEGV", pageleap_job_start(&all, 1, &options, &job));
     int here = 0;
@@ -80,7 +80,7 @@ int main(void) {
         pageleap_job_free(job);
         here = 1 - here;
     }
-    /* A thread that is cancelled in a call ends after it. */
+    /* A thread that is cancelled during a call ends after the call. */
     pthread_t waiter;
     void *result;
     options.rate_limit_bytes_per_s = BYTES / 16;
@@ -100,7 +100,7 @@ int main(void) {
         CHECK(pthread_join(writers[i], NULL) == 0);
     }
     CHECK(sum() == written[0] + written[1]);
-    leap(region, pools[1 - here], PAGELEAP_ENGINE_MPROTECT); /* now nobody blocks it */
+    leap(region, pools[1 - here], PAGELEAP_ENGINE_MPROTECT); /* now no thread blocks it */
     CHECK(pageleap_pool_free_bytes(pools[here]) == BYTES);
     CHECK(sum() == written[0] + written[1]);
     pageleap_region_free(region);

@@ -4,7 +4,7 @@ import java.nio.ByteOrder;
 /**
  * A JVM whose threads write into a region while it leaps. The JVM uses SIGSEGV itself: for null
  * checks of code that it has compiled, to stop threads at safepoints, and for stacks that overflow.
- * All of that has to work before, during and after leaps, and no write may be lost.
+ * All of this must work before, during and after leaps, and no write may be lost.
  */
 final class Host {
     private static final int BYTES = 16 << 20;
@@ -70,7 +70,8 @@ final class Host {
                 int word = (int) ((i + round * WRITERS) % WORDS);
                 long found = buffer.getLong(word * 8);
                 if (found != last[word]) {
-                    throw new AssertionError("word " + word + ": found " + found + ", wrote " + last[word]);
+                    throw new AssertionError(
+                        "word " + word + ": found " + found + ", wrote " + last[word]);
                 }
                 buffer.putLong(word * 8, ++last[word]);
             }
@@ -140,6 +141,7 @@ final class Host {
         end();
         check(nullChecks(1_000) == 1_000, "null checks after the leaps");
         overflow();
-        System.out.println(LEAPS + " leaps, " + writes + " writes, " + during + " faults of the JVM's own");
+        System.out.println(
+            LEAPS + " leaps, " + writes + " writes, " + during + " faults of the JVM's own");
     }
 }
