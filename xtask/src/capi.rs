@@ -265,8 +265,14 @@ mod tests {
 
     #[test]
     fn functions_are_found_in_all_three() {
-        let header = "/* pageleap_not(x) */\nint pageleap_b(void);\nconst char *pageleap_a(int x,\n    int (*pageleap_no)(void));\n\
-                      typedef struct pageleap_t {\n    void (*f)(int);\n} pageleap_t;\n";
+        let header = "/* pageleap_not(x) */
+int pageleap_b(void);
+const char *pageleap_a(int x,
+    int (*pageleap_no)(void));
+typedef struct pageleap_t {
+    void (*f)(int);
+} pageleap_t;
+";
         assert_eq!(declared(header), ["pageleap_a", "pageleap_b"]);
         assert_eq!(
             listed("V {\n global:\n  pageleap_b;\n  pageleap_a;\n local:\n  *;\n};"),

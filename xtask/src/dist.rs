@@ -1,8 +1,9 @@
-//! The packages: a `.deb` for the Debian that this is, and a tarball for everybody else.
+//! The packages: a `.deb` for the Debian that runs this, and a tarball for all other systems.
 //!
 //! Both have the library, its headers, the command, manual pages, completions for shells, examples,
 //! and the licences of all that is linked in. Files carry the time of the last commit (or
-//! `SOURCE_DATE_EPOCH`), so that the same sources, built in the same place, give the same packages.
+//! `SOURCE_DATE_EPOCH`), so that the same sources, built in the same folder, give the same
+//! packages.
 
 pub mod clean_root;
 
@@ -20,8 +21,16 @@ use crate::{header, manual, notices};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is linked into the packages.
+/// The crates whose programs and libraries are in the packages.
 const ROOTS: [&str; 2] = ["pageleap-cli", "pageleap-capi"];
+
+/// What Debian's tools show of the package: a line, then a text.
+const DESCRIPTION: &str = "moves memory between nodes while threads use it
+ On machines with several memory nodes pageleap moves exactly the pages that
+ a program names, at the speed of a memcpy, while its threads keep reading
+ and writing them, on a vanilla kernel, and always finishes.
+ .
+ This package has the library for C and C++, and the command.";
 
 /// The two packages.
 #[derive(Debug)]
@@ -57,13 +66,13 @@ pub fn make(workspace: &Workspace) -> Result<Packages> {
     Ok(Packages { deb, tarball })
 }
 
-/// Seconds since 1970 that all files carry.
+/// The time of all files, in seconds since 1970.
 fn time(workspace: &Workspace) -> Result<String> {
     if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
         return Ok(time);
     }
     let mut git = Command::new("git");
-    // safe.directory: a checkout that is mounted into a container often belongs to another user.
+    // A checkout that is mounted into a container often belongs to another user.
     git.args(["-c", "safe.directory=*", "log", "-1", "--format=%ct"]).current_dir(&workspace.root);
     output(git).context(
         "the packages carry the time of the last commit; without git, set SOURCE_DATE_EPOCH",
@@ -108,30 +117,7 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
 
     let library = format!("usr/{lib}/libpageleap.so.{VERSION}");
     let depends = depends(folder, &root, &["usr/bin/pageleap", &library])?;
-    let abi = capi::abi(VERSION);
-    let control = root.join("DEBIAN");
-    make_folder(&control)?;
-    let size = settle(&root)?.div_ceil(1024);
-    write(
-        &control.join("control"),
-        &format!(
-            "Package: pageleap\nVersion: {VERSION}\nArchitecture: {architecture}\nMaintainer: {}\nInstalled-Size: {size}\n\
-             Depends: {depends}\nSuggests: libc6-dev, pkg-config\n\
-             Provides: libpageleap{abi} (= {VERSION}), libpageleap-dev (= {VERSION})\nSection: libdevel\nPriority: optional\n\
-             Description: moves memory between nodes while threads use it\n \
-             On machines with several memory nodes pageleap moves exactly the pages that\n \
-             a program names, at the speed of a memcpy, while its threads keep reading\n \
-             and writing them, on a vanilla kernel, and always finishes.\n .\n \
-             This package has the library for C and C++, and the command.\n",
-            maintainer()
-        ),
-    )?;
-    write(&control.join("shlibs"), &format!("libpageleap {abi} pageleap (>= {VERSION})\n"))?;
-    write(&control.join("triggers"), "activate-noawait ldconfig\n")?;
-    let mut sums = Command::new("sh");
-    sums.args(["-c", "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum"])
-        .current_dir(&root);
-    write(&control.join("md5sums"), &format!("{}\n", output(sums)?))?;
+    control(&root, &architecture, &depends)?;
     settle(&root)?;
 
     let deb = folder.join(format!("pageleap_{VERSION}_{architecture}.deb"));
@@ -145,15 +131,43 @@ fn deb(workspace: &Workspace, folder: &Path, pages: &Path, time: &str) -> Result
     Ok(deb)
 }
 
-/// Who answers for the package, as Debian's tools are told it.
+/// Writes the files that say what the package is.
+fn control(root: &Path, architecture: &str, depends: &str) -> Result<()> {
+    let folder = root.join("DEBIAN");
+    make_folder(&folder)?;
+    let abi = capi::abi(VERSION);
+    let fields = [
+        ("Package", "pageleap"),
+        ("Version", VERSION),
+        ("Architecture", architecture),
+        ("Maintainer", &maintainer()),
+        ("Installed-Size", &settle(root)?.div_ceil(1024).to_string()),
+        ("Depends", depends),
+        ("Suggests", "libc6-dev, pkg-config, cmake"),
+        ("Provides", &format!("libpageleap{abi} (= {VERSION}), libpageleap-dev (= {VERSION})")),
+        ("Section", "libdevel"),
+        ("Priority", "optional"),
+        ("Description", DESCRIPTION),
+    ];
+    let text: String = fields.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+    write(&folder.join("control"), &text)?;
+    write(&folder.join("shlibs"), &format!("libpageleap {abi} pageleap (>= {VERSION})\n"))?;
+    write(&folder.join("triggers"), "activate-noawait ldconfig\n")?;
+    let mut sums = Command::new("sh");
+    sums.args(["-c", "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum"])
+        .current_dir(root);
+    write(&folder.join("md5sums"), &format!("{}\n", output(sums)?))
+}
+
+/// The maintainer of the package, from the variables that Debian's tools use.
 fn maintainer() -> String {
     let variable = |name, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     format!("{} <{}>", variable("DEBFULLNAME", "pageleap"), variable("DEBEMAIL", "root@localhost"))
 }
 
-/// The packages that programs and libraries of a tree need, in which versions.
+/// The packages, with their versions, that programs and libraries of a tree need.
 fn depends(folder: &Path, root: &Path, files: &[&str]) -> Result<String> {
-    // The tool wants to be called where sources lie.
+    // The tool expects a folder of sources.
     let debian = folder.join("shlibs/debian");
     make_folder(&debian)?;
     write(&debian.join("control"), "Source: pageleap\n\nPackage: pageleap\nArchitecture: any\n")?;
@@ -168,81 +182,79 @@ fn depends(folder: &Path, root: &Path, files: &[&str]) -> Result<String> {
     Ok(depends.to_owned())
 }
 
-/// All that is neither library nor header.
+/// Adds everything that is neither library nor header. `zsh` is the folder for completions of zsh.
 fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<()> {
-    let folders = [
-        "bin",
-        "share/man/man1",
-        "share/man/man3",
-        "share/bash-completion/completions",
-        "share/fish/vendor_completions.d",
-        zsh,
-        "share/doc/pageleap/docs",
-        "share/doc/pageleap/examples",
-    ];
-    for folder in folders {
-        make_folder(&root.join(folder))?;
-    }
-    let [bin, man1, man3, bash, fish, zsh, docs, examples] =
-        folders.map(|folder| root.join(folder));
-    let command = bin.join("pageleap");
-    copy(&workspace.target.join("release/pageleap"), &command)?;
-    // Names of functions stay, for perf and gdb.
-    let mut strip = Command::new("strip");
-    strip.arg("--strip-debug").arg(&command);
-    run(strip)?;
-
+    add_command(workspace, root)?;
     for (file, folder, name) in [
-        ("pageleap.bash", bash, "pageleap"),
-        ("pageleap.fish", fish, "pageleap.fish"),
+        ("pageleap.bash", "share/bash-completion/completions", "pageleap"),
+        ("pageleap.fish", "share/fish/vendor_completions.d", "pageleap.fish"),
         ("_pageleap", zsh, "_pageleap"),
     ] {
-        copy(&pages.join(file), &folder.join(name))?;
+        add_as(&pages.join(file), &root.join(folder), name)?;
     }
-    for (section, folder) in [("1", man1), ("3", man3)] {
-        let mut found = 0;
-        for page in with_extension(pages, section)? {
-            let page = page.file_name().context("a page has a name")?.to_owned();
-            copy(&pages.join(&page), &folder.join(&page))?;
-            compress(&folder.join(&page))?;
-            found += 1;
+    for section in ["1", "3"] {
+        let found = with_extension(pages, section)?;
+        ensure!(!found.is_empty(), "no pages of section {section}");
+        for page in found {
+            compress(&add_file(&page, &root.join(format!("share/man/man{section}")))?)?;
         }
-        ensure!(found > 0, "no pages of section {section}");
     }
-
     let doc = root.join("share/doc/pageleap");
+    for file in with_extension(&workspace.root.join("docs"), "md")? {
+        add_file(&file, &doc.join("docs"))?;
+    }
+    for file in entries(&workspace.root.join("crates/capi/examples"))? {
+        add_file(&file, &doc.join("examples"))?;
+    }
+    add_documents(workspace, pages, &doc)
+}
+
+/// Adds the command, with the names of functions for perf and gdb.
+fn add_command(workspace: &Workspace, root: &Path) -> Result<()> {
+    let command = add_file(&workspace.target.join("release/pageleap"), &root.join("bin"))?;
+    let mut strip = Command::new("strip");
+    strip.arg("--strip-debug").arg(&command);
+    run(strip)
+}
+
+/// Adds what there is to read before use, and the licences.
+fn add_documents(workspace: &Workspace, pages: &Path, doc: &Path) -> Result<()> {
     for file in ["README.md", "LICENSE-APACHE"] {
-        copy(&workspace.root.join(file), &doc.join(file))?;
+        add_file(&workspace.root.join(file), doc)?;
     }
     let mut sysroot = Command::new("rustc");
     sysroot.args(["--print", "sysroot"]).current_dir(&workspace.root);
     let of_rust = Path::new(&output(sysroot)?).join("share/doc/rust");
     for file in ["COPYRIGHT-library.html", "licenses/Unicode-3.0.txt"] {
-        let file = of_rust.join(file);
-        copy(&file, &doc.join(file.file_name().context("a file has a name")?)).context(
-            "packages are made with a toolchain of rustup, which has the standard library's licences",
+        add_file(&of_rust.join(file), doc).context(
+            "packages are made with a toolchain of rustup, which has the licences of the standard \
+             library",
         )?;
     }
-    copy(&workspace.root.join("CHANGELOG.md"), &doc.join("CHANGELOG.md"))?;
-    compress(&doc.join("CHANGELOG.md"))?;
+    compress(&add_file(&workspace.root.join("CHANGELOG.md"), doc)?)?;
     let licence = read(&workspace.root.join("LICENSE-MIT"))?;
     write(
         &doc.join("copyright"),
         &format!(
-            "pageleap may be used under the MIT License or the Apache License 2.0, at your choice. LICENSE-APACHE has the latter,\n\
-             THIRD-PARTY names what other crates are in the command and the library, and has their licences.\n\n{licence}"
+            "pageleap may be used under the MIT License or the Apache License 2.0, at your\n\
+             choice. LICENSE-APACHE has the latter. THIRD-PARTY names the other crates in the\n\
+             command and the library, and has their licences.\n\n{licence}"
         ),
     )?;
-    copy(&pages.join("THIRD-PARTY"), &doc.join("THIRD-PARTY"))?;
-    compress(&doc.join("THIRD-PARTY"))?;
-    for file in with_extension(&workspace.root.join("docs"), "md")? {
-        copy(&file, &docs.join(file.file_name().context("a file has a name")?))?;
-    }
-    let sources = workspace.root.join("crates/capi/examples");
-    for file in entries(&sources)? {
-        copy(&file, &examples.join(file.file_name().context("a file has a name")?))?;
-    }
-    Ok(())
+    compress(&add_file(&pages.join("THIRD-PARTY"), doc)?)
+}
+
+/// Copies a file into a folder, which is made; returns the copy.
+fn add_as(file: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
+    make_folder(folder)?;
+    let copied = folder.join(name);
+    copy(file, &copied)?;
+    Ok(copied)
+}
+
+/// Copies a file into a folder under its own name.
+fn add_file(file: &Path, folder: &Path) -> Result<PathBuf> {
+    add_as(file, folder, &file.file_name().context("a file has a name")?.to_string_lossy())
 }
 
 fn compress(file: &Path) -> Result<()> {
@@ -251,8 +263,8 @@ fn compress(file: &Path) -> Result<()> {
     run(gzip)
 }
 
-/// Gives files the rights that they should have, whatever the umask is here; returns how many bytes
-/// they have.
+/// Gives all files the permissions that they should have, independent of the umask; returns how
+/// many bytes the files have.
 fn settle(root: &Path) -> Result<u64> {
     let mut bytes = 0;
     let mut open = vec![root.to_owned()];

@@ -1,4 +1,4 @@
-//! `pageleap.h`, made of the comments and items of `crates/capi`, module by module.
+//! Makes `pageleap.h` of the comments and items of `crates/capi`, module by module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use crate::capi::fill;
 use crate::commands::Workspace;
 use crate::files::{read, write};
 
-/// The modules, in the order in which a reader needs them, and what their part of the header is
-/// about.
+/// The modules in the order in which a reader needs them, each with the title of its part of the
+/// header.
 const PARTS: [(&str, &str); 10] = [
     ("status", "Errors"),
     ("page_size", "Page sizes"),
@@ -27,10 +27,10 @@ const PARTS: [(&str, &str); 10] = [
 /// The last module: it uses all others.
 const LAST: (&str, &str) = ("job", "Jobs");
 
-/// Where the header is, from the root of the workspace.
+/// The path of the header in the workspace.
 const HEADER: &str = "crates/capi/include/pageleap.h";
 
-/// What `opening.h` says of the version: all crates of the workspace have one.
+/// The values of `opening.h`; all crates of the workspace have one version.
 const VERSION: [(&str, &str); 4] = [
     ("VERSION", env!("CARGO_PKG_VERSION")),
     ("MAJOR", env!("CARGO_PKG_VERSION_MAJOR")),
@@ -38,7 +38,7 @@ const VERSION: [(&str, &str); 4] = [
     ("PATCH", env!("CARGO_PKG_VERSION_PATCH")),
 ];
 
-/// Makes the header anew, or, with `check`, says whether it is as it should be.
+/// Writes the header anew, or, with `check`, says whether it is current.
 pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
     let (path, wanted) = (workspace.root.join(HEADER), text(&workspace.root)?);
     let current = fs::read_to_string(&path).is_ok_and(|found| found == wanted);
@@ -53,7 +53,7 @@ pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
     Ok(true)
 }
 
-/// The header as the sources have it.
+/// The header that the sources give.
 pub fn text(root: &Path) -> Result<String> {
     let sources = root.join("crates/capi/src");
     let mut header = fill(&read(&sources.join("opening.h"))?, &VERSION)?;
@@ -66,7 +66,7 @@ pub fn text(root: &Path) -> Result<String> {
     Ok(header)
 }
 
-/// What a module adds.
+/// The part of the header that a module adds.
 fn part(source: &PathBuf) -> Result<String> {
     let mut config = Config {
         language: Language::C,
@@ -83,7 +83,7 @@ fn part(source: &PathBuf) -> Result<String> {
     config.function.sort_by = None;
     config.export.rename.insert("flag".to_owned(), "bool".to_owned());
     let cannot_read = || format!("cannot read {}", source.display());
-    // Also what no function of the same module takes.
+    // Types, too, that no function of the same module takes.
     config.export.include = types(&read(source)?);
     let bindings = cbindgen::Builder::new().with_config(config).with_src(source).generate();
     let bindings = bindings.with_context(cannot_read)?;
@@ -94,10 +94,11 @@ fn part(source: &PathBuf) -> Result<String> {
     Ok(text)
 }
 
-/// Has comments begin and end on lines that have text, and types go by their names.
+/// Moves the beginnings and ends of comments to lines that have text, and takes `struct` from
+/// the names of types.
 fn compact(text: &str) -> String {
     let mut compacted = String::new();
-    // How far a comment is indented, and its lines.
+    // The indentation of the open comment, and its lines.
     let mut comment: Option<(usize, Vec<&str>)> = None;
     for line in text.lines() {
         match (line.trim(), comment.as_mut()) {
@@ -132,8 +133,24 @@ mod tests {
 
     #[test]
     fn comments_begin_and_end_on_lines_with_text() {
-        let wide = "/*\n One.\n */\nint a(struct pageleap_x x);\n    /*\n     Two,\n\n       three.\n     */\n    int b;\n";
-        let compacted = "/* One. */\nint a(pageleap_x x);\n    /* Two,\n     *\n     *   three. */\n    int b;\n";
+        let wide = "/*
+ One.
+ */
+int a(struct pageleap_x x);
+    /*
+     Two,
+
+       three.
+     */
+    int b;
+";
+        let compacted = "/* One. */
+int a(pageleap_x x);
+    /* Two,
+     *
+     *   three. */
+    int b;
+";
         assert_eq!(compact(wide), compacted);
     }
 

@@ -1,12 +1,12 @@
-//! Section 3 of the manual, made of `pageleap.h`: a page for the library, one for each function and
-//! type.
+//! Makes section 3 of the manual of `pageleap.h`: a page for the library, and one for each function
+//! and type.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use roff::{Inline, Roff, bold, italic, roman};
 
-/// What each page says at its foot.
+/// The foot of each page.
 const SOURCE: &str = concat!("pageleap ", env!("CARGO_PKG_VERSION"));
 
 /// One function or type of the header.
@@ -23,7 +23,7 @@ impl Item<'_> {
         !self.declaration.starts_with("typedef")
     }
 
-    /// The beginning of its comment that fits a line.
+    /// The beginning of its comment, as far as it fits a line.
     fn summary(&self) -> String {
         let text = self.comment.replace('\n', " ");
         let end = [". ", ": ", "; "].iter().filter_map(|stop| text.find(stop)).min();
@@ -78,7 +78,7 @@ fn parse(header: &str) -> Result<(String, Vec<Part<'_>>)> {
     Ok((uncomment(opening.trim_start_matches("/*")), parts))
 }
 
-/// What a declaration declares.
+/// The name that a declaration declares.
 fn name(declaration: &str) -> Option<&str> {
     match declaration.strip_prefix("typedef") {
         Some(kind) => kind.trim_end_matches(';').rsplit([' ', '}']).next(),
@@ -172,8 +172,8 @@ fn page(item: &Item, part: &Part, all: &[&Item]) -> String {
         page.control("SH", ["RETURN VALUE"]);
         prose(
             &mut page,
-            "PAGELEAP_OK, or the kind of the error, of which pageleap_last_error() has the text. After an error nothing has changed, unless it \
-             is said otherwise above.",
+            "PAGELEAP_OK, or the kind of the error, of which pageleap_last_error() has the text. \
+             After an error nothing has changed, unless the description says otherwise.",
         );
     }
     let taken: Vec<&Item> = match item.is_function() {
@@ -182,7 +182,7 @@ fn page(item: &Item, part: &Part, all: &[&Item]) -> String {
         }
         false => Vec::new(),
     };
-    // What may be set or is filled; handles have nothing to show, and every function has a status.
+    // Structures to set or to read. Handles have nothing to show, and pageleap_status has a page.
     let mut shown = taken
         .iter()
         .filter(|other| other.declaration.contains('{') && other.name != "pageleap_status")
@@ -223,8 +223,8 @@ fn verbatim<'a>(page: &mut Roff, lines: impl Iterator<Item = &'a str>) {
     page.control("fi", []);
 }
 
-/// Paragraphs, "- " lists, terms with their meanings ("Errors.   Functions ...") and indented code,
-/// as the header's comments have them.
+/// Writes paragraphs, "- " lists, terms with their meanings ("Errors. Functions ...") and
+/// indented code, as the header's comments have them.
 fn prose(page: &mut Roff, text: &str) {
     for paragraph in text.split("\n\n") {
         let lines: Vec<&str> = paragraph.lines().collect();
@@ -254,7 +254,7 @@ fn prose(page: &mut Roff, text: &str) {
     }
 }
 
-/// A line in which functions look as manual pages show them.
+/// A line with functions in bold, as manual pages show them.
 fn names_in_bold(line: &str) -> Vec<Inline> {
     let mut inlines = Vec::new();
     let mut rest = line;
@@ -277,13 +277,50 @@ fn names_in_bold(line: &str) -> Vec<Inline> {
 mod tests {
     use super::*;
 
-    const HEADER: &str = "/*\n * x.h - moves things\n * about.\n *\n * Errors.   Are told:\n *           by pageleap_b().\n */\n#define X\n\n\
-        /* Two. */\n#define PAGELEAP_ONE 1\n#define PAGELEAP_TWO \\\n    2\n\n\
-        /* All\n * of it. */\n#define PAGELEAP_ALL(type) ((type){ 0 })\n\n\
-        /* ---- First ------- */\n\n/* A handle. It is freed. */\ntypedef struct pageleap_a pageleap_a;\n\n\
-        /* Options.\n *\n * - One,\n *   and a half.\n * - Two. */\ntypedef struct pageleap_o {\n    /* sizeof. */\n    size_t size;\n} pageleap_o;\n\n\
-        /* ---- Second ---- */\n\n/* Does it, unless it\n * cannot. See pageleap_b(). */\npageleap_status pageleap_b(const pageleap_a *a,\n    \
-        const pageleap_o *o, int (*f)(void));\n\n#ifdef __cplusplus\n}\n#endif\n";
+    const HEADER: &str = "/*
+ * x.h - moves things
+ * about.
+ *
+ * Errors.   Are told:
+ *           by pageleap_b().
+ */
+#define X
+
+/* Two. */
+#define PAGELEAP_ONE 1
+#define PAGELEAP_TWO \\
+    2
+
+/* All
+ * of it. */
+#define PAGELEAP_ALL(type) ((type){ 0 })
+
+/* ---- First ------- */
+
+/* A handle. It is freed. */
+typedef struct pageleap_a pageleap_a;
+
+/* Options.
+ *
+ * - One,
+ *   and a half.
+ * - Two. */
+typedef struct pageleap_o {
+    /* sizeof. */
+    size_t size;
+} pageleap_o;
+
+/* ---- Second ---- */
+
+/* Does it, unless it
+ * cannot. See pageleap_b(). */
+pageleap_status pageleap_b(const pageleap_a *a,
+    const pageleap_o *o, int (*f)(void));
+
+#ifdef __cplusplus
+}
+#endif
+";
 
     #[test]
     fn items_have_their_names_and_comments() {

@@ -1,5 +1,5 @@
-//! What other people's code is inside the command and the library, under which licences: packages
-//! have to say it.
+//! The crates of others that are inside the command and the library, and their licences: packages
+//! have to name both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::commands::Workspace;
 
-/// How the names of files with licences begin.
+/// The names of files with licences begin with one of these.
 const FILES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
 #[derive(Debug, Deserialize)]
@@ -26,7 +26,7 @@ struct Package {
     version: String,
     license: Option<String>,
     repository: Option<String>,
-    /// None for those of the workspace.
+    /// `None` for crates of the workspace.
     source: Option<String>,
     manifest_path: PathBuf,
     targets: Vec<Target>,
@@ -56,19 +56,19 @@ struct Dependency {
 
 #[derive(Debug, Deserialize)]
 struct Kind {
-    /// None for what is linked; else "dev" or "build".
+    /// `None` for a crate that is linked; else "dev" or "build".
     kind: Option<String>,
 }
 
 impl Package {
-    /// Compilers run these; nothing of them is in what they compile.
+    /// Whether compilers run the crate. Nothing of it is in what they compile.
     fn is_macro(&self) -> bool {
         self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "proc-macro"))
     }
 }
 
-/// The text: the crates that are linked into these packages of the workspace, then each licence
-/// once.
+/// The text: the crates that are linked into these packages of the workspace, then the text of
+/// each licence once.
 pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
     let version =
         std::process::Command::new("rustc").arg("-vV").output().context("cannot start rustc")?;
@@ -92,9 +92,10 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
     ensure!(!linked.is_empty(), "{roots:?} link nothing");
 
     let mut text = String::from(
-        "The pageleap command and library contain the Rust standard library with what it consists of (https://www.rust-lang.org; used\n\
-         under the Apache License 2.0, which LICENSE-APACHE has, and for tables of characters under Unicode-3.0.txt; COPYRIGHT-library.html\n\
-         names all of it), and these crates:\n\n",
+        "The pageleap command and library contain the Rust standard library with its own parts\n\
+         (https://www.rust-lang.org; used under the Apache License 2.0, which LICENSE-APACHE has,\n\
+         and for tables of characters under Unicode-3.0.txt; COPYRIGHT-library.html names all of\n\
+         it), and these crates:\n\n",
     );
     let mut licences: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in linked {
@@ -118,7 +119,7 @@ pub fn text(workspace: &Workspace, roots: &[&str]) -> Result<String> {
     Ok(text)
 }
 
-/// What is linked into the roots and is not of the workspace, by name.
+/// The crates of others that are linked into the roots, by name.
 fn linked<'a>(metadata: &'a Metadata, roots: &[&str]) -> Vec<&'a Package> {
     let packages: BTreeMap<&str, &Package> =
         metadata.packages.iter().map(|package| (package.id.as_str(), package)).collect();
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_linked_is_named_and_what_only_helps_is_not() {
+    fn linked_crates_are_named_and_build_tools_are_not() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned();
         let workspace = Workspace { target: root.join("target"), root };
         let text = text(&workspace, &["pageleap-capi"]).unwrap();

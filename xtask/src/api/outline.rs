@@ -508,7 +508,12 @@ makes!(Pair);
         let text = outline(&[("lib.rs", DEEPER.split("impl").next().unwrap())]).unwrap();
         assert_eq!(
             text,
-            "pub trait Trait {\n    type Of;\n    fn needed(&self);\n    fn given(&self) { .. }\n}\n"
+            "pub trait Trait {
+    type Of;
+    fn needed(&self);
+    fn given(&self) { .. }
+}
+"
         );
     }
 

@@ -20,12 +20,12 @@ const SKIPPED: i32 = 77;
 
 /// A way to build a program.
 struct Build {
-    /// For C, and for C++.
+    /// The compilers for C and for C++.
     compilers: [&'static str; 2],
     flags: &'static [&'static str],
-    /// Against the archive.
+    /// Whether the program is linked against the static library.
     is_static: bool,
-    /// Run under valgrind.
+    /// Whether the program runs under valgrind.
     valgrind: bool,
 }
 
@@ -33,7 +33,7 @@ struct Build {
 struct Program {
     source: PathBuf,
     arguments: &'static [&'static str],
-    /// A library besides ours, by its name for pkg-config.
+    /// A library besides pageleap, by its name for pkg-config.
     library: Option<&'static str>,
 }
 
@@ -42,7 +42,8 @@ impl Build {
         self.compilers[usize::from(is_cpp(source))]
     }
 
-    /// Whether a program may be built and run so. Sanitizers replace malloc, and so does jemalloc.
+    /// Whether a program may be built and run in this way. Sanitizers replace malloc, and so
+    /// does jemalloc.
     fn suits(&self, program: &Program) -> bool {
         let sanitizes = self.flags.iter().any(|flag| flag.starts_with("-fsanitize"));
         if sanitizes {
@@ -78,12 +79,12 @@ const BUILDS: [Build; 5] = [
     Build { compilers: GCC, flags: &["-O1"], is_static: false, valgrind: true },
 ];
 
-/// Programs that run there: where the sanitizers cannot work, and where an engine by protection has
-/// to do without calls that valgrind does not know.
+/// Programs that run under valgrind: one that sanitizers cannot run, and one whose jobs use an
+/// engine by protection, because valgrind lacks calls of the others.
 const UNDER_VALGRIND: [&str; 2] = ["host_dlopen.c", "jemalloc_arena.c"];
 
-/// Valgrind, as strict as the sanitizers. Only if it is told to it gives each thread its turn, and
-/// keeps registers as they are where a fault may happen.
+/// Valgrind, as strict as the sanitizers. By default it does not give each thread its turn, and
+/// does not keep registers up to date where a fault may happen: two options ask for that.
 const VALGRIND: [&str; 7] = [
     "valgrind",
     "-q",
@@ -94,19 +95,19 @@ const VALGRIND: [&str; 7] = [
     "--errors-for-leak-kinds=definite",
 ];
 
-/// Examples, with sizes that make them short, and what they need besides.
+/// The examples, with arguments that make them short, and the library that they need.
 const EXAMPLES: [(&str, &[&str], Option<&str>); 3] = [
     ("buffer_pool.c", &["64", "16", "1.5"], None),
     ("hash_join.cpp", &["100000", "1000000"], None),
     ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
 ];
 
-/// How the JVM runs: its best compiler leaves out null checks that failed often, its first one
-/// never does.
+/// Options of the JVM. Its best compiler leaves out null checks that failed often, its first
+/// compiler never does.
 const JVMS: [Option<&str>; 2] = [None, Some("-XX:TieredStopAtLevel=1")];
 
 /// Builds each program of `crates/capi/tests` and `examples`, in C and C++, in each way, runs it,
-/// and says how it went. A short effort leaves out the static library, valgrind, the JVM and the
+/// and adds how it went. A short effort leaves out the static library, valgrind, the JVM and the
 /// example that cargo builds.
 pub fn test(
     workspace: &Workspace,
@@ -125,7 +126,7 @@ pub fn test(
     for name in UNDER_VALGRIND {
         ensure!(
             programs.iter().any(|program| program.source.ends_with(name)),
-            "there is no {name}"
+            "{name} is not among the programs"
         );
     }
     for program in programs {
@@ -160,7 +161,7 @@ fn is_cpp(source: &Path) -> bool {
     source.extension().is_some_and(|extension| extension == "cpp")
 }
 
-/// Gives the reason if the program cannot be built or run here.
+/// Builds a program and runs it. Returns a reason if it cannot be built or run here.
 fn build_and_run(
     workspace: &Workspace,
     prefix: &Path,
@@ -172,14 +173,14 @@ fn build_and_run(
     let tools = [Some(compiler), build.valgrind.then_some(VALGRIND[0])];
     for tool in tools.into_iter().flatten() {
         if Command::new(tool).arg("--version").output().is_err() {
-            return Ok(Some(format!("there is no {tool}; get it by: apt-get install {tool}")));
+            return Ok(Some(format!("{tool} is missing; get it by: apt-get install {tool}")));
         }
     }
     if let Some(library) = library
         && pkg_config(prefix, library, &["--exists"]).is_err()
     {
         return Ok(Some(format!(
-            "there is no {library}; get it by: apt-get install lib{library}-dev"
+            "{library} is missing; get it by: apt-get install lib{library}-dev"
         )));
     }
     let folder = workspace.target.join("capi-tests");
@@ -229,8 +230,8 @@ fn build_and_run(
     Ok(None)
 }
 
-/// A JVM that loads the library through its native interface. Gives the reason if there is none
-/// here.
+/// Runs a JVM that loads the library through its native interface. Returns a reason if Java is
+/// missing.
 fn run_in_a_jvm(
     workspace: &Workspace,
     prefix: &Path,
@@ -238,7 +239,7 @@ fn run_in_a_jvm(
 ) -> Result<Option<String>> {
     let Some(home) = java_home() else {
         return Ok(Some(
-            "there is no Java with jni.h; get it by: apt-get install default-jdk-headless"
+            "Java with jni.h is missing; get it by: apt-get install default-jdk-headless"
                 .to_owned(),
         ));
     };
@@ -266,14 +267,14 @@ fn run_in_a_jvm(
     java.args(options)
         .arg(format!("-Djava.library.path={}", folder.display()))
         .arg(sources.join("Host.java"));
-    // It would leave a report where it was started from.
+    // If it crashes it leaves a report in the folder where it runs.
     java.current_dir(&folder);
     let ending = process::run(java, LIMIT, |line| println!("    {line}"))?;
     ensure!(ending.success(), "{}", ending.reason(LIMIT));
     Ok(None)
 }
 
-/// Where Java is, if it can compile and has what C needs.
+/// The folder of Java, if it can compile and has `jni.h`.
 fn java_home() -> Option<PathBuf> {
     let output =
         Command::new("java").args(["-XshowSettings:properties", "-version"]).output().ok()?;
