@@ -2,6 +2,9 @@
 
 use pageleap::MAX_THREADS;
 
+/// What a pool holds at most.
+const MOST_POOL_BYTES: u64 = 1 << 46;
+
 /// Reads a number of bytes such as `65536`, `512k`, `16m`, `1g` or `2t` (binary units).
 pub fn parse(text: &str) -> Result<u64, String> {
     let expected = "expected bytes such as 65536, 512k, 16m or 1g";
@@ -16,18 +19,23 @@ pub fn parse(text: &str) -> Result<u64, String> {
         return Err(expected.to_owned());
     }
     let bytes = digits.parse::<u64>().map_err(|_| expected.to_owned())?;
-    bytes.checked_mul(1 << shift).ok_or_else(|| "more bytes than the address space has".to_owned())
+    bytes.checked_mul(1 << shift).ok_or_else(|| "this is more than 2^64 bytes".to_owned())
 }
 
-/// Reads how many threads copy.
+/// Reads the size of a region that leaps.
+pub fn region_size(text: &str) -> Result<u64, String> {
+    match parse(text)? {
+        0 => Err("a region has at least one page".to_owned()),
+        bytes if bytes > MOST_POOL_BYTES => Err("a pool has at most 64 TiB".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Reads a number of threads.
 pub fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("at least one thread must copy".to_owned()),
-        Ok(threads) if threads > MAX_THREADS => {
-            Err(format!("at most {MAX_THREADS} threads can copy"))
-        }
-        Ok(threads) => Ok(threads),
-        Err(_) => Err("expected a number of threads, at least 1".to_owned()),
+        Ok(threads @ 1..=MAX_THREADS) => Ok(threads),
+        _ => Err(format!("expected a number of threads, 1 to {MAX_THREADS}")),
     }
 }
 
@@ -44,6 +52,14 @@ mod tests {
         }
         for text in ["", "k", "-1", "1.5m", "99999999999g", "16mb", "+4k", "18446744073709551616"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_of_regions() {
+        assert_eq!(region_size("64g"), Ok(64 << 30));
+        for text in ["0", "0k", "-1", "many", "1000t"] {
+            assert!(region_size(text).is_err(), "{text}");
         }
     }
 

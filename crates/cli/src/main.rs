@@ -4,16 +4,13 @@ mod bench;
 mod bytes;
 mod demo;
 mod doctor;
-mod figures;
 mod generate;
 mod interrupt;
-mod leaping;
 mod machine;
-mod phase;
+mod output;
 mod progress;
 mod stop;
 mod topology;
-mod writer;
 
 use std::process::ExitCode;
 

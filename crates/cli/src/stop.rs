@@ -1,4 +1,4 @@
-//! How a command ends that does not succeed.
+//! Why a command ends without success.
 
 use crate::machine::Refusal;
 
@@ -21,6 +21,15 @@ pub enum Stop {
 impl From<pageleap::Error> for Stop {
     fn from(error: pageleap::Error) -> Stop {
         if error.is_usage() { Stop::Refused(error.into()) } else { Stop::Failed(error.into()) }
+    }
+}
+
+impl From<pageleap_measure::Error> for Stop {
+    fn from(error: pageleap_measure::Error) -> Stop {
+        match error {
+            pageleap_measure::Error::Leap(error) => error.into(),
+            other => Stop::Failed(other.into()),
+        }
     }
 }
 

@@ -12,9 +12,9 @@ use anyhow::Context;
 use clap::Args;
 use pageleap::NodeId;
 use pageleap::topology::{Access, Node, SysFiles, Topology, id_list};
+use pageleap_measure::figures::human_bytes;
 use serde::Serialize;
 
-use crate::figures::human_bytes;
 use crate::stop::Stop;
 
 /// Widest list of CPUs in the table; `--json` has them all.

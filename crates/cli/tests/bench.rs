@@ -6,12 +6,15 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use common::interrupted;
+use pageleap::Engine;
 use serde_json::Value;
 
-const KEYS: [&str; 32] = [
+/// The keys of a row.
+const KEYS: [&str; 38] = [
     "area_bytes",
     "copy_threads",
     "copy_threads_settled",
+    "cpu_to_memcpy_ratio",
     "efault_count",
     "engine",
     "extra_copied_ratio",
@@ -22,6 +25,10 @@ const KEYS: [&str; 32] = [
     "mappings_before",
     "mappings_peak",
     "max_gap_ns",
+    "memcpy_cpu_ns",
+    "memcpy_ns",
+    "memcpy_step_bytes",
+    "migrate_cpu_ns",
     "migrate_ns",
     "overhead_bytes",
     "p999_gap_ns",
@@ -32,7 +39,8 @@ const KEYS: [&str; 32] = [
     "readers",
     "recycle_cpu_ns",
     "requested_engine",
-    "uid",
+    "row",
+    "runs",
     "window_max_ns",
     "window_p50_ns",
     "window_p99_ns",
@@ -55,25 +63,89 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Rows of a benchmark that must succeed, and what it said on standard error.
-fn rows(flags: &[&str]) -> (Vec<Value>, String) {
+/// The object of a benchmark that must succeed, and what it said on standard error.
+fn object(flags: &[&str]) -> (Value, String) {
     let output = bench(&[&["--size", "16m", "--runs", "2", "--json"], flags].concat());
     assert_eq!(output.status.code(), Some(0), "{flags:?}: {}", stderr(&output));
-    let rows: Vec<Value> = serde_json::from_slice(&output.stdout)
+    let object: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)));
-    rows.iter().for_each(check);
-    (rows, stderr(&output))
+    check_samples(&object);
+    (object, stderr(&output))
 }
 
-/// The engines that follow writes, as they come in tables.
-const FOLLOW: [&str; 3] = ["precopy", "wp-sync", "precopy-protect"];
+/// Its rows.
+fn rows(flags: &[&str]) -> (Vec<Value>, String) {
+    let (object, said) = object(flags);
+    let rows = object["rows"].as_array().unwrap().clone();
+    rows.iter().for_each(check);
+    (rows, said)
+}
+
+/// The figures of each run are there, and the rows follow from them.
+fn check_samples(object: &Value) {
+    let list = |key: &str| object[key].as_array().unwrap_or_else(|| panic!("{key} is no list"));
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("{key}: {of}"));
+    for row in list("rows") {
+        let same = |other: &&Value| {
+            ["page_size", "load", "writes_per_s"].into_iter().all(|key| other[key] == row[key])
+        };
+        let samples: Vec<&Value> =
+            list("samples").iter().filter(|sample| sample["row"] == row["row"]).collect();
+        assert_eq!((samples.len(), &row["runs"]), (2, &Value::from(2)), "{row}");
+        let copies: Vec<&Value> = list("memcpy_samples").iter().filter(same).collect();
+        let of_step = |step: &Value| -> f64 {
+            copies.iter().filter(|copy| copy["step_bytes"] == *step).map(|c| number(c, "ns")).sum()
+        };
+        // The median of two is half of their sum.
+        let base_line = of_step(&row["memcpy_step_bytes"]);
+        assert!(copies.iter().all(|copy| base_line <= of_step(&copy["step_bytes"])), "{row}");
+        assert!((number(row, "memcpy_ns") - base_line / 2.0).abs() <= 1.0, "{row}");
+        let mean = |key: &str| samples.iter().map(|sample| number(sample, key)).sum::<f64>() / 2.0;
+        for key in ["migrate_ns", "ratio_to_memcpy", "cpu_to_memcpy_ratio", "migrate_cpu_ns"] {
+            let (row, mean) = (number(row, key), mean(key));
+            assert!((row - mean).abs() <= 1.0_f64.min(mean / 1e3), "{key}: {row}, {mean}");
+        }
+        for sample in samples {
+            assert!(same(&sample), "{sample}");
+            let parts = number(sample, "migrate_cpu_ns") + number(sample, "recycle_cpu_ns");
+            let cpu = parts / number(sample, "memcpy_cpu_ns");
+            assert!(cpu > 0.0, "{sample}");
+            assert!((cpu / number(sample, "cpu_to_memcpy_ratio") - 1.0).abs() < 1e-9, "{sample}");
+            let ratio = number(sample, "migrate_ns") / number(sample, "memcpy_ns");
+            assert!((ratio / number(sample, "ratio_to_memcpy") - 1.0).abs() < 1e-9, "{sample}");
+        }
+    }
+}
+
+/// The engines that need something of the kernel, as they come in tables.
+fn demanding() -> Vec<Engine> {
+    Engine::ALL.into_iter().filter(|engine| engine.needs().is_some()).collect()
+}
+
+/// The engines that work everywhere.
+fn modest() -> Vec<Engine> {
+    Engine::ALL.into_iter().filter(|engine| engine.needs().is_none()).collect()
+}
 
 /// Which of them were measured, by what was said of rows that were skipped.
-fn measured(said: &str) -> Vec<&'static str> {
-    let skips = |engine: &str| said.contains(&format!("skipped: {engine} with --page-size 4k: "));
-    let measured: Vec<_> = FOLLOW.into_iter().filter(|engine| !skips(engine)).collect();
-    assert_eq!(said.matches("skipped: ").count(), FOLLOW.len() - measured.len(), "{said}");
+fn measured(said: &str) -> Vec<Engine> {
+    let skips =
+        |engine: &Engine| said.contains(&format!("skipped: {engine} with --page-size 4k: "));
+    let measured: Vec<_> = demanding().into_iter().filter(|engine| !skips(engine)).collect();
+    assert_eq!(said.matches("skipped: ").count(), demanding().len() - measured.len(), "{said}");
+    assert_lines(said);
     measured
+}
+
+/// A line for each row, numbered; the last one is the last of all.
+fn assert_lines(said: &str) {
+    let rows: Vec<&str> = said.lines().filter(|line| line.starts_with("row ")).collect();
+    for (line, number) in rows.iter().zip(1..) {
+        let begin = format!("row {number} of ");
+        assert!(line.starts_with(&begin) && line.contains(" times a memcpy ("), "{said}");
+    }
+    let all = format!("row {0} of {0}: ", rows.len());
+    assert!(rows.last().is_some_and(|line| line.starts_with(&all)), "{said}");
 }
 
 fn check(row: &Value) {
@@ -82,16 +154,23 @@ fn check(row: &Value) {
     assert_eq!(row.as_object().unwrap().keys().collect::<Vec<_>>(), KEYS);
     let (used, asked) =
         (row["engine"].as_str().unwrap(), row["requested_engine"].as_str().unwrap());
-    let known = used == "mprotect" || FOLLOW.contains(&used);
-    assert!(known && (asked == "auto" || asked == used), "{row}");
-    for key in ["migrate_ns", "ratio_to_memcpy_min", "area_bytes", "copy_threads", "window_max_ns"]
-    {
+    let engine = Engine::ALL.into_iter().find(|engine| engine.name() == used);
+    let engine = engine.unwrap_or_else(|| panic!("{used} is no engine: {row}"));
+    assert!(asked == "auto" || asked == used, "{row}");
+    for key in [
+        "migrate_ns",
+        "ratio_to_memcpy_min",
+        "cpu_to_memcpy_ratio",
+        "area_bytes",
+        "copy_threads",
+        "window_max_ns",
+    ] {
         assert!(number(key) > 0.0, "{key} of {row}");
     }
     assert!(number("ratio_to_memcpy_min") <= number("ratio_to_memcpy"), "{row}");
     assert!(number("ratio_to_memcpy") <= number("ratio_to_memcpy_max"), "{row}");
     assert!(number("extra_copied_ratio") >= 0.0 && row["first_touch_ns"].is_i64(), "{row}");
-    assert!(row["recycle_cpu_ns"].is_u64() && row["uid"].is_u64(), "{row}");
+    assert!(row["recycle_cpu_ns"].is_u64(), "{row}");
     let mappings = ["mappings_before", "mappings_peak", "mappings_after"].map(number);
     assert!(mappings[0] > 0.0 && mappings[1] >= mappings[0] && mappings[1] >= mappings[2], "{row}");
     assert!(row["overhead_bytes"].is_null() || row["overhead_bytes"].is_u64(), "{row}");
@@ -101,10 +180,7 @@ fn check(row: &Value) {
     let kernel_writes = ["uniform", "skewed"].contains(&row["load"].as_str().unwrap());
     assert_eq!(row["efault_count"].is_u64(), kernel_writes, "{row}");
     // The kernel waits as others do.
-    assert!(
-        !["precopy", "wp-sync"].contains(&used) || !kernel_writes || row["efault_count"] == 0,
-        "{row}"
-    );
+    assert!(engine.signals() || !kernel_writes || row["efault_count"] == 0, "{row}");
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
         assert_eq!(number("extra_copied_ratio"), 0.0);
@@ -125,12 +201,24 @@ fn check(row: &Value) {
 
 #[test]
 fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
-    let (rows, said) = rows(&["--page-size", "4k"]);
+    let (rows, said) = rows(&["--all", "--page-size", "4k"]);
     let measured = measured(&said);
     let name = |row: &Value| {
         let rate = row["writes_per_s"].as_u64().unwrap();
         (row["load"].as_str().unwrap().to_owned(), rate, row["area_bytes"].as_u64().unwrap())
     };
+    let grown = |engine: &Engine| if engine.areas_grow() { 16 << 20 } else { 2 << 20 };
+    // `auto` takes the first engine that works.
+    let mut asked = vec!["auto".to_owned()];
+    let mut areas = vec![grown(measured.first().unwrap_or(&modest()[0]))];
+    for engine in measured.iter().copied().chain(modest()) {
+        asked.push(engine.to_string());
+        areas.push(grown(&engine));
+        if !engine.areas_grow() {
+            asked.extend([engine.to_string(), engine.to_string()]);
+            areas.extend([512 << 10, 16 << 20]);
+        }
+    }
     let mut expected = Vec::new();
     for (load, rate) in [
         ("quiet", 0),
@@ -139,15 +227,12 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
         ("skewed", 100_000),
         ("skewed", 10_000_000),
     ] {
-        let mut areas =
-            if measured.is_empty() { vec![2 << 20] } else { vec![16 << 20; 1 + measured.len()] };
-        areas.extend([512 << 10, 16 << 20]);
-        expected.extend(areas.into_iter().map(|area| (load.to_owned(), rate, area)));
+        expected.extend(areas.iter().map(|area| (load.to_owned(), rate, *area)));
     }
     assert_eq!(rows.iter().map(name).collect::<Vec<_>>(), expected);
-    let asked: Vec<&Value> =
-        rows.iter().map(|row| &row["requested_engine"]).take(3 + measured.len()).collect();
-    assert_eq!(asked, [&["auto"], &measured[..], &["mprotect"; 2]].concat());
+    for (row, asked) in rows.iter().zip(asked.iter().cycle()) {
+        assert_eq!(row["requested_engine"], **asked, "{row}");
+    }
 }
 
 #[test]
@@ -165,7 +250,7 @@ fn a_writer_without_a_limit_loses_nothing() {
         "7",
     ];
     let (rows, said) = rows(&flags);
-    assert_eq!(rows.len(), 2 * (3 + measured(&said).len()));
+    assert_eq!(rows.len(), 2 * (1 + modest().len() + measured(&said).len()));
     for row in &rows {
         assert!(row["writes_per_s"].is_null(), "{row}");
         assert_eq!(row["copy_threads"], 2);
@@ -187,7 +272,7 @@ fn several_writers_and_readers_lose_nothing() {
 #[test]
 fn a_bystander_is_measured_as_a_writer_is() {
     let (rows, _) = rows(&["--page-size", "4k", "--load", "bystander"]);
-    assert!(rows.len() >= 3);
+    assert!(rows.len() > modest().len());
     for row in &rows {
         assert!(
             row["writes_per_s"].is_null() && row["writes_beside_memcpy_per_s"].as_f64() > Some(0.0),
@@ -200,10 +285,14 @@ fn a_bystander_is_measured_as_a_writer_is() {
 #[test]
 fn what_cannot_be_measured_is_skipped_with_its_reason() {
     // Areas of 512 KB hold no page of 2 MB. Where even the kernel makes no such pages, it says why.
-    let (rows, said) = rows(&["--page-size", "4k,thp", "--load", "quiet"]);
-    assert!(said.starts_with("skipped: "), "{said}");
+    let (object, said) = object(&["--all", "--page-size", "4k,thp", "--load", "quiet"]);
+    assert!(said.contains("skipped: "), "{said}");
+    for skipped in object["skipped"].as_array().unwrap() {
+        assert!(said.contains(&format!("skipped: {}\n", skipped.as_str().unwrap())), "{said}");
+    }
+    let rows = object["rows"].as_array().unwrap();
     let count = |page: &str| rows.iter().filter(|row| row["page_size"] == page).count();
-    assert!((3..=3 + FOLLOW.len()).contains(&count("4k")));
+    assert!((4..=4 + demanding().len()).contains(&count("4k")));
     match count("thp") {
         0 => assert!(said.contains("--page-size thp: "), "{said}"),
         measured => {
@@ -245,8 +334,8 @@ fn text_fits_and_names_the_machine() {
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.starts_with("machine   Linux "), "{text}");
-    for head in ["ratio", "again", "kept", "touch", "recycle", "lost"] {
+    assert!(text.starts_with("Machine and leap\n  Linux "), "{text}");
+    for head in ["ratio", "CPU", "again", "kept", "touch", "recycle", "lost", "fastest"] {
         assert!(text.contains(head), "{head}: {text}");
     }
     for line in text.lines() {
@@ -262,6 +351,7 @@ fn bad_input_is_refused_by_name() {
         (vec!["--page-size", "3k"], "--page-size"),
         (vec!["--page-size", "4k,"], "--page-size"),
         (vec!["--load", "loud"], "--load"),
+        (vec!["--engine", "magic"], "--engine"),
         (vec!["--rates", "0"], "--load quiet"),
         (vec!["--rates", "fast"], "--rates"),
         (vec!["--runs", "0"], "--runs"),
@@ -278,6 +368,23 @@ fn bad_input_is_refused_by_name() {
 }
 
 #[test]
+fn engines_can_be_chosen_and_each_row_has_a_line_of_progress() {
+    let flags = ["--page-size", "4k", "--engine", "mprotect,auto", "--load", "quiet,bystander"];
+    let (rows, said) = rows(&flags);
+    let asked: Vec<&Value> = rows.iter().map(|row| &row["requested_engine"]).collect();
+    assert_eq!(asked, ["mprotect", "auto", "mprotect", "auto"]);
+    assert_lines(&said);
+    // Nothing but the lines of the rows: the load and the engine of each.
+    let mut lines = said.lines();
+    for load in ["4k, quiet: ", "4k, bystander: "] {
+        let both = [lines.next().unwrap(), lines.next().unwrap()].concat();
+        assert_eq!(both.matches(load).count(), 2, "{said}");
+        assert!(both.contains("mprotect took ") && both.contains("auto took "), "{said}");
+    }
+    assert_eq!(lines.next(), None, "{said}");
+}
+
+#[test]
 fn an_interrupted_run_ends_cleanly() {
     let arguments = ["bench", "engines", "--size", "16m", "--runs", "1000", "--page-size", "4k"];
     let output = interrupted(&arguments, Duration::from_millis(500));
@@ -291,6 +398,7 @@ fn help_of_both_levels() {
     for (flags, part) in [
         (["bench", "--help"].as_slice(), "memcpy"),
         (&["bench", "engines", "--help"], "Exit code: 0 measured"),
+        (&["bench", "engines", "--help"], "Examples:"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_pageleap")).args(flags).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{flags:?}");

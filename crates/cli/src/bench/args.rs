@@ -4,9 +4,9 @@ use std::fmt;
 
 use clap::{Args, Subcommand, ValueEnum};
 use pageleap::{BASE_PAGE, EngineChoice, PageSize};
+use pageleap_measure::load::{Rate, Rows, Work, Writing};
 
 use crate::bytes;
-use crate::writer::{Rate, Rows};
 
 /// Measure what a leap costs on this machine.
 #[derive(Args, Clone, Debug)]
@@ -23,27 +23,46 @@ pub enum BenchCommand {
     Engines(Box<EnginesArgs>),
 }
 
-/// Compare the engines with a one-thread memcpy of the same bytes, without load and while a thread
-/// writes.
+/// Compare the engines with a memcpy of the same bytes, without load and while a thread writes.
 ///
-/// For each page size and each load, every run times a memcpy, and then one leap with each engine
-/// and size of areas, in turns and in this process; shown are medians over the runs. Each leap goes
-/// from the same pool to the other one and back, the way back unmeasured. On a machine with one
-/// node both pools lie on it: frames are new, the node is the same, and nothing here is a NUMA
+/// Each run times a memcpy by one thread, and then one leap with each engine, in turns and in this
+/// process. The memcpy is timed in steps of several sizes, and the fastest size is the base line.
+/// The table shows medians over the runs; --json has the figures of each run, too. Each leap goes
+/// from one pool to another and back; the way back is not measured. On a machine with one node both
+/// pools lie on that node: frames are new, the node is the same, and no time here is a NUMA
 /// speed-up.
 ///
-/// The writer keeps a shadow copy, which is compared with the region after every leap, and so does
-/// a thread beside it for which the kernel writes words of 64 pages every 5 ms (preadv). They end
-/// with the job, so that rates and gaps include the recycling of vacated frames. Threads are not
-/// bound to CPUs; use `numactl` for that.
+/// The writer keeps a shadow copy, which is compared with the region after every leap. Beside the
+/// writer, the kernel writes words of 64 pages every 5 ms (preadv), and these are compared, too.
+/// Rates and gaps are those from the start of a job to its end, recycling of vacated frames
+/// included. Threads are not bound to CPUs; use `numactl` for that.
+///
+/// Without flags this takes at most two minutes on an ordinary machine. --all measures more loads,
+/// rates, sizes of areas, and runs. A flag that is given wins over --all.
 ///
 /// Exit code: 0 measured, and every write is present; 1 a write was lost, or a failure; 2 a request
-/// that this machine or this program cannot take; 130 interrupted by Ctrl-C (what is complete until
-/// then is shown).
+/// that this machine or this program cannot take; 130 interrupted by Ctrl-C (rows that are complete
+/// are printed).
 #[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct EnginesArgs {
+    /// Measure everything: loads quiet, uniform and skewed, rates 100k and 10m, 5 runs, and areas
+    /// of 512k and 16m besides
+    #[arg(long)]
+    pub all: bool,
+
+    /// Engines to measure
+    #[arg(long, value_name = "ENGINES", value_delimiter = ',', help = engine_help())]
+    pub engine: Option<Vec<EngineChoice>>,
+
     /// Bytes that leap, such as 64m or 1g; rounded up to whole pages
-    #[arg(long, value_name = "BYTES", default_value = "1g", allow_hyphen_values = true, value_parser = size)]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value = "1g",
+        allow_hyphen_values = true,
+        value_parser = bytes::region_size
+    )]
     pub size: u64,
 
     /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m and 1g (reserved huge pages;
@@ -51,44 +70,62 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "SIZES", default_value = "4k,thp", value_delimiter = ',')]
     pub page_size: Vec<PageSize>,
 
-    /// Loads, by comma: quiet (nobody writes), uniform (random words), skewed (75 % of the writes
-    /// to 3.125 % of the region), bystander (nobody writes, a thread maps, faults and unmaps other
-    /// memory all the time)
-    #[arg(
-        long,
-        value_name = "LOADS",
-        default_value = "quiet,uniform,skewed",
-        value_delimiter = ',',
-        hide_possible_values = true
-    )]
-    pub load: Vec<LoadKind>,
+    /// Loads, by comma: quiet (nothing else runs), uniform (writes to random words), skewed (75 %
+    /// of the writes to 3.125 % of the region), bystander (a thread maps, faults and unmaps other
+    /// memory) [default: quiet,uniform]
+    #[arg(long, value_name = "LOADS", value_delimiter = ',', hide_possible_values = true)]
+    pub load: Option<Vec<LoadKind>>,
 
     /// Writes per second of uniform and skewed, by comma: numbers such as 100k or 10m, or max
-    #[arg(long, value_name = "RATES", default_value = "100k,10m", value_delimiter = ',', allow_hyphen_values = true, value_parser = rate)]
-    pub rates: Vec<Rate>,
+    /// [default: 100k]
+    #[arg(
+        long,
+        value_name = "RATES",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        value_parser = rate
+    )]
+    pub rates: Option<Vec<Rate>>,
 
-    /// Runs, each with one leap of every row
-    #[arg(long, value_name = "N", default_value = "5", allow_hyphen_values = true, value_parser = runs)]
-    pub runs: usize,
+    /// Runs, each with one leap of every row [default: 3]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = runs)]
+    pub runs: Option<usize>,
 
-    /// Threads that write, where any do: each to its part of the region, and at its part of the
-    /// rate
-    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
+    /// Threads that write with uniform and skewed: each to its part of the region, at its part of
+    /// the rate
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        allow_hyphen_values = true,
+        value_parser = bytes::threads
+    )]
     pub writers: usize,
 
-    /// Threads that read the region all the time beside those who write
-    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=64))]
+    /// Threads that read the region all the time beside the writers
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        value_parser = clap::value_parser!(u8).range(..=64)
+    )]
     pub readers: u8,
 
-    /// Threads that copy during a leap; the memcpy it is compared with always has one
-    #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
+    /// Threads that copy during a leap; the memcpy always has one
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        allow_hyphen_values = true,
+        value_parser = bytes::threads
+    )]
     pub threads: usize,
 
     /// Node that the region starts on [default: the first node with memory]
     #[arg(long, value_name = "NODE")]
     pub from: Option<u32>,
 
-    /// Node to leap to [default: the next node with memory, or the same one if there is no other]
+    /// Node to leap to [default: the next node with memory, or the same node if it is the only one]
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
@@ -96,21 +133,33 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
-    /// Print a JSON array with one object per row to standard output instead of text
+    /// Print one JSON object to standard output instead of text: the setting, the rows, and the
+    /// figures of each run
     #[arg(long)]
     pub json: bool,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  pageleap bench engines
+      the default: all engines, quiet and at 100,000 writes per second
+  pageleap bench engines --engine auto,mprotect --size 256m --runs 9
+      two engines, a smaller region, more runs
+  pageleap bench engines --load uniform --rates 1m,max --writers 4
+      four threads that write as fast as they can
+  pageleap bench engines --all --json > engines.json
+      everything, with the figures of each run";
+
 /// A kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoadKind {
-    /// Nobody writes.
+    /// Nothing else runs.
     Quiet,
     /// Writes to random words.
     Uniform,
-    /// Most writes to a small part.
+    /// Most writes go to a small part.
     Skewed,
-    /// Nobody writes; somebody maps and faults other memory.
+    /// A thread maps and faults other memory.
     Bystander,
 }
 
@@ -125,86 +174,102 @@ impl fmt::Display for LoadKind {
     }
 }
 
-/// A load: a kind, at a rate.
+/// A kind of load, at a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct NamedLoad {
     /// Its kind.
     pub kind: LoadKind,
     /// What goes on beside the leap.
     pub work: Work,
 }
 
-/// What a thread does while pages leap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// There is none.
-    Rest,
-    /// It writes to the region, and so does the kernel for another one.
-    Write(Rate, Rows),
-    /// It maps and faults memory that has nothing to do with the region.
-    Map,
-}
-
-/// An engine and how it is asked for.
+/// What is asked of the library in one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRow {
-    /// What is asked of the library.
+    /// Which engine.
     pub choice: EngineChoice,
     /// Size of areas; `None` for the library's default.
     pub area: Option<usize>,
 }
 
-/// The rows of every table: `auto`, and each engine of the library. An engine whose areas keep
-/// their size has a row for a small one and one for a large one.
-pub fn engine_rows() -> Vec<EngineRow> {
-    const FIXED: [Option<usize>; 2] = [Some(512 << 10), Some(16 << 20)];
-    let areas = |choice: EngineChoice| match choice.forced() {
-        Some(engine) if engine.needs().is_none() => &FIXED[..],
-        _ => &[None],
-    };
-    let rows = |choice| areas(choice).iter().map(move |area| EngineRow { choice, area: *area });
-    EngineChoice::ALL.into_iter().flat_map(rows).collect()
-}
+/// Sizes of areas that --all measures besides the default one, for engines whose areas do not grow
+/// by themselves.
+const MORE_AREAS: [usize; 2] = [512 << 10, 16 << 20];
 
 impl EnginesArgs {
-    /// Threads that write to a region of so many bytes: each base page is one thread's.
+    /// Runs of each row.
+    pub fn runs(&self) -> usize {
+        self.runs.unwrap_or(if self.all { 5 } else { 3 })
+    }
+
+    /// The rows of each table, in the order of the library's list of engines.
+    pub fn rows(&self) -> Vec<EngineRow> {
+        let chosen = self.engine.as_deref().map_or(EngineChoice::ALL.to_vec(), once_each);
+        let mut rows = Vec::new();
+        for choice in chosen {
+            rows.push(EngineRow { choice, area: None });
+            if self.all && choice.forced().is_some_and(|engine| !engine.areas_grow()) {
+                let more = MORE_AREAS.into_iter().map(Some);
+                rows.extend(more.map(|area| EngineRow { choice, area }));
+            }
+        }
+        rows
+    }
+
+    /// Threads that write to a region of so many bytes: each base page has one writer.
     pub fn writers_of(&self, bytes: u64) -> usize {
         self.writers.min((bytes / BASE_PAGE as u64) as usize)
     }
 
     /// Threads of the largest load.
     pub fn load_threads(&self) -> usize {
-        let threads = |load: &Load| match load.work {
+        let threads = |load: &NamedLoad| match load.work {
             Work::Rest => 0,
             Work::Map => 1,
-            Work::Write(..) => self.writers + usize::from(self.readers),
+            Work::Write(writing) => writing.writers + writing.readers,
         };
-        self.loads().iter().map(threads).max().unwrap_or(0)
+        self.loads(u64::MAX).iter().map(threads).max().unwrap_or(0)
     }
 
-    /// All loads, each once.
-    pub fn loads(&self) -> Vec<Load> {
-        let mut loads = Vec::new();
-        for kind in once_each(&self.load) {
-            let rows = match kind {
-                LoadKind::Quiet => {
-                    loads.push(Load { kind, work: Work::Rest });
-                    continue;
-                }
-                LoadKind::Bystander => {
-                    loads.push(Load { kind, work: Work::Map });
-                    continue;
-                }
-                LoadKind::Uniform => Rows::Uniform,
-                LoadKind::Skewed => Rows::Skewed,
-            };
-            loads.extend(
-                once_each(&self.rates)
-                    .into_iter()
-                    .map(|rate| Load { kind, work: Work::Write(rate, rows) }),
-            );
+    /// All loads of a region of so many bytes, each once.
+    pub fn loads(&self, region_bytes: u64) -> Vec<NamedLoad> {
+        let kinds = self.load.as_deref().map_or_else(|| self.default_kinds(), once_each);
+        kinds.into_iter().flat_map(|kind| self.loads_of(kind, region_bytes)).collect()
+    }
+
+    fn default_kinds(&self) -> Vec<LoadKind> {
+        let mut kinds = vec![LoadKind::Quiet, LoadKind::Uniform];
+        if self.all {
+            kinds.push(LoadKind::Skewed);
         }
-        loads
+        kinds
+    }
+
+    fn default_rates(&self) -> Vec<Rate> {
+        let mut rates = vec![Rate::PerSecond(100_000)];
+        if self.all {
+            rates.push(Rate::PerSecond(10_000_000));
+        }
+        rates
+    }
+
+    /// One load for each rate, if the kind has rates.
+    fn loads_of(&self, kind: LoadKind, region_bytes: u64) -> Vec<NamedLoad> {
+        let rows = match kind {
+            LoadKind::Quiet => return vec![NamedLoad { kind, work: Work::Rest }],
+            LoadKind::Bystander => return vec![NamedLoad { kind, work: Work::Map }],
+            LoadKind::Uniform => Rows::Uniform,
+            LoadKind::Skewed => Rows::Skewed,
+        };
+        let rates = self.rates.as_deref().map_or_else(|| self.default_rates(), once_each);
+        let writing = |rate| Writing {
+            rate,
+            rows,
+            writers: self.writers_of(region_bytes),
+            readers: usize::from(self.readers),
+            kernel: true,
+        };
+        rates.into_iter().map(|rate| NamedLoad { kind, work: Work::Write(writing(rate)) }).collect()
     }
 
     /// All page sizes, each once.
@@ -218,6 +283,12 @@ impl EnginesArgs {
     }
 }
 
+/// The help of `--engine`, with the engines that the library has.
+fn engine_help() -> String {
+    let known = EngineChoice::ALL.map(|choice| choice.to_string()).join(", ");
+    format!("Engines to measure, by comma: {known} [default: all]")
+}
+
 fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
     let mut kept = Vec::new();
     for item in items {
@@ -228,17 +299,9 @@ fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
     kept
 }
 
-fn size(text: &str) -> Result<u64, String> {
-    match bytes::parse(text)? {
-        0 => Err("a leap moves at least one page".to_owned()),
-        bytes if bytes > 1 << 46 => Err("a pool has at most 2^46 bytes".to_owned()),
-        bytes => Ok(bytes),
-    }
-}
-
 fn rate(text: &str) -> Result<Rate, String> {
     match text.parse()? {
-        Rate::PerSecond(0) => Err("a writer that never writes is --load quiet".to_owned()),
+        Rate::PerSecond(0) => Err("0 writes per second: use --load quiet".to_owned()),
         rate => Ok(rate),
     }
 }
@@ -269,31 +332,66 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
+    fn writes(kind: LoadKind, rate: Rate) -> NamedLoad {
+        let rows = if kind == LoadKind::Skewed { Rows::Skewed } else { Rows::Uniform };
+        let writing = Writing { rate, rows, writers: 1, readers: 0, kernel: true };
+        NamedLoad { kind, work: Work::Write(writing) }
+    }
+
+    const QUIET: NamedLoad = NamedLoad { kind: LoadKind::Quiet, work: Work::Rest };
+    const SLOW: Rate = Rate::PerSecond(100_000);
+    const FAST: Rate = Rate::PerSecond(10_000_000);
+
     #[test]
     fn defaults() {
         let args = parse(&[]).unwrap();
-        assert_eq!((args.size, args.runs, args.threads), (1 << 30, 5, 1));
+        assert_eq!((args.size, args.runs(), args.threads), (1 << 30, 3, 1));
         assert_eq!((args.writers, args.readers), (1, 0));
         assert_eq!(args.page_sizes(), [PageSize::Base, PageSize::Thp]);
-        let (slow, fast) = (Rate::PerSecond(100_000), Rate::PerSecond(10_000_000));
-        let mut expected = vec![Load { kind: LoadKind::Quiet, work: Work::Rest }];
-        for (kind, rows) in [(LoadKind::Uniform, Rows::Uniform), (LoadKind::Skewed, Rows::Skewed)] {
-            expected.extend([slow, fast].map(|rate| Load { kind, work: Work::Write(rate, rows) }));
-        }
-        assert_eq!(args.loads(), expected);
+        assert_eq!(args.loads(1 << 30), [QUIET, writes(LoadKind::Uniform, SLOW)]);
+        let rows = args.rows();
+        assert!(rows.iter().all(|row| row.area.is_none()));
+        assert_eq!(rows.iter().map(|row| row.choice).collect::<Vec<_>>(), EngineChoice::ALL);
+    }
+
+    #[test]
+    fn all_has_every_load_and_more_areas_and_flags_win_over_it() {
+        let args = parse(&["--all"]).unwrap();
+        assert_eq!(args.runs(), 5);
+        let [uniform, skewed] = [LoadKind::Uniform, LoadKind::Skewed];
+        let expected = [(uniform, SLOW), (uniform, FAST), (skewed, SLOW), (skewed, FAST)];
+        let expected = expected.map(|(kind, rate)| writes(kind, rate));
+        assert_eq!(args.loads(1 << 30), [&[QUIET], &expected[..]].concat());
+        let areas: Vec<_> = args.rows().iter().filter_map(|row| row.area).collect();
+        assert!(!areas.is_empty() && areas.len().is_multiple_of(MORE_AREAS.len()), "{areas:?}");
+        let flags = ["--all", "--load", "quiet", "--runs", "1", "--engine", "auto"];
+        let args = parse(&flags).unwrap();
+        assert_eq!((args.runs(), args.loads(1 << 30)), (1, vec![QUIET]));
+        assert_eq!(args.rows(), [EngineRow { choice: EngineChoice::Auto, area: None }]);
     }
 
     #[test]
     fn lists_have_each_item_once_in_the_order_asked_for() {
-        let args =
-            parse(&["--page-size", "thp,4k,thp", "--load", "skewed,skewed", "--rates", "5,max,5"])
-                .unwrap();
+        let flags = ["--page-size", "thp,4k,thp", "--load", "skewed,skewed", "--rates", "5,max,5"];
+        let args = parse(&flags).unwrap();
         assert_eq!(args.page_sizes(), [PageSize::Thp, PageSize::Base]);
-        assert_eq!(
-            args.loads(),
-            [Rate::PerSecond(5), Rate::Max]
-                .map(|rate| Load { kind: LoadKind::Skewed, work: Work::Write(rate, Rows::Skewed) })
-        );
+        let rates = [Rate::PerSecond(5), Rate::Max].map(|rate| writes(LoadKind::Skewed, rate));
+        assert_eq!(args.loads(1 << 30), rates);
+        let last = EngineChoice::ALL[EngineChoice::ALL.len() - 1];
+        let args = parse(&["--engine", &format!("{last},auto,{last}")]).unwrap();
+        let choices: Vec<_> = args.rows().iter().map(|row| row.choice).collect();
+        assert_eq!(choices, [last, EngineChoice::Auto]);
+    }
+
+    #[test]
+    fn a_small_region_has_fewer_writers_than_asked_for() {
+        let args = parse(&["--writers", "9", "--load", "uniform"]).unwrap();
+        let writers = |bytes| match args.loads(bytes)[0].work {
+            Work::Write(writing) => writing.writers,
+            _ => 0,
+        };
+        assert_eq!([writers(1 << 30), writers(2 * BASE_PAGE as u64)], [9, 2]);
+        assert_eq!(args.load_threads(), 9);
     }
 
     #[test]
@@ -308,6 +406,7 @@ mod tests {
         for (flag, values) in [
             ("--size", ["0", "-1", "1.5g", "1000t", ""].as_slice()),
             ("--page-size", &["3k", "", "4k,", "4k;thp"]),
+            ("--engine", &["magic", "", "auto,", "auto;mprotect"]),
             ("--load", &["loud", "", "quiet,loud"]),
             ("--rates", &["0", "-1", "fast", "100k,0"]),
             ("--runs", &["0", "1001", "-1", "many"]),

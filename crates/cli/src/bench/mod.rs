@@ -1,31 +1,29 @@
-//! `pageleap bench engines`: what each engine costs, beside a memcpy of the same bytes.
+//! `pageleap bench engines`: what each engine costs, compared with a memcpy of the same bytes.
 //!
-//! For each page size ([`args`]) two pools and a region are made ([`place`]); for each load, memcpy
-//! and the leaps of all engines take turns ([`measure`], with [`beside`]); the runs become rows
-//! ([`statistics`], [`report`]).
+//! For each page size ([`args`]) two pools and a region are made ([`place`]). For each load,
+//! memcpys and the leaps of all engines take turns ([`run`]). The runs become rows, and the rows a document
+//! ([`rows`], [`columns`]).
 
 mod args;
-mod beside;
-mod measure;
+mod columns;
 mod place;
-mod report;
-mod statistics;
+mod rows;
+mod run;
 
-use std::io::Write;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, EnginesArgs, engine_rows};
+use args::{BenchCommand, EngineRow, EnginesArgs, NamedLoad};
 use place::Place;
-use report::{Bench, Row, Setting};
+use rows::{Bench, Case, Group, Setting};
 
-use crate::interrupt;
 use crate::machine::{self, Refusal};
 use crate::progress::Steps;
 use crate::stop::Stop;
+use crate::{interrupt, output};
 
 /// Runs what was asked for.
 pub fn run(args: &BenchArgs) -> Result<(), Stop> {
@@ -34,124 +32,144 @@ pub fn run(args: &BenchArgs) -> Result<(), Stop> {
     }
 }
 
-/// Measures, prints what is complete, and tells what went wrong.
+/// Measures, prints the rows that are complete, and tells what went wrong.
 fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     interrupt::install();
-    let pages = args.page_sizes();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
-    place::check_memory(args, &pages, &nodes, from, to)?;
+    place::check_memory(args, &args.page_sizes(), &nodes, from, to)?;
     let mut bench = Bench {
         setting: Setting {
             kernel: machine::kernel_release()?,
             cpus: available_parallelism().map_or(1, usize::from),
             nodes: nodes.iter().filter(|node| node.total_bytes > 0).count(),
+            // SAFETY: the call takes nothing and cannot fail.
+            uid: unsafe { libc::geteuid() },
             from,
             to,
             size: args.size,
             threads: args.threads,
             load_threads: args.load_threads(),
-            runs: args.runs,
+            runs: args.runs(),
             seed: args.seed,
         },
-        rows: Vec::new(),
+        groups: Vec::new(),
         skipped: Vec::new(),
     };
-    let ended = measure_all(args, &pages, &mut bench);
-    print(args, &bench)?;
+    let ended = measure_all(args, &mut bench);
+    if bench.rows() > 0 {
+        output::print(&bench.document(), args.json)?;
+    }
     // A lost write is worse than whatever ended the measurement.
-    let lost: u64 = bench.rows.iter().map(|row| row.lost).sum();
+    let lost = bench.lost();
     if lost > 0 {
-        return Err(anyhow!("{}", measure::mismatch(lost)).into());
+        return Err(anyhow!("{}", run::mismatch(lost)).into());
     }
     if let Err(Stop::Interrupted { signal, found }) = ended {
-        let found = format!("{} rows were measured; {found}", bench.rows.len());
+        let found = format!("{} rows were measured; {found}", bench.rows());
         return Err(Stop::Interrupted { signal, found });
     }
     ended?;
-    if bench.rows.is_empty() {
-        return Err(
-            Refusal::new(format!("nothing was measured: {}", bench.skipped.join("; "))).into()
-        );
+    if bench.rows() == 0 {
+        let why = format!("nothing was measured: {}", bench.skipped.join("; "));
+        return Err(Refusal::new(why).into());
     }
     Ok(())
 }
 
-fn measure_all(args: &EnginesArgs, pages: &[PageSize], bench: &mut Bench) -> Result<(), Stop> {
-    let loads = args.loads();
-    let leaps = |engines: usize| (loads.len() * engines * args.runs) as u64;
-    let steps = Steps::new("leaping", leaps(engine_rows().len()) * pages.len() as u64);
-    for page in pages.iter().copied() {
+/// Measures all page sizes, loads and engines.
+fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
+    let rows = args.rows();
+    let pages = args.page_sizes();
+    let loads = args.loads(args.size).len();
+    let mut steps = Steps::new("leaping", loads * rows.len() * pages.len(), args.runs());
+    for page in pages {
         steps.now(format!("{page}, filling pools"));
-        let mut place = match place_for(args, page, bench) {
-            Ok(Ok(place)) => place,
-            Ok(Err(why)) => {
-                bench.skipped.push(format!("--page-size {page}: {why}"));
-                steps.leave_out(leaps(engine_rows().len()));
-                continue;
-            }
-            Err(stop) => return Err(stop),
+        let Some(mut place) = place_for(args, page, bench, &steps)? else {
+            steps.leave_out(loads * rows.len());
+            continue;
         };
-        let mut engines = Vec::new();
-        for engine in engine_rows() {
-            match place::unfit_area(engine.area, page)
-                .map_or_else(|| place.unfit(&engine), |why| Ok(Some(why)))?
-            {
-                None => engines.push(engine),
-                Some(why) => {
-                    bench.skipped.push(format!("{} with --page-size {page}: {why}", engine.choice));
-                    steps.leave_out(leaps(1));
-                }
-            }
-        }
-        for load in &loads {
-            steps.now(format!("{page}, {}", load.kind));
-            let measured = measure::measure(args, &mut place, *load, &engines, &steps)?;
-            let rows = engines.iter().zip(&measured);
-            bench.rows.extend(rows.filter_map(|(engine, leaps)| {
-                Row::of(args, engine, &page.to_string(), *load, leaps)
-            }));
+        let engines = fit_engines(&rows, &place, page, bench, &steps)?;
+        steps.leave_out(loads * (rows.len() - engines.len()));
+        for load in args.loads(args.region_bytes(page)) {
+            let group = measure_load(args, page, load, &mut place, &engines, &mut steps)?;
+            bench.groups.push(group);
         }
     }
     Ok(())
 }
 
-/// Region and pools, or why there are none for pages of this size. Pages of 4 KB are no reason to
-/// go on without them.
+/// Measures all engines beside one load.
+fn measure_load(
+    args: &EnginesArgs,
+    page: PageSize,
+    load: NamedLoad,
+    place: &mut Place,
+    engines: &[EngineRow],
+    steps: &mut Steps,
+) -> Result<Group, Stop> {
+    steps.now(format!("{page}, {}", load.kind));
+    let case = |engine: &EngineRow| Case { engine: *engine, page, load };
+    let cases: Vec<Case> = engines.iter().map(case).collect();
+    let runs = run::measure(args, place, load.work, engines, &mut |at, runs| {
+        steps.done();
+        if runs.samples[at].len() == args.runs() {
+            steps.row_done(&rows::in_short(&cases[at], at, runs));
+        }
+    })?;
+    Ok(Group { cases, runs })
+}
+
+/// Region and pools; `None`, and a note, if pages of this size cannot be measured. If pages of 4 KB
+/// cannot be had, that is an error.
 fn place_for(
     args: &EnginesArgs,
     page: PageSize,
-    bench: &Bench,
-) -> Result<Result<Place, String>, Stop> {
+    bench: &mut Bench,
+    steps: &Steps,
+) -> Result<Option<Place>, Stop> {
     let (from, to) = (bench.setting.from, bench.setting.to);
     let bytes = args.region_bytes(page);
     let nodes = machine::nodes(page)?;
-    if let Some(why) = place::missing_huge_pages(bytes, page, &nodes, from, to) {
-        return Ok(Err(why));
-    }
-    match Place::build(bytes, page, from, to) {
-        Ok(place) => Ok(Ok(place)),
-        Err(Stop::Refused(why) | Stop::Failed(why)) if page != PageSize::Base => {
-            Ok(Err(format!("{why:#}")))
-        }
-        Err(stop) => Err(stop),
-    }
+    let why = match place::missing_huge_pages(bytes, page, &nodes, from, to) {
+        Some(why) => why,
+        None => match Place::build(bytes, page, from, to) {
+            Ok(place) => return Ok(Some(place)),
+            Err(Stop::Refused(why) | Stop::Failed(why)) if page != PageSize::Base => {
+                format!("{why:#}")
+            }
+            Err(stop) => return Err(stop),
+        },
+    };
+    skip(bench, steps, format!("--page-size {page}: {why}"));
+    Ok(None)
 }
 
-/// Rows go to standard output; what was skipped too, except beside JSON.
-fn print(args: &EnginesArgs, bench: &Bench) -> Result<(), Stop> {
-    if bench.rows.is_empty() {
-        return Ok(());
-    }
-    let text = if args.json {
-        for skipped in &bench.skipped {
-            eprintln!("skipped: {skipped}");
+/// The rows that can be measured with pages of this size; a note for each of the others.
+fn fit_engines(
+    rows: &[EngineRow],
+    place: &Place,
+    page: PageSize,
+    bench: &mut Bench,
+    steps: &Steps,
+) -> Result<Vec<EngineRow>, Stop> {
+    let mut fit = Vec::new();
+    for row in rows {
+        let why = match place::unfit_area(row.area, page) {
+            Some(why) => Some(why),
+            None => place.unfit(row)?,
+        };
+        match why {
+            None => fit.push(*row),
+            Some(why) => {
+                skip(bench, steps, format!("{} with --page-size {page}: {why}", row.choice))
+            }
         }
-        bench.json().context("the result could not be written as JSON")? + "\n"
-    } else {
-        bench.text()
-    };
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")?;
-    Ok(())
+    }
+    Ok(fit)
+}
+
+fn skip(bench: &mut Bench, steps: &Steps, what: String) {
+    steps.line(&format!("skipped: {what}"));
+    bench.skipped.push(what);
 }

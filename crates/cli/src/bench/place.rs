@@ -1,20 +1,22 @@
 //! What leaps: a region, two pools and the shadow copy; and whether they fit.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
 
 use pageleap::pool::reserve_command;
 use pageleap::{Migration, NodeId, PageSize, Pool, Region};
 
+use pageleap_measure::figures::human_bytes;
+use pageleap_measure::load::Shadow;
+
 use super::args::{EngineRow, EnginesArgs};
-use crate::figures::human_bytes;
 use crate::interrupt;
 use crate::machine::{NodeMemory, Refusal};
 use crate::stop::Stop;
 
-/// Share of the free memory that is taken at most; the rest is for page tables and everybody else.
+/// Largest share of the free memory that is taken; the rest is for page tables and other programs.
 const USABLE_SHARE: f64 = 0.95;
-/// More threads than this fill a pool no faster.
+/// More threads fill a pool no faster.
 const MOST_THREADS: usize = 16;
 
 /// A region and the pools between which it leaps. The fields are dropped in this order: the region
@@ -27,11 +29,7 @@ pub struct Place {
     /// Where it leaps to.
     pub destination: Pool,
     /// What the region must contain.
-    pub shadow: Vec<u64>,
-    /// Writes so far.
-    pub written: u64,
-    /// Calls so far by which the kernel has written for a thread.
-    pub kernel_calls: u64,
+    pub shadow: Shadow,
 }
 
 impl Place {
@@ -44,14 +42,11 @@ impl Place {
         };
         let (source, destination) = (pool(from)?, pool(to)?);
         let region = Region::new(&source, bytes as usize)?;
-        let shadow: Vec<u64> = (0..bytes / size_of::<u64>() as u64).collect();
-        for (word, value) in region.atomics_u64(0..region.len())?.iter().zip(&shadow) {
-            word.store(*value, Ordering::Relaxed);
-        }
-        Ok(Place { region, source, destination, shadow, written: 0, kernel_calls: 0 })
+        let shadow = Shadow::fill(region.atomics_u64(0..region.len())?);
+        Ok(Place { region, source, destination, shadow })
     }
 
-    /// Why an engine cannot be measured here: tried with a page, which goes back.
+    /// Why an engine cannot be measured here: a page leaps by it, and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
         let page = 0..self.region.page_size().bytes();
         let to =
@@ -101,7 +96,8 @@ pub fn check_memory(
                 format!("use --size {fits}m or less")
             };
             return Err(Refusal::new(format!(
-                "--size {}: needs {} on node {id} (pools, and a shadow copy of the region), which has {} free; {remedy}",
+                "--size {}: needs {} on node {id} (pools, and a shadow copy of the region), \
+                 which has {} free; {remedy}",
                 args.size,
                 human_bytes(needed),
                 human_bytes(free as f64),
@@ -111,7 +107,7 @@ pub fn check_memory(
     Ok(())
 }
 
-/// Why pages of this size cannot be measured here, where they have to be reserved.
+/// Why pages of this size cannot be measured here: too few huge pages are reserved and free.
 pub fn missing_huge_pages(
     bytes: u64,
     page: PageSize,
@@ -141,7 +137,7 @@ pub fn missing_huge_pages(
 pub fn unfit_area(area: Option<usize>, page: PageSize) -> Option<String> {
     area.filter(|area| area % page.bytes() != 0).map(|area| {
         format!(
-            "an area consists of whole pages, and {} are none of {}",
+            "an area consists of whole pages, and {} is no multiple of {}",
             human_bytes(area as f64),
             human_bytes(page.bytes() as f64)
         )
@@ -209,7 +205,7 @@ mod tests {
         assert!(
             unfit_area(Some(512 << 10), PageSize::Thp)
                 .unwrap()
-                .contains("512 KiB are none of 2 MiB")
+                .contains("512 KiB is no multiple of 2 MiB")
         );
         assert!(unfit_area(Some(16 << 20), PageSize::Huge1G).is_some());
     }

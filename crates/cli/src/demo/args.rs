@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 use pageleap::{EngineChoice, PageSize};
+use pageleap_measure::load::{Load, Rate, Rows, Work, Writing};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
-use crate::writer::Rate;
 
 /// Above this a table has 0.84 EB, and the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
@@ -106,6 +106,24 @@ fn engine_help() -> String {
         "The engine that moves the pages: {}",
         EngineChoice::ALL.map(|e| e.to_string()).join(", ")
     )
+}
+
+impl DemoArgs {
+    /// What runs beside the leap and the queries.
+    pub fn load(&self) -> Load {
+        let writing = Writing {
+            rate: self.writes_per_s,
+            rows: Rows::Uniform,
+            writers: 1,
+            readers: 0,
+            kernel: false,
+        };
+        let work = match self.writes_per_s {
+            Rate::PerSecond(0) => Work::Rest,
+            _ => Work::Write(writing),
+        };
+        Load { work, seed: self.seed }
+    }
 }
 
 fn scale_factor(text: &str) -> Result<f64, String> {

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::phase::{PHASES, Phase, Stage, Times};
+use pageleap_measure::phase::{PHASES, Phase, Stage, Times};
 
 /// Rows that are summed in `i64`: a charge is below 2^37 millionths, times 2^16 rows is far below
 /// 2^63.
@@ -203,6 +203,11 @@ impl<A: PartialEq> Series<A> {
     /// Median latency of the runs in `phase`; `None` without any.
     pub fn median_ns(&self, phase: Phase) -> Option<u64> {
         self.latency.quantile_ns(phase, 0.5)
+    }
+
+    /// The latencies in `phase` that occurred, each with how often.
+    pub fn counts(&self, phase: Phase) -> impl Iterator<Item = (u64, u64)> {
+        self.latency.counts(phase)
     }
 
     /// Number of runs in `phase`.

@@ -2,9 +2,9 @@
 
 use pageleap::pool::reserve_command;
 use pageleap::{NodeId, PageSize};
+use pageleap_measure::figures::human_bytes;
 
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
-use crate::figures::human_bytes;
 use crate::machine::{NodeMemory, Refusal};
 
 /// Share of the free memory that the demo takes at most; the rest is for page tables and everybody

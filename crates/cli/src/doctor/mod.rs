@@ -26,7 +26,7 @@ use report::Report;
 #[derive(Args, Clone, Debug)]
 pub struct DoctorArgs {
     /// Bytes that are to leap, such as 512m or 64g: limits are compared with two pools of that size
-    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = size)]
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = bytes::region_size)]
     pub size: Option<u64>,
 
     /// Page size that is to leap: 4k, thp, 2m or 1g
@@ -41,14 +41,6 @@ pub struct DoctorArgs {
     /// Print one JSON object to standard output instead of text
     #[arg(long)]
     pub json: bool,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    match bytes::parse(text)? {
-        0 => Err("a leap moves at least one page".to_owned()),
-        bytes if bytes > 1 << 46 => Err("a pool has at most 2^46 bytes".to_owned()),
-        bytes => Ok(bytes),
-    }
 }
 
 /// What was found, and what follows from it.
@@ -96,17 +88,4 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
         return ExitCode::from(FAILED);
     }
     if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("64g"), Ok(64 << 30));
-        for text in ["0", "0k", "-1", "many", "1000t"] {
-            assert!(size(text).is_err(), "{text}");
-        }
-    }
 }

@@ -246,6 +246,12 @@ impl Engine {
         self.profile().tracker.map(|need| need.ability)
     }
 
+    /// Whether its areas grow and shrink with what is seen of the writers, unless the user gives a
+    /// size.
+    pub const fn areas_grow(self) -> bool {
+        matches!(self.profile().areas, Areas::Adaptive)
+    }
+
     /// Whether it can move pages of this size.
     pub const fn moves(self, page: PageSize) -> bool {
         self.profile().hugetlb || !page.is_hugetlb()

@@ -1,35 +1,36 @@
-//! The thread that writes random words, and the shadow copy that tells whether a write was lost.
+//! A thread that writes random words, each with a value that no other write stores.
 //!
-//! Every write stores a value that no other write stores: a mark, and the number of the write. The
-//! same value goes to the same word of the shadow, in ordinary memory that nothing moves. When the
-//! writer has ended, each word that differs from its shadow has lost its last write.
+//! The value is a mark and the number of the write. The writer stores the same value to the same
+//! word of the shadow copy, in ordinary memory that nothing moves. When the writer has ended, each
+//! word that differs from its shadow has lost its last write.
 //!
-//! A *gap* is the time from the end of one batch of writes to the end of the next. The writer reads
-//! the clock once per batch. Up to [`SLEEP_LIMIT_PER_S`] it sleeps between batches ([`TICK`], or
-//! until the next write is due) and does not occupy a core, so its ordinary gap is a tick, not
-//! zero; above, batches have [`SMALL_BATCH`] writes, and it spins. Writes that became due during a
-//! stall are caught up with at full speed.
+//! A *gap* is the time from the end of one batch of writes to the end of the next batch. The writer
+//! reads the clock once per batch. Up to [`SLEEP_LIMIT_PER_S`] the writer sleeps between batches
+//! (for [`TICK`], or until the next write is due) and does not occupy a CPU, so that its ordinary
+//! gap is a tick. Above that rate, batches have [`SMALL_BATCH`] writes, and the writer spins.
+//! Writes that became due during a stall follow at full speed.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::phase::{Phase, Stage, Times};
+use super::Beside;
+use crate::phase::{Phase, Times};
 
 /// Rates up to this are paced by sleeping.
 const SLEEP_LIMIT_PER_S: u64 = 1_000_000;
-/// How long the writer sleeps at rates that leave it something to do after each tick.
+/// How long the writer sleeps if writes are due after each tick.
 const TICK: Duration = Duration::from_micros(50);
-/// Longest sleep, so that it notices the end of the run at the lowest rates.
+/// Longest sleep, so that a slow writer notices the end of the run.
 const LONGEST_SLEEP: Duration = Duration::from_millis(5);
 /// Writes per reading of the clock where the writer spins.
 const SMALL_BATCH: u64 = 16;
-/// Most writes per reading of the clock where the writer sleeps, reached only while it catches up.
+/// Most writes per reading of the clock where the writer sleeps; reached only after a stall.
 const LARGE_BATCH: u64 = 1024;
-/// One part in so many is written most where writes are skewed: 3.125 %.
+/// The hot part of skewed writes is one part of this many: 3.125 %.
 const HOT_PART: usize = 32;
-/// Set in every value that the writer stores, and in no key of the table.
+/// Set in every value that a writer stores, and in no value that was there before.
 const MARK: u64 = 1 << 63;
 /// Highest rate that can be asked for by number.
 const HIGHEST_PER_S: u64 = 1_000_000_000;
@@ -37,7 +38,7 @@ const HIGHEST_PER_S: u64 = 1_000_000_000;
 /// How many writes per second the user asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// This many; at 0 there is no writer.
+    /// This many; 0 means no writer.
     PerSecond(u64),
     /// As many as it can.
     Max,
@@ -82,7 +83,28 @@ impl fmt::Display for Rate {
 }
 
 impl Rate {
-    /// What one of so many writers does, if all of them together do this.
+    /// Whether a writer at this rate sleeps between batches.
+    fn sleeps(self) -> bool {
+        matches!(self, Rate::PerSecond(rate) if rate <= SLEEP_LIMIT_PER_S)
+    }
+
+    /// Writes that are due after this time.
+    fn due(self, since_start: Duration) -> u64 {
+        match self {
+            Rate::Max => u64::MAX,
+            Rate::PerSecond(rate) => (since_start.as_nanos() as f64 * rate as f64 / 1e9) as u64,
+        }
+    }
+
+    /// When a write is due, as time since the start.
+    fn time_of(self, write: u64) -> Duration {
+        match self {
+            Rate::Max => Duration::ZERO,
+            Rate::PerSecond(rate) => Duration::from_secs_f64(write as f64 / rate.max(1) as f64),
+        }
+    }
+
+    /// The rate of one of `writers` writers that reach this rate together.
     pub fn part(self, writer: usize, writers: usize) -> Rate {
         let until = |rate: u64, writer: usize| rate * writer as u64 / writers as u64;
         match self {
@@ -92,12 +114,12 @@ impl Rate {
     }
 }
 
-/// Which rows are written how often.
+/// How writes spread over the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// All alike.
+    /// Each row is written equally often.
     Uniform,
-    /// 3 of 4 writes go to the first of 32 parts, the others to the rest.
+    /// 3 of 4 writes go to the first of 32 parts, the others to the rest of the rows.
     Skewed,
 }
 
@@ -106,7 +128,7 @@ impl Rows {
     fn choose(self, random: &mut SplitMix64, rows: usize) -> usize {
         let hot = rows / HOT_PART;
         match self {
-            // So few rows have no first part.
+            // Fewer than 32 rows have no first part.
             _ if hot == 0 => random.below(rows),
             Rows::Uniform => random.below(rows),
             Rows::Skewed if random.below(4) < 3 => random.below(hot),
@@ -115,80 +137,91 @@ impl Rows {
     }
 }
 
-/// What the writer does.
+/// What one writer does.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// How often.
+pub(super) struct Orders {
+    /// Writes per second.
     pub rate: Rate,
-    /// Where.
+    /// Which rows.
     pub rows: Rows,
-    /// Of the choice of rows.
+    /// Seed of the choice of rows.
     pub seed: u64,
-    /// Writes of earlier writers, whose values are not stored again.
+    /// Writes of earlier writers, whose values this writer does not store again.
     pub written: u64,
-    /// Of so many rows, a power of two, the last is somebody else's to write; `None` if all are the
-    /// writer's.
+    /// The last of this many rows, a power of two, belongs to another thread; `None` if all rows
+    /// belong to the writer.
     pub leaves_each: Option<usize>,
 }
 
-/// What the writer leaves behind.
+/// What one thread of a load leaves behind.
 #[derive(Debug)]
-pub struct WriteLog {
-    /// What the column must contain now.
+pub(super) struct WriteLog {
+    /// What the words must contain now.
     pub shadow: Vec<u64>,
-    /// Number of writes.
+    /// Number of writes, or of rounds.
     pub writes: u64,
     /// Gaps by phase.
     pub gaps: Times,
 }
 
-impl WriteLog {
-    /// What is left where nothing writes.
-    pub fn none(shadow: Vec<u64>) -> WriteLog {
-        WriteLog { shadow, writes: 0, gaps: Times::new() }
+/// Gaps between batches.
+pub(super) struct Gaps {
+    times: Times,
+    last_end: Instant,
+    last_phase: Phase,
+}
+
+impl Gaps {
+    /// Starts the first gap now.
+    pub fn begin(beside: &Beside) -> Gaps {
+        let (last_end, last_phase) = (Instant::now(), beside.stage.phase());
+        Gaps { times: Times::new(), last_end, last_phase }
+    }
+
+    /// Ends a gap and starts the next one. Returns the time.
+    pub fn end(&mut self, beside: &Beside) -> Instant {
+        let (now, phase) = (Instant::now(), beside.stage.phase());
+        self.times.add(Phase::of_interval(self.last_phase, phase), now - self.last_end);
+        (self.last_end, self.last_phase) = (now, phase);
+        now
+    }
+
+    /// All gaps.
+    pub fn times(self) -> Times {
+        self.times
     }
 }
 
-/// Writes random rows of `slots` until `stage` says stop. `completed` follows the number of writes,
-/// together with other writers'.
-pub fn run(
+/// Writes random rows of `slots` until the stage says stop. Adds to the completed writes of
+/// `beside`.
+pub(super) fn run(
     slots: &[AtomicU64],
     mut shadow: Vec<u64>,
-    load: Load,
-    stage: &Stage,
-    completed: &AtomicU64,
+    orders: Orders,
+    beside: &Beside,
 ) -> WriteLog {
     assert_eq!(slots.len(), shadow.len());
-    let Load { rate, rows, seed, written, leaves_each } = load;
+    let Orders { rate, rows, seed, written, leaves_each } = orders;
     let left = leaves_each.map_or(usize::MAX, |each| each - 1);
     let mut random = SplitMix64(seed);
-    let mut gaps = Times::new();
     let mut writes = 0u64;
-    let sleeps = matches!(rate, Rate::PerSecond(rate) if rate <= SLEEP_LIMIT_PER_S);
+    let sleeps = rate.sleeps();
     let largest_batch = if sleeps { LARGE_BATCH } else { SMALL_BATCH };
     if sleeps {
         wake_punctually();
     }
 
+    let mut gaps = Gaps::begin(beside);
     let start = Instant::now();
-    let (mut last_end, mut last_phase) = (start, stage.phase());
     let mut now = start;
-    while !stage.stopped() {
-        let due = match rate {
-            Rate::Max => u64::MAX,
-            Rate::PerSecond(rate) => ((now - start).as_nanos() as f64 * rate as f64 / 1e9) as u64,
-        };
-        let batch = due.saturating_sub(writes).min(largest_batch);
+    while !beside.stage.stopped() {
+        let batch = rate.due(now - start).saturating_sub(writes).min(largest_batch);
         // A spinning writer waits until a full batch is due, so that its clock readings stay cheap.
         if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
-            match rate {
-                Rate::PerSecond(rate) if sleeps => {
-                    let next_write =
-                        Duration::from_secs_f64((writes + 1) as f64 / rate.max(1) as f64);
-                    let wait = (start + next_write).saturating_duration_since(now);
-                    sleep(wait.clamp(TICK, LONGEST_SLEEP));
-                }
-                _ => std::hint::spin_loop(),
+            if sleeps {
+                sleep(rate.time_of(writes + 1).saturating_sub(now - start));
+            } else {
+                std::hint::spin_loop();
             }
             now = Instant::now();
             continue;
@@ -201,26 +234,17 @@ pub fn run(
             slots[row].store(value, Ordering::Relaxed);
             shadow[row] = value;
         }
-        now = Instant::now();
-        completed.fetch_add(batch, Ordering::Relaxed);
-        let phase = stage.phase();
-        gaps.add(Phase::of_interval(last_phase, phase), now - last_end);
-        (last_end, last_phase) = (now, phase);
+        beside.complete(batch);
+        now = gaps.end(beside);
         if sleeps && batch < LARGE_BATCH {
             sleep(TICK);
             now = Instant::now();
         }
     }
-    WriteLog { shadow, writes, gaps }
+    WriteLog { shadow, writes, gaps: gaps.times() }
 }
 
-/// Number of rows whose content is not what was written to them last.
-pub fn lost(slots: &[AtomicU64], shadow: &[u64]) -> u64 {
-    slots.iter().zip(shadow).filter(|(slot, value)| slot.load(Ordering::Relaxed) != **value).count()
-        as u64
-}
-
-/// Keeps the kernel from rounding this thread's sleeps up by its default of 50 us, which is a whole
+/// Keeps the kernel from rounding up this thread's sleeps by its default of 50 us, which is a whole
 /// tick.
 fn wake_punctually() {
     // SAFETY: PR_SET_TIMERSLACK takes one integer and changes this thread only. Failure leaves
@@ -229,14 +253,15 @@ fn wake_punctually() {
 }
 
 fn sleep(time: Duration) {
+    let time = time.clamp(TICK, LONGEST_SLEEP);
     let time = libc::timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
     // SAFETY: `time` is a valid time below one second (`LONGEST_SLEEP`); a null remainder is
     // allowed. An early return through a signal only makes the next batch smaller.
     unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut()) };
 }
 
-/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writer's speed is that of its
-/// writes.
+/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writes determine the writer's
+/// speed.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -258,6 +283,7 @@ impl SplitMix64 {
 mod tests {
     use std::thread;
 
+    use super::super::lost_words;
     use super::*;
 
     #[test]
@@ -287,14 +313,14 @@ mod tests {
 
     fn run_until(rate: Rate, rows: usize, enough: u64) -> (Vec<AtomicU64>, WriteLog) {
         let (slots, shadow) = column(rows);
-        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load { rate, rows: Rows::Uniform, seed: 7, written: 0, leaves_each: None };
+        let beside = Beside::new();
+        let orders = Orders { rate, rows: Rows::Uniform, seed: 7, written: 0, leaves_each: None };
         let log = thread::scope(|scope| {
-            let writer = scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
-            while completed.load(Ordering::Relaxed) < enough {
+            let writer = scope.spawn(|| run(&slots, shadow, orders, &beside));
+            while beside.completed() < enough {
                 thread::yield_now();
             }
-            stage.stop();
+            beside.stage.stop();
             writer.join().unwrap()
         });
         (slots, log)
@@ -304,13 +330,13 @@ mod tests {
     fn the_shadow_follows_every_write_and_shows_each_lost_one() {
         for rate in [Rate::PerSecond(200_000), Rate::PerSecond(3_000_000), Rate::Max] {
             let (slots, log) = run_until(rate, 1000, 20_000);
-            assert_eq!(lost(&slots, &log.shadow), 0);
+            assert_eq!(lost_words(&slots, &log.shadow), 0);
             assert!(log.writes >= 20_000);
             assert!(log.gaps.count(Phase::Before) > 0);
             assert_eq!(log.gaps.count(Phase::During), 0);
             slots[3].store(4, Ordering::Relaxed);
             slots[999].store(1000, Ordering::Relaxed);
-            assert_eq!(lost(&slots, &log.shadow), 2);
+            assert_eq!(lost_words(&slots, &log.shadow), 2);
         }
     }
 
@@ -361,8 +387,8 @@ mod tests {
     #[test]
     fn rows_that_are_left_to_others_are_not_written() {
         let (slots, shadow) = column(64);
-        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load {
+        let beside = Beside::new();
+        let orders = Orders {
             rate: Rate::Max,
             rows: Rows::Uniform,
             seed: 3,
@@ -370,11 +396,11 @@ mod tests {
             leaves_each: Some(8),
         };
         thread::scope(|scope| {
-            scope.spawn(|| run(&slots, shadow, load, &stage, &completed));
-            while completed.load(Ordering::Relaxed) < 10_000 {
+            scope.spawn(|| run(&slots, shadow, orders, &beside));
+            while beside.completed() < 10_000 {
                 thread::yield_now();
             }
-            stage.stop();
+            beside.stage.stop();
         });
         for (at, slot) in slots.iter().enumerate() {
             assert_eq!(slot.load(Ordering::Relaxed) & MARK == 0, at % 8 == 7, "{at}");
@@ -384,8 +410,8 @@ mod tests {
     #[test]
     fn later_writers_store_other_values() {
         let (slots, log) = run_until(Rate::Max, 10, 1000);
-        let (stage, completed) = (Stage::new(), AtomicU64::new(0));
-        let load = Load {
+        let beside = Beside::new();
+        let orders = Orders {
             rate: Rate::Max,
             rows: Rows::Skewed,
             seed: 1,
@@ -393,14 +419,14 @@ mod tests {
             leaves_each: None,
         };
         let later = thread::scope(|scope| {
-            let writer = scope.spawn(|| run(&slots, log.shadow.clone(), load, &stage, &completed));
-            while completed.load(Ordering::Relaxed) < 1000 {
+            let writer = scope.spawn(|| run(&slots, log.shadow.clone(), orders, &beside));
+            while beside.completed() < 1000 {
                 thread::yield_now();
             }
-            stage.stop();
+            beside.stage.stop();
             writer.join().unwrap()
         });
-        assert_eq!(lost(&slots, &later.shadow), 0);
+        assert_eq!(lost_words(&slots, &later.shadow), 0);
         assert!(later.shadow.iter().all(|value| !log.shadow.contains(value)));
     }
 }

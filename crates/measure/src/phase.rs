@@ -1,16 +1,16 @@
-//! Where a run stands, as the threads beside the leap see it.
+//! Where a run stands, as the threads beside the leap see it, and times by phase.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longest time that is recorded as what it is; longer ones count as this.
+/// The longest time that is recorded; longer times count as this one.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 /// Significant figures of recorded times.
 const FIGURES: u8 = 3;
 
-/// All phases, in the order in which results are kept in arrays.
+/// All phases, in the order of arrays that have an entry for each phase.
 pub const PHASES: [Phase; 3] = [Phase::Before, Phase::During, Phase::After];
 
 /// A part of the run, by its relation to the leap.
@@ -26,21 +26,27 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phase of something that began in `from` and ended in `to`: whatever overlaps the leap is
-    /// `During`.
+    /// The phase of an interval that began in `from` and ended in `to`: an interval that overlaps
+    /// the leap is `During`.
     pub fn of_interval(from: Phase, to: Phase) -> Phase {
         if from == to { from } else { Phase::During }
     }
 }
 
-/// The current phase, and whether the threads shall end.
+/// The current phase, and whether the load's threads are to end.
 ///
-/// All accesses are relaxed: the values order nothing, and a thread that sees a new phase a little
-/// late files one more result under the old one.
+/// All accesses are relaxed: the values order nothing. A thread that sees a new phase a little late
+/// files one more result under the old one.
 #[derive(Debug)]
 pub struct Stage {
     phase: AtomicU8,
     stop: AtomicBool,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage::new()
+    }
 }
 
 impl Stage {
@@ -63,7 +69,7 @@ impl Stage {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    /// Whether the threads shall end.
+    /// Whether the threads are to end.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -74,7 +80,8 @@ impl Stage {
     }
 }
 
-/// Lets the threads end whenever the measurement does, because a scope waits for them.
+/// Tells the threads to end when the measurement ends, also by an error: the scope that started
+/// them waits for them.
 pub struct StopOnDrop<'a>(pub &'a Stage);
 
 impl Drop for StopOnDrop<'_> {
@@ -87,10 +94,16 @@ impl Drop for StopOnDrop<'_> {
 #[derive(Debug)]
 pub struct Times([Histogram<u64>; PHASES.len()]);
 
+impl Default for Times {
+    fn default() -> Times {
+        Times::new()
+    }
+}
+
 impl Times {
     /// No times yet.
     pub fn new() -> Times {
-        // With fixed bounds, so that recording never allocates.
+        // Fixed bounds: recording never allocates.
         let empty =
             || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
         Times([empty(), empty(), empty()])
@@ -109,15 +122,22 @@ impl Times {
         }
     }
 
-    /// How many there are in `phase`.
+    /// How many times there are in `phase`.
     pub fn count(&self, phase: Phase) -> u64 {
         self.0[phase as usize].len()
     }
 
-    /// The time that the given share of those of `phase` does not exceed; `None` if there are none.
+    /// The time that the given share of the times of `phase` does not exceed; `None` without times.
     pub fn quantile_ns(&self, phase: Phase, share: f64) -> Option<u64> {
         let histogram = &self.0[phase as usize];
         (!histogram.is_empty()).then(|| histogram.value_at_quantile(share))
+    }
+
+    /// The times of `phase` that occurred, each with how often, the shortest first. Times are kept
+    /// to three significant figures.
+    pub fn counts(&self, phase: Phase) -> impl Iterator<Item = (u64, u64)> {
+        let recorded = self.0[phase as usize].iter_recorded();
+        recorded.map(|step| (step.value_iterated_to(), step.count_at_value()))
     }
 }
 
@@ -126,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_overlaps_the_leap_is_during() {
+    fn an_interval_that_overlaps_the_leap_is_during() {
         use Phase::{After, Before, During};
         for (from, to, phase) in [
             (Before, Before, Before),
@@ -159,6 +179,9 @@ mod tests {
         joined.add(Phase::Before, Duration::from_millis(1));
         joined.join(&times);
         assert_eq!(PHASES.map(|phase| joined.count(phase)), [1, 1000, 1]);
+        let counts: Vec<(u64, u64)> = joined.counts(Phase::During).collect();
+        assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 1000);
+        assert!(counts.is_sorted() && close(Some(counts[0].0), 1e6));
     }
 
     #[test]

@@ -8,12 +8,7 @@ pub fn human_ns(ns: u64) -> String {
         1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
         _ => (ns as f64 / 1e9, "s"),
     };
-    three_digits(value, unit)
-}
-
-/// The same, and `-` for what is not known.
-pub fn optional_ns(ns: Option<u64>) -> String {
-    ns.map_or_else(|| "-".to_owned(), human_ns)
+    format!("{} {unit}", three_digits(value))
 }
 
 /// Three significant digits and a binary unit.
@@ -31,16 +26,27 @@ pub fn human_bytes(bytes: f64) -> String {
     if value >= 10_000.0 {
         return format!("{value:.1e} {}", UNITS[unit]);
     }
-    three_digits(value, UNITS[unit])
+    format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-fn three_digits(value: f64, unit: &str) -> String {
+/// With as many decimals as three significant digits leave.
+pub fn three_digits(value: f64) -> String {
     let digits = match value {
-        value if value < 10.0 => 2,
-        value if value < 100.0 => 1,
-        _ => 0,
+        value if value >= 99.95 => 0,
+        value if value >= 9.995 => 1,
+        _ => 2,
     };
-    format!("{value:.digits$} {unit}")
+    format!("{value:.digits$}")
+}
+
+/// Three significant digits, with k or m for thousands or millions.
+pub fn short(number: f64) -> String {
+    let (value, unit) = match number {
+        number if number >= 999_500.0 => (number / 1e6, "m"),
+        number if number >= 1e3 => (number / 1e3, "k"),
+        number => (number, ""),
+    };
+    if value.fract() == 0.0 { format!("{value}{unit}") } else { three_digits(value) + unit }
 }
 
 /// With commas between groups of three digits.
@@ -83,5 +89,21 @@ mod tests {
         assert_eq!(percent(1.0), "100 %");
         assert_eq!(percent(0.9999), "100.0 %");
         assert_eq!(percent(0.0004), "0.040 %");
+    }
+    #[test]
+    fn rates_are_short() {
+        for (number, text) in [
+            (5.0, "5"),
+            (999.4, "999"),
+            (99.97, "100"),
+            (9.999, "10.0"),
+            (1.5, "1.50"),
+            (100_000.0, "100k"),
+            (99_876.0, "99.9k"),
+            (999_900.0, "1.00m"),
+            (1e7, "10m"),
+        ] {
+            assert_eq!(short(number), text);
+        }
     }
 }

@@ -1,0 +1,308 @@
+//! The columns of the tables: which figure of a row, a run or a memcpy has which name.
+
+use pageleap::EngineChoice;
+use pageleap_measure::document::{Column, Value, column};
+use pageleap_measure::figures::three_digits;
+use pageleap_measure::phase::Phase;
+
+use super::rows::{Case, Line, OneCopy, Row, Run};
+
+/// What belongs to a case.
+trait OfCase {
+    fn case(&self) -> &Case;
+}
+
+impl OfCase for Row<'_> {
+    fn case(&self) -> &Case {
+        self.case
+    }
+}
+
+impl OfCase for Run<'_> {
+    fn case(&self) -> &Case {
+        self.row.case
+    }
+}
+
+impl OfCase for Line<'_> {
+    fn case(&self) -> &Case {
+        self.case
+    }
+}
+
+impl OfCase for OneCopy<'_> {
+    fn case(&self) -> &Case {
+        self.case
+    }
+}
+
+/// Page size and load, for programs.
+fn load_columns<R: OfCase>() -> Vec<Column<R>> {
+    vec![
+        column("page_size", "", "", |of: &R| of.case().page.to_string().into()),
+        column("load", "", "", |of: &R| of.case().load.kind.to_string().into()),
+        column("writes_per_s", "", "", |of: &R| of.case().writes_per_s()),
+        column("writers", "", "", |of: &R| {
+            Value::count(of.case().writing().map_or(0, |writing| writing.writers))
+        }),
+        column("readers", "", "", |of: &R| {
+            Value::count(of.case().writing().map_or(0, |writing| writing.readers))
+        }),
+    ]
+}
+
+/// The memcpys of each group.
+pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
+    vec![
+        column("", "beside", "", |line: &Line| line.case.heading().into()),
+        column("", "64KiB", "", |line: &Line| line.median_ns(0)),
+        column("", "256KiB", "", |line: &Line| line.median_ns(1)),
+        column("", "1MiB", "", |line: &Line| line.median_ns(2)),
+        column("", "4MiB", "", |line: &Line| line.median_ns(3)),
+        column("", "16MiB", "", |line: &Line| line.median_ns(4)),
+        column(
+            "",
+            "fastest",
+            "steps with the lowest median; leaps are compared with the memcpy of their own run in \
+             steps of this size, which runs without load",
+            |line: &Line| Value::Bytes(line.base_line.step_bytes() as u64),
+        ),
+    ]
+}
+
+/// The rows.
+pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
+    let mut columns = vec![
+        column("row", "", "", |row: &Row| Value::count(row.number)),
+        column("", "engine", "", |row: &Row| {
+            let (asked, used) = (row.case.engine.choice, row.samples[0].leap.report.engine);
+            if asked == EngineChoice::Auto {
+                format!("{asked} ({used})").into()
+            } else {
+                asked.to_string().into()
+            }
+        }),
+        column("engine", "", "", |row: &Row| row.samples[0].leap.report.engine.to_string().into()),
+        column("requested_engine", "", "", |row: &Row| row.case.engine.choice.to_string().into()),
+        column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
+            Value::Bytes(row.samples[0].leap.report.area_bytes as u64)
+        }),
+    ];
+    columns.extend(load_columns());
+    columns.extend(time_columns());
+    columns.extend(load_result_columns());
+    columns.extend(price_columns());
+    columns
+}
+
+/// How long a leap takes, and what it costs.
+fn time_columns<'a>() -> Vec<Column<Row<'a>>> {
+    vec![
+        column("copy_threads", "", "", |row: &Row| {
+            Value::count(row.samples[0].leap.report.threads)
+        }),
+        column("copy_threads_settled", "", "", |row: &Row| {
+            let settled = row.samples.iter().map(|sample| sample.leap.report.threads_settled);
+            Value::count(settled.min().unwrap_or(0))
+        }),
+        column("runs", "", "", |row: &Row| Value::count(row.samples.len())),
+        column("memcpy_step_bytes", "", "", |row: &Row| Value::count(row.base_line.step_bytes())),
+        column("memcpy_ns", "", "", |row: &Row| row.median_ns(|run| run.memcpy.ns)),
+        column("memcpy_cpu_ns", "", "", |row: &Row| row.known_ns(|run| run.memcpy.cpu_ns)),
+        column(
+            "migrate_ns",
+            "leap",
+            "time from the start of the job until the last page had moved",
+            |row: &Row| row.median_ns(|run| run.sample.leap.report.migrate_ns),
+        ),
+        column("ratio_to_memcpy", "ratio", "leap / memcpy of the same run", |row: &Row| {
+            Value::ratio(row.median(|run| run.ratio()))
+        }),
+        column("", "min-max", "lowest and highest ratio of all runs", |row: &Row| {
+            let (low, high) = row.ratios();
+            Value::Text(format!("{:>9}", format!("{}-{}", three_digits(low), three_digits(high))))
+        }),
+        column("ratio_to_memcpy_min", "", "", |row: &Row| Value::Ratio(row.ratios().0)),
+        column("ratio_to_memcpy_max", "", "", |row: &Row| Value::Ratio(row.ratios().1)),
+        column(
+            "cpu_to_memcpy_ratio",
+            "CPU",
+            "CPU time of leap and recycling (all threads of the job, and the thread that starts \
+             it) / CPU time of the memcpy",
+            |row: &Row| Value::ratio(row.known(|run| run.cpu_ratio())),
+        ),
+        column("migrate_cpu_ns", "", "", |row: &Row| {
+            row.known_ns(|run| run.sample.leap.migrate_cpu_ns)
+        }),
+        column(
+            "recycle_cpu_ns",
+            "recycle",
+            "the part of this CPU time that comes after the leap: vacated frames are made ready \
+             for use again",
+            |row: &Row| row.known_ns(|run| run.sample.leap.report.recycle_cpu_ns),
+        ),
+        column(
+            "extra_copied_ratio",
+            "again",
+            "bytes copied again because they were written meanwhile / all bytes",
+            |row: &Row| Value::share(row.median(|run| run.sample.extra_copied())),
+        ),
+    ]
+}
+
+/// What the load notices.
+fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
+    vec![
+        column("writes_beside_memcpy_per_s", "", "", |row: &Row| {
+            Value::per_second(row.known(|run| run.beside_per_s))
+        }),
+        column(
+            "writes_kept_ratio",
+            "kept",
+            "writes per second during leap and recycling / writes per second beside a memcpy; \
+             above 100 % if the memcpy takes more from the writer, or the writer caught up",
+            |row: &Row| Value::share(row.known(|run| run.kept())),
+        ),
+        column(
+            "max_gap_ns",
+            "gap",
+            "longest time between two batches of writes, the writer's own pauses included",
+            |row: &Row| row.gap_ns(1.0),
+        ),
+        column("p999_gap_ns", "", "", |row: &Row| row.gap_ns(0.999)),
+        column("window_p50_ns", "", "", |row: &Row| row.window_ns(0.5)),
+        column(
+            "window_p99_ns",
+            "window",
+            "time for which an area was closed to its users: 99 of 100 windows were not longer",
+            |row: &Row| row.window_ns(0.99),
+        ),
+        column("window_max_ns", "longest", "the longest window", |row: &Row| row.window_ns(1.0)),
+        column("windows_first_ratio", "", "", |row: &Row| Value::share(row.windows_first())),
+        column(
+            "efault_count",
+            "efault",
+            "calls by which the kernel writes (preadv, every 5 ms) that failed or stopped short",
+            |row: &Row| {
+                let efaults: Option<u64> = row.samples.iter().map(|s| s.load.efaults).sum();
+                efaults.map_or(Value::Unknown, Value::Count)
+            },
+        ),
+    ]
+}
+
+/// What a leap leaves for later, and what it takes besides.
+fn price_columns<'a>() -> Vec<Column<Row<'a>>> {
+    vec![
+        column(
+            "first_touch_ns",
+            "touch",
+            "time to write a word of each 4 KiB after the leap, less the time to do so again: \
+             paid later, not in the ratio",
+            |row: &Row| {
+                let touch = row.median(|run| run.sample.first_touch_ns as f64);
+                touch.map_or(Value::Unknown, |ns| Value::SignedNs(ns.round() as i64))
+            },
+        ),
+        column("mappings_before", "", "", |row: &Row| row.most(|s| s.leap.mappings_before)),
+        column("mappings_peak", "", "", |row: &Row| row.most(|s| s.leap.mappings_peak)),
+        column("mappings_after", "", "", |row: &Row| row.most(|s| s.leap.mappings_after)),
+        column(
+            "overhead_bytes",
+            "memory",
+            "most anonymous memory during the leap, less that before; - if the leap was over \
+             before the first look",
+            |row: &Row| {
+                Value::bytes(row.samples.iter().filter_map(|s| s.leap.overhead_bytes).max())
+            },
+        ),
+        column("lost", "lost", "words without the last value written to them", |row: &Row| {
+            Value::Count(row.samples.iter().map(|sample| sample.lost).sum())
+        }),
+    ]
+}
+
+/// The figures of one run, for programs.
+pub fn run_columns<'a>() -> Vec<Column<Run<'a>>> {
+    let mut columns = vec![
+        column("row", "", "", |run: &Run| Value::count(run.row.number)),
+        column("run", "", "", |run: &Run| Value::count(run.number)),
+        column("engine", "", "", |run: &Run| run.sample.leap.report.engine.to_string().into()),
+        column("requested_engine", "", "", |run: &Run| {
+            run.row.case.engine.choice.to_string().into()
+        }),
+        column("area_bytes", "", "", |run: &Run| Value::count(run.sample.leap.report.area_bytes)),
+    ];
+    columns.extend(load_columns());
+    columns.extend(run_time_columns());
+    columns.extend(run_load_columns());
+    columns
+}
+
+fn run_time_columns<'a>() -> Vec<Column<Run<'a>>> {
+    vec![
+        column("memcpy_ns", "", "", |run: &Run| Value::Ns(run.memcpy.ns)),
+        column("memcpy_cpu_ns", "", "", |run: &Run| Value::ns(run.memcpy.cpu_ns)),
+        column("migrate_ns", "", "", |run: &Run| Value::Ns(run.sample.leap.report.migrate_ns)),
+        column("recycle_ns", "", "", |run: &Run| Value::Ns(run.sample.leap.report.recycle_ns)),
+        column("migrate_cpu_ns", "", "", |run: &Run| Value::ns(run.sample.leap.migrate_cpu_ns)),
+        column("recycle_cpu_ns", "", "", |run: &Run| {
+            Value::ns(run.sample.leap.report.recycle_cpu_ns)
+        }),
+        column("ratio_to_memcpy", "", "", |run: &Run| Value::Ratio(run.ratio())),
+        column("cpu_to_memcpy_ratio", "", "", |run: &Run| Value::ratio(run.cpu_ratio())),
+        column("bytes", "", "", |run: &Run| Value::Bytes(run.sample.leap.report.bytes)),
+        column("bytes_copied", "", "", |run: &Run| {
+            Value::Bytes(run.sample.leap.report.bytes_copied)
+        }),
+        column("extra_copied_ratio", "", "", |run: &Run| Value::Share(run.sample.extra_copied())),
+        column("first_touch_ns", "", "", |run: &Run| Value::SignedNs(run.sample.first_touch_ns)),
+        column("mappings_peak", "", "", |run: &Run| Value::count(run.sample.leap.mappings_peak)),
+        column("overhead_bytes", "", "", |run: &Run| Value::bytes(run.sample.leap.overhead_bytes)),
+        column("lost", "", "", |run: &Run| Value::Count(run.sample.lost)),
+    ]
+}
+
+fn run_load_columns<'a>() -> Vec<Column<Run<'a>>> {
+    vec![
+        column("writes_beside_memcpy_per_s", "", "", |run: &Run| {
+            Value::per_second(run.beside_per_s)
+        }),
+        column("writes_during_per_s", "", "", |run: &Run| Value::per_second(run.during_per_s())),
+        column("writes_kept_ratio", "", "", |run: &Run| Value::share(run.kept())),
+        column("gap_count", "", "", |run: &Run| {
+            Value::Count(run.sample.load.gaps.count(Phase::During))
+        }),
+        column("gap_p50_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(0.5))),
+        column("gap_p99_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(0.99))),
+        column("gap_p999_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(0.999))),
+        column("gap_max_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(1.0))),
+        column("window_count", "", "", |run: &Run| {
+            Value::Count(run.sample.leap.report.windows.count)
+        }),
+        column("window_p50_ns", "", "", |run: &Run| Value::ns(run.sample.window_ns(0.5))),
+        column("window_p99_ns", "", "", |run: &Run| Value::ns(run.sample.window_ns(0.99))),
+        column("window_max_ns", "", "", |run: &Run| Value::ns(run.sample.window_ns(1.0))),
+        column("windows_first", "", "", |run: &Run| {
+            Value::Count(run.sample.leap.report.windows_first)
+        }),
+        column("windows_over_budget", "", "", |run: &Run| {
+            Value::Count(run.sample.leap.report.windows_over_budget)
+        }),
+        column("efault_count", "", "", |run: &Run| {
+            run.sample.load.efaults.map_or(Value::Unknown, Value::Count)
+        }),
+    ]
+}
+
+/// One memcpy, for programs.
+pub fn copy_columns<'a>() -> Vec<Column<OneCopy<'a>>> {
+    let mut columns: Vec<Column<OneCopy>> = load_columns();
+    columns.extend([
+        column("run", "", "", |copy: &OneCopy| Value::count(copy.run)),
+        column("step_bytes", "", "", |copy: &OneCopy| Value::count(copy.step)),
+        column("ns", "", "", |copy: &OneCopy| Value::Ns(copy.copy.ns)),
+        column("cpu_ns", "", "", |copy: &OneCopy| Value::ns(copy.copy.cpu_ns)),
+    ]);
+    columns
+}

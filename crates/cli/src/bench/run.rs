@@ -1,0 +1,158 @@
+//! The measured part of one page size and one load: memcpys, the load beside a memcpy, and leaps,
+//! in turns.
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use pageleap::{Job, Migration, Region};
+use pageleap_measure::leap::{self, Wish};
+use pageleap_measure::load::{Load, Work, run_beside};
+use pageleap_measure::memcpy::{BaseLine, Copies, Target};
+use pageleap_measure::sample::Sample;
+
+use super::args::{EngineRow, EnginesArgs};
+use super::place::Place;
+use crate::interrupt;
+use crate::stop::Stop;
+
+/// The load's rate beside a memcpy is taken over at least this time, however small the region is.
+const BESIDE_TIME: Duration = Duration::from_millis(50);
+
+/// The runs of one page size and one load.
+#[derive(Debug, Default)]
+pub struct Runs {
+    /// The memcpys of each run.
+    pub copies: Vec<Copies>,
+    /// Writes, or rounds, per second beside a memcpy of each run; `None` without a load.
+    pub beside_per_s: Vec<Option<f64>>,
+    /// For each engine, its leap of each run.
+    pub samples: Vec<Vec<Sample>>,
+}
+
+/// Measures all `engines` beside one load, one run after the other. `measured` is told after each
+/// leap which engine it was of, and what is known so far.
+pub fn measure(
+    args: &EnginesArgs,
+    place: &mut Place,
+    work: Work,
+    engines: &[EngineRow],
+    measured: &mut dyn FnMut(usize, &Runs),
+) -> Result<Runs, Stop> {
+    let load = Load { work, seed: args.seed };
+    let mut runs = Runs::default();
+    runs.samples.resize_with(engines.len(), Vec::new);
+    for run in 0..args.runs() {
+        runs.copies.push(memcpys(place, run)?);
+        runs.beside_per_s.push(rate_beside_memcpy(place, &load, &runs.copies)?);
+        for turn in 0..engines.len() {
+            // Another engine comes first in each run, so that the state that the memcpy leaves
+            // meets each engine once.
+            let at = (run + turn) % engines.len();
+            let sample = leap(args, place, &load, &engines[at])?;
+            runs.samples[at].push(sample);
+            back(place)?;
+            measured(at, &runs);
+        }
+    }
+    Ok(runs)
+}
+
+/// Times memcpys of the region, without load.
+fn memcpys(place: &Place, run: usize) -> Result<Copies, Stop> {
+    stop_if_received(place)?;
+    let target = Target::new(&place.region, &place.destination)?;
+    let copies = target.copy_in_all_steps(run, &|| interrupt::received().is_some());
+    stop_if_received(place)?;
+    // The signal has ended the run, or there was none.
+    copies.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
+}
+
+/// Writes, or rounds, per second of the load beside memcpys; `None` without a load.
+fn rate_beside_memcpy(
+    place: &mut Place,
+    load: &Load,
+    copies: &[Copies],
+) -> Result<Option<f64>, Stop> {
+    let step = match (load.work, BaseLine::of(copies)) {
+        (Work::Rest, _) | (_, None) => return Ok(None),
+        (_, Some(base_line)) => base_line.step_bytes(),
+    };
+    let Place { region, destination, shadow, .. } = &mut *place;
+    let target = Target::new(region, destination)?;
+    let words = region.atomics_u64(0..region.len())?;
+    let (rate, _) = run_beside(load, words, shadow, |beside| {
+        let (start, before) = (Instant::now(), beside.completed());
+        while start.elapsed() < BESIDE_TIME && interrupt::received().is_none() {
+            target.copy(step);
+        }
+        let writes = beside.completed() - before;
+        Ok::<_, Stop>(writes as f64 / start.elapsed().as_secs_f64())
+    })?;
+    drop(target);
+    stop_if_received(place)?;
+    Ok(Some(rate))
+}
+
+/// One leap to the destination.
+fn leap(
+    args: &EnginesArgs,
+    place: &mut Place,
+    load: &Load,
+    engine: &EngineRow,
+) -> Result<Sample, Stop> {
+    stop_if_received(place)?;
+    let Place { region, destination, shadow, .. } = &mut *place;
+    let region: &Region = region;
+    let mut migration = Migration::new()
+        .range(region, 0..region.len(), &*destination)
+        .engine(engine.choice)
+        .threads(args.threads);
+    if let Some(area) = engine.area {
+        migration = migration.area_bytes(area);
+    }
+    let sample = Sample::take(region, migration, load, shadow, cancel_if_interrupted)?;
+    stop_if_received(place)?;
+    if sample.lost > 0 {
+        // The next leap is not to be blamed for it.
+        let Place { region, shadow, .. } = place;
+        shadow.accept(region.atomics_u64(0..region.len())?);
+    } else {
+        leap::check_complete(&sample.leap.report, &place.region)?;
+    }
+    Ok(sample)
+}
+
+/// Moves the region to where it started, unmeasured.
+fn back(place: &Place) -> Result<(), Stop> {
+    let region = &place.region;
+    let job = Migration::new().range(region, 0..region.len(), &place.source).start()?;
+    leap::finish(&job, cancel_if_interrupted);
+    let report = job.wait();
+    stop_if_received(place)?;
+    if !report.ended.is_completed() {
+        return Err(anyhow!("the way back did not complete: {report}").into());
+    }
+    Ok(())
+}
+
+fn cancel_if_interrupted(_: &Job) -> Wish {
+    if interrupt::received().is_some() { Wish::Cancel } else { Wish::GoOn }
+}
+
+/// What is wrong when writes are lost.
+pub fn mismatch(lost: u64) -> String {
+    format!("mismatch: {lost} words do not contain the last value written to them")
+}
+
+/// Ends the run if a signal has asked for it, and says only what the shadow copy shows.
+fn stop_if_received(place: &Place) -> Result<(), Stop> {
+    if interrupt::received().is_none() {
+        return Ok(());
+    }
+    match place.shadow.lost(place.words()?) {
+        0 => {
+            interrupt::stop_if_received(|| "the region is whole, and no write was lost".to_owned())
+        }
+        lost => Err(anyhow!("{}", mismatch(lost)).into()),
+    }
+}

@@ -1,0 +1,527 @@
+//! The result as a document.
+
+use pageleap_measure::document::{Body, Document, Fact, Section, Table, Value, column, fact};
+use pageleap_measure::figures::{grouped, human_bytes, human_ns};
+use pageleap_measure::load::Rate;
+use pageleap_measure::memcpy::{Copies, STEPS};
+
+use super::summary::{NodePages, Query, Summary};
+
+impl Summary {
+    /// All sections.
+    pub fn document(&self) -> Document {
+        let mut sections = vec![
+            self.table_section(),
+            self.leap_section(),
+            self.comparison(),
+            self.quiet_section(),
+            self.query_table(),
+            self.query_data(),
+            self.writer(),
+            Section::new("pages", "Pages", Body::Facts(self.page_counts())),
+            self.placement(),
+            self.mappings(),
+            memcpy_samples(&self.memcpy.runs),
+        ];
+        let notes: Vec<String> = self.sharing().into_iter().chain(self.warnings.clone()).collect();
+        let title = if notes.is_empty() { "" } else { "Notes" };
+        sections.push(Section::new("notes", title, Body::Notes(notes)));
+        sections.push(Section::new("", "Verdict", Body::Notes(self.verdict())));
+        Document { sections }
+    }
+
+    fn table_section(&self) -> Section {
+        let table = &self.table;
+        let pages = format!(
+            "{} pages of {}",
+            grouped(table.bytes / table.page_size),
+            human_bytes(table.page_size as f64)
+        );
+        let title = format!("Table: TPC-H lineitem, scale factor {}", table.scale_factor);
+        let facts = vec![
+            fact("rows", "rows", Value::Count(table.rows)).remark("16 columns"),
+            fact("bytes", "size", Value::Bytes(table.bytes)).remark(pages),
+            fact("page_size", "", Value::Bytes(table.page_size)),
+            fact("kernel", "Linux", self.machine.kernel.as_str()),
+            fact("cpus", "CPUs", Value::count(self.machine.cpus)),
+            fact("nodes", "nodes with memory", Value::count(self.machine.nodes)),
+        ];
+        Section::new("", title, Body::Facts(facts))
+    }
+
+    fn leap_section(&self) -> Section {
+        let leap = &self.leap;
+        let mut facts = vec![
+            fact("from", "from node", Value::count(leap.from)),
+            fact("to", "to node", Value::count(leap.to)).remark(self.same_node()),
+            fact("engine", "engine", leap.engine.as_str()).remark(&leap.engine_reason),
+            fact("engine_reason", "", leap.engine_reason.as_str()),
+            fact("area_bytes", "areas of up to", Value::Bytes(leap.area_bytes)),
+            fact("copy_threads", "threads that copy", Value::count(leap.threads)),
+        ];
+        if let Some(why) = &leap.ended_early {
+            let [moved, all] = [leap.moved_bytes, self.table.bytes].map(|b| human_bytes(b as f64));
+            let remark = format!("{moved} of {all} moved");
+            facts.push(fact("ended_early", "ended early", why.as_str()).remark(remark));
+        }
+        Section::new(
+            "",
+            "Leap, while queries read the table and a thread writes it",
+            Body::Facts(facts),
+        )
+    }
+
+    /// What one node means.
+    fn same_node(&self) -> String {
+        if self.leap.from != self.leap.to {
+            return String::new();
+        }
+        let why = if self.machine.nodes == 1 { "one node" } else { "same node asked for" };
+        format!(
+            "{why}: same-node leap between two pools of node {}; new frames, same node; this is \
+             no NUMA speed-up",
+            self.leap.from
+        )
+    }
+
+    fn comparison(&self) -> Section {
+        let (leap, memcpy) = (&self.leap, &self.memcpy);
+        let steps = human_bytes(memcpy.step_bytes as f64);
+        let ratio = fact("ratio_to_memcpy", "ratio", Value::ratio(self.ratio_to_memcpy()));
+        let facts = vec![
+            fact("migrate_ns", "leap", Value::Ns(leap.migrate_ns)).remark(format!(
+                "{}; then {} to recycle the vacated frames",
+                throughput(leap.moved_bytes, leap.migrate_ns),
+                human_ns(leap.recycle_ns)
+            )),
+            fact("recycle_ns", "", Value::Ns(leap.recycle_ns)),
+            fact("memcpy_ns", "memcpy", Value::Ns(memcpy.ns)).remark(format!(
+                "{}; one thread, the same bytes, faulted memory, no load, in steps of {steps}, \
+                 the fastest of {} sizes",
+                throughput(self.table.bytes, memcpy.ns),
+                STEPS.len()
+            )),
+            fact("memcpy_step_bytes", "", Value::Bytes(memcpy.step_bytes)),
+            match ratio.value {
+                Value::Unknown => ratio.remark("none, because not everything moved"),
+                _ => ratio.remark("time of the leap / time of the memcpy"),
+            },
+            fact("cpu_to_memcpy_ratio", "CPU ratio", Value::ratio(self.cpu_to_memcpy_ratio()))
+                .remark("CPU time of leap and recycling / CPU time of the memcpy"),
+            fact("cpu_ns", "", Value::ns(leap.cpu_ns)),
+            fact("memcpy_cpu_ns", "", Value::ns(memcpy.cpu_ns)),
+            fact("extra_copied_ratio", "copied again", Value::Share(leap.extra_copied_ratio))
+                .remark("because written meanwhile"),
+            fact("max_wait_ns", "longest wait", Value::Ns(leap.max_wait_ns))
+                .remark("for which the library held back a thread"),
+        ];
+        Section::new("", "Time, compared with a memcpy", Body::Facts(facts))
+    }
+
+    fn quiet_section(&self) -> Section {
+        let quiet = &self.quiet;
+        let [median, min, max] = [quiet.median, quiet.min, quiet.max].map(|ns| ns.round() as u64);
+        let times = self.quiet_ns.iter().map(|ns| Value::Ns(*ns)).collect();
+        let facts = vec![
+            fact("migrate_ns", "leap", Value::Ns(median)).remark(format!(
+                "median of {}: {} to {}",
+                quiet.count,
+                human_ns(min),
+                human_ns(max)
+            )),
+            fact("migrate_ns_min", "", Value::Ns(min)),
+            fact("migrate_ns_max", "", Value::Ns(max)),
+            fact("ratio_to_memcpy", "ratio", Value::Ratio(self.quiet_ratio())),
+            fact("samples_ns", "", Value::List(times)),
+        ];
+        let title = "The same before queries and writes began, there and back";
+        Section::new("quiet", title, Body::Facts(facts))
+    }
+
+    fn query_table(&self) -> Section {
+        let rows = [("Q1", &self.q1), ("Q6", &self.q6)];
+        let columns = [
+            column("", "query", "", |(name, _): &(&str, &Query)| (*name).into()),
+            column("", "before", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[0])),
+            column("", "during", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[1])),
+            column("", "after", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[2])),
+            column("", "runs", "", |(_, query): &(&str, &Query)| {
+                Value::List(query.runs.iter().map(|runs| Value::Count(*runs)).collect())
+            }),
+            column("", "results", "", |(_, query): &(&str, &Query)| {
+                if query.equal { "all equal" } else { "DIFFER" }.into()
+            }),
+        ];
+        let table = Table::of(&columns, &rows, |_| String::new());
+        Section::new(
+            "",
+            "Queries: median latency before, during and after the leap",
+            Body::Table(table),
+        )
+    }
+
+    fn query_data(&self) -> Section {
+        let facts = vec![fact("q1", "", query_map(&self.q1)), fact("q6", "", query_map(&self.q6))];
+        Section::data("queries", Body::Facts(facts))
+    }
+
+    fn writer(&self) -> Section {
+        let writes = &self.writes;
+        let asked = match writes.requested {
+            Rate::PerSecond(0) => "no writer (--writes-per-s 0)",
+            Rate::PerSecond(_) => "writes per second",
+            Rate::Max => "as many writes as possible",
+        };
+        let requested = match writes.requested {
+            Rate::PerSecond(rate) => Value::Count(rate),
+            Rate::Max => Value::Unknown,
+        };
+        let compared = match writes.requested {
+            Rate::PerSecond(_) => "of what was asked for",
+            Rate::Max => "of the rate before the leap",
+        };
+        let mut facts = vec![
+            fact("requested_per_s", "asked for", requested).remark(asked),
+            fact("before_per_s", "before the leap", Value::PerSecond(writes.before_per_s)),
+            fact("during_per_s", "during the leap", Value::PerSecond(writes.during_per_s)),
+            fact("achieved_ratio", "reached", Value::share(writes.achieved_ratio)).remark(compared),
+            fact("max_gap_before_ns", "longest gap before", Value::ns(writes.max_gap_before_ns)),
+            fact("max_gap_ns", "longest gap during", Value::ns(writes.max_gap_ns))
+                .remark("between two batches of writes, the writer's pauses included"),
+            fact("p999_gap_ns", "p99.9 of gaps during", Value::ns(writes.p999_gap_ns)),
+            fact("count", "writes", Value::Count(writes.count)),
+            fact("landed_during", "of them in the leap", Value::Count(writes.landed_during)),
+            fact("lost", "lost", Value::Count(writes.lost)),
+        ];
+        if !writes.any() {
+            facts.iter_mut().skip(1).for_each(|fact| fact.label = "");
+        }
+        Section::new("writes", "Writer", Body::Facts(facts))
+    }
+
+    fn page_counts(&self) -> Vec<Fact> {
+        let counts = self.pages.counts;
+        vec![
+            fact("migrated", "migrated", Value::Count(counts.migrated)),
+            fact("unchanged", "unchanged", Value::Count(counts.unchanged)),
+            fact("busy", "busy", Value::Count(counts.busy)),
+            fact("failed", "failed", Value::Count(counts.failed)),
+            fact("not_attempted", "not attempted", Value::Count(counts.not_attempted)),
+        ]
+    }
+
+    fn placement(&self) -> Section {
+        let facts = vec![
+            fact("before", "before", by_node(&self.pages.before)),
+            fact("after", "after", by_node(&self.pages.after)),
+        ];
+        Section::new("placement", "Pages by node, as the kernel reports them", Body::Facts(facts))
+    }
+
+    fn mappings(&self) -> Section {
+        let pages = &self.pages;
+        let [before, peak, after] = pages.mappings;
+        let numbers = [("before", before), ("peak", peak), ("after", after)];
+        let numbers = numbers.map(|(name, number)| (name.to_owned(), Value::count(number)));
+        let frames =
+            fact("frames_changed_ratio", "new frames", Value::share(pages.frames_changed_ratio));
+        let facts = vec![
+            fact("kernel_page_size", "kernel's page size", Value::Bytes(pages.kernel_page_size)),
+            fact("huge_mapped_ratio", "by huge pages", Value::Share(pages.huge_mapped_ratio)),
+            fact("mappings", "mappings", Value::Map(numbers.into())).remark("of region and pools"),
+            match frames.value {
+                Value::Unknown => frames.remark(
+                    "frames not checked: the kernel hides frame numbers from processes without \
+                     CAP_SYS_ADMIN",
+                ),
+                _ => frames.remark("pages in another frame (/proc/self/pagemap)"),
+            },
+        ];
+        Section::new("", "Mapping", Body::Facts(facts))
+    }
+
+    /// The query thread, the writer and the copy threads; the library's own waiting threads hardly
+    /// run.
+    fn sharing(&self) -> Option<String> {
+        let busy = 1 + usize::from(self.writes.any()) + self.leap.threads;
+        let cpus = self.machine.cpus;
+        (cpus < busy).then(|| {
+            format!(
+                "{busy} threads share {cpus} CPU{}: the leap, the queries and the gaps include \
+                 waiting for a CPU",
+                if cpus == 1 { "" } else { "s" }
+            )
+        })
+    }
+
+    fn verdict(&self) -> Vec<String> {
+        if !self.mismatches.is_empty() {
+            return vec!["FAILED: see the messages on standard error".to_owned()];
+        }
+        let frames = match self.pages.frames_changed_ratio {
+            Some(_) => "every migrated page has a new frame",
+            None => "frames not checked",
+        };
+        let writes = match self.writes.any() {
+            true => "every write present (shadow copy)",
+            false => "no writes to check",
+        };
+        let mut verdict = vec![format!(
+            "verified: query results equal; {writes}; other columns unchanged; {frames}"
+        )];
+        if let Some((true, revenue)) = self.published {
+            verdict.push(format!(
+                "Q6's revenue {revenue} and the counts of Q1 are as the TPC publishes them for \
+                 this scale"
+            ));
+        }
+        verdict
+    }
+}
+
+fn throughput(bytes: u64, ns: u64) -> String {
+    format!("{}/s", human_bytes(bytes as f64 * 1e9 / ns.max(1) as f64))
+}
+
+fn by_node(pages: &NodePages) -> Value {
+    let nodes = pages.iter().map(|(node, pages)| (node.to_string(), Value::Count(*pages)));
+    Value::Map(nodes.collect())
+}
+
+fn query_map(query: &Query) -> Value {
+    let entry = |name: &str, value| (name.to_owned(), value);
+    let counts = |phase: usize| {
+        let pairs = query.counts[phase].iter();
+        Value::List(pairs.map(|(ns, times)| pair(Value::Ns(*ns), Value::Count(*times))).collect())
+    };
+    Value::Map(vec![
+        entry("before_ns", Value::ns(query.median_ns[0])),
+        entry("during_ns", Value::ns(query.median_ns[1])),
+        entry("after_ns", Value::ns(query.median_ns[2])),
+        entry("equal", Value::Flag(query.equal)),
+        entry("before_ns_counts", counts(0)),
+        entry("during_ns_counts", counts(1)),
+        entry("after_ns_counts", counts(2)),
+    ])
+}
+
+fn pair(one: Value, other: Value) -> Value {
+    Value::List(vec![one, other])
+}
+
+/// Each memcpy, for programs.
+fn memcpy_samples(runs: &[Copies]) -> Section {
+    let each = runs.iter().enumerate().flat_map(|(run, copies)| {
+        STEPS.into_iter().zip(copies).map(move |(step, copy)| (run, step, *copy))
+    });
+    let rows: Vec<_> = each.collect();
+    type Row = (usize, usize, pageleap_measure::memcpy::Copy);
+    let columns = [
+        column("run", "", "", |row: &Row| Value::count(row.0)),
+        column("step_bytes", "", "", |row: &Row| Value::count(row.1)),
+        column("ns", "", "", |row: &Row| Value::Ns(row.2.ns)),
+        column("cpu_ns", "", "", |row: &Row| Value::ns(row.2.cpu_ns)),
+    ];
+    Section::data("memcpy_samples", Body::Table(Table::of(&columns, &rows, |_| String::new())))
+}
+
+#[cfg(test)]
+mod tests {
+    use pageleap::PageCounts;
+    use pageleap_measure::export::Format;
+    use pageleap_measure::memcpy::Copy;
+    use pageleap_measure::statistics;
+    use serde_json::Value as Json;
+
+    use super::super::queries::Decimal;
+    use super::super::summary;
+    use super::super::summary::{Leap, Machine, Memcpy, Pages, Writes};
+    use super::*;
+
+    fn summary() -> Summary {
+        let query = Query {
+            median_ns: [Some(61_200_000), Some(72_000_000), Some(60_900_000)],
+            runs: [12, 3, 12],
+            counts: [vec![(61_200_000, 12)], vec![(72_000_000, 3)], vec![(60_900_000, 12)]],
+            equal: true,
+        };
+        let copy = Copy { ns: 200_000_000, cpu_ns: Some(190_000_000) };
+        Summary {
+            table: summary::Table {
+                scale_factor: 1.0,
+                rows: 6_001_215,
+                bytes: 844_800_000,
+                page_size: 4096,
+            },
+            machine: Machine { kernel: "6.18.0".to_owned(), nodes: 1, cpus: 4 },
+            leap: Leap {
+                from: 0,
+                to: 0,
+                engine: "precopy".to_owned(),
+                engine_reason: "asked for".to_owned(),
+                area_bytes: 16 << 20,
+                threads: 1,
+                migrate_ns: 212_000_000,
+                recycle_ns: 30_000_000,
+                cpu_ns: Some(228_000_000),
+                completed: true,
+                moved_bytes: 844_800_000,
+                extra_copied_ratio: 0.0004,
+                max_wait_ns: 120_000,
+                ended_early: None,
+            },
+            memcpy: Memcpy {
+                step_bytes: 256 << 10,
+                ns: 200_000_000,
+                cpu_ns: Some(190_000_000),
+                runs: vec![[copy; STEPS.len()]; 3],
+            },
+            quiet: statistics::Summary::of(&[190e6, 210e6, 200e6]).unwrap(),
+            quiet_ns: vec![190_000_000, 210_000_000, 200_000_000],
+            writes: Writes {
+                requested: Rate::PerSecond(100_000),
+                achieved_ratio: Some(0.998),
+                before_per_s: 100_000.0,
+                during_per_s: 99_800.0,
+                count: 250_000,
+                landed_during: 21_200,
+                lost: 0,
+                max_gap_before_ns: Some(70_000),
+                max_gap_ns: Some(140_000),
+                p999_gap_ns: Some(100_000),
+            },
+            q1: query.clone(),
+            q6: query,
+            pages: Pages {
+                counts: PageCounts { migrated: 206_250, ..PageCounts::default() },
+                before: [(0, 206_250)].into(),
+                after: [(0, 206_250)].into(),
+                kernel_page_size: 4096,
+                huge_mapped_ratio: 0.0,
+                mappings: [31, 900, 33],
+                frames_changed_ratio: Some(1.0),
+            },
+            published: Some((true, Decimal(1_231_410_782_283, 4))),
+            warnings: Vec::new(),
+            mismatches: Vec::new(),
+        }
+    }
+
+    fn json(summary: &Summary) -> Json {
+        serde_json::from_str(&Format::Json.write(&summary.document())).unwrap()
+    }
+
+    fn text(summary: &Summary) -> String {
+        // On one line, however it is broken.
+        let text = Format::Text.write(&summary.document());
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn json_has_the_documented_keys() {
+        let keys = |value: &Json| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        let value = json(&summary());
+        let mut expected = vec![
+            "rows",
+            "bytes",
+            "page_size",
+            "kernel",
+            "cpus",
+            "nodes",
+            "from",
+            "to",
+            "engine",
+            "engine_reason",
+            "area_bytes",
+            "copy_threads",
+            "migrate_ns",
+            "recycle_ns",
+            "memcpy_ns",
+            "memcpy_step_bytes",
+            "ratio_to_memcpy",
+            "cpu_to_memcpy_ratio",
+            "cpu_ns",
+            "memcpy_cpu_ns",
+            "extra_copied_ratio",
+            "max_wait_ns",
+            "quiet",
+            "queries",
+            "writes",
+            "pages",
+            "placement",
+            "kernel_page_size",
+            "huge_mapped_ratio",
+            "mappings",
+            "frames_changed_ratio",
+            "memcpy_samples",
+            "notes",
+        ];
+        expected.sort_unstable();
+        assert_eq!(keys(&value), expected);
+        assert_eq!(
+            keys(&value["pages"]),
+            ["busy", "failed", "migrated", "not_attempted", "unchanged"]
+        );
+        for key in ["achieved_ratio", "landed_during", "lost", "max_gap_ns", "p999_gap_ns"] {
+            assert!(value["writes"][key].is_number(), "{key}");
+        }
+        let q6 = &value["queries"]["q6"];
+        assert_eq!(q6["during_ns_counts"], serde_json::json!([[72_000_000, 3]]));
+        assert!(q6["after_ns"].is_number() && q6["equal"] == true);
+        assert_eq!(value["placement"]["after"]["0"], 206_250);
+        assert_eq!(value["quiet"]["samples_ns"].as_array().unwrap().len(), 3);
+        assert_eq!(value["memcpy_samples"].as_array().unwrap().len(), 3 * STEPS.len());
+        assert_eq!(value["ratio_to_memcpy"], 1.06);
+        assert_eq!(value["cpu_to_memcpy_ratio"], 1.2);
+    }
+
+    #[test]
+    fn hidden_frames_and_unlimited_writes_are_null() {
+        let mut summary = summary();
+        summary.pages.frames_changed_ratio = None;
+        summary.writes.requested = Rate::Max;
+        let value = json(&summary);
+        assert!(
+            value["frames_changed_ratio"].is_null() && value["writes"]["requested_per_s"].is_null()
+        );
+        assert!(text(&summary).contains("frames not checked"));
+    }
+
+    #[test]
+    fn text_says_plainly_what_one_node_means() {
+        let one = text(&summary());
+        assert!(one.contains(
+            "one node: same-node leap between two pools of node 0; new frames, same node"
+        ));
+        assert!(one.contains("this is no NUMA speed-up"));
+        assert!(one.contains("Verdict verified: "), "{one}");
+        let mut two = summary();
+        (two.leap.to, two.machine.nodes) = (1, 2);
+        let two = text(&two);
+        assert!(two.contains("from node 0 to node 1") && !two.contains("NUMA"), "{two}");
+    }
+
+    #[test]
+    fn text_says_when_threads_must_share_cpus() {
+        let mut summary = summary();
+        assert!(!text(&summary).contains("waiting for a CPU"));
+        summary.machine.cpus = 2;
+        assert!(text(&summary).contains("3 threads share 2 CPUs"));
+        summary.writes.requested = Rate::PerSecond(0);
+        assert!(!text(&summary).contains("waiting for a CPU"));
+    }
+
+    #[test]
+    fn text_does_not_claim_what_failed() {
+        let mut failed = summary();
+        failed.mismatches.push("3 writes lost".to_owned());
+        assert!(!text(&failed).contains("verified") && text(&failed).contains("FAILED"));
+        let mut early = summary();
+        early.leap.completed = false;
+        early.leap.ended_early = Some("timed out".to_owned());
+        assert!(text(&early).contains("ratio - none, because"), "{}", text(&early));
+        let wrong = summary::incomplete(&early).unwrap();
+        assert!(wrong.contains("(timed out)") && wrong.ends_with("--timeout"), "{wrong}");
+        assert_eq!(summary::incomplete(&summary()), None);
+    }
+}

@@ -1,0 +1,424 @@
+//! What the demo found, as figures without a format, and what is wrong with it.
+//!
+//! Field names carry the units: `_ns` nanoseconds, `_per_s` per second; sizes are bytes.
+
+use std::collections::BTreeMap;
+use std::thread::available_parallelism;
+
+use pageleap::{BASE_PAGE, Ended, PageCounts, PageOutcome};
+use pageleap_measure::leap::Watched;
+use pageleap_measure::load::Rate;
+use pageleap_measure::memcpy::{BaseLine, Copies};
+use pageleap_measure::phase::{PHASES, Phase};
+use pageleap_measure::statistics::{self, median};
+
+use super::Observed;
+use super::args::DemoArgs;
+use super::build::Built;
+use super::measure::Measured;
+use super::queries::{self, Decimal, Series};
+use super::verify::{self, Frames};
+use crate::machine;
+use crate::stop::Stop;
+
+/// The result.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The table.
+    pub table: Table,
+    /// The machine.
+    pub machine: Machine,
+    /// The leap under load.
+    pub leap: Leap,
+    /// Memcpys of the region without load, and the base line among them.
+    pub memcpy: Memcpy,
+    /// Leaps of the whole region without load, to the destination and back in turns. Nanoseconds.
+    pub quiet: statistics::Summary,
+    /// The times that `quiet` sums up, in the order in which they were taken.
+    pub quiet_ns: Vec<u64>,
+    /// What the writer reached.
+    pub writes: Writes,
+    /// Latencies of Q1.
+    pub q1: Query,
+    /// Latencies of Q6.
+    pub q6: Query,
+    /// Where the pages are.
+    pub pages: Pages,
+    /// Whether both answers are those published for scale factor 1, and the revenue that Q6 finds;
+    /// `None` at other scale factors.
+    pub published: Option<(bool, Decimal)>,
+    /// What the library had to say.
+    pub warnings: Vec<String>,
+    /// What is wrong; empty if the run is a success.
+    pub mismatches: Vec<String>,
+}
+
+/// The table, and the region that holds it.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// TPC-H scale factor.
+    pub scale_factor: f64,
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of the region, all of which were to move.
+    pub bytes: u64,
+    /// Page size that was asked for.
+    pub page_size: u64,
+}
+
+/// The machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Nodes with memory.
+    pub nodes: usize,
+    /// CPUs that the process may use.
+    pub cpus: usize,
+}
+
+/// The leap under load.
+#[derive(Clone, Debug)]
+pub struct Leap {
+    /// Node the table started on.
+    pub from: u32,
+    /// Node it was to move to.
+    pub to: u32,
+    /// Engine that moved it.
+    pub engine: String,
+    /// Why this engine.
+    pub engine_reason: String,
+    /// Most bytes that one migration step worked on.
+    pub area_bytes: u64,
+    /// Threads that copied.
+    pub threads: usize,
+    /// From the start of the job to the last commit.
+    pub migrate_ns: u64,
+    /// Time that the job took after the last commit to make vacated frames ready for use again.
+    pub recycle_ns: u64,
+    /// CPU time of leap and recycling; `None` if the kernel does not say.
+    pub cpu_ns: Option<u64>,
+    /// Whether all pages were dealt with.
+    pub completed: bool,
+    /// Bytes that moved.
+    pub moved_bytes: u64,
+    /// Bytes copied again because they were written meanwhile / all bytes.
+    pub extra_copied_ratio: f64,
+    /// Longest time that the library held back a writer, as far as the library sees it.
+    pub max_wait_ns: u64,
+    /// Why the job ended early; `None` if it did not.
+    pub ended_early: Option<String>,
+}
+
+/// Memcpys by one thread, in steps of several sizes.
+#[derive(Clone, Debug)]
+pub struct Memcpy {
+    /// Bytes of a step of the base line.
+    pub step_bytes: u64,
+    /// Median time in these steps.
+    pub ns: u64,
+    /// Median CPU time in these steps; `None` if the kernel does not say.
+    pub cpu_ns: Option<u64>,
+    /// All times.
+    pub runs: Vec<Copies>,
+}
+
+/// What the writer reached.
+#[derive(Clone, Debug)]
+pub struct Writes {
+    /// Rate that was asked for.
+    pub requested: Rate,
+    /// Rate during the leap / rate asked for; without a limit, / rate before the leap. `None`
+    /// without a writer.
+    pub achieved_ratio: Option<f64>,
+    /// Rate before the leap.
+    pub before_per_s: f64,
+    /// Rate during the leap.
+    pub during_per_s: f64,
+    /// All writes of the run.
+    pub count: u64,
+    /// Writes that ended during the leap.
+    pub landed_during: u64,
+    /// Rows that do not contain the last value written to them.
+    pub lost: u64,
+    /// Longest time between two batches of writes before the leap, the writer's pauses included.
+    pub max_gap_before_ns: Option<u64>,
+    /// The same during the leap.
+    pub max_gap_ns: Option<u64>,
+    /// 999 of 1000 gaps during the leap are not longer.
+    pub p999_gap_ns: Option<u64>,
+}
+
+impl Writes {
+    /// Whether there was a writer.
+    pub fn any(&self) -> bool {
+        self.requested != Rate::PerSecond(0)
+    }
+}
+
+/// Latencies of one query by phase: before, during and after the leap. A run that overlaps the leap
+/// counts as during it.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// Medians; `None` for a phase without runs.
+    pub median_ns: [Option<u64>; PHASES.len()],
+    /// Runs.
+    pub runs: [u64; PHASES.len()],
+    /// Latencies that occurred, each with how often.
+    pub counts: [Vec<(u64, u64)>; PHASES.len()],
+    /// Whether all answers were the same.
+    pub equal: bool,
+}
+
+/// Pages by node.
+pub type NodePages = BTreeMap<u32, u64>;
+
+/// Where the pages are.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    /// Pages by outcome.
+    pub counts: PageCounts,
+    /// Pages by node before the leap, as the kernel reports them.
+    pub before: NodePages,
+    /// The same after it.
+    pub after: NodePages,
+    /// Page size that the kernel reports for the region's mapping after the leap.
+    pub kernel_page_size: u64,
+    /// Share of the region that huge pages map.
+    pub huge_mapped_ratio: f64,
+    /// Mappings of region and pools before the leap, at most, and after it.
+    pub mappings: [usize; 3],
+    /// Share of pages whose physical frame is another one; `None` if the kernel hides frames.
+    pub frames_changed_ratio: Option<f64>,
+}
+
+impl Summary {
+    /// Time of the leap / time of the memcpy; `None` if not everything moved.
+    pub fn ratio_to_memcpy(&self) -> Option<f64> {
+        self.leap.completed.then(|| self.leap.migrate_ns as f64 / self.memcpy.ns as f64)
+    }
+
+    /// CPU time of leap and recycling / CPU time of the memcpy; `None` if not everything moved or a
+    /// part is unknown.
+    pub fn cpu_to_memcpy_ratio(&self) -> Option<f64> {
+        let leap = self.leap.cpu_ns.filter(|_| self.leap.completed)?;
+        Some(leap as f64 / self.memcpy.cpu_ns.filter(|ns| *ns > 0)? as f64)
+    }
+
+    /// Median of the leaps without load / time of the memcpy.
+    pub fn quiet_ratio(&self) -> f64 {
+        self.quiet.median / self.memcpy.ns as f64
+    }
+
+    /// Puts together what was measured and observed.
+    pub fn of(
+        args: &DemoArgs,
+        built: &Built,
+        measured: &Measured,
+        watched: &Watched,
+        [before, after]: [&Observed; 2],
+        lost: u64,
+    ) -> Result<Summary, Stop> {
+        let page = args.page_size.bytes();
+        let frames = before.frames.as_ref().zip(after.frames.as_ref()).map(|(before, after)| {
+            let runs = watched.report.runs.iter();
+            let migrated = runs.filter(|run| run.outcome == PageOutcome::Migrated);
+            verify::compare_frames(before, after, page, migrated.map(|run| run.range.clone()))
+        });
+        let log = &measured.query_log;
+        let quiet_ns: Vec<f64> = measured.quiet_ns.iter().map(|ns| *ns as f64).collect();
+        let mut summary = Summary {
+            table: Table {
+                scale_factor: args.scale_factor,
+                rows: built.layout.rows() as u64,
+                bytes: built.region.len() as u64,
+                page_size: page as u64,
+            },
+            machine: Machine {
+                kernel: machine::kernel_release()?,
+                nodes: built.nodes,
+                cpus: available_parallelism().map_or(1, usize::from),
+            },
+            leap: Leap::of(args, built, watched),
+            memcpy: Memcpy::of(&measured.copies),
+            quiet: statistics::Summary::of(&quiet_ns).expect("leaps without load were timed"),
+            quiet_ns: measured.quiet_ns.clone(),
+            writes: Writes::of(args.writes_per_s, measured, watched, lost),
+            q1: Query::of(&log.q1),
+            q6: Query::of(&log.q6),
+            pages: Pages::of(built, watched, [before, after], frames)?,
+            published: (args.scale_factor == 1.0)
+                .then(|| log.q1.first().zip(log.q6.first()))
+                .flatten()
+                .map(|(q1, q6)| (queries::is_published_sf1(q1, *q6), Decimal(*q6, 4))),
+            warnings: watched.report.warnings.clone(),
+            mismatches: Vec::new(),
+        };
+        summary.mismatches = mismatches(&summary, before.other_columns == after.other_columns);
+        summary.mismatches.extend(frames.and_then(kept_frames));
+        Ok(summary)
+    }
+}
+
+impl Leap {
+    fn of(args: &DemoArgs, built: &Built, watched: &Watched) -> Leap {
+        let report = &watched.report;
+        Leap {
+            from: built.from,
+            to: built.to,
+            engine: report.engine.to_string(),
+            engine_reason: report.engine_reason.clone(),
+            area_bytes: report.area_bytes as u64,
+            threads: args.threads,
+            migrate_ns: report.migrate_ns,
+            recycle_ns: report.recycle_ns,
+            cpu_ns: watched.cpu_ns(),
+            completed: report.ended.is_completed(),
+            moved_bytes: report.pages.migrated * args.page_size.bytes() as u64,
+            extra_copied_ratio: report.bytes_recopied as f64 / report.bytes as f64,
+            max_wait_ns: report.waits.max_ns.max(report.windows.max_ns),
+            ended_early: ended_early(&report.ended),
+        }
+    }
+}
+
+impl Memcpy {
+    fn of(runs: &[Copies]) -> Memcpy {
+        let base_line = BaseLine::of(runs).expect("memcpys were timed");
+        let copies = runs.iter().map(|copies| base_line.copy_in(copies));
+        let middle = |values: Vec<f64>| median(&values).map(|ns| ns.round() as u64);
+        let cpu_ns: Option<Vec<f64>> =
+            copies.clone().map(|copy| copy.cpu_ns.map(|ns| ns as f64)).collect();
+        Memcpy {
+            step_bytes: base_line.step_bytes() as u64,
+            ns: middle(copies.map(|copy| copy.ns as f64).collect()).unwrap_or(0),
+            cpu_ns: cpu_ns.and_then(middle),
+            runs: runs.to_vec(),
+        }
+    }
+}
+
+impl Writes {
+    fn of(requested: Rate, measured: &Measured, watched: &Watched, lost: u64) -> Writes {
+        let before_per_s = measured.rate_before;
+        let during_per_s = watched.writes_per_s();
+        let gaps = &measured.write_log.gaps;
+        let expected = match requested {
+            Rate::PerSecond(rate) => rate as f64,
+            Rate::Max => before_per_s,
+        };
+        Writes {
+            requested,
+            achieved_ratio: (expected > 0.0).then(|| during_per_s / expected),
+            before_per_s,
+            during_per_s,
+            count: measured.write_log.writes,
+            landed_during: watched.writes,
+            lost,
+            max_gap_before_ns: gaps.quantile_ns(Phase::Before, 1.0),
+            max_gap_ns: gaps.quantile_ns(Phase::During, 1.0),
+            p999_gap_ns: gaps.quantile_ns(Phase::During, 0.999),
+        }
+    }
+}
+
+impl Query {
+    fn of<A: PartialEq>(series: &Series<A>) -> Query {
+        Query {
+            median_ns: PHASES.map(|phase| series.median_ns(phase)),
+            runs: PHASES.map(|phase| series.runs(phase)),
+            counts: PHASES.map(|phase| series.counts(phase).collect()),
+            equal: series.equal,
+        }
+    }
+}
+
+impl Pages {
+    fn of(
+        built: &Built,
+        watched: &Watched,
+        [before, after]: [&Observed; 2],
+        frames: Option<Frames>,
+    ) -> Result<Pages, Stop> {
+        let mapped = built.region.mapped_pages()?;
+        Ok(Pages {
+            counts: watched.report.pages,
+            before: before.placement.clone(),
+            after: after.placement.clone(),
+            kernel_page_size: mapped.kernel_page_size as u64,
+            huge_mapped_ratio: mapped.huge_mapped_ratio,
+            mappings: [watched.mappings_before, watched.mappings_peak, watched.mappings_after],
+            frames_changed_ratio: frames.map(|frames| frames.changed_ratio),
+        })
+    }
+}
+
+fn ended_early(ended: &Ended) -> Option<String> {
+    match ended {
+        Ended::Completed => None,
+        Ended::Cancelled => Some("cancelled".to_owned()),
+        Ended::TimedOut => Some("timed out".to_owned()),
+        Ended::CpusetChanged => Some("the cpuset was changed".to_owned()),
+        Ended::RegionDropped => Some("the region was dropped".to_owned()),
+        Ended::Failed(error) => Some(format!("failed: {error}")),
+    }
+}
+
+/// What is wrong with a run, in sentences, but for frames and for a leap that did not end.
+fn mismatches(summary: &Summary, other_columns_equal: bool) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, query) in [("Q1", &summary.q1), ("Q6", &summary.q6)] {
+        if !query.equal {
+            wrong.push(format!("mismatch: {name} gave different results during the run"));
+        }
+    }
+    if summary.writes.lost > 0 {
+        wrong.push(format!(
+            "mismatch: {} rows of L_ORDERKEY do not contain the last value written to them",
+            summary.writes.lost
+        ));
+    }
+    if !other_columns_equal {
+        wrong.push("mismatch: columns that no thread wrote have changed".to_owned());
+    }
+    let Pages { counts, after, .. } = &summary.pages;
+    let arrived = after.get(&summary.leap.to).copied().unwrap_or(0);
+    let expected = counts.migrated + counts.unchanged;
+    if arrived < expected {
+        wrong.push(format!(
+            "mismatch: {expected} pages should be on node {}, and the kernel reports {arrived} \
+             there",
+            summary.leap.to
+        ));
+    }
+    if summary.table.page_size > BASE_PAGE as u64 && summary.pages.huge_mapped_ratio < 1.0 {
+        wrong.push(format!(
+            "mismatch: huge pages map only {} % of the region",
+            (summary.pages.huge_mapped_ratio * 100.0).floor()
+        ));
+    }
+    if matches!(summary.published, Some((false, _))) {
+        let what = "mismatch: Q1 or Q6 differs from the answer published for scale factor 1";
+        wrong.push(what.to_owned());
+    }
+    wrong
+}
+
+fn kept_frames(frames: Frames) -> Option<String> {
+    let kept = frames.migrated_unchanged;
+    (kept > 0).then(|| {
+        format!("mismatch: {kept} pages are reported as migrated and still have their old frame")
+    })
+}
+
+/// What is wrong with a leap that did not move everything. Only a signal excuses it.
+pub fn incomplete(summary: &Summary) -> Option<String> {
+    let counts = summary.pages.counts;
+    let left = counts.busy + counts.failed + counts.not_attempted;
+    if left == 0 && summary.leap.ended_early.is_none() {
+        return None;
+    }
+    let why = summary.leap.ended_early.as_deref().unwrap_or("the job ended");
+    let more_time = if why == "timed out" { "; give it more time with --timeout" } else { "" };
+    Some(format!("the leap is not complete ({why}): {left} pages were not moved{more_time}"))
+}

@@ -1,0 +1,186 @@
+//! Runs one job and watches it from outside.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use pageleap::{BASE_PAGE, Job, Migration, Region, Report, observe};
+
+use crate::Error;
+use crate::load::Beside;
+use crate::memcpy::cpu_ns;
+use crate::phase::Phase;
+
+/// How often the calling thread looks at a running job. Rarely, because reading the list of
+/// mappings holds up threads that change mappings.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What the caller wants after a look at a running job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Go on.
+    GoOn,
+    /// Cancel the job. It ends when the areas under way are whole.
+    Cancel,
+}
+
+/// What was seen of one leap.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// What the library reports.
+    pub report: Report,
+    /// From the call that started the job to its end, recycling included.
+    pub elapsed: Duration,
+    /// Writes that the load completed in this time.
+    pub writes: u64,
+    /// CPU time of the leap: of the calling thread for starting the job, and of the job's threads
+    /// until the last page had moved. `None` if the kernel does not say.
+    pub migrate_cpu_ns: Option<u64>,
+    /// Mappings of region and pools before the leap.
+    pub mappings_before: usize,
+    /// The most mappings that were seen.
+    pub mappings_peak: usize,
+    /// Mappings after it.
+    pub mappings_after: usize,
+    /// Anonymous memory at most, less the amount before; `None` if the leap was over before the
+    /// first look.
+    pub overhead_bytes: Option<u64>,
+}
+
+impl Watched {
+    /// CPU time of leap and recycling together; `None` if a part is unknown.
+    pub fn cpu_ns(&self) -> Option<u64> {
+        Some(self.migrate_cpu_ns? + self.report.recycle_cpu_ns?)
+    }
+
+    /// Writes per second from the start of the job to its end.
+    pub fn writes_per_s(&self) -> f64 {
+        self.writes as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+/// Starts the job, watches it until it ends, and tells the load's threads when it begins and ends.
+/// `look` is called every 50 ms, and may cancel it.
+///
+/// # Errors
+/// If the job cannot be started.
+pub fn watch(
+    migration: Migration,
+    beside: &Beside,
+    mut look: impl FnMut(&Job) -> Wish,
+) -> Result<Watched, Error> {
+    let mappings_before = observe::pool_mapping_count()?;
+    let mut mappings_peak = mappings_before;
+    let (anonymous_before, mut anonymous_peak) = (anonymous_bytes(), None);
+    let writes_before = beside.completed();
+    beside.stage.enter(Phase::During);
+    let (start, cpu_start) = (Instant::now(), cpu_ns());
+    let job = migration.start()?;
+    let start_cpu_ns = cpu_start.zip(cpu_ns()).map(|(from, to)| to - from);
+    let mut failed = None;
+    finish(&job, |job| {
+        match observe::pool_mapping_count() {
+            Ok(mappings) => mappings_peak = mappings_peak.max(mappings),
+            Err(error) => failed = Some(error),
+        }
+        anonymous_peak = anonymous_peak.max(anonymous_bytes());
+        look(job)
+    });
+    let elapsed = start.elapsed();
+    beside.stage.enter(Phase::After);
+    let writes = beside.completed() - writes_before;
+    let report = job.wait();
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    let mappings_after = observe::pool_mapping_count()?;
+    Ok(Watched {
+        migrate_cpu_ns: start_cpu_ns.zip(report.migrate_cpu_ns).map(|(start, job)| start + job),
+        report,
+        elapsed,
+        writes,
+        mappings_before,
+        mappings_peak: mappings_peak.max(mappings_after),
+        mappings_after,
+        overhead_bytes: anonymous_peak
+            .zip(anonymous_before)
+            .map(|(peak, before)| peak.saturating_sub(before)),
+    })
+}
+
+/// Waits until the job ends. `look` is called every 50 ms, and may cancel it.
+pub fn finish(job: &Job, mut look: impl FnMut(&Job) -> Wish) {
+    while !finished_within(job, LOOK_EVERY) {
+        if look(job) == Wish::Cancel {
+            job.cancel();
+        }
+    }
+}
+
+/// Waits for the job for at most `time`.
+fn finished_within(job: &Job, time: Duration) -> bool {
+    let mut poll = libc::pollfd { fd: job.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd, whose descriptor is open as long as the job is borrowed. After an
+    // error the job itself is asked.
+    unsafe { libc::poll(&mut poll, 1, time.as_millis() as libc::c_int) };
+    job.is_finished()
+}
+
+/// Refuses a report whose time says nothing: only some of the region's pages have moved.
+///
+/// # Errors
+/// [`Error::Incomplete`].
+pub fn check_complete(report: &Report, region: &Region) -> Result<(), Error> {
+    let pages = (region.len() / region.page_size().bytes()) as u64;
+    if report.ended.is_completed() && report.pages.migrated == pages {
+        return Ok(());
+    }
+    Err(Error::Incomplete { pages, report: Box::new(report.clone()) })
+}
+
+/// Time to write the first word of each base page, less the time to do so again: what a leap leaves
+/// for later. A huge page that is mapped in pieces shows. The words keep their values; no other
+/// thread may write to the region meanwhile.
+///
+/// # Errors
+/// If the region cannot be read as words.
+pub fn first_touch_ns(region: &Region) -> Result<i64, Error> {
+    let first = touch_ns(region)?;
+    Ok(first - touch_ns(region)?)
+}
+
+fn touch_ns(region: &Region) -> Result<i64, Error> {
+    use std::sync::atomic::Ordering::Relaxed;
+    let words = region.atomics_u64(0..region.len())?;
+    let start = Instant::now();
+    for word in words.iter().step_by(BASE_PAGE / size_of::<u64>()) {
+        word.store(std::hint::black_box(word.load(Relaxed)), Relaxed);
+    }
+    Ok(start.elapsed().as_nanos() as i64)
+}
+
+/// Anonymous memory of the process (RssAnon), which regions and pools are no part of; `None` if the
+/// kernel hides it.
+fn anonymous_bytes() -> Option<u64> {
+    rss_anon(&std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn rss_anon(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anonymous_memory_is_one_line_of_many() {
+        let status = "VmRSS:\t 2048 kB\nRssAnon:\t     132 kB\nRssFile:\t    1900 kB\n";
+        assert_eq!(rss_anon(status), Some(132 << 10));
+        for status in ["", "RssAnon:\n", "RssAnon: many kB", "RssAnon: 5", "VmRSS: 5 kB"] {
+            assert_eq!(rss_anon(status), None, "{status}");
+        }
+        assert!(anonymous_bytes().unwrap() > 0);
+    }
+}

@@ -1,0 +1,69 @@
+//! Measures what a leap costs: loads that run beside it, samples of each run, statistics over the
+//! samples, and exporters.
+//!
+//! The commands `demo` and `bench` share this crate. They parse arguments, decide what runs in
+//! which order, and show progress; everything that is measured or printed as a result comes from
+//! here.
+//!
+//! ```text
+//! load ──┐
+//!        ├──► samples ──► statistics ──► document ──► export/text, export/json
+//! leap ──┤
+//! memcpy ┘
+//! ```
+//!
+//! * [`load`]: threads that write, read or map memory while pages leap, and the shadow copy that
+//!   finds lost writes.
+//! * [`leap`]: runs one job, watches it from outside, and keeps what it saw.
+//! * [`memcpy`]: the base line that leaps are compared with.
+//! * [`sample`]: what one run of one leap showed.
+//! * [`statistics`]: medians, quartiles and extremes. Pure.
+//! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
+//! * [`export`]: one file for each format. A further format is one file and one line.
+
+pub mod document;
+pub mod export;
+pub mod figures;
+pub mod leap;
+pub mod load;
+pub mod memcpy;
+pub mod phase;
+pub mod sample;
+pub mod statistics;
+
+use std::io;
+
+/// Why a measurement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library refused a request or failed.
+    #[error(transparent)]
+    Leap(#[from] pageleap::Error),
+    /// A system call failed.
+    #[error("{call} failed: {source}")]
+    Call {
+        /// Its name.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A thread could not be started.
+    #[error(
+        "cannot start the thread `{name}` of the load: {source}; \
+         raise the limit of threads (ulimit -u, pids.max)"
+    )]
+    Thread {
+        /// Its name.
+        name: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A job ended before all pages had moved, so that its time says nothing.
+    #[error("a leap did not move all of its {pages} pages, so its time says nothing: {report}")]
+    Incomplete {
+        /// Pages that were to move.
+        pages: u64,
+        /// What the job says.
+        report: Box<pageleap::Report>,
+    },
+}

@@ -1,0 +1,374 @@
+//! What runs beside a leap: threads that write, read or map memory.
+//!
+//! [`run_beside`] starts the threads of a [`Load`], runs what is measured, and joins the threads.
+//! A [`Shadow`] knows what the words of the region must contain after all loads so far.
+
+mod bystander;
+mod kernel;
+mod reader;
+mod writer;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use kernel::{KernelLog, WORDS_PER_PAGE};
+use writer::WriteLog;
+pub use writer::{Rate, Rows};
+
+use crate::Error;
+use crate::phase::{Stage, StopOnDrop, Times};
+
+/// The load runs at least this long before anything is measured beside it.
+const WARM_UP: Duration = Duration::from_millis(10);
+/// The longest wait for the first write of a slow writer.
+const LONGEST_WARM_UP: Duration = Duration::from_millis(200);
+/// A writer's number begins at this bit of the values that it writes: below it the writers count
+/// their writes, above it are marks.
+const WRITER_SHIFT: u32 = 54;
+
+/// What goes on beside a leap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing.
+    Rest,
+    /// Threads write to the region.
+    Write(Writing),
+    /// A thread maps and faults memory that has nothing to do with the region.
+    Map,
+}
+
+/// How threads write to the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writing {
+    /// Writes per second of all writers together.
+    pub rate: Rate,
+    /// Which words.
+    pub rows: Rows,
+    /// Threads that write, each to its part of the words.
+    pub writers: usize,
+    /// Threads that read all words meanwhile.
+    pub readers: usize,
+    /// Whether the kernel writes a word of each base page, too. The region then has whole pages.
+    pub kernel: bool,
+}
+
+/// Work, and the seed of its choices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// What goes on.
+    pub work: Work,
+    /// Seed of the writers' choice of words.
+    pub seed: u64,
+}
+
+/// What the words of a region must contain.
+#[derive(Debug)]
+pub struct Shadow {
+    words: Vec<u64>,
+    /// Writes of all loads so far.
+    written: u64,
+    /// Calls so far by which the kernel has written.
+    kernel_calls: u64,
+}
+
+impl Shadow {
+    /// Takes what the words contain now.
+    pub fn of(words: &[AtomicU64]) -> Shadow {
+        Shadow { words: contents(words), written: 0, kernel_calls: 0 }
+    }
+
+    /// Fills the words, so that no two of them are equal.
+    pub fn fill(words: &[AtomicU64]) -> Shadow {
+        words.iter().zip(0..).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        Shadow::of(words)
+    }
+
+    /// Number of words that do not contain the last value written to them.
+    pub fn lost(&self, words: &[AtomicU64]) -> u64 {
+        lost_words(words, &self.words)
+    }
+
+    /// Takes what the words contain now, so that a later leap is not blamed for what is lost.
+    pub fn accept(&mut self, words: &[AtomicU64]) {
+        self.words = contents(words);
+    }
+}
+
+fn contents(words: &[AtomicU64]) -> Vec<u64> {
+    words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+fn lost_words(words: &[AtomicU64], shadow: &[u64]) -> u64 {
+    let differs = |(word, value): &(&AtomicU64, &u64)| word.load(Ordering::Relaxed) != **value;
+    words.iter().zip(shadow).filter(differs).count() as u64
+}
+
+/// What the threads of a load and the code that measures beside them share.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// The phase, and whether the threads are to end.
+    pub stage: Stage,
+    completed: AtomicU64,
+}
+
+impl Beside {
+    /// Before the leap; nothing is completed.
+    pub fn new() -> Beside {
+        Beside::default()
+    }
+
+    /// Writes, or rounds, that the load has completed.
+    pub fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Relaxed)
+    }
+
+    fn complete(&self, writes: u64) {
+        self.completed.fetch_add(writes, Ordering::Relaxed);
+    }
+}
+
+/// What a load did.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Writes, or rounds.
+    pub writes: u64,
+    /// Times between two batches of writes, by phase.
+    pub gaps: Times,
+    /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if the
+    /// kernel writes nothing.
+    pub efaults: Option<u64>,
+}
+
+/// Runs `body` beside a load. The load's threads have ended when it returns.
+///
+/// # Errors
+/// If a thread cannot be started, or the kernel refuses to write; and the errors of `body`.
+pub fn run_beside<T, E: From<Error>>(
+    load: &Load,
+    words: &[AtomicU64],
+    shadow: &mut Shadow,
+    body: impl FnOnce(&Beside) -> Result<T, E>,
+) -> Result<(T, Log), E> {
+    let beside = Beside::new();
+    if load.work == Work::Rest {
+        return Ok((body(&beside)?, Log::default()));
+    }
+    let (result, written, kernel) = thread::scope(|scope| {
+        let stop = StopOnDrop(&beside.stage);
+        let threads = Threads::start(scope, load, words, shadow, &beside)?;
+        warm_up(&beside);
+        let result = body(&beside);
+        drop(stop);
+        let (written, kernel) = threads.join()?;
+        Ok::<_, Error>((result, written, kernel))
+    })?;
+    shadow.words = written.shadow;
+    if let Some(KernelLog { last, calls, .. }) = &kernel {
+        for (page, value) in last.iter().enumerate().filter(|(_, value)| **value != 0) {
+            shadow.words[page * WORDS_PER_PAGE + WORDS_PER_PAGE - 1] = *value;
+        }
+        shadow.kernel_calls += calls;
+    }
+    if matches!(load.work, Work::Write(_)) {
+        shadow.written += written.writes;
+    }
+    let efaults = kernel.map(|log| log.efaults);
+    Ok((result?, Log { writes: written.writes, gaps: written.gaps, efaults }))
+}
+
+/// Waits until the load has begun.
+fn warm_up(beside: &Beside) {
+    let start = Instant::now();
+    let begun = || beside.completed() > 0 || start.elapsed() >= LONGEST_WARM_UP;
+    while start.elapsed() < WARM_UP || !begun() {
+        thread::sleep(WARM_UP / 10);
+    }
+}
+
+/// The running threads of a load.
+struct Threads<'scope> {
+    /// Writers, in the order of their parts, or the bystander.
+    workers: Vec<ScopedJoinHandle<'scope, WriteLog>>,
+    kernel: Option<ScopedJoinHandle<'scope, Result<KernelLog, Error>>>,
+}
+
+impl<'scope> Threads<'scope> {
+    /// Starts all threads. They take the words out of the shadow, and return them at their end.
+    fn start<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        load: &Load,
+        words: &'env [AtomicU64],
+        shadow: &mut Shadow,
+        beside: &'env Beside,
+    ) -> Result<Threads<'scope>, Error> {
+        let mine = std::mem::take(&mut shadow.words);
+        let mut threads = Threads { workers: Vec::new(), kernel: None };
+        let Work::Write(writing) = load.work else {
+            let bystander = move || bystander::run(mine, beside);
+            threads.workers.push(spawn(scope, "bystander", bystander)?);
+            return Ok(threads);
+        };
+        let seed = load.seed.wrapping_add(shadow.written);
+        for part in parts(words, mine, &writing, seed, shadow.written) {
+            let Part { words, shadow, orders } = part;
+            let work = move || writer::run(words, shadow, orders, beside);
+            threads.workers.push(spawn(scope, "writer", work)?);
+        }
+        for _ in 0..writing.readers {
+            spawn(scope, "reader", move || reader::run(words, beside))?;
+        }
+        if writing.kernel {
+            let calls = shadow.kernel_calls;
+            let work = move || kernel::run(words, calls, beside);
+            threads.kernel = Some(spawn(scope, "kernel-writer", work)?);
+        }
+        Ok(threads)
+    }
+
+    /// Waits for the end of all threads that leave a log.
+    fn join(self) -> Result<(WriteLog, Option<KernelLog>), Error> {
+        let mut sum = WriteLog { shadow: Vec::new(), writes: 0, gaps: Times::new() };
+        for worker in self.workers {
+            let part = joined(worker);
+            sum.shadow.extend(part.shadow);
+            sum.writes += part.writes;
+            sum.gaps.join(&part.gaps);
+        }
+        Ok((sum, self.kernel.map(joined).transpose()?))
+    }
+}
+
+/// What one writer gets.
+struct Part<'a> {
+    words: &'a [AtomicU64],
+    shadow: Vec<u64>,
+    orders: writer::Orders,
+}
+
+/// Divides the words among the writers. Each base page belongs to one writer.
+fn parts<'a>(
+    words: &'a [AtomicU64],
+    mut shadow: Vec<u64>,
+    writing: &Writing,
+    seed: u64,
+    written: u64,
+) -> Vec<Part<'a>> {
+    let writers = writing.writers;
+    let pages = words.len() / WORDS_PER_PAGE;
+    let mut parts = Vec::with_capacity(writers);
+    let mut first = 0;
+    for writer in 0..writers {
+        let last = writer + 1 == writers;
+        let end = if last { words.len() } else { pages * (writer + 1) / writers * WORDS_PER_PAGE };
+        let rest = shadow.split_off(end - first);
+        let orders = writer::Orders {
+            rate: writing.rate.part(writer, writers),
+            rows: writing.rows,
+            seed: seed.wrapping_add(writer as u64),
+            // No two writers store the same value.
+            written: written | (writer as u64) << WRITER_SHIFT,
+            leaves_each: writing.kernel.then_some(WORDS_PER_PAGE),
+        };
+        let shadow = std::mem::replace(&mut shadow, rest);
+        parts.push(Part { words: &words[first..end], shadow, orders });
+        first = end;
+    }
+    parts
+}
+
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &'static str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, Error> {
+    let builder = thread::Builder::new().name(name.to_owned());
+    builder.spawn_scoped(scope, work).map_err(|source| Error::Thread { name, source })
+}
+
+fn joined<T>(thread: ScopedJoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs one thread of a load until there is enough.
+    pub(super) fn while_running<T: Send>(
+        run: impl FnOnce(&Beside) -> T + Send,
+        enough: impl Fn(&Beside) -> bool,
+    ) -> T {
+        let beside = Beside::new();
+        thread::scope(|scope| {
+            let running = scope.spawn(|| run(&beside));
+            while !enough(&beside) && !running.is_finished() {
+                thread::yield_now();
+            }
+            beside.stage.stop();
+            running.join().unwrap()
+        })
+    }
+
+    fn words(number: usize) -> Vec<AtomicU64> {
+        (0..number).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn writing(writers: usize, readers: usize, kernel: bool) -> Load {
+        let writing = Writing { rate: Rate::Max, rows: Rows::Uniform, writers, readers, kernel };
+        Load { work: Work::Write(writing), seed: 5 }
+    }
+
+    #[test]
+    fn all_loads_together_lose_nothing_and_each_lost_word_shows() {
+        let words = words(40 * WORDS_PER_PAGE);
+        let mut shadow = Shadow::fill(&words);
+        for (load, kernel) in [
+            (writing(3, 1, true), true),
+            (Load { work: Work::Map, seed: 1 }, false),
+            (Load { work: Work::Rest, seed: 1 }, false),
+            (writing(1, 0, false), false),
+        ] {
+            let ended = run_beside(&load, &words, &mut shadow, |beside| {
+                while load.work != Work::Rest && beside.completed() < 1000 {
+                    thread::yield_now();
+                }
+                Ok::<_, Error>(beside.completed())
+            });
+            let (seen, log) = ended.unwrap();
+            assert!(log.writes >= seen);
+            assert_eq!(log.efaults, kernel.then_some(0));
+            assert_eq!(shadow.lost(&words), 0, "{load:?}");
+        }
+        assert!(shadow.written > 0 && shadow.kernel_calls > 0);
+        words[7].store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(shadow.lost(&words), 1);
+        shadow.accept(&words);
+        assert_eq!(shadow.lost(&words), 0);
+    }
+
+    #[test]
+    fn an_error_of_the_body_ends_the_threads_and_keeps_the_shadow() {
+        let words = words(2 * WORDS_PER_PAGE);
+        let mut shadow = Shadow::fill(&words);
+        let failed = run_beside(&writing(2, 1, true), &words, &mut shadow, |_| {
+            let source = std::io::Error::other("on purpose");
+            Err::<(), _>(Error::Call { call: "none", source })
+        });
+        assert!(failed.unwrap_err().to_string().contains("on purpose"));
+        assert_eq!(shadow.lost(&words), 0);
+    }
+
+    #[test]
+    fn every_word_has_one_writer() {
+        let words = words(7 * WORDS_PER_PAGE + 3);
+        let Work::Write(writing) = writing(3, 0, false).work else { unreachable!() };
+        let parts = parts(&words, (0..words.len() as u64).collect(), &writing, 1, 0);
+        let shadow: Vec<u64> = parts.iter().flat_map(|part| part.shadow.clone()).collect();
+        assert_eq!(shadow, (0..words.len() as u64).collect::<Vec<_>>());
+        for part in &parts {
+            assert_eq!(part.words.len(), part.shadow.len());
+        }
+        assert!(parts[0].words.len().is_multiple_of(WORDS_PER_PAGE) && parts.len() == 3);
+    }
+}

@@ -1,0 +1,73 @@
+//! A sample: what one run of one leap showed, inside and beside it.
+
+use pageleap::{Job, Migration, Region};
+
+use crate::Error;
+use crate::leap::{self, Watched, Wish};
+use crate::load::{Load, Log, Shadow, run_beside};
+use crate::memcpy::Copy;
+use crate::phase::Phase;
+
+/// One leap beside one load.
+#[derive(Debug)]
+pub struct Sample {
+    /// What was seen of the leap.
+    pub leap: Watched,
+    /// What the load did.
+    pub load: Log,
+    /// Time to touch all pages after the leap, less the time to do so again. Below 0 if that is
+    /// less than the noise.
+    pub first_touch_ns: i64,
+    /// Words that do not contain the last value written to them.
+    pub lost: u64,
+}
+
+impl Sample {
+    /// Leaps once beside a load. `shadow` belongs to the words of the whole region. `look` is
+    /// called every 50 ms, and may cancel the job.
+    ///
+    /// # Errors
+    /// If the job or a thread of the load cannot be started. A leap that ended early is no error
+    /// ([`leap::check_complete`]).
+    pub fn take(
+        region: &Region,
+        migration: Migration,
+        load: &Load,
+        shadow: &mut Shadow,
+        look: impl FnMut(&Job) -> Wish,
+    ) -> Result<Sample, Error> {
+        let words = region.atomics_u64(0..region.len())?;
+        let (leap, load) =
+            run_beside(load, words, shadow, |beside| leap::watch(migration, beside, look))?;
+        let first_touch_ns = leap::first_touch_ns(region)?;
+        Ok(Sample { leap, load, first_touch_ns, lost: shadow.lost(words) })
+    }
+
+    /// Time of the leap / time of a memcpy.
+    pub fn ratio_to(&self, memcpy: Copy) -> f64 {
+        self.leap.report.migrate_ns as f64 / memcpy.ns as f64
+    }
+
+    /// CPU time of leap and recycling / CPU time of a memcpy; `None` if a part is unknown.
+    pub fn cpu_ratio_to(&self, memcpy: Copy) -> Option<f64> {
+        let memcpy = memcpy.cpu_ns.filter(|ns| *ns > 0)?;
+        Some(self.leap.cpu_ns()? as f64 / memcpy as f64)
+    }
+
+    /// Bytes copied again because they were written meanwhile / all bytes.
+    pub fn extra_copied(&self) -> f64 {
+        self.leap.report.bytes_recopied as f64 / self.leap.report.bytes as f64
+    }
+
+    /// The gap during the leap that the given share of the gaps does not exceed; `None` without
+    /// gaps.
+    pub fn gap_ns(&self, share: f64) -> Option<u64> {
+        self.load.gaps.quantile_ns(Phase::During, share)
+    }
+
+    /// The window that the given share of the windows does not exceed; `None` without windows.
+    pub fn window_ns(&self, share: f64) -> Option<u64> {
+        let windows = &self.leap.report.windows;
+        (windows.count > 0).then(|| windows.quantile(share))
+    }
+}
