@@ -457,8 +457,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "filled-again-and-not-noted",
         file: SHARE,
-        find: "Ok(()) => state.strayed.set(part, true),",
-        replace: "Ok(()) => {}",
+        find: "            if filled.is_ok() {\n                state.strayed.set(part, true);\n            }\n",
+        replace: "",
         why: "page tables that some thread's call has allocated for an alias that lost its own count as being where the share wants them",
         caught_by: Checker::Unit,
     },

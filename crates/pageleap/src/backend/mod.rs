@@ -12,6 +12,7 @@
 #[cfg(not(loom))]
 mod attribute_probe;
 mod fail_at;
+mod interpose;
 #[cfg(not(loom))]
 mod linux;
 mod model;
@@ -23,6 +24,7 @@ pub(crate) mod uffd;
 use std::ops::Range;
 
 pub use fail_at::{FailAt, FailMode};
+pub use interpose::{Interposer, Part, Request};
 #[cfg(not(loom))]
 pub use linux::Linux;
 pub use model::{Model, ModelFault};

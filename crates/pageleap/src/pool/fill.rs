@@ -1,10 +1,10 @@
-//! Faulting a pool in: step by step, each step only if there is memory for it, on the right node,
-//! and verified afterwards.
+//! Faulting a pool in, step by step: each step checks first that memory is free, and the result is
+//! verified.
 //!
-//! A pool that is bound strictly and filled by touching meets the OOM killer when its node runs
-//! full, and SIGBUS on hugetlb. So base pages are *preferred* on the node and bound only once the
-//! kernel has confirmed where they are; hugetlb pages are populated by a call that reports an error
-//! instead of raising a signal; and every step looks at the limits first.
+//! If a pool were bound strictly and filled by touching, a full node would bring the OOM killer,
+//! and hugetlb a SIGBUS. So base pages are *preferred* on the node, and bound only after the kernel
+//! has confirmed where they are. hugetlb pages are populated by a call that reports an error
+//! instead of raising a signal.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -21,16 +21,16 @@ use crate::sync::{Mutex, lock, thread};
 use crate::topology::{SysFiles, Topology, available};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
 
-/// So often pages are looked for again that the kernel shows as absent although they have been
-/// populated.
+/// How often pages are populated again that the kernel shows as absent.
 const LOOKS: u32 = 8;
-/// If there are more of them, something else is going on.
+/// Most pages that can be absent for a moment only. If more are, populating them again is no cure.
 const MOMENTARY: u64 = 64;
-/// Bytes populated between two looks at the limits.
+/// Bytes populated between two checks of the limits.
 const STEP: u64 = 32 << 20;
-/// What a step leaves to everybody else.
+/// Bytes that a step leaves free for others.
 const MARGIN: u64 = 64 << 20;
-/// More threads do not fault faster: the kernel's allocator is the limit.
+/// Most threads that fill a share: more do not fault faster, because the kernel's allocator is the
+/// limit.
 const MAX_THREADS: usize = 8;
 
 /// Checks that the node exists and has room for the whole pool.
@@ -50,8 +50,8 @@ pub(super) fn check_node(
     if host { check_room(node, page, bytes) } else { Ok(()) }
 }
 
-/// Bytes that threads of this process are about to take, all pools together: each sees the free
-/// memory of before.
+/// Bytes that threads of this process are about to take, for all pools together. The free memory
+/// that a thread reads does not show what the others are about to take.
 static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
 /// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup
@@ -76,7 +76,7 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
     }
     let files = SysFiles::host();
     let machine = files.text("proc/meminfo")?;
-    // The kernel keeps so much for itself on each node.
+    // Memory that the kernel keeps for itself on each node.
     let reserve = files.number("proc/sys/vm/min_free_kbytes")? << 10;
     let mut limits = vec![
         (format!("the free memory of {node}"), n.free_bytes.saturating_sub(reserve)),
@@ -101,24 +101,48 @@ fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Faults a whole share in and verifies where it is, and in pages of which size.
+/// Faults a whole share in, and verifies on which node its pages lie and how large they are.
 pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let inner = &*share.0;
     let backend = &*inner.backend;
-    let (start, bytes) = (inner.alias_of(0), share.bytes());
+    let (start, len) = (inner.alias_of(0), share.bytes() as usize);
     let node = inner.node;
-    // hugetlb takes huge pages of other nodes under a preference; under a binding it reports an
+    // Under a preference, hugetlb takes huge pages of other nodes; under a binding, it reports an
     // error.
     let policy =
         if inner.page.is_hugetlb() { Policy::Bind(node.0) } else { Policy::Preferred(node.0) };
-    // Where a seccomp filter refuses `mbind`, the threads that fault the memory in are on the
-    // node's CPUs, and the kernel's default is to take memory where the CPU is. Either way the
+    // A seccomp filter may refuse `mbind`. Then the threads that fault the memory in run on the
+    // node's CPUs, and by default the kernel takes memory of the node of the CPU. Either way the
     // result is verified. SAFETY: the alias is the share's own.
-    let bound = unsafe { backend.bind(start, bytes as usize, policy) };
-    // What is needed in the end is asked for now: to fill a pool takes long.
+    let bound = unsafe { backend.bind(start, len, policy) };
+    // Address space that is needed at the end is reserved now: filling a pool takes long.
     let window =
         if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
+    fault_in(share, plan, bound.is_ok())?;
+    if bound.is_err() && inner.tables.is_some_and(|tables| tables != node) {
+        share.note_tables(Run { first: 0, frames: inner.frames }, None);
+    }
+    verify_node(share, bound)?;
+    if backend.is_host_memory() {
+        check_page_size(inner.page, node, start, len)?;
+    }
+    if bound.is_ok() {
+        // A policy of the alias would move along with its page tables, and keep the kernel from
+        // joining mappings with and without one. SAFETY: as above.
+        unsafe { backend.bind(start, len, Policy::Default) }
+            .map_err(|errno| Error::call(Call::Bind, start, len, errno))?;
+        if let Some(window) = &window {
+            share.bind_file(window)?;
+        }
+    }
+    Ok(())
+}
 
+/// Faults a whole share in, by several threads on the CPUs of its node. `bound`: whether the kernel
+/// has taken a policy for the alias.
+fn fault_in(share: &Share, plan: &Plan, bound: bool) -> Result<(), Error> {
+    let inner = &*share.0;
+    let (backend, node, bytes) = (&*inner.backend, inner.node, share.bytes());
     let cpus = if backend.is_host_memory() { Topology::node_now(node)?.cpus } else { Vec::new() };
     let step = STEP.max(inner.page.bytes() as u64);
     let threads =
@@ -128,9 +152,10 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let work = |own_thread: bool| {
         if own_thread {
             affinity::run_on(&cpus);
-            // Memory that could not be bound follows this policy too, and comes first. Where the
-            // policy is refused, both come from where the thread runs: on the node, if it has CPUs.
-            let tables = inner.tables.map(|tables| if bound.is_ok() { tables } else { node });
+            // Memory without a policy of its own follows the thread's policy too, and memory
+            // matters more than page tables. Without any policy, both come from the node on which
+            // the thread runs: this one, if it has CPUs.
+            let tables = inner.tables.map(|tables| if bound { tables } else { node });
             if let Some(tables) = tables {
                 let _ = backend.prefer_tables_on(Some(tables.0));
             }
@@ -152,59 +177,49 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
         }
     };
     thread::scope(|scope| {
-        // With fewer threads than asked for, or none, it only takes longer.
+        // If fewer threads start than were asked for, filling only takes longer.
         let work = &work;
         let start = |_| scope.start(c"pageleap-fill", move || work(true)).ok();
         if (0..threads).filter_map(start).count() == 0 {
-            // The caller's own thread keeps the CPUs and the policy that it has.
+            // The caller's own thread keeps its CPUs and its policy.
             work(false);
         }
     });
-    if let Some(error) = failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-        return Err(error);
-    }
+    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
 
-    if bound.is_err() && inner.tables.is_some_and(|tables| tables != node) {
-        share.note_tables(Run { first: 0, frames: inner.frames }, None);
-    }
+/// Verifies that all frames of a filled share lie on its node. `bound` is what the kernel said to
+/// the policy of the alias.
+fn verify_node(share: &Share, bound: Result<(), Errno>) -> Result<(), Error> {
+    let inner = &*share.0;
     let mut found = share.placement_of_all()?;
     for _ in 0..LOOKS {
         if !(1..=MOMENTARY).contains(&found.absent()) {
             break;
         }
-        // The kernel is just moving a page, to have larger pieces of free memory say, or has
-        // dropped its entry: that waits, or brings it back. SAFETY: as above.
-        let _ = unsafe { backend.populate(start, bytes as usize, true) };
+        // The kernel is moving a page at this moment (for compaction, say), or has dropped its page
+        // table entry. The call waits for the one and restores the other.
+        // SAFETY: the alias is the share's own.
+        let _ = unsafe { inner.backend.populate(inner.alias_of(0), share.bytes() as usize, true) };
         found = share.placement_of_all()?;
     }
-    let right = found.on(node);
-    if right < inner.frames {
-        return Err(Error::Misplaced {
-            node,
-            misplaced: inner.frames - right,
-            pages: inner.frames,
-            found: found.to_string(),
-            remedy: match bound {
-                Ok(()) => "free memory on the node: the kernel went elsewhere".into(),
-                Err(errno) => format!(
-                    "allow mbind, which failed with {errno} (in a container: CAP_SYS_NICE or its seccomp profile)"
-                ),
-            },
-        });
+    let right = found.on(inner.node);
+    if right == inner.frames {
+        return Ok(());
     }
-    if backend.is_host_memory() {
-        check_page_size(inner.page, node, start, bytes as usize)?;
-    }
-    if bound.is_ok() {
-        // A policy of the alias itself would go wherever its page tables go, and keep the kernel
-        // from joining mappings with and without one. SAFETY: as above.
-        unsafe { backend.bind(start, bytes as usize, Policy::Default) }
-            .map_err(|errno| Error::call(Call::Bind, start, bytes as usize, errno))?;
-        if let Some(window) = &window {
-            share.bind_file(window)?;
-        }
-    }
-    Ok(())
+    Err(Error::Misplaced {
+        node: inner.node,
+        misplaced: inner.frames - right,
+        pages: inner.frames,
+        found: found.to_string(),
+        remedy: match bound {
+            Ok(()) => "free memory on that node".into(),
+            Err(errno) => format!(
+                "allow mbind, which failed with {errno} (in a container: grant CAP_SYS_NICE, or \
+                 allow it in the seccomp profile)"
+            ),
+        },
+    })
 }
 
 /// Checks in smaps that a filled range is mapped by huge pages.
@@ -222,12 +237,13 @@ fn check_page_size(page: PageSize, node: NodeId, addr: usize, len: usize) -> Res
         range: AddressRange::new(addr, len),
         huge_bytes,
         reason: "smaps shows smaller pages".into(),
-        remedy: "let pageleap doctor say why: before Linux 6.1 only `always` in /sys/kernel/mm/transparent_hugepage/shmem_enabled makes them, \
-                 later anything but `deny`, unless PR_SET_THP_DISABLE is set; or use huge pages of hugetlb",
+        remedy: "run `pageleap doctor` to see why, or use huge pages of hugetlb (2m). Linux before 6.1 \
+                 makes huge pages only if /sys/kernel/mm/transparent_hugepage/shmem_enabled is \
+                 `always`, later kernels unless it is `deny` or PR_SET_THP_DISABLE is set",
     })
 }
 
-/// How much of a filled range of `len` bytes is in huge pages: all of it only if nothing is not.
+/// How many bytes of a filled range of `len` bytes are in huge pages. Rounding never makes it all.
 fn huge_bytes(mapped: &MappedPages, len: u64) -> u64 {
     if mapped.huge_mapped_ratio >= 1.0 {
         return len;
@@ -236,7 +252,7 @@ fn huge_bytes(mapped: &MappedPages, len: u64) -> u64 {
 }
 
 fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
-    /// Bytes announced until this is dropped.
+    /// Bytes that are announced until this value is dropped.
     struct Announced(u64);
     impl Drop for Announced {
         fn drop(&mut self) {
@@ -254,8 +270,8 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
         match check_room(inner.node, inner.page, others + step) {
             Ok(()) => break announced,
             Err(error) if others == 0 => return Err(error),
-            // What others have announced and taken already counts twice: look again when they are
-            // done.
+            // Memory that other threads have announced and already taken counts twice: check again
+            // when they are done.
             Err(_) => drop(announced),
         }
         thread::sleep(Duration::from_millis(2));
@@ -269,16 +285,16 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
         .map_err(|errno| Error::call(Call::Populate, addr, step as usize, errno))
 }
 
-/// Makes transparent huge pages of a part of a share that is still empty, one after the other: each
-/// needs 2 MB in one piece.
+/// Makes transparent huge pages of a part of a share that is still empty, one after the other. Each
+/// needs 2 MB of contiguous memory.
 fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
-    /// The kernel gives up while a page is isolated, on its way to another list, or locked: a
-    /// moment later it is not.
+    /// Attempts for each page. The kernel gives up while a page is isolated (on its way to another
+    /// list) or locked, which passes in a moment.
     const TRIES: u32 = 20;
     let backend = &*share.0.backend;
     let page = PageSize::Thp.bytes();
     for at in (addr..addr + len).step_by(page) {
-        // Joining needs a page to begin with. Where sysfs says `always`, this one is huge already.
+        // MADV_COLLAPSE needs one present page. With `always` in sysfs this one is huge already.
         // SAFETY: the alias is the share's own.
         unsafe { backend.populate(at, BASE_PAGE, true) }
             .map_err(|errno| Error::call(Call::Populate, at, BASE_PAGE, errno))?;
@@ -286,8 +302,8 @@ fn join_pages(share: &Share, addr: usize, len: usize) -> Result<(), Error> {
         // SAFETY: as above.
         while let Err(errno) = unsafe { backend.collapse(at, page) } {
             tries += 1;
-            // Before Linux 6.1 there is no such call: then what sysfs says counts, and smaps tells
-            // the outcome, at the first page and in the end.
+            // Linux before 6.1 has no MADV_COLLAPSE. There the setting in sysfs decides, and smaps
+            // tells the outcome, after the first page and at the end.
             if errno == Errno(libc::EINVAL) {
                 if at == share.0.alias_of(0) && backend.is_host_memory() {
                     check_page_size(PageSize::Thp, share.node(), at, page)?;

@@ -4,6 +4,7 @@
 //! A pool has a *share* of frames on each of its nodes; everything that happens to frames happens
 //! in a share.
 
+mod alias;
 mod fill;
 mod frames;
 mod needs;

@@ -16,6 +16,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use super::alias::{AliasEvent, AliasState, Aliases};
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, reserve_aligned};
 use crate::address_ranges::ALIASES;
@@ -58,17 +59,8 @@ struct State {
     allocator: FrameAllocator,
     /// Frames that have held data: to be zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// Frames whose alias has lost its page tables, and may have the access and the attributes of a
-    /// region.
-    hollow: FrameSet,
-    /// Frames whose alias has something that no call takes back: to be mapped anew before they are
-    /// free.
-    spoilt: FrameSet,
-    /// Frames whose alias may be a hole, because a call failed there: to be mapped again with care
-    /// (`Backend::map_own`).
-    torn: FrameSet,
-    /// Frames whose alias is filled, but with the access and the attributes of a region.
-    borrowed: FrameSet,
+    /// What has to be done to the alias of a frame before the frame is free.
+    aliases: Aliases,
     /// Frames whose page tables may lie on another node than the share wants.
     strayed: FrameSet,
     /// Frames whose alias could not be mapped again; tried again when frames are short.
@@ -121,10 +113,7 @@ impl Share {
         let state = State {
             allocator: FrameAllocator::new(frames),
             used: FrameSet::new(frames),
-            hollow: FrameSet::new(frames),
-            spoilt: FrameSet::new(frames),
-            torn: FrameSet::new(frames),
-            borrowed: FrameSet::new(frames),
+            aliases: Aliases::new(frames),
             strayed: FrameSet::new(frames),
             unmapped: Vec::new(),
             announced: 0,
@@ -345,37 +334,40 @@ impl Share {
     /// Makes the alias of `run` as it is for free frames: filled, writable, with
     /// [`ALIAS_ATTRIBUTES`].
     fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
-        let borrowed = lock(&self.0.state).borrowed.runs_in(run);
-        for part in borrowed {
-            // If that fails, a new mapping does what is wanted too.
-            let spoilt = self.0.reclaim_alias(part).is_err();
-            let mut state = lock(&self.0.state);
-            state.borrowed.set(part, false);
-            if spoilt {
-                state.spoilt.set(part, true);
-            }
+        // A repair that fails leaves the alias to the next one: a new mapping does what is wanted
+        // too.
+        let outcome = |repaired: &Result<(), Errno>| match repaired {
+            Ok(()) => AliasEvent::Mended,
+            Err(_) => AliasEvent::Spoilt,
+        };
+        for part in self.alias_runs(run, AliasState::Borrowed) {
+            let reclaimed = self.0.reclaim_alias(part);
+            lock(&self.0.state).aliases.note(part, outcome(&reclaimed));
         }
-        let hollow = lock(&self.0.state).hollow.runs_in(run);
+        let hollow = self.alias_runs(run, AliasState::Hollow);
         for part in hollow.into_iter().flat_map(|run| self.0.steps(run)) {
             let filled = self.0.refill_alias(part);
             let mut state = lock(&self.0.state);
-            state.hollow.set(part, false);
-            match filled {
-                Ok(()) => state.strayed.set(part, true),
-                Err(_) => state.spoilt.set(part, true),
+            state.aliases.note(part, outcome(&filled));
+            if filled.is_ok() {
+                state.strayed.set(part, true);
             }
         }
-        let spoilt = lock(&self.0.state).spoilt.runs_in(run);
+        let spoilt = self.alias_runs(run, AliasState::Spoilt);
         for part in spoilt.into_iter().flat_map(|run| self.0.steps(run)) {
             let mapped = self.0.map_alias(part, Fill::Anew);
             lock(&self.0.state).mapped_anew(part, mapped.is_ok());
         }
-        let torn = lock(&self.0.state).torn.runs_in(run);
-        for part in torn {
+        for part in self.alias_runs(run, AliasState::Torn) {
             self.0.map_alias(part, Fill::Torn).map_err(|(call, errno)| (call, part, errno))?;
             lock(&self.0.state).mapped_anew(part, true);
         }
         Ok(())
+    }
+
+    /// The parts of `run` whose alias is in that state.
+    fn alias_runs(&self, run: Run, alias: AliasState) -> Vec<Run> {
+        lock(&self.0.state).aliases.runs_in(run, alias)
     }
 
     /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack`
@@ -410,7 +402,7 @@ impl Share {
         let wanted = self.0.tables == Some(node);
         let parts = if wanted { lock(&self.0.state).strayed.runs_in(run) } else { vec![run] };
         for part in parts {
-            let torn = !lock(&self.0.state).torn.runs_in(part).is_empty();
+            let torn = !self.alias_runs(part, AliasState::Torn).is_empty();
             let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Anew });
             lock(&self.0.state).mapped_anew(part, mapped.is_ok());
             mapped?;
@@ -423,8 +415,7 @@ impl Share {
     /// Maps the alias again of those frames of `run`, which the caller has taken, where it may be a
     /// hole.
     pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
-        let torn = lock(&self.0.state).torn.runs_in(run);
-        torn.into_iter().try_for_each(|part| {
+        self.alias_runs(run, AliasState::Torn).into_iter().try_for_each(|part| {
             self.0.map_alias(part, Fill::Torn)?;
             lock(&self.0.state).mapped_anew(part, true);
             Ok(())
@@ -454,9 +445,7 @@ impl Share {
 
     /// Notes that the alias of `run` is filled, but as a region had or will have it.
     pub(crate) fn mark_borrowed(&self, run: Run) {
-        let mut state = lock(&self.0.state);
-        state.borrowed.set(run, true);
-        state.hollow.set(run, false);
+        lock(&self.0.state).aliases.note(run, AliasEvent::Lent);
     }
 
     /// Maps the alias of `run` again, where a call has failed that may have left a hole.
@@ -467,17 +456,12 @@ impl Share {
 
     /// Notes that the page tables of the alias of `run` have gone to a region.
     pub(crate) fn mark_hollow(&self, run: Run) {
-        let mut state = lock(&self.0.state);
-        state.hollow.set(run, true);
-        state.borrowed.set(run, false);
+        lock(&self.0.state).aliases.note(run, AliasEvent::TablesTaken);
     }
 
     /// Notes that the alias of `run` must be mapped anew before the frames can be free.
     pub(crate) fn mark_spoilt(&self, run: Run) {
-        let mut state = lock(&self.0.state);
-        state.spoilt.set(run, true);
-        state.hollow.set(run, false);
-        state.borrowed.set(run, false);
+        lock(&self.0.state).aliases.note(run, AliasEvent::Spoilt);
     }
 }
 
@@ -485,10 +469,8 @@ impl State {
     /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a
     /// hole.
     fn mapped_anew(&mut self, run: Run, mapped: bool) {
-        self.hollow.set(run, false);
-        self.spoilt.set(run, false);
-        self.borrowed.set(run, false);
-        self.torn.set(run, !mapped);
+        let event = if mapped { AliasEvent::Mapped } else { AliasEvent::MapFailed };
+        self.aliases.note(run, event);
         self.strayed.set(run, true);
     }
 }
@@ -622,7 +604,7 @@ impl Drop for ShareInner {
                     ALIASES.remove(self.alias);
                 }
                 let all = Run { first: 0, frames: self.frames };
-                let torn = lock(&self.state).torn.runs_in(all);
+                let torn = lock(&self.state).aliases.runs_in(all, AliasState::Torn);
                 let mut theirs = FrameSet::new(self.frames);
                 for frame in torn.into_iter().flat_map(|run| run.pieces(1)) {
                     // Where a hole was, another thread may have memory by now. What is not mapped,

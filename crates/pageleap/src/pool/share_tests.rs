@@ -25,7 +25,7 @@ fn what_another_thread_has_mapped_into_a_hole_stays_there() {
     assert_eq!(other as usize, addr);
     // SAFETY: just mapped.
     unsafe { *other = 4711 };
-    lock(&share.0.state).torn.set(run, true);
+    lock(&share.0.state).aliases.note(run, AliasEvent::MapFailed);
     assert_eq!(share.mend_torn(run), Err((Call::Map, Errno(libc::EEXIST))));
     let refused = share.give_back(run).unwrap_err().to_string();
     assert!(refused.contains("EEXIST"), "{refused}");
@@ -60,7 +60,7 @@ fn a_pool_goes_with_all_of_its_alias() {
         .unwrap();
     let [share] = pool.shares() else { panic!("a pool of one node has one share") };
     let alias = share.0.alias_of(0);
-    lock(&share.0.state).torn.set(Run { first: 1, frames: 2 }, true);
+    lock(&share.0.state).aliases.note(Run { first: 1, frames: 2 }, AliasEvent::MapFailed);
     failing.arm();
     drop(pool);
     assert_eq!(failing.struck(), Some(Call::Map));
@@ -95,7 +95,7 @@ fn holes_in_pools_and_regions_are_not_used_for_others() {
     let pool = Pool::builder(any_node(), 3 * PART as u64).build().unwrap();
     let [share] = pool.shares() else { panic!("a pool of one node has one share") };
     let frames = (PART / PageSize::Base.bytes()) as u64;
-    lock(&share.0.state).torn.set(Run { first: frames, frames }, true);
+    lock(&share.0.state).aliases.note(Run { first: frames, frames }, AliasEvent::MapFailed);
     check(share.0.alias_of(0));
     let region = crate::Region::reserve(3 * PART, PageSize::Base).unwrap();
     check(region.as_ptr().as_ptr() as usize);
@@ -115,7 +115,7 @@ fn announced_frames_that_cannot_be_given_back_are_not_waited_for() {
     let all = share.take(FRAMES, 0).unwrap();
     let run = all[0];
     share.announce(run);
-    lock(&share.0.state).torn.set(run, true);
+    lock(&share.0.state).aliases.note(run, AliasEvent::MapFailed);
     failing.arm();
     share.give_back_announced(run).unwrap_err();
     assert_eq!(failing.struck(), Some(Call::Map));

@@ -1,19 +1,16 @@
-//! Memory files, their page tables, and the sizes of their pages. Everything is tried on a few
-//! pages that are unmapped again.
+//! Memory files, their page tables, and transparent huge pages of them. Everything is tried on a
+//! few pages that are unmapped again.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsFd;
 
 use pageleap_sys::{self as sys, Advice, Errno};
 
 use super::around::Around;
-use super::demand::Demand;
-use super::finding::{Finding, Remedy, State, Topic, Who};
-use super::limits::ask_for_less;
+use super::finding::{Finding, State, Topic, Who};
 use super::scratch::{Failed, Scratch, Span};
 use crate::observe;
-use crate::topology::Node;
-use crate::units::{BASE_PAGE, PageSize, human_bytes};
+use crate::units::{BASE_PAGE, human_bytes};
 
 /// Bytes of a huge page of shared memory.
 const HUGE: usize = 2 << 20;
@@ -32,11 +29,6 @@ struct FileTrial {
 pub(super) fn findings(around: &Around, room: Option<u64>) -> Vec<Finding> {
     let (files, seals) = memory_files(around);
     vec![files, seals, populate(around), move_page_tables(around), shmem_thp(around, room)]
-}
-
-/// Of these the files alone tell something too.
-pub(super) fn hugetlb_findings(around: &Around, demand: &Demand, nodes: &[Node]) -> Vec<Finding> {
-    [PageSize::Huge2M, PageSize::Huge1G].map(|page| hugetlb(around, demand, nodes, page)).into()
 }
 
 fn memory_files(around: &Around) -> (Finding, Finding) {
@@ -58,9 +50,6 @@ fn memory_files(around: &Around) -> (Finding, Finding) {
 
 fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
     let (policy, policy_seen) = around.read_number("proc/sys/vm/memfd_noexec");
-    let seen = |result: &Result<(), Errno>| {
-        result.map_or_else(|errno| errno.to_string(), |()| "works".into())
-    };
     let files = match (trial.noexec, trial.plain) {
         (Ok(()), _) => Finding::works(
             Topic::MemoryFiles,
@@ -104,27 +93,33 @@ fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
     }
     .saw(format!(
         "memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING|MFD_NOEXEC_SEAL): {}",
-        seen(&trial.noexec)
+        outcome(&trial.noexec)
     ))
-    .saw(format!("memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING): {}", seen(&trial.plain)))
+    .saw(format!("memfd_create(MFD_CLOEXEC|MFD_ALLOW_SEALING): {}", outcome(&trial.plain)))
     .saw(policy_seen);
 
-    let truncated = format!("ftruncate of a file sealed against it: {}", seen(&trial.truncated));
-    let seals = match trial.truncated {
+    let seals = judge_seals(trial.truncated, files.state == State::Missing);
+    (files, seals)
+}
+
+/// Whether seals hold: what truncating a sealed memory file did.
+fn judge_seals(truncated: Result<(), Errno>, no_files: bool) -> Finding {
+    let seen = format!("ftruncate of a file sealed against it: {}", outcome(&truncated));
+    match truncated {
         Err(Errno(libc::EPERM)) => {
             Finding::works(Topic::Seals, "nobody can truncate a pool's file (F_SEAL_SHRINK holds)")
-                .saw(truncated)
+                .saw(seen)
         }
         Ok(()) => Finding::missing(
             Topic::Seals,
             "seals do not hold",
             "a sealed memory file could be truncated: this is no Linux that pageleap knows",
         )
-        .saw(truncated),
-        Err(errno) if files.state == State::Missing => Finding::unknown(
+        .saw(seen),
+        Err(errno) if no_files => Finding::unknown(
             Topic::Seals,
             "not tried",
-            format!("there are no memory files ({})", errno.name()),
+            format!("memory files cannot be made ({})", errno.name()),
         ),
         Err(errno) => Finding::missing(
             Topic::Seals,
@@ -134,14 +129,18 @@ fn judge_files(around: &Around, trial: &FileTrial) -> (Finding, Finding) {
                 _ => format!("ftruncate or fcntl(F_ADD_SEALS) fails with {errno}"),
             },
         )
-        .saw(truncated)
+        .saw(seen)
         .remedy(
             Who::You,
             "ulimit -f unlimited",
             "files of any size for this shell and what it starts",
         ),
-    };
-    (files, seals)
+    }
+}
+
+/// A call's outcome as a line shows it.
+fn outcome(result: &Result<(), Errno>) -> String {
+    result.map_or_else(|errno| errno.to_string(), |()| "works".into())
 }
 
 fn populate(around: &Around) -> Finding {
@@ -346,270 +345,6 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
     finding.saw(seen)
 }
 
-/// What trying one page of the hugetlb pool showed.
-#[derive(Clone, Debug)]
-enum HugeTrial {
-    /// A page was mapped, and smaps shows its size, if smaps can be read.
-    Mapped { seen: bool },
-    /// Mapped, but smaps shows another size.
-    WrongSize(usize),
-    /// No page of that size is free, so none was tried.
-    NoneFree,
-    /// A call failed.
-    Failed(Failed),
-}
-
-/// A node's hugetlb pool.
-#[derive(Clone, Debug)]
-struct HugePool {
-    node: u32,
-    total: u64,
-    free: u64,
-    /// Bytes of ordinary memory that are free there.
-    memory: u64,
-    /// Relative to the root.
-    file: String,
-    /// Whether this process could write the number, or why not.
-    writable: Result<(), Errno>,
-}
-
-fn hugetlb(around: &Around, demand: &Demand, nodes: &[Node], page: PageSize) -> Finding {
-    let bytes = page.bytes();
-    let folder = |node: u32| {
-        format!("sys/devices/system/node/node{node}/hugepages/hugepages-{}kB", bytes >> 10)
-    };
-    let pools: Vec<HugePool> = nodes
-        .iter()
-        .filter_map(|node| {
-            let file = format!("{}/nr_hugepages", folder(node.id.0));
-            let total = around.read_number(&file).0?;
-            let free = around.read_number(&format!("{}/free_hugepages", folder(node.id.0))).0?;
-            // Opening it changes nothing; writing would.
-            let writable = if around.live {
-                let opened = OpenOptions::new().write(true).open(around.files.root().join(&file));
-                opened.map(drop).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
-            } else {
-                Err(Errno(libc::EPERM))
-            };
-            Some(HugePool { node: node.id.0, total, free, memory: node.free_bytes, file, writable })
-        })
-        .collect();
-    let free = free_of(&pools);
-    let trial = around.live.then(|| {
-        let bits = bytes.trailing_zeros();
-        if let Err(errno) = sys::memfd_create(c"pageleap:probe", Some(bits)) {
-            return HugeTrial::Failed(Failed {
-                call: format!("memfd_create(MFD_HUGETLB, {})", human_bytes(bytes as u64)),
-                errno,
-            });
-        }
-        if free == 0 && !pools.is_empty() {
-            return HugeTrial::NoneFree;
-        }
-        match Scratch::new(bytes, bytes, Some(bits)) {
-            Err(failed) => HugeTrial::Failed(failed),
-            Ok(scratch) => match scratch.span.advise(Advice::PopulateWrite) {
-                Err(errno) => HugeTrial::Failed(Failed {
-                    call: "madvise(MADV_POPULATE_WRITE) of a huge page".into(),
-                    errno,
-                }),
-                Ok(()) => match observe::mapped_pages(scratch.span.start, bytes) {
-                    Ok(mapped) if mapped.kernel_page_size != bytes => {
-                        HugeTrial::WrongSize(mapped.kernel_page_size)
-                    }
-                    mapped => HugeTrial::Mapped { seen: mapped.is_ok() },
-                },
-            },
-        }
-    });
-    judge_hugetlb(around, demand, page, &pools, trial)
-}
-
-fn judge_hugetlb(
-    around: &Around,
-    demand: &Demand,
-    page: PageSize,
-    pools: &[HugePool],
-    trial: Option<HugeTrial>,
-) -> Finding {
-    let topic = if page == PageSize::Huge2M { Topic::Hugetlb2M } else { Topic::Hugetlb1G };
-    let size = human_bytes(page.bytes() as u64);
-    let free = free_of(pools);
-    let on_nodes = pools
-        .iter()
-        .map(|pool| format!("node {}: {} of {}", pool.node, pool.free, pool.total))
-        .collect::<Vec<_>>()
-        .join(", ");
-    let seen = if pools.is_empty() {
-        format!(
-            "{}: no pages of {size} counted",
-            around.shown("sys/devices/system/node/node*/hugepages")
-        )
-    } else {
-        format!(
-            "free pages of {size}, {on_nodes} (node*/hugepages/hugepages-{}kB)",
-            page.bytes() >> 10
-        )
-    };
-    // How many a leap takes of each node: on a machine with one node both pools lie there.
-    let asked = demand.page == page;
-    let wanted = Demand { bytes: demand.bytes.filter(|_| asked), page };
-    let per_pool = wanted.pool_bytes() / page.bytes() as u64;
-    let needed = if pools.len() > 1 { per_pool } else { 2 * per_pool };
-    let short: Vec<&HugePool> = pools.iter().filter(|pool| pool.free < needed).collect();
-    let what = wanted
-        .bytes
-        .map_or("a trial".to_owned(), |bytes| format!("a leap of {}", human_bytes(bytes)));
-    let takes = match pools.len() {
-        1 => format!("{what} takes {needed}, both pools being on the one node"),
-        _ => format!("{what} takes {needed} on each of its two nodes"),
-    };
-    let hint = match wanted.bytes {
-        Some(_) => String::new(),
-        None => format!("; for more: pageleap doctor --page-size {page} --size BYTES"),
-    };
-    // Two nodes are enough, or the one that there is.
-    let enough = pools.len() - short.len() >= pools.len().min(2);
-
-    let finding = match trial {
-        Some(HugeTrial::Failed(failed)) => {
-            let reason = match failed.errno {
-                Errno(libc::ENODEV | libc::ENOENT | libc::EINVAL) if pools.is_empty() => {
-                    format!(
-                        "neither the kernel nor the processor may know pages of {size} \
-                     (CONFIG_HUGETLBFS; flags pse, pdpe1gb)"
-                    )
-                }
-                Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC) if pools.is_empty() => {
-                    "most likely none are free; sysfs, which would tell, is not there".into()
-                }
-                Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC) => {
-                    "the free pages are reserved by others, lie on nodes outside the cpuset, or the \
-                     hugetlb cgroup (hugetlb.*.max) refuses them"
-                        .into()
-                }
-                other => around.refusal(&failed.call, other),
-            };
-            return Finding::missing(topic, format!("no pages of {size}"), reason)
-                .saw(failed.seen())
-                .saw(seen)
-                .remedies(if pools.is_empty() {
-                    Vec::new()
-                } else {
-                    reserve(&wanted, pools.iter(), needed)
-                });
-        }
-        Some(HugeTrial::WrongSize(found)) => {
-            return Finding::missing(
-                topic,
-                format!("no pages of {size}"),
-                format!("smaps shows pages of {found} bytes"),
-            )
-            .saw(seen);
-        }
-        None if pools.is_empty() => {
-            return Finding::missing(topic, format!("no pages of {size}"), "no node counts any")
-                .saw(seen);
-        }
-        _ if pools.is_empty() && free == 0 => Finding::unknown(
-            topic,
-            format!("pages of {size} exist, their number is not known"),
-            "sysfs does not tell it",
-        ),
-        _ if free == 0 => Finding::missing(
-            topic,
-            format!("no pages of {size} are free"),
-            format!("somebody must reserve them first, none are by default; {takes}{hint}"),
-        ),
-        _ if !enough && asked => Finding::missing(
-            topic,
-            format!("too few pages of {size} are free"),
-            format!("{takes}{hint}"),
-        ),
-        _ if !short.is_empty() => Finding::limited(
-            topic,
-            format!("pages of {size} are free on some nodes only, or few"),
-            format!("{takes}{hint}"),
-        ),
-        Some(HugeTrial::Mapped { seen: true }) => Finding::works(
-            topic,
-            format!("pages of {size}: {free} are free, one was mapped and seen in smaps"),
-        ),
-        Some(_) => Finding::works(
-            topic,
-            format!(
-                "pages of {size}: {free} are free, one was mapped (its size cannot be verified without smaps)"
-            ),
-        ),
-        None => Finding::works(topic, format!("pages of {size}: {free} are free")),
-    };
-    let remedies = if finding.state == State::Works {
-        Vec::new()
-    } else {
-        reserve(&wanted, short.into_iter(), needed)
-    };
-    finding.saw(seen).remedies(remedies)
-}
-
-fn free_of(pools: &[HugePool]) -> u64 {
-    pools.iter().fold(0, |sum, pool| sum.saturating_add(pool.free))
-}
-
-/// The lines that reserve what is missing on each node.
-fn reserve<'a>(
-    wanted: &Demand,
-    pools: impl Iterator<Item = &'a HugePool>,
-    needed: u64,
-) -> Vec<Remedy> {
-    let page = wanted.page;
-    let page_bytes = page.bytes() as u64;
-    let pools: Vec<&HugePool> = pools.collect();
-    if pools.is_empty() {
-        return Vec::new();
-    }
-    let missing = |pool: &HugePool| needed.saturating_sub(pool.free).max(1);
-    // Asked for more than there is, the kernel would reserve all that it can find and leave the
-    // machine without memory.
-    let spare = |pool: &HugePool| pool.memory / 8 * 7;
-    if pools.iter().any(|pool| missing(pool).saturating_mul(page_bytes) > spare(pool)) {
-        let possible =
-            |pool: &&HugePool| spare(pool).saturating_add(pool.free.saturating_mul(page_bytes));
-        let pools_per_node = needed / (wanted.pool_bytes() / page_bytes).max(1);
-        let most = pools.iter().map(possible).min().unwrap_or(0) / pools_per_node.max(1);
-        return ask_for_less(most, wanted).into_iter().collect();
-    }
-    let lines = pools
-        .iter()
-        .map(|pool| format!("echo {} > /{}", pool.total.saturating_add(missing(pool)), pool.file));
-    let total = pools.iter().fold(0u64, |sum, pool| sum.saturating_add(missing(pool)));
-    let bytes = human_bytes(total.saturating_mul(page.bytes() as u64));
-    let who = if pools.iter().all(|pool| pool.writable.is_ok()) { Who::You } else { Who::Root };
-    let read_only = pools.iter().any(|pool| pool.writable == Err(Errno(libc::EROFS)));
-    let mut remedies = vec![Remedy::new(
-        who,
-        lines.collect::<Vec<_>>().join(" && "),
-        format!(
-            "takes {bytes} from everything else until the old number is written back. Any user may take them then \
-             (memfd_create(MFD_HUGETLB) asks for no privilege){}",
-            if read_only {
-                ". /sys is read-only here: type it outside of the container"
-            } else {
-                ""
-            }
-        ),
-    )];
-    if page == PageSize::Huge1G {
-        let all = pools.iter().fold(total, |sum, pool| sum.saturating_add(pool.total));
-        remedies.push(Remedy::new(
-            Who::Root,
-            format!("hugepagesz=1G hugepages={all}"),
-            "on the kernel's command line: the same, spread over all nodes, from the next boot on; \
-             later there is seldom 1 GB of contiguous memory",
-        ));
-    }
-    remedies
-}
-
 /// A finding about something that could not be tried because an earlier step failed.
 pub(super) fn could_not_try(topic: Topic, failed: &Failed) -> Finding {
     Finding::unknown(topic, "not tried", "a call that comes before it failed").saw(failed.seen())
@@ -619,53 +354,6 @@ pub(super) fn could_not_try(topic: Topic, failed: &Failed) -> Finding {
 mod tests {
     use super::*;
     use crate::probe::tests::around;
-
-    fn pool(node: u32, free: u64, memory: u64) -> HugePool {
-        let file =
-            format!("sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
-        HugePool { node, total: 10, free, memory, file, writable: Err(Errno(libc::EACCES)) }
-    }
-
-    fn judged(pools: &[HugePool], bytes: u64) -> Finding {
-        let demand = Demand { bytes: Some(bytes), page: PageSize::Huge2M };
-        judge_hugetlb(
-            &around(&[], None),
-            &demand,
-            PageSize::Huge2M,
-            pools,
-            Some(HugeTrial::NoneFree),
-        )
-    }
-
-    #[test]
-    fn huge_pages_are_reserved_on_top_of_those_that_are_there_and_on_two_nodes() {
-        const GB: u64 = 1 << 30;
-        let finding = judged(&[pool(0, 0, 64 * GB), pool(2, 3, 64 * GB)], GB);
-        assert_eq!(finding.state, State::Missing);
-        let folder = |node| {
-            format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages")
-        };
-        let line = format!("echo 522 > {} && echo 519 > {}", folder(0), folder(2));
-        assert_eq!(finding.remedies[0].line, line);
-        assert_eq!(finding.remedies[0].who, Who::Root);
-        // Both pools on the one node.
-        let line = format!("echo 1034 > {}", folder(0));
-        assert_eq!(judged(&[pool(0, 0, 64 * GB)], GB).remedies[0].line, line);
-        // Two nodes with enough are enough.
-        assert_eq!(
-            judged(&[pool(0, 512, GB), pool(1, 512, GB), pool(2, 0, GB)], GB).state,
-            State::Limited
-        );
-    }
-
-    #[test]
-    fn nobody_is_told_to_reserve_more_than_there_is() {
-        let finding = judged(&[pool(0, 0, 16 << 30)], 100 << 30);
-        assert_eq!(finding.state, State::Missing);
-        // Seven eighths of the memory for two pools.
-        assert_eq!(finding.remedies[0].line, "pageleap doctor --page-size 2m --size 7168m");
-        assert!(!finding.remedies.iter().any(|r| r.line.contains("echo")), "{finding:?}");
-    }
 
     #[test]
     fn refused_memory_files_are_told_apart() {

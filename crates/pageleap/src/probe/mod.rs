@@ -20,6 +20,7 @@ mod demand;
 mod features;
 mod finding;
 mod hold;
+mod hugetlb;
 mod limits;
 mod memory;
 mod placement;
@@ -82,7 +83,7 @@ impl Capabilities {
         }
         let usable: Vec<Node> =
             nodes.iter().filter(|node| allowed.allowed.contains(&node.id)).cloned().collect();
-        findings.extend(memory::hugetlb_findings(&around, demand, &usable));
+        findings.extend(hugetlb::findings(&around, demand, &usable));
         findings.extend(limits::findings(&around, demand, nodes, &allowed));
         around::open_filter(&around, &mut findings);
         findings.sort_by_key(|finding| finding.topic);
