@@ -4,19 +4,20 @@ use crate::pool::{Pool, Run};
 use crate::region::Region;
 use crate::sync::lock;
 
-/// Checks the books of pools and regions against each other: each frame that a region maps is
-/// taken, by this region only, and each taken frame is mapped by one of the regions. `regions` are
-/// all regions with frames of `pools`, and no job (not even one that recycles frames) and no call
-/// is changing them.
+/// Checks the books of pools and regions against each other. Each frame that a region maps must be
+/// taken, by this region only, and each taken frame must be mapped by one of the regions.
 ///
-/// Costs a few steps per frame. For tests, and for a service that wants to know.
+/// `regions` must be all regions with frames of `pools`. During the check no job may run (recycling
+/// frames counts) and no call may change them. The check takes a few steps per frame. It is for
+/// tests, and for services that check themselves.
 ///
 /// # Errors
-/// A sentence that names the pool and the frames, if the books do not agree: a bug in this library.
+/// If the books disagree, which is a bug in this library: a sentence that names the pool and the
+/// frames.
 pub fn audit(pools: &[&Pool], regions: &[&Region]) -> Result<(), String> {
     for share in pools.iter().flat_map(|pool| pool.shares()) {
         let mut owned: Vec<Run> = Vec::new();
-        // A region named twice is one region.
+        // A region that is named twice counts once.
         let ids: std::collections::BTreeMap<_, _> =
             regions.iter().map(|region| (region.id(), region)).collect();
         for region in ids.values() {

@@ -1,4 +1,4 @@
-//! Errors that carry evidence: which call, which error number, which range, the likely reason, and
+//! Errors with their evidence: the call, the error number, the address range, the likely reason, and
 //! what to do.
 
 use std::str::FromStr;
@@ -7,12 +7,12 @@ use pageleap_sys::Errno;
 
 use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 
-/// Why something could not be done. Nothing is lost with any of them: each page of each region is
-/// still readable and writable at its address.
+/// Why an operation failed. After any error, each page of each region is still readable and writable
+/// at its address, and nothing in it is lost.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument makes no sense; nothing was attempted.
+    /// An argument is not valid; nothing was attempted.
     #[error("bad {what}: {reason}; {remedy}")]
     BadArgument {
         /// Which argument.
@@ -22,7 +22,7 @@ pub enum Error {
         /// What to pass instead.
         remedy: String,
     },
-    /// A byte range is not inside the region, not aligned to its pages, empty, or partly without
+    /// A byte range is empty, not inside the region, not aligned to its pages, or partly without
     /// memory.
     #[error(
         "bad range {start:#x}..{end:#x} of a region of {region_len:#x} bytes at {region_start:#x}: {reason}; {remedy}"
@@ -41,12 +41,12 @@ pub enum Error {
         /// What to pass instead.
         remedy: String,
     },
-    /// The machine has no such node, or it is offline.
-    #[error("there is no {node} here; the nodes with memory are {known}")]
+    /// The machine has no such node, or the node is offline.
+    #[error("this machine has no {node}; use one of the nodes with memory: {known}")]
     UnknownNode {
-        /// The node that was asked for.
+        /// The requested node.
         node: NodeId,
-        /// Those that there are.
+        /// The nodes with memory.
         known: String,
     },
     /// The cpuset of the process does not allow memory of the node.
@@ -58,44 +58,45 @@ pub enum Error {
         /// The node.
         node: NodeId,
     },
-    /// The kernel did not make pages of the size asked for.
+    /// The kernel did not make pages of the requested size.
     #[error("{range} on {node}: {} of {} are in {page} pages: {reason}; {remedy}", human_bytes(*.huge_bytes), human_bytes(.range.0.len() as u64))]
     NotHuge {
         /// The node.
         node: NodeId,
-        /// The size asked for.
+        /// The requested size.
         page: PageSize,
         /// Where.
         range: AddressRange,
-        /// How much of it is in such pages.
+        /// How many bytes of the range are in such pages.
         huge_bytes: u64,
         /// Why, as far as the kernel says.
         reason: String,
         /// What to do.
         remedy: &'static str,
     },
-    /// Another job works on part of the range.
+    /// Another job or call works on part of the range.
     #[error(
-        "bytes {start:#x}..{end:#x} of the region are in use by a running job or call, or named twice; wait for the job or cancel it first"
+        "bytes {start:#x}..{end:#x} of the region are in use by a running job or call, or named twice; \
+         wait for the job or cancel it"
     )]
     RangeBusy {
-        /// First byte of the range asked for, relative to the region.
+        /// First byte of the requested range, relative to the region.
         start: usize,
-        /// One past its last byte.
+        /// One past the last byte.
         end: usize,
     },
     /// A guard keeps pages where they are.
     #[error(
-        "{range} is kept in its frames by a guard; drop it once the I/O there has completed, and try again"
+        "a guard keeps {range} in its frames; drop the guard when its I/O has completed, and try again"
     )]
     Pinned {
-        /// Which part.
+        /// The part under a guard.
         range: AddressRange,
     },
     /// The pool has fewer free frames than needed.
     #[error(
-        "the pool on {node} has {} free of {}, and {} are needed; make the pool larger, discard what is no longer \
-         used, or move less at once",
+        "the pool on {node} has {} free of {}, and {} are needed; make the pool larger, discard what \
+         is no longer used, or move less at once",
         human_bytes(*.free_bytes), human_bytes(*.pool_bytes), human_bytes(*.needed_bytes)
     )]
     PoolExhausted {
@@ -105,30 +106,30 @@ pub enum Error {
         free_bytes: u64,
         /// All frames, in bytes.
         pool_bytes: u64,
-        /// What the whole call needs of it.
+        /// What the whole call needs of the pool.
         needed_bytes: u64,
     },
     /// The machine, the node or the memory cgroup has too little free memory.
     #[error(
-        "{} more are needed on {node}, and {limit} leaves {}; {remedy}",
+        "{node}: {} more are needed, and {limit} leaves {}; {remedy}",
         human_bytes(*.needed_bytes), human_bytes(*.free_bytes)
     )]
     OutOfMemory {
         /// The node.
         node: NodeId,
-        /// What was still to be taken.
+        /// Bytes that were still to be taken.
         needed_bytes: u64,
-        /// What is free under the limit that bites.
+        /// Bytes that the limit leaves.
         free_bytes: u64,
-        /// Which limit: the node, the machine, or a cgroup file.
+        /// The limit: of the node, the machine, or a cgroup's file.
         limit: String,
         /// What to do, as a command where one exists.
         remedy: String,
     },
-    /// Pages are not where the pool was asked to put them.
+    /// Pages of a pool do not lie on the requested node.
     #[error("{misplaced} of {pages} pages of the pool are not on {node} ({found}); {remedy}")]
     Misplaced {
-        /// The node that was asked for.
+        /// The requested node.
         node: NodeId,
         /// Pages elsewhere or not present.
         misplaced: u64,
@@ -139,7 +140,7 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// An engine cannot work here.
+    /// An engine cannot be used on this machine or with this memory.
     #[error("engine `{engine}` cannot be used: {reason}; {remedy}")]
     EngineRefused {
         /// Its name.
@@ -161,7 +162,7 @@ pub enum Error {
         /// What is likely to help.
         remedy: &'static str,
     },
-    /// A file of `/proc` or `/sys` could not be read or made no sense.
+    /// A file of `/proc` or `/sys` could not be read, or its content is not known.
     #[error("{path}: {reason}; {remedy}")]
     SystemFile {
         /// Which file.
@@ -171,7 +172,7 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// The machine is not one that this library can work on.
+    /// The library does not support this machine, or the process is at one of its limits.
     #[error("{what}; {remedy}")]
     Unsupported {
         /// What is missing or different.
@@ -196,8 +197,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the caller asked for something that makes no sense (as opposed to something that did
-    /// not work).
+    /// Whether an argument of the caller is at fault, rather than the machine or its state.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -217,7 +217,7 @@ impl Error {
         Error::SystemFile { path: path.into(), reason: error.to_string(), remedy }
     }
 
-    /// Describes a failed system call with the remedy that fits its error number.
+    /// Describes a failed system call, with the remedy for its error number.
     pub(crate) fn call(call: Call, addr: usize, len: usize, errno: Errno) -> Self {
         Error::Call {
             call,
@@ -228,19 +228,20 @@ impl Error {
     }
 }
 
-/// What is likely to help, by call and error number.
+/// The remedy for a call and its error number.
 fn remedy(call: Call, errno: Errno) -> &'static str {
     match (call, errno.0) {
         (Call::Protect | Call::Map | Call::Exchange | Call::Advise, libc::ENOMEM) => {
-            "the process probably has as many mappings as vm.max_map_count allows, or reached RLIMIT_AS: raise \
-             vm.max_map_count (sysctl -w vm.max_map_count=262144) or the limit; with huge pages, others may have reserved those \
-             that were free"
+            "raise vm.max_map_count (sysctl -w vm.max_map_count=262144) or RLIMIT_AS (ulimit -v): the \
+             process probably has as many mappings or as much address space as it may; or free huge \
+             pages, if others have reserved those that were free"
         }
         (Call::Populate, libc::EINVAL) => {
-            "MADV_POPULATE_WRITE needs Linux 5.14: use a newer kernel"
+            "use a newer kernel: MADV_POPULATE_WRITE came with Linux 5.14"
         }
         (Call::Populate, libc::EFAULT | libc::ENOMEM) => {
-            "the node, the memory cgroup or, with vm.overcommit_memory=2, CommitLimit ran out of pages: make the pool smaller or free memory"
+            "make the pool smaller, or free memory: the node, the memory cgroup or, with \
+             vm.overcommit_memory=2, CommitLimit ran out of pages"
         }
         (Call::Reserve | Call::Vacate | Call::Release, libc::ENOMEM) => {
             "free memory, raise RLIMIT_AS, or raise vm.max_map_count (sysctl -w vm.max_map_count=262144)"
@@ -250,13 +251,14 @@ fn remedy(call: Call, errno: Errno) -> &'static str {
         }
         (Call::Lock, _) => "raise RLIMIT_MEMLOCK (ulimit -l) or grant CAP_IPC_LOCK",
         (_, libc::EPERM | libc::ENOSYS | libc::EACCES) => {
-            "a seccomp filter or a missing capability refuses the call (in a container: allow it, or grant CAP_SYS_NICE)"
+            "allow the call in the seccomp profile, or grant CAP_SYS_NICE (in a container: docker run \
+             --cap-add SYS_NICE)"
         }
         (Call::CreateFile, libc::EMFILE | libc::ENFILE) => {
             "raise the limit of open files (ulimit -n)"
         }
         (_, libc::ENOMEM) => "free memory or raise RLIMIT_AS",
-        _ => "this is unexpected: please report it with the kernel version",
+        _ => "no remedy is known: please report the error with the version of the kernel",
     }
 }
 
@@ -271,7 +273,7 @@ impl FromStr for PageSize {
             "1g" => Ok(PageSize::Huge1G),
             _ => Err(Error::BadArgument {
                 what: "page size",
-                reason: format!("`{s}` is none"),
+                reason: format!("`{s}` is not a page size"),
                 remedy: "use 4k, thp, 2m or 1g".into(),
             }),
         }

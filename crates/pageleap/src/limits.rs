@@ -12,12 +12,12 @@ pub(crate) fn check_address_space(threads: usize) -> Result<(), Error> {
     let needed = PER_THREAD * threads as u64;
     if pageleap_sys::is_over_address_space_limit(BASE_PAGE, needed) {
         let what = match needed >> 20 {
-            0 => "the process has more address space than it may have (RLIMIT_AS)".to_owned(),
-            more => format!("the process has no {more} MB of address space left (RLIMIT_AS)"),
+            0 => "the process has more address space than RLIMIT_AS allows".to_owned(),
+            more => format!("RLIMIT_AS leaves the process less than {more} MB of address space"),
         };
         return Err(Error::Unsupported {
             what,
-            remedy: "raise the limit (ulimit -v) or unmap what is no longer used",
+            remedy: "raise the limit (ulimit -v), or unmap memory that is no longer used",
         });
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. The
-//! observer is never the code that made the effect.
+//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. Nothing
+//! here changes memory, so that an effect has another observer than the code that made it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,18 +18,18 @@ fn unreadable(path: &str, error: std::io::Error) -> Error {
     Error::system_file(path, &error)
 }
 
-/// How many mappings the process has: what `vm.max_map_count` limits. Reads `/proc/self/maps` from
-/// end to end, which takes about a millisecond per thousand mappings.
+/// The number of mappings of the process, which `vm.max_map_count` limits. Reads the whole of
+/// `/proc/self/maps`, which takes about a millisecond per thousand mappings.
 pub fn mapping_count() -> Result<usize, Error> {
     count_mappings(|_| true)
 }
 
-/// How many of them are pageleap's: the views of regions and the aliases of pools.
+/// The number of mappings that belong to pageleap: those of regions and the aliases of pools.
 pub fn pool_mapping_count() -> Result<usize, Error> {
     count_mappings(|line| line.contains(POOL_FILE))
 }
 
-/// What the names of pools' memory files begin with, as `/proc/self/maps` shows them.
+/// The beginning of the names of pools' memory files, as `/proc/self/maps` shows them.
 pub(crate) const POOL_FILE: &str = "/memfd:pageleap:";
 
 fn count_mappings(counts: impl Fn(&str) -> bool) -> Result<usize, Error> {
@@ -42,12 +42,12 @@ pub fn max_mapping_count() -> Option<usize> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
-/// How many bytes of a range lie on which node, as `/proc/self/numa_maps` says for whole mappings:
-/// for processes that may not ask about pages. On a kernel without NUMA everything that is mapped
-/// there lies on the one node.
+/// How many bytes of a range lie on each node, by `/proc/self/numa_maps`, which tells of whole
+/// mappings. For processes that may not ask about pages. On a kernel without NUMA all mapped bytes
+/// lie on the one node.
 ///
 /// # Errors
-/// If the file cannot be read, or a mapping lies in the range with a part of it only.
+/// If the file cannot be read, or a mapping lies only partly in the range.
 pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Error> {
     let end = start.saturating_add(len);
     let maps = std::fs::read_to_string(MAPS).map_err(|e| unreadable(MAPS, e))?;
@@ -62,7 +62,7 @@ pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Err
                         "a mapping is partly outside {}",
                         AddressRange::new(start, len)
                     ),
-                    remedy: "allow move_pages (in a container: its seccomp profile), which tells page by page",
+                    remedy: "allow move_pages, which tells of single pages (in a container: in its seccomp profile)",
                 });
             }
             Ok(node_bytes_in(&text, |mapping| inside.iter().any(|(from, _)| *from == mapping)))
@@ -82,7 +82,7 @@ fn hex_range(text: &str) -> Option<(usize, usize)> {
     Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
 }
 
-/// Sums up the mappings, by their first addresses, that are `wanted`
+/// Sums up the mappings that are `wanted`, by their first addresses
 /// (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in pages of `kernelpagesize_kB`).
 fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId, u64> {
     let mut bytes = BTreeMap::new();
@@ -110,7 +110,7 @@ fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId,
     bytes
 }
 
-/// What a user can set on a mapping, and a change of frames must not lose.
+/// The attributes that a user can set on a mapping. A change of frames keeps them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Access.
@@ -151,7 +151,7 @@ struct SmapsEntry {
 }
 
 impl Attributes {
-    /// Those of a mapping that was just made with access `prot`.
+    /// The attributes of a new mapping with the access `prot`.
     pub(crate) const fn of_new_mapping(prot: Prot) -> Self {
         Attributes {
             prot,
@@ -188,8 +188,8 @@ impl SmapsEntry {
             dont_fork: has("dc"),
             dont_dump: has("dd"),
             locked: has("lo"),
-            // Old kernels (6.1 does, 6.12 does not) have no letters for this flag, and it is the
-            // only one of a locked mapping of memory that they print as `??`.
+            // Some kernels have no letters for this flag (6.1 has none, 6.12 has them). It is the
+            // only flag of a locked mapping of memory that they print as `??`.
             lock_on_fault: has("lf") || has("lo") && has("??"),
             huge_pages: if has("hg") { Some(true) } else { has("nh").then_some(false) },
             random: has("rr"),
@@ -198,8 +198,8 @@ impl SmapsEntry {
     }
 }
 
-/// Reads the entries of smaps that overlap `[start, end)`. Stops behind them: producing an entry
-/// costs the kernel a walk over its page tables.
+/// Reads the entries of smaps that overlap `[start, end)`, and stops behind them: the kernel walks
+/// over the page tables of each entry that is read.
 fn smaps_entries(
     source: impl BufRead,
     start: usize,
@@ -234,14 +234,14 @@ fn smaps_entries(
 
 fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
     let file = File::open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
-    // Small, so that reading ends soon behind the range.
+    // A small buffer, so that reading ends soon behind the range.
     smaps_entries(BufReader::with_capacity(4096, file), start, start.saturating_add(len))
         .map_err(|e| unreadable(SMAPS, e))
 }
 
-/// The attributes of `[start, start + len)`, neighbours with equal ones joined. Parts that are not
-/// mapped are left out. Costs the kernel a walk over the page tables of the range and of every
-/// mapping at lower addresses: some 30 ms per GB of base pages.
+/// The attributes of `[start, start + len)`, in runs of equal attributes. Parts that are not mapped
+/// are left out. The kernel walks over the page tables of the range and of every mapping at lower
+/// addresses, which takes some 30 ms per GB of base pages.
 pub fn attributes(start: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
     Ok(attribute_runs(&smaps(start, len)?, start, len))
 }
@@ -251,15 +251,12 @@ pub(crate) fn attributes_in(text: &[u8], start: usize, len: usize) -> Vec<Attrib
     attribute_runs(&smaps_entries(text, start, start + len).unwrap_or_default(), start, len)
 }
 
-/// A part of a region that the kernel does not show among the mappings.
+/// The error for a part of a region that smaps does not show.
 pub(crate) fn not_shown(start: usize, len: usize) -> Error {
     Error::SystemFile {
         path: SMAPS.to_owned(),
-        reason: format!(
-            "{} is not among the mappings that it shows",
-            AddressRange::new(start, len)
-        ),
-        remedy: "mount /proc whole, and do not unmap parts of a region",
+        reason: format!("it does not show the mapping {}", AddressRange::new(start, len)),
+        remedy: "mount /proc without restrictions, and do not unmap parts of a region",
     }
 }
 
@@ -271,7 +268,7 @@ fn attribute_runs(entries: &[SmapsEntry], start: usize, len: usize) -> Vec<Attri
     }))
 }
 
-/// Joins neighbours that are equal.
+/// Joins neighbours with equal attributes.
 pub(crate) fn joined(runs: impl Iterator<Item = AttributeRun>) -> Vec<AttributeRun> {
     let mut joined: Vec<AttributeRun> = Vec::new();
     for run in runs {
@@ -285,13 +282,13 @@ pub(crate) fn joined(runs: impl Iterator<Item = AttributeRun>) -> Vec<AttributeR
     joined
 }
 
-/// How large the pages really are with which a range is mapped.
+/// The real size of the pages with which a range is mapped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MappedPages {
-    /// The mapping's page size in bytes (`KernelPageSize`); the smallest, if the range has several.
+    /// The page size of the mapping in bytes (`KernelPageSize`); the smallest, if the range has
+    /// several.
     pub kernel_page_size: usize,
-    /// The share of the resident bytes that lies in huge pages (hugetlb, or shmem mapped by PMD), 0
-    /// to 1.
+    /// The share of the resident bytes in huge pages (hugetlb, or shmem mapped by PMD), 0 to 1.
     pub huge_mapped_ratio: f64,
 }
 
@@ -311,9 +308,9 @@ pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
     })
 }
 
-/// The physical frame number behind each page of `page_bytes` bytes in `[start, start + len)`; 0
-/// for a page that is not present. `None` if the kernel hides frame numbers from this process (it
-/// shows them to CAP_SYS_ADMIN only), or the file that has them.
+/// The physical frame number of each page of `page_bytes` bytes in `[start, start + len)`; 0 for a
+/// page that is not present. `None` if the kernel hides frame numbers from this process, because it
+/// lacks CAP_SYS_ADMIN, or hides the file that has them.
 #[doc(alias = "pagemap")]
 pub fn frame_numbers(
     start: usize,
@@ -333,10 +330,10 @@ pub fn frame_numbers(
         return Err(Error::BadArgument {
             what: "range or page size",
             reason: format!("{len} bytes at {start:#x} in pages of {page_bytes}"),
-            remedy: "use an address range of this process and a multiple of 4096 bytes".into(),
+            remedy: "use an address range of this process, and a multiple of 4096 bytes".into(),
         });
     }
-    // A process that has gained capabilities may not open it, and containers mask it.
+    // A process that has gained capabilities may not open the file, and containers mask it.
     let hides = |e: &std::io::Error| {
         use std::io::ErrorKind::{NotFound, PermissionDenied, UnexpectedEof};
         matches!(e.kind(), NotFound | PermissionDenied | UnexpectedEof)

@@ -1,14 +1,15 @@
-//! Units: a node id is not an index, a byte length is not a page count.
+//! Units and names that all other modules use: a node id is not an index, and a byte length is not a
+//! page count.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Bytes of a base page. Kernels with larger ones (arm64 with 64 KB) are refused when a pool or a
-/// region is made.
+/// Bytes of a base page. On a kernel with larger base pages (arm64 with 64 KB) pools and regions
+/// cannot be made.
 pub const BASE_PAGE: usize = 4096;
 
-/// The operating system's number of a memory node. Node numbers are sparse: 0 and 4 may be all
-/// there is.
+/// The operating system's number of a NUMA node. Numbers are sparse: a machine may have the nodes 0
+/// and 4 only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
@@ -27,16 +28,16 @@ pub struct RegionId(pub u64);
 pub enum PageSize {
     /// 4 KB pages.
     Base,
-    /// Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. Needs
-    /// free memory in blocks of 2 MB, and either Linux 6.1 (`MADV_COLLAPSE`) or
-    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled` on `always`.
+    /// Transparent huge pages of 2 MB: ordinary memory, in pages that the kernel has joined. They
+    /// need contiguous free memory, and either Linux 6.1 (`MADV_COLLAPSE`) or `always` in
+    /// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`.
     #[doc(alias = "transparent_hugepage")]
     Thp,
-    /// 2 MB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`).
+    /// 2 MB pages from the hugetlb pool, where they have to be reserved first (`nr_hugepages`).
     #[doc(alias = "MFD_HUGE_2MB")]
     Huge2M,
-    /// 1 GB pages from the hugetlb pool, which somebody must have reserved (`nr_hugepages`, best at
-    /// boot: `hugepagesz=1G hugepages=N`).
+    /// 1 GB pages from the hugetlb pool, where they have to be reserved first (`nr_hugepages`, best
+    /// at boot: `hugepagesz=1G hugepages=N`).
     #[doc(alias = "MFD_HUGE_1GB")]
     Huge1G,
 }
@@ -51,14 +52,14 @@ impl PageSize {
         }
     }
 
-    /// Whether its pages come from the hugetlb pool: reserved beforehand, never swapped, mapped by
-    /// mappings that do not merge.
+    /// Whether the pages come from the hugetlb pool. Such pages are reserved beforehand and never
+    /// swapped out, and the kernel does not merge their mappings.
     pub const fn is_hugetlb(self) -> bool {
         self.hugetlb_bits().is_some()
     }
 
-    /// The binary logarithm of the size where `memfd_create` wants it, `None` for memory that is
-    /// not hugetlb's.
+    /// The binary logarithm of the size, which `memfd_create` takes for hugetlb. `None` for ordinary
+    /// memory.
     pub(crate) const fn hugetlb_bits(self) -> Option<u32> {
         match self {
             PageSize::Base | PageSize::Thp => None,
@@ -130,7 +131,7 @@ impl Prot {
     }
 }
 
-/// The operations of the boundary, as reports count them and errors name them.
+/// The operations of the boundary to the kernel, as reports count them and errors name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(usize)]
 pub enum Call {
@@ -140,11 +141,11 @@ pub enum Call {
     Reserve,
     /// Return of address space.
     Release,
-    /// Replacement of a mapping by nothing, the address space being kept.
+    /// A mapping is removed, and its address space kept.
     Vacate,
     /// A fixed shared mapping of a memory file.
     Map,
-    /// Page tables moved from one mapping to another.
+    /// Page tables move from one mapping to another.
     Exchange,
     /// A change of protection.
     Protect,
@@ -160,28 +161,28 @@ pub enum Call {
     Bind,
     /// `set_mempolicy`.
     PreferTables,
-    /// The query for the node of pages.
+    /// The question on which nodes pages lie.
     QueryNodes,
-    /// A userfaultfd and what goes with it.
+    /// Opening a userfaultfd and what belongs to it.
     OpenTracker,
-    /// Registration of a range.
+    /// Registration of a range with a userfaultfd.
     Track,
-    /// Its end.
+    /// The end of a registration.
     Untrack,
-    /// Write-protection of a range whose writes are followed.
+    /// Write-protection of a registered range.
     MarkClean,
-    /// Its end, for a page that somebody wants to write to.
+    /// The end of write-protection, for a page that a thread wants to write to.
     LetWrite,
     /// The question which pages were written.
     Scan,
-    /// The end of waiting for a range.
+    /// Waking the threads that wait for a range.
     Wake,
     /// Reading frames through their file.
     ReadFile,
 }
 
 impl Call {
-    /// All of them, in the order of their numbers.
+    /// All operations, in the order of their numbers.
     pub const ALL: [Call; 22] = [
         Call::CreateFile,
         Call::Reserve,
@@ -207,7 +208,7 @@ impl Call {
         Call::ReadFile,
     ];
 
-    /// The system call's name.
+    /// The name of the system call.
     pub const fn name(self) -> &'static str {
         match self {
             Call::CreateFile => "memfd_create",
@@ -242,7 +243,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// A number of bytes as people write it: `512 KB`, `1.5 GB` (binary units).
+/// A number of bytes for messages: `512 KB`, `1.5 GB` (binary units).
 pub(crate) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
     let mut value = bytes as f64;

@@ -170,8 +170,11 @@ fn destinations_that_the_pool_does_not_have_are_named() {
             assert!(error.is_usage() && error.to_string().contains(named), "{error}");
         }
     };
-    refused(NodeId(1).into(), "node 1 is none of the pool's, which are node 0, node 3, node 4");
-    refused(Placement::interleave([NODES[0], NodeId(9)]), "node 9 is none");
+    refused(
+        NodeId(1).into(),
+        "the pool has no memory on node 1; use nodes of the pool: node 0, node 3, node 4",
+    );
+    refused(Placement::interleave([NODES[0], NodeId(9)]), "no memory on node 9; use");
     refused(Placement::interleave([]), "names no node");
     assert!(matches!(
         Region::new(pool.on(NODES[1]), (PAGES + 1) * PAGE),

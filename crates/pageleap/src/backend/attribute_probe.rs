@@ -1,14 +1,13 @@
 //! Reading the attributes of a mapping without a walk over its page tables.
 //!
-//! Only smaps tells whether a mapping is locked, or kept from children and core dumps, and to print
-//! one entry the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time in
-//! which the GB is copied. So the mapping is duplicated for one page: the duplicate has the same
-//! attributes and no page tables, and, placed below all other mappings, its entry is the first of
-//! the file. Where the mappings begin and end, and their access, `/proc/self/maps` tells without
-//! any walk.
+//! Only smaps tells whether a mapping is locked, or kept from children and core dumps. To print one
+//! entry of smaps, the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time
+//! that copying the GB takes. So one page of the mapping is duplicated. The duplicate has the same
+//! attributes and no page tables, and it lies below all other mappings, so that its entry is the
+//! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk.
 //!
-//! Whatever does not work here (an old kernel, hugetlb, no free page at the bottom), the slow way
-//! answers.
+//! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
+//! smaps is read as it is.
 
 use std::io::Read;
 use std::ops::Range;
@@ -21,10 +20,10 @@ use crate::observe::{self, AttributeRun};
 use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
-/// More mappings than this in a range are read the slow way: probing costs some 20 us each.
+/// Most mappings that are probed, at some 20 us each. Of more, smaps is read as it is.
 const MAX_PROBES: usize = 256;
 
-/// The reserved page, once there is one. The lock also keeps two probes apart.
+/// The page that is reserved for duplicates, if one is. The lock also keeps two probes apart.
 static PROBE: Mutex<Option<usize>> = Mutex::new(None);
 
 /// The attributes of ranges; see [`super::Backend::attributes`].
@@ -69,7 +68,7 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     }
     let mut runs = Vec::new();
     for part in parts {
-        // At the part's own first page: what the mapping holds outside the range may be changing.
+        // The page is the part's own: other parts of the mapping may be changing.
         let (run, is_ours) = probe(page, part.start);
         if !is_ours {
             *reserved = None;
@@ -81,7 +80,7 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
 }
 
 /// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and
-/// undoes it. Says whether the page is still reserved, too.
+/// removes the duplicate. Also returns whether the page is still reserved.
 fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
     // SAFETY: the page is ours; the duplicate is gone before this function returns, and the
     // caller's claim keeps `from` as it is.
@@ -91,14 +90,13 @@ fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
         return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
     }
     let mut file = std::fs::File::open("/proc/self/smaps").ok();
-    // The kernel makes as many entries as fit into what is asked for; half a kilobyte is less than
-    // one.
+    // The kernel makes as many entries as fit into the buffer; half a kilobyte is less than one.
     let mut text = Vec::new();
     let mut part = [0u8; 512];
     while let Some(n) = file.as_mut().and_then(|f| f.read(&mut part).ok()).filter(|n| *n > 0) {
         text.extend_from_slice(&part[..n]);
-        // The last line of the first entry is complete; every byte more may be a walk over
-        // somebody's page tables.
+        // When the last line of the first entry is complete, reading ends: each further byte may
+        // cost a walk over page tables.
         let flags = text.windows(8).position(|w| w == b"VmFlags:");
         if flags.is_some_and(|at| text[at..].contains(&b'\n')) {
             break;

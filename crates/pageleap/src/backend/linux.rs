@@ -19,7 +19,7 @@ use crate::units::PageSize;
 pub struct Linux;
 
 impl Linux {
-    /// Borrows the descriptor behind a file of ours.
+    /// Borrows the descriptor of a memory file.
     fn borrow(file: MemoryFile) -> BorrowedFd<'static> {
         // SAFETY: a `MemoryFile` is a descriptor that `create_file` made and the owning pool closes
         // last, after the last use.
@@ -27,8 +27,8 @@ impl Linux {
     }
 }
 
-/// Whether everything that is mapped in `[start, start + len)` is a pool's, by the names in
-/// `/proc/self/maps`. Allocates nothing: the allocator may live in the range.
+/// Whether all mappings in `[start, start + len)` are a pool's, by their names in
+/// `/proc/self/maps`. Allocates nothing, because the allocator may live in the range.
 fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     let name = crate::observe::POOL_FILE.as_bytes();
     // SAFETY: opens, reads into a buffer of this function, closes.
@@ -36,7 +36,8 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     if fd < 0 {
         return Err(Errno::last());
     }
-    // The longest line that matters fits; of longer ones (of other files) the rest is not needed.
+    // The longest line of a pool's file fits. Of longer lines (of other files) the rest is not
+    // needed.
     let (mut line, mut used, mut ours) = ([0u8; 256], 0, Ok(true));
     let mut part = [0u8; 1024];
     loop {
@@ -113,14 +114,14 @@ unsafe impl Backend for Linux {
     }
     unsafe fn map_own(&self, m: &Mapping) -> Result<(), Errno> {
         let file = Self::borrow(m.file);
-        // A hole is filled without risk; what lies there and is ours is replaced.
+        // A hole is filled without risk, and a mapping of a pool is replaced.
         match unsafe { sys::map_file_into_hole(m.addr, m.len, file, m.offset, m.prot.0) } {
             Ok(()) if !m.populate || !m.prot.readable() => Ok(()),
             Ok(()) => unsafe { self.populate(m.addr, m.len, m.prot.writable()) }.or(Ok(())),
             Err(Errno(libc::EEXIST)) => match is_ours(m.addr, m.len) {
                 Ok(true) => unsafe { self.map(m) },
                 Ok(false) => Err(Errno(libc::EEXIST)),
-                // Without a descriptor to look with, nobody can say: try again later.
+                // Without a descriptor for maps the question stays open until a later attempt.
                 Err(errno) => Err(errno),
             },
             Err(errno) => Err(errno),

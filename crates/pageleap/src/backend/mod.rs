@@ -1,13 +1,17 @@
 //! The one boundary to the operating system's memory: every call that changes a mapping goes
 //! through [`Backend`].
 //!
-//! Three things live behind it: [`Linux`], which makes the system calls; [`Model`], a deterministic
-//! address space in ordinary memory, small enough for a model checker; and [`FailAt`], which wraps
-//! either and makes the Nth call fail before its side effect, after it, or in the middle of it.
+//! Two backends exist: [`Linux`] makes the system calls, and [`Model`] is a deterministic address
+//! space in ordinary memory, small enough for a model checker. An [`Interposer`] wraps a backend and
+//! decides about each call; [`FailAt`] is one that makes the Nth call fail, before its side effect,
+//! after it, or half-way.
+//!
+//! A new operation is written in four places: the trait, `linux`, `model`, and `interpose`, which
+//! forwards it for all wrappers.
 //!
 //! **Invariant:** no other module issues memory-mapping calls. **Invariant:** a method either does
-//! what it says, or returns the error number; what can be true after an error is in the failure
-//! table of `docs/protocol.md`.
+//! what it says, or returns the error number. The failure table of `docs/protocol.md` says what may
+//! be true after an error.
 
 #[cfg(not(loom))]
 mod attribute_probe;
@@ -35,32 +39,32 @@ use crate::observe::AttributeRun;
 use crate::units::PageSize;
 pub use crate::units::{Call, Prot};
 
-/// A memory file that a backend has created. Closed by [`Backend::close_file`], exactly once, by
-/// the pool that owns it.
+/// A memory file that a backend has created. The pool that owns it closes it, exactly once, by
+/// [`Backend::close_file`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryFile(pub(crate) i32);
 
-/// What a tracker can do. The kernel's own accesses are included always.
+/// What a tracker can do, to accesses of user code and of the kernel alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ability {
-    /// It notes writes, and holds up whoever touches pages that have been taken away. Takes a
+    /// It notes writes, and holds up threads that touch pages which have been taken away. Needs a
     /// privilege or `/dev/userfaultfd`.
     NoteAndHold,
-    /// It notes writes, and holds up nobody. Takes neither.
+    /// It notes writes, and holds up no thread. Needs no privilege.
     Note,
-    /// It holds up whoever writes to a page that is marked clean, until [`Backend::let_write`] or
-    /// [`Backend::wake`], and notes nothing. Takes the same as the first, and is had from older
-    /// kernels.
+    /// It notes nothing, and holds up threads that write to a page which is marked clean, until
+    /// [`Backend::let_write`] or [`Backend::wake`]. Needs the same privilege as `NoteAndHold`, but
+    /// works on older kernels.
     HoldWriters,
 }
 
-/// What follows writes to pages, for one worker. Closed by [`Backend::close_tracker`], exactly
-/// once, by the job that opened it.
+/// Follows writes to pages, for one worker. The job that opened it closes it, exactly once, by
+/// [`Backend::close_tracker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// The userfaultfd.
     pub(crate) faults: i32,
-    /// The process' pagemap; none (-1) if it notes nothing.
+    /// The pagemap of the process; -1 in a tracker that notes nothing.
     pub(crate) pagemap: i32,
     /// An eventfd that ends [`Backend::serve_tracker`].
     pub(crate) end: i32,
@@ -69,30 +73,30 @@ pub struct Tracker {
 /// A fixed mapping of part of a memory file.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping {
-    /// Where.
+    /// The first address.
     pub addr: usize,
-    /// How many bytes; a multiple of the file's page size, as are `addr` and `offset`.
+    /// Its length in bytes. Like `addr` and `offset`, a multiple of the file's page size.
     pub len: usize,
-    /// Of which file.
+    /// The file.
     pub file: MemoryFile,
-    /// From which byte of it on.
+    /// The first byte of the file that is mapped.
     pub offset: u64,
-    /// With which access.
+    /// The access.
     pub prot: Prot,
-    /// Whether page tables are filled before the call returns.
+    /// Whether the call fills the page tables before it returns.
     pub populate: bool,
 }
 
-/// The operating system's memory, as the engines see it. Addresses and lengths are bytes, aligned
+/// The operating system's memory, as the engines see it. Addresses and lengths are in bytes, aligned
 /// to the page size of the range.
 ///
-/// All methods may be called from several threads at a time. [`Backend::protect`] and
-/// [`Backend::populate`] are also called from a signal handler, so they neither allocate nor lock.
+/// Several threads may call the methods at a time. [`Backend::protect`] and [`Backend::populate`]
+/// are also called from a signal handler, so they neither allocate nor lock.
 ///
 /// # Safety
-/// An implementation that says [`Backend::is_host_memory`] does to this process' memory what its
-/// methods say, and hands out address space that nobody else has. Others keep their addresses to
-/// themselves.
+/// If [`Backend::is_host_memory`] returns `true`, the methods do to the memory of this process what
+/// they say, and hand out address space that no other code has. Other backends hand out addresses
+/// that mean nothing in this process.
 ///
 /// # Safety of the `unsafe` methods
 /// They replace or forbid access to memory. The caller owns the ranges it names: it reserved them
@@ -100,75 +104,75 @@ pub struct Mapping {
 /// access them are prepared for the outcome that the method states.
 #[allow(clippy::missing_safety_doc)] // stated once, above, for all methods
 pub unsafe trait Backend: Send + Sync {
-    /// Whether addresses of this backend are addresses of this process, so that pointers to them
-    /// may be handed out.
+    /// Whether the addresses of this backend are addresses of this process, so that the library may
+    /// hand out pointers to them.
     fn is_host_memory(&self) -> bool;
 
-    /// Creates a memory file of `bytes` bytes that no child inherits and nobody can resize.
+    /// Creates a memory file of `bytes` bytes. No child inherits it, and it cannot be resized.
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno>;
-    /// Closes it, for the pool that owns it, which uses it no more. Mappings stay.
+    /// Closes a memory file, for the pool that owns it and no longer uses it. Mappings stay.
     unsafe fn close_file(&self, file: MemoryFile);
     /// Reserves address space without access.
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
-    /// Returns address space; what was mapped there is unmapped.
+    /// Unmaps a range and returns its address space.
     unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Unmaps, but keeps the address space.
+    /// Unmaps a range, but keeps its address space.
     unsafe fn vacate(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Maps part of a file in place of what is there. On failure the range may be a hole.
+    /// Maps part of a file in place of what is mapped there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
-    /// The same, where an earlier call may have failed and left a hole: what another thread has
-    /// mapped into such a hole meanwhile is not replaced, and EEXIST returned, which no other call
-    /// here returns. Allocates nothing.
+    /// The same, where an earlier call may have failed and left a hole. Memory that another thread
+    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which no other
+    /// method returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
-    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is
-    /// there. `from` stays mapped with empty page tables. On failure `to` may be a hole. EINVAL,
-    /// without side effect, where the kernel or the page size does not allow it.
+    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is mapped
+    /// there. `from` stays mapped, with empty page tables. On failure `to` may be a hole. EINVAL,
+    /// without side effect, if the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Changes access. When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
     /// Gives advice that changes no contents.
     unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno>;
-    /// Fills page tables for writing (or reading); fails where the mapping does not allow it,
-    /// without raising a signal.
+    /// Fills page tables, for writing if `write` is set, else for reading. Where the mapping does not
+    /// allow that, it fails, and raises no signal.
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno>;
-    /// Makes huge pages of 2 MB of the pages of a shared mapping, at least one of which is present
-    /// in each 2 MB.
+    /// Makes huge pages of 2 MB of the pages of a shared mapping. In each 2 MB at least one page has
+    /// to be present.
     unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Sets from which node the page tables preferably come that calls of this thread allocate;
-    /// `None`: from where it runs.
+    /// Sets the node from which the calling thread preferably allocates page tables. `None`: the
+    /// node on which it runs.
     fn prefer_tables_on(&self, node: Option<u32>) -> Result<(), Errno>;
-    /// Whether the cpuset of the calling thread lets it have memory of a node. A set that cannot be
-    /// read allows everything.
+    /// Whether the cpuset of the calling thread allows memory of a node. A cpuset that cannot be
+    /// read allows all nodes.
     fn allows_node(&self, node: u32) -> bool;
-    /// Locks into memory.
+    /// Locks pages into memory; with `on_fault`, only those that are present or become present.
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>;
-    /// Unlocks.
+    /// Unlocks pages.
     unsafe fn unlock(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Sets where new frames come from.
+    /// Sets the nodes from which new frames of a range come.
     unsafe fn bind(&self, addr: usize, len: usize, policy: Policy) -> Result<(), Errno>;
-    /// The attributes of address ranges, which come in ascending order, as they are now; parts that
-    /// are not mapped are left out. What lies between the ranges is neither looked at nor relied
-    /// on: others may be changing it.
+    /// The present attributes of address ranges, which are given in ascending order. Parts that are
+    /// not mapped are left out. Memory between the ranges plays no part: other threads may be
+    /// changing it.
     fn attributes(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error>;
-    /// Asks the kernel for the node of each address; negative numbers are negated error numbers.
+    /// Asks the kernel for the node of each page. A negative status is a negated error number.
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
-    /// Opens a tracker, if the kernel allows one that can do this.
+    /// Opens a tracker with that ability, if the kernel allows one.
     fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)>;
-    /// Closes it, for the job that opened it, which uses it no more. What it still follows it
-    /// follows no longer, and nobody waits for that.
+    /// Closes a tracker, for the job that opened it and no longer uses it. Ranges that it still
+    /// follows are no longer followed, and the call does not wait for anything.
     unsafe fn close_tracker(&self, tracker: Tracker);
-    /// Does what exchanges of pages that are followed wait for, and tells the address for which
-    /// somebody waits who wants to write ([`Ability::HoldWriters`]), until [`Backend::end_tracker`]
-    /// is called. Allocates nothing.
+    /// Reads a tracker's messages until [`Backend::end_tracker`] is called: an exchange of followed
+    /// pages waits until its message has been read. With [`Ability::HoldWriters`] it calls `write`
+    /// with the address of each waiting write. Allocates nothing.
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize));
-    /// Has [`Backend::serve_tracker`] return.
+    /// Makes [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
-    /// Follows the writes to a mapped range: each page counts as written until
-    /// [`Backend::mark_clean`]. With `hold`, whoever touches a page that has no page table entry
-    /// waits until [`Backend::wake`], user code and kernel alike; an exchange leaves such pages
-    /// behind. May be called again to change that.
+    /// Follows the writes to a mapped range. Each page counts as written until
+    /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table entry
+    /// waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such pages
+    /// behind. A second call changes `hold`.
     unsafe fn track(
         &self,
         tracker: Tracker,
@@ -176,11 +180,10 @@ pub unsafe trait Backend: Send + Sync {
         len: usize,
         hold: bool,
     ) -> Result<(), Errno>;
-    /// Follows them no longer. Whoever waits goes on waiting.
+    /// Stops following a range. Threads that wait go on waiting.
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Has all pages of a range count as clean until they are written to. When it returns, no CPU
-    /// can write without that being seen. Huge pages are followed as such, or, with `split`, by
-    /// base pages.
+    /// Marks all pages of a range as clean, until they are written to. When it returns, no CPU can
+    /// write unseen. Huge pages are followed as such or, with `split`, as base pages.
     unsafe fn mark_clean(
         &self,
         tracker: Tracker,
@@ -188,15 +191,16 @@ pub unsafe trait Backend: Send + Sync {
         len: usize,
         split: bool,
     ) -> Result<(), Errno>;
-    /// Has pages of a range count as written, and everybody go on who waits to write to them
+    /// Marks pages of a range as written, and lets threads go on that wait to write to them
     /// ([`Ability::HoldWriters`]). Allocates nothing.
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Finds the pages of a range of which the kernel does not know by their page table entries
-    /// that they are clean, in ascending order, neighbours of one kind together, until `found` is
-    /// full, and what they are ([`page_is`]); returns how many entries that makes, and up to which
-    /// address it has looked. A page that is `SWAPPED` and not `WRITTEN` has no entry, but is known
-    /// to be clean. With `mark_clean`, those that it calls written count as clean from the same
-    /// moment.
+    /// Finds the pages of a range that are not known to be clean by their page table entries, and
+    /// what they are ([`page_is`]). The entries of `found` are in ascending order, one for
+    /// neighbours of one kind, until `found` is full. Returns the number of entries, and the address
+    /// up to which it has looked.
+    ///
+    /// A page that is `SWAPPED` and not `WRITTEN` has no page table entry, but is known to be clean.
+    /// With `mark_clean`, pages that are reported as written count as clean from the same moment.
     unsafe fn scan(
         &self,
         tracker: Tracker,
@@ -205,9 +209,9 @@ pub unsafe trait Backend: Send + Sync {
         mark_clean: bool,
         found: &mut [PageRegion],
     ) -> Result<(usize, usize), Errno>;
-    /// Has everybody go on who waits for a page of a range; they repeat their access.
+    /// Lets threads go on that wait for a page of a range. They repeat their access.
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Copies frames from their file to `dst`, which nobody else accesses.
+    /// Copies frames from their file to `dst`, which no other thread accesses.
     unsafe fn read_file(
         &self,
         file: MemoryFile,
@@ -215,11 +219,11 @@ pub unsafe trait Backend: Send + Sync {
         dst: usize,
         len: usize,
     ) -> Result<(), Errno>;
-    /// Puts the calling thread before others while they wait for it, if it may, or back; says
-    /// whether it worked. Not a mapping call.
+    /// Raises the calling thread's priority while others wait for it, or puts it back. Returns
+    /// whether that worked. Not a mapping call.
     fn hurry(&self, on: bool) -> bool;
-    /// Copies bytes that other threads may be writing; the result may be torn. Not a mapping call:
-    /// it cannot fail.
+    /// Copies bytes that other threads may be writing, so that the copy may be torn. Not a mapping
+    /// call: it cannot fail.
     unsafe fn copy(&self, dst: usize, src: usize, len: usize);
     /// Zeroes bytes that nobody else accesses. Not a mapping call: it cannot fail.
     unsafe fn zero(&self, addr: usize, len: usize);

@@ -1,11 +1,10 @@
 //! A model of the operating system's memory: files of pages, and an address space that maps
 //! addresses to them.
 //!
-//! Each call is one step under one lock, as the kernel's calls are under the address space's lock;
-//! a load or store checks and acts in one step, as the hardware does once `mprotect` has flushed
-//! the translations. A copy takes one step per page, so that writers get between its pages. Misuse
-//! (copying from a hole or from pages that everybody waits for, mapping past the end of a file)
-//! panics.
+//! Each call is one step under one lock, as the kernel's calls are under the lock of the address
+//! space. A load or store checks and acts in one step, as the hardware does after `mprotect` has
+//! flushed the translations. A copy takes one step per page, so that writers get between its pages.
+//! Misuse panics: copying from a hole or from pages that are held, mapping past the end of a file.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -154,8 +153,8 @@ impl Model {
         self.state().trackers.len()
     }
 
-    /// Whether somebody has to wait who finds a page of the range without an entry, or who writes
-    /// to it.
+    /// Whether a thread has to wait that finds a page of the range without an entry, or that writes to
+    /// the range.
     pub fn holds(&self, addr: usize, len: usize) -> bool {
         let state = self.state();
         let barrier = |e: &Entry| {
@@ -244,7 +243,7 @@ impl State {
         self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
     }
 
-    /// The frame at an address that is the caller's own, who must not have to wait for it.
+    /// The frame at an address of the caller's own, for which the caller must not have to wait.
     fn own(&mut self, addr: usize, allows: fn(Prot) -> bool) -> (usize, usize) {
         let frame = self.translate(addr, allows).expect("a hole was to be copied");
         let entry = self.space.get_mut(&(addr / BASE_PAGE)).expect("it was found there");

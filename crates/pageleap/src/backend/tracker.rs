@@ -1,8 +1,8 @@
-//! The kernel's way to follow writes: a userfaultfd with asynchronous write-protection, and the
-//! process' pagemap.
+//! Following writes by the kernel: a userfaultfd with asynchronous write-protection, and the pagemap
+//! of the process.
 //!
-//! Nothing here decides anything. All of it works on three numbers, because between the freeze and
-//! the commit nobody may look at the heap.
+//! Nothing here decides anything. A tracker is three numbers, because between the freeze and the
+//! commit no code may touch the heap.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -19,13 +19,13 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         Ability::NoteAndHold | Ability::HoldWriters => {
             sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))
         }
-        // Where nobody is held up it does not matter for whom that would hold.
+        // A tracker that holds up no thread can do without faults of the kernel.
         Ability::Note => sys::userfaultfd(true),
     };
     let faults = faults.map_err(refused)?;
     let features = if ability == Ability::HoldWriters { BARRIER } else { EXCHANGE };
     let known = sys::uffd_handshake(faults.as_fd(), features).map_err(refused)?;
-    // Some kernels ignore what they do not know.
+    // Some kernels ignore features that they do not know.
     if known & features != features {
         return Err(refused(Errno(libc::EINVAL)));
     }
@@ -35,7 +35,7 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         return Ok(Tracker { faults, pagemap: -1, end });
     }
     let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
-    // An empty range: asks only whether the kernel knows the request.
+    // An empty range only asks whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
@@ -70,18 +70,18 @@ pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
     borrow(tracker.faults)
 }
 
-/// Reads messages until told to end. An exchange of registered memory waits until its message has
-/// been read. Threads that wait for pages need nothing from here, but those that wait to write may
+/// Reads messages until [`end`] is called. An exchange of registered memory waits until its message
+/// has been read. Threads that wait for pages need nothing from here; those that wait to write can
 /// be let in by `write`.
 pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
-    // Others may sleep until this thread has run.
+    // Other threads may sleep until this one has run.
     if sys::is_ordinary() {
         let _ = sys::run_first(true).or_else(|_| sys::run_shortly());
     }
     let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut descriptors = [waiting(tracker.faults), waiting(tracker.end)];
     loop {
-        // SAFETY: the array outlives the call. Interrupted or not, what is there is read.
+        // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
         unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, -1) };
         sys::uffd_drain(faults(tracker), write);
         if descriptors[1].revents != 0 {
@@ -107,15 +107,14 @@ pub(super) unsafe fn mark_clean(
         loop {
             // SAFETY: forwarded to the caller.
             match unsafe { sys::uffd_write_protect(faults(tracker), addr, len) } {
-                // Another worker's exchange waits for its message to be read, as `serve` does all
-                // the time.
+                // Another worker's exchange waits until `serve` has read its message.
                 Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
                 other => return other,
             }
         }
     }
     let flags = scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC;
-    // In less than half the time of the other request.
+    // Takes less than half the time of UFFDIO_WRITEPROTECT.
     // SAFETY: forwarded to the caller.
     unsafe {
         sys::pagemap_scan(
@@ -129,8 +128,8 @@ pub(super) unsafe fn mark_clean(
     .map(drop)
 }
 
-/// Pages of which the kernel does not know for certain that they have not been written: to ask for
-/// written ones would leave out those that have lost their page table.
+/// Pages that may have been written, as far as the kernel knows. A query for written pages would
+/// leave out pages that have lost their page table.
 const NOT_CLEAN: PageQuery = PageQuery {
     inverted: page_is::PRESENT,
     all_of: 0,

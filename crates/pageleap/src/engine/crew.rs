@@ -19,7 +19,7 @@
 //! It lies in a slot, because between the freeze and the commit nobody may look at the heap.
 
 use crate::backend::Backend;
-use crate::sync::{AtomicUsize, Ordering, WaitWord};
+use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
 /// Bytes that a thread takes at a time: some 10 us.
 #[cfg(not(any(loom, shuttle)))]
@@ -65,27 +65,16 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Self {
-        Crew {
-            word: WaitWord::new(ENDED),
-            helpers: WaitWord::new(0),
-            dst: AtomicUsize::new(0),
-            src: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-        }
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        Crew {
-            word: WaitWord::new(ENDED),
-            helpers: WaitWord::new(0),
-            dst: AtomicUsize::new(0),
-            src: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+    const_unless_loom! {
+        pub(crate) fn new() -> Self {
+            Crew {
+                word: WaitWord::new(ENDED),
+                helpers: WaitWord::new(0),
+                dst: AtomicUsize::new(0),
+                src: AtomicUsize::new(0),
+                len: AtomicUsize::new(0),
+                next: AtomicUsize::new(0),
+            }
         }
     }
 

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, WaitWord};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, WaitWord, array_of, const_unless_loom};
 
 /// The most pages of an area: 16 MB of base pages.
 pub(crate) const MOST_PAGES: usize = if cfg!(any(loom, shuttle)) { 64 } else { 4096 };
@@ -43,27 +43,16 @@ pub(crate) struct WriteNotes {
 }
 
 impl WriteNotes {
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Self {
-        WriteNotes {
-            word: WaitWord::new(IDLE),
-            start: AtomicUsize::new(0),
-            pages: AtomicUsize::new(0),
-            page_bytes: AtomicUsize::new(1),
-            written: [const { AtomicU64::new(0) }; WORDS],
-            lettings: AtomicU64::new(0),
-        }
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        WriteNotes {
-            word: WaitWord::new(IDLE),
-            start: AtomicUsize::new(0),
-            pages: AtomicUsize::new(0),
-            page_bytes: AtomicUsize::new(1),
-            written: std::array::from_fn(|_| AtomicU64::new(0)),
-            lettings: AtomicU64::new(0),
+    const_unless_loom! {
+        pub(crate) fn new() -> Self {
+            WriteNotes {
+                word: WaitWord::new(IDLE),
+                start: AtomicUsize::new(0),
+                pages: AtomicUsize::new(0),
+                page_bytes: AtomicUsize::new(1),
+                written: array_of![AtomicU64::new(0); WORDS],
+                lettings: AtomicU64::new(0),
+            }
         }
     }
 

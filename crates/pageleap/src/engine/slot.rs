@@ -33,7 +33,9 @@
 //! several attempts neither acts on a later one nor waits for it.
 
 use crate::backend::{Backend, Errno, Prot};
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord};
+use crate::sync::{
+    AtomicU32, AtomicU64, AtomicUsize, Ordering, UnsafeCell, WaitWord, array_of, const_unless_loom,
+};
 
 use super::waits::WaitCounters;
 use crate::engine::crew::Crew;
@@ -125,31 +127,18 @@ unsafe impl Sync for Slot {}
 unsafe impl Send for Slot {}
 
 impl Slot {
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Self {
-        Slot {
-            word: WaitWord::new(0),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            prot: AtomicU32::new(0),
-            backend: UnsafeCell::new(None),
-            waits: WaitCounters::new(),
-            notes: WriteNotes::new(),
-            crew: Crew::new(),
-        }
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        Slot {
-            word: WaitWord::new(0),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            prot: AtomicU32::new(0),
-            backend: UnsafeCell::new(None),
-            waits: WaitCounters::new(),
-            notes: WriteNotes::new(),
-            crew: Crew::new(),
+    const_unless_loom! {
+        pub(crate) fn new() -> Self {
+            Slot {
+                word: WaitWord::new(0),
+                start: AtomicUsize::new(0),
+                len: AtomicUsize::new(0),
+                prot: AtomicU32::new(0),
+                backend: UnsafeCell::new(None),
+                waits: WaitCounters::new(),
+                notes: WriteNotes::new(),
+                crew: Crew::new(),
+            }
         }
     }
 
@@ -306,23 +295,14 @@ pub(crate) struct SlotTable<const N: usize> {
 }
 
 impl<const N: usize> SlotTable<N> {
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Self {
-        SlotTable {
-            slots: [const { Slot::new() }; N],
-            epoch: AtomicU64::new(0),
-            high: AtomicUsize::new(0),
-            claimed: [const { AtomicU32::new(0) }; N],
-        }
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        SlotTable {
-            slots: std::array::from_fn(|_| Slot::new()),
-            epoch: AtomicU64::new(0),
-            high: AtomicUsize::new(0),
-            claimed: std::array::from_fn(|_| AtomicU32::new(0)),
+    const_unless_loom! {
+        pub(crate) fn new() -> Self {
+            SlotTable {
+                slots: array_of![Slot::new(); N],
+                epoch: AtomicU64::new(0),
+                high: AtomicUsize::new(0),
+                claimed: array_of![AtomicU32::new(0); N],
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! Which frames of a pool are free. Pure bookkeeping: no system calls, no locks.
 //!
-//! Frames are handed out in runs, contiguous where possible and always in ascending order, because
-//! neighbouring pages of a region whose frames are neighbours too share one mapping: scattered
-//! frames would cost one mapping each and meet `vm.max_map_count`.
+//! Frames are handed out in runs, contiguous if possible and always in ascending order. If
+//! neighbouring pages of a region have neighbouring frames, they share one mapping. Scattered frames
+//! would need a mapping each, and `vm.max_map_count` limits mappings.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ const PAGES_PER_TABLE: u64 = 512;
 /// Consecutive frames of one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
-    /// Index of the first frame.
+    /// The index of the first frame.
     pub(crate) first: u64,
-    /// How many.
+    /// The number of frames.
     pub(crate) frames: u64,
 }
 
 impl Run {
-    /// The run in pieces of so many frames, at least one.
+    /// The run in pieces of `frames` frames; 0 counts as 1.
     pub(crate) fn pieces(self, frames: usize) -> impl Iterator<Item = Run> {
         let frames = frames.max(1);
         let piece = move |first| Run { first, frames: (frames as u64).min(self.end() - first) };
@@ -110,8 +110,8 @@ impl FrameAllocator {
         self.free_frames -= run.frames;
     }
 
-    /// Takes frames back. Panics if one of them is free already or none of ours: two owners would
-    /// write into the same frame, and no later error could be told from corrupted data.
+    /// Takes frames back. Panics if one of them is free already or does not exist: two owners would
+    /// write into the same frame, and the damage would show elsewhere and later.
     pub(crate) fn give_back(&mut self, run: Run) {
         if run.frames == 0 {
             return;

@@ -1,8 +1,7 @@
-//! Pools: pre-faulted memory of one or several nodes, from which regions take their frames and to
-//! which migrations return them.
+//! Pools: pre-faulted memory of one or several nodes. Regions take their frames from pools, and
+//! migrations return frames to them.
 //!
-//! A pool has a *share* of frames on each of its nodes; everything that happens to frames happens
-//! in a share.
+//! A pool has a *share* of frames on each of its nodes. All operations on frames are a share's.
 
 mod alias;
 mod fill;
@@ -26,8 +25,8 @@ use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
-/// Pre-faulted memory of one or several nodes. Clones are the same pool; the memory goes back to
-/// the system when the last clone and the last region with frames of it are gone.
+/// Pre-faulted memory of one or several nodes. Clones are the same pool. The memory goes back to the
+/// system when the last clone and the last region with frames of the pool are dropped.
 #[derive(Clone)]
 pub struct Pool(Arc<PoolInner>);
 
@@ -51,46 +50,46 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// The size of its pages; [`PageSize::Base`] if not said.
+    /// The size of the pool's pages. Default: [`PageSize::Base`].
     pub fn page_size(mut self, page: PageSize) -> Self {
         self.page = page;
         self
     }
 
-    /// How many threads fault the memory in; if not said, one for each CPU of a node, at most 8.
+    /// How many threads fault the memory in. Default: one for each CPU of a node, at most 8.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Locks the memory, so that it is never swapped out: faulted in is not yet resident for good.
-    /// Counts once against `RLIMIT_MEMLOCK`, and once more, like each mapping of the memory, in
-    /// what tools show as the process' resident size. hugetlb pages are never swapped out anyway.
+    /// Locks the memory, so that it is never swapped out. It counts once against `RLIMIT_MEMLOCK`,
+    /// and once more in the resident size that tools show for the process, like each mapping of the
+    /// memory. hugetlb pages are never swapped out, with or without a lock.
     #[doc(alias = "mlock")]
     pub fn locked(mut self, locked: bool) -> Self {
         self.locked = locked;
         self
     }
 
-    /// Called with the bytes done and the bytes to do, from the filling threads, about every 32 MB.
+    /// Has the filling threads call `report` about every 32 MB, with the bytes that are done and all
+    /// bytes.
     pub fn progress(mut self, report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(report));
         self
     }
 
-    /// Uses another backend than the kernel: for tests.
+    /// Uses a backend other than the kernel, for tests.
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Takes the memory, faults it in, and verifies with the kernel that it lies where it should,
-    /// in pages of the size asked for.
+    /// Takes the memory, faults it in, and verifies with the kernel that it lies on the right nodes,
+    /// in pages of the requested size.
     ///
     /// # Errors
-    /// With too little free memory or too few huge pages, or on a node that the process' cpuset
-    /// does not allow, an error that says how much there is and what to do; whatever had been taken
-    /// is given back.
+    /// If too little memory or too few huge pages are free, or the cpuset of the process does not
+    /// allow a node. The error says how much is free and what to do. All memory is given back.
     pub fn build(self) -> Result<Pool, Error> {
         let page_bytes = self.page.bytes() as u64;
         if self.bytes == 0 || self.bytes > 1 << 46 {
@@ -110,8 +109,8 @@ impl PoolBuilder {
             });
         }
         let weights = self.placement.weights()?;
-        // What a region of the pool's size would have on each node, so that there is room for one;
-        // and at least a page.
+        // On each node as many pages as a region of the pool's size would have there, so that one
+        // fits in; and at least one page.
         let pages = self.bytes.div_ceil(page_bytes);
         let layout = self.placement.layout((pages * page_bytes) as usize, self.page)?;
         let frames: Vec<u64> =
@@ -139,7 +138,7 @@ impl PoolBuilder {
     }
 }
 
-/// The node on which the page tables of a share on `node` belong; `None` where there is no choice.
+/// The node for the page tables of a share on `node`; `None` if the machine has one node only.
 fn tables_node(
     topology: Option<&Topology>,
     page_tables: PageTables,
@@ -155,9 +154,9 @@ fn tables_node(
 }
 
 impl Pool {
-    /// Starts to describe a pool of `bytes` bytes (rounded up to whole pages): on a node, or as a
-    /// [`Placement`] says. Each node's share is what a region of that size would have there, so
-    /// that one fits in.
+    /// Describes a pool of `bytes` bytes (rounded up to whole pages), on a node or as a
+    /// [`Placement`] says. Each node's share has the size that a region of `bytes` bytes needs
+    /// there.
     pub fn builder(placement: impl Into<Placement>, bytes: u64) -> PoolBuilder {
         let backend: Arc<dyn Backend> = Arc::new(Linux);
         PoolBuilder {
@@ -171,39 +170,40 @@ impl Pool {
         }
     }
 
-    /// The nodes whose memory it is.
+    /// The nodes on which the pool has memory.
     pub fn nodes(&self) -> Vec<NodeId> {
         self.shares().iter().map(Share::node).collect()
     }
 
-    /// The size of its pages.
+    /// The size of the pool's pages.
     pub fn page_size(&self) -> PageSize {
         self.0.page
     }
 
-    /// Its size in bytes.
+    /// The size of the pool in bytes.
     pub fn bytes(&self) -> u64 {
         self.shares().iter().map(Share::bytes).sum()
     }
 
-    /// What is free of it, in bytes. Frames that a job is recycling are not, although whoever needs
+    /// Free bytes. Frames that a job is recycling do not count as free, although a call that needs
     /// them gets them.
     pub fn free_bytes(&self) -> u64 {
         self.shares().iter().map(Share::free_bytes).sum()
     }
 
-    /// What is free of it on one node, in bytes; 0 for a node that is none of its.
+    /// Free bytes on one node; 0 for a node on which the pool has no memory.
     pub fn free_bytes_on(&self, node: NodeId) -> u64 {
         self.shares().iter().filter(|share| share.node() == node).map(Share::free_bytes).sum()
     }
 
-    /// The pool as a destination with another placement than its own: `pool.on(NodeId(1))`.
+    /// The pool as a destination, with a placement other than its own: `pool.on(NodeId(1))`.
     pub fn on(&self, placement: impl Into<Placement>) -> Destination {
         Destination { pool: self.clone(), placement: placement.into() }
     }
 
-    /// Asks the kernel where all its frames lie, whoever uses them. Maps each of them once more for
-    /// a moment: takes some 60 ms per GB of base pages. Leaps may go on meanwhile.
+    /// Asks the kernel on which nodes all frames of the pool lie, free and used ones. Maps each frame
+    /// once more for a moment, which takes some 60 ms per GB of base pages. Leaps may go on
+    /// meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let mut all = Verification::default();
         for share in self.shares() {
@@ -221,7 +221,7 @@ impl Pool {
     }
 }
 
-/// Where pages go: a pool, and a placement on nodes that it has. A pool alone means its own
+/// Where pages go: a pool, and a placement on nodes of the pool. `&pool` alone means the pool's own
 /// placement.
 #[derive(Clone, Debug)]
 pub struct Destination {
@@ -250,7 +250,7 @@ impl From<&Destination> for Destination {
 /// A destination, resolved for one region.
 pub(crate) struct Target {
     layout: Layout,
-    /// By the layout's numbers.
+    /// In the order of the layout's nodes.
     pub(crate) shares: Vec<Share>,
     page_tables: PageTables,
 }
@@ -261,7 +261,7 @@ impl Destination {
         self.pool.page_size()
     }
 
-    /// What the pool has free, in bytes, on the nodes of the placement.
+    /// Bytes that the pool has free on the nodes of the placement.
     pub fn free_bytes(&self) -> u64 {
         let named = |share: &&Share| self.placement.nodes().any(|node| node == share.node());
         self.pool.shares().iter().filter(named).map(Share::free_bytes).sum()
@@ -271,18 +271,15 @@ impl Destination {
         &self.pool
     }
 
-    /// Finds the shares for the pages of a range of at most `capacity` bytes.
+    /// Finds the shares for pages of a region of that capacity and page size.
     pub(crate) fn resolve(&self, capacity: usize, page: PageSize) -> Result<Target, Error> {
         let layout = self.placement.layout(capacity, page)?;
         let find = |(node, _): (NodeId, u32)| {
             let share = self.pool.shares().iter().find(|share| share.node() == node);
             share.cloned().ok_or_else(|| Error::BadArgument {
                 what: "placement",
-                reason: format!(
-                    "{node} is none of the pool's, which are {}",
-                    nodes_text(&self.pool.nodes())
-                ),
-                remedy: "name nodes on which the pool has memory".into(),
+                reason: format!("the pool has no memory on {node}"),
+                remedy: format!("use nodes of the pool: {}", nodes_text(&self.pool.nodes())),
             })
         };
         let shares = self.placement.weights()?.into_iter().map(find).collect::<Result<_, _>>()?;
@@ -301,7 +298,7 @@ fn nodes_text(nodes: &[NodeId]) -> String {
 }
 
 impl Target {
-    /// Cuts pages of the region into parts by the share that they belong to.
+    /// Cuts pages of the region into parts, each with the share that its frames come from.
     pub(crate) fn parts(
         &self,
         pages: std::ops::Range<u64>,
@@ -309,8 +306,7 @@ impl Target {
         self.layout.parts(pages).into_iter().map(|(part, share)| (part, &self.shares[share]))
     }
 
-    /// Where the page tables belong of pages in frames of a share; `None` if it makes no
-    /// difference.
+    /// The node for the page tables that map frames of a share; `None` if it makes no difference.
     pub(crate) fn tables(&self, share: &Share) -> Option<NodeId> {
         match self.page_tables {
             PageTables::Auto => share.0.tables,
@@ -338,8 +334,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Reserves address space so that whole page-table pages can later move between two such ranges:
-/// aligned to 1 GB if it is that large, else to 2 MB.
+/// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table pages
+/// can move between two such ranges.
 pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
     const ALIGN_SMALL: usize = 2 << 20;
     const ALIGN_LARGE: usize = 1 << 30;
@@ -349,7 +345,8 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
         if base != BASE_PAGE as libc::c_long {
             return Err(Error::Unsupported {
                 what: format!(
-                    "this kernel's base pages have {base} bytes, and pageleap knows {BASE_PAGE} only"
+                    "the base pages of this kernel have {base} bytes, and pageleap supports \
+                     {BASE_PAGE} only"
                 ),
                 remedy: "use a kernel with 4 KB pages",
             });
@@ -359,8 +356,8 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
     let mut holes = Vec::new();
     let reserved = loop {
         match backend.reserve(bytes, align) {
-            // A call has left a hole in what is ours. Its repair could not tell whose mapping lies
-            // there.
+            // This is a hole that a failed call has left in a pool or a region. The repair of the
+            // hole could not tell whose mapping lies there.
             Ok(addr) if backend.is_host_memory() && is_of_pool_or_region(addr, bytes) => {
                 holes.push(addr)
             }
@@ -368,13 +365,13 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
         }
     };
     for addr in holes {
-        // SAFETY: just reserved, and nobody knows it.
+        // SAFETY: just reserved, and no other code knows the address.
         let _ = unsafe { backend.release(addr, bytes) };
     }
     reserved.map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
 }
 
-/// The command that adds huge pages to a node, on top of those that it has.
+/// The command that adds huge pages to those that a node has.
 pub fn reserve_command(node: NodeId, page: PageSize, more: u64) -> String {
     let file = crate::topology::huge_page_directory(node, page.bytes() as u64).join("nr_hugepages");
     let total = crate::topology::read_count(&file).unwrap_or(0) + more;

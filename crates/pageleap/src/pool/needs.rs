@@ -1,12 +1,12 @@
-//! What a call needs of each share, where it takes frames piece by piece: an error speaks of all of
-//! it.
+//! What a call needs of each share. A call takes frames piece by piece, and its error speaks of all
+//! of them.
 
 use std::collections::BTreeMap;
 
 use super::Share;
 use crate::error::Error;
 
-/// Frames by the number of their share: needed as far as that is known, and taken so far.
+/// Frames by the number of their share: those that will be needed, and those that are taken so far.
 #[derive(Debug, Default)]
 pub(crate) struct Needs(BTreeMap<u64, Need>);
 
@@ -17,13 +17,13 @@ struct Need {
 }
 
 impl Needs {
-    /// Notes that so many frames of a share will be needed.
+    /// Notes that `frames` frames of a share will be needed.
     pub(crate) fn add(&mut self, share: &Share, frames: u64) {
         self.0.entry(share.id()).or_default().frames += frames;
     }
 
-    /// Notes that some of them have been taken; or has the error say how it was before any were,
-    /// because they go back when it is read.
+    /// Notes that `frames` frames have been taken. An error speaks of the time before the call took
+    /// any frame: by the time a user reads it, all of them have been given back.
     pub(crate) fn taken<T>(
         &mut self,
         share: &Share,

@@ -1,4 +1,4 @@
-//! Reservation of huge pages for as long as they are needed.
+//! Huge pages that are reserved as long as a value lives.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::topology::{Topology, huge_page_directory, read_count};
 use crate::units::{NodeId, PageSize};
 
-/// Huge pages that were added to a node's pool and go back when this is dropped (after the pools
-/// that use them).
+/// Huge pages that were added to a node's hugetlb pool. Dropping the value gives them back; drop the
+/// pools that use them first.
 #[derive(Debug)]
 pub struct HugePageReservation {
     total: PathBuf,
@@ -19,14 +19,14 @@ pub struct HugePageReservation {
 }
 
 impl HugePageReservation {
-    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free there. Needs
-    /// root. Free pages that somebody else has reserved and not yet used count as free. Pages of 1
-    /// GB are hard to find on a machine that has run for a while: reserve them at boot
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free. Needs root.
+    /// Pages that another program has reserved and not yet used count as free. On a machine that has
+    /// run for a while the kernel seldom finds pages of 1 GB: reserve them at boot
     /// (`hugepagesz=1G hugepages=N`).
     ///
     /// # Errors
-    /// If the pages are none of hugetlb's, the file cannot be written, or the kernel finds fewer
-    /// contiguous pages than asked for; what was added is given back then.
+    /// If the page size is not one of hugetlb, the file cannot be written, or the kernel finds fewer
+    /// contiguous pages than requested; pages that were added are given back.
     pub fn reserve(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
         if !page.is_hugetlb() {
             return Err(Error::BadArgument {
@@ -40,14 +40,14 @@ impl HugePageReservation {
         let _only_us = lock_file(&total);
         let present = Topology::node_now(node)?;
         let missing = pages.saturating_sub(present.free_huge(page));
-        // The kernel would take all that there is before it said no.
+        // The kernel would take all memory of the node before it refused.
         if missing.saturating_mul(page) > present.total_bytes {
             return Err(Error::OutOfMemory {
                 node,
                 needed_bytes: missing.saturating_mul(page),
                 free_bytes: present.free_bytes,
                 limit: "the memory of the node".into(),
-                remedy: "reserve fewer".into(),
+                remedy: "reserve fewer pages".into(),
             });
         }
         if missing == 0 {
@@ -62,7 +62,7 @@ impl HugePageReservation {
                 node,
                 needed_bytes: missing * page,
                 free_bytes: added * page,
-                limit: format!("the kernel, asked through {},", total.display()),
+                limit: format!("the kernel ({})", total.display()),
                 remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory"
                     .into(),
             });
@@ -70,7 +70,7 @@ impl HugePageReservation {
         Ok(HugePageReservation { total, added, process: std::process::id() })
     }
 
-    /// How many pages were added.
+    /// How many pages have been added.
     pub fn added(&self) -> u64 {
         self.added
     }
@@ -96,9 +96,9 @@ fn write(total: &Path, pages: u64) -> Result<(), Error> {
     })
 }
 
-/// Keeps other reservations of this node away until the file is dropped: each reads the number of
-/// pages and writes another. Without permission there is nothing to keep away from, for writing
-/// will fail too.
+/// Keeps other reservations on this node out until the file is dropped, because each reads the
+/// number of pages and writes another. A process that may not open the file cannot write the number
+/// either.
 fn lock_file(path: &Path) -> Option<File> {
     let file = File::open(path).ok()?;
     // SAFETY: locks a descriptor of ours; closing it unlocks.

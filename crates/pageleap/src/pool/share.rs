@@ -1,16 +1,15 @@
 //! A share: the frames that a pool has on one node.
 //!
-//! A share is one sealed memory file, and one mapping of all of it, the *alias*. **Invariant:** a
-//! frame is either free or has one owner (a region, or a job that will hand it to one).
+//! A share is one sealed memory file, and one mapping of the whole file, the *alias*. **Invariant:**
+//! a frame is either free or has one owner (a region, or a job that will hand it to one).
 //! **Invariant:** the page tables of the alias are filled for every free frame, so that a migration
-//! copies into it, and moves those page tables, without a fault. A migration takes the page tables
-//! of the alias of the frames that it uses, and puts those of the frames that it vacates back into
-//! theirs, so that little is left to do when frames come back.
+//! copies into the frame, and moves those page tables, without a fault.
 //!
-//! So the page tables that map a frame, its alias' while it is free and its region's while it is
-//! used, are the same all the time, except where a mapping is made anew. The share notes where that
-//! has happened, because new page tables lie where the calling thread's policy says, and not where
-//! the share wants them.
+//! A migration takes the page tables from the alias of the frames that it uses, and puts the page
+//! tables of the frames that it vacates into their alias. So little is left to do when frames come
+//! back, and a frame keeps its page tables: in its alias while it is free, in a region while it is
+//! used. Only a new mapping gets new page tables. They lie on the node that the calling thread's
+//! policy says, and not where the share wants them, so the share notes their frames as *strayed*.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,8 +30,8 @@ use crate::units::{NodeId, PageSize, human_bytes};
 pub(crate) const ALIAS_ATTRIBUTES: Attributes =
     Attributes { dont_fork: true, dont_dump: true, ..Attributes::of_new_mapping(Prot::READ_WRITE) };
 
-/// Frames of one node. Clones are the same share; the memory goes back to the system when the last
-/// clone is gone: every region with frames of it, and every job, has one.
+/// Frames of one node. Clones are the same share. Every region with frames of the share has a clone,
+/// and so has every job; when the last clone is dropped, the memory goes back to the system.
 #[derive(Clone)]
 pub(crate) struct Share(pub(crate) Arc<ShareInner>);
 
@@ -40,7 +39,7 @@ pub(crate) struct ShareInner {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) file: MemoryFile,
     pub(crate) node: NodeId,
-    /// Where the page tables belong that map its frames; `None` if it makes no difference.
+    /// The node for the page tables that map the frames; `None` if it makes no difference.
     pub(crate) tables: Option<NodeId>,
     pub(crate) page: PageSize,
     pub(crate) frames: u64,
@@ -57,19 +56,19 @@ pub(crate) struct ShareInner {
 
 struct State {
     allocator: FrameAllocator,
-    /// Frames that have held data: to be zeroed before a region gets them as new memory.
+    /// Frames that have held data. They are zeroed before a region gets them as new memory.
     used: FrameSet,
-    /// What has to be done to the alias of a frame before the frame is free.
+    /// The states of aliases: what is to be repaired before a frame is free.
     aliases: Aliases,
     /// Frames whose page tables may lie on another node than the share wants.
     strayed: FrameSet,
-    /// Frames whose alias could not be mapped again; tried again when frames are short.
+    /// Frames whose alias could not be repaired. The repair is tried again when frames are short.
     unmapped: Vec<Run>,
     /// How many frames are about to be given back.
     announced: u64,
 }
 
-/// What is where an alias is to be mapped.
+/// What is mapped where an alias is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fill {
     /// Reserved address space; page tables are filled later.
@@ -92,19 +91,19 @@ pub(super) struct Plan<'a> {
 }
 
 impl Share {
-    /// Takes the memory, faults it in, and verifies that it is what was asked for. On an error all
-    /// of it goes back.
+    /// Takes the memory, faults it in, and verifies its node and page size. On an error all memory
+    /// goes back.
     pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
         let Plan { node, tables, page, frames, .. } = *plan;
         let bytes = frames as usize * page.bytes();
         fill::check_node(&*backend, node, page, bytes as u64)?;
         let alias = reserve_aligned(&*backend, bytes)?;
         let release = |error| {
-            // SAFETY: nothing has been mapped there, and nobody knows the address.
+            // SAFETY: nothing has been mapped there, and no other code knows the address.
             let _ = unsafe { backend.release(alias, bytes) };
             error
         };
-        // `observe::POOL_FILE` finds the mappings by it.
+        // `observe::POOL_FILE` finds the mappings by this name.
         let name = format!("pageleap:node{}", node.0);
         let file = backend
             .create_file(&name, page, bytes)
@@ -121,7 +120,7 @@ impl Share {
         if backend.is_host_memory() {
             ALIASES.add(alias, bytes);
         }
-        // From here on dropping the share gives everything back.
+        // From here on, dropping the share gives everything back.
         let share = Share(Arc::new(ShareInner {
             backend,
             file,
@@ -161,20 +160,20 @@ impl Share {
         self.0.frames * self.0.page.bytes() as u64
     }
 
-    /// What is free of it, in bytes.
+    /// Free bytes.
     pub(crate) fn free_bytes(&self) -> u64 {
         let state = lock(&self.0.state);
         let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
         (state.allocator.free_frames() + unmapped) * self.0.page.bytes() as u64
     }
 
-    /// Asks the kernel where its frames lie, used ones too.
+    /// Asks the kernel where all frames lie, free and used ones.
     pub(crate) fn verify(&self) -> Result<Verification, Error> {
         self.verify_frames(Run { first: 0, frames: self.0.frames })
     }
 
-    /// Asks the kernel where some frames lie: through mappings of their own, because others may be
-    /// changing those that they have.
+    /// Asks the kernel where some frames lie. It maps them once more, because other threads may be
+    /// changing their mappings.
     pub(crate) fn verify_frames(&self, run: Run) -> Result<Verification, Error> {
         let backend = &*self.0.backend;
         let mut found = NodeCounts::default();
@@ -188,11 +187,11 @@ impl Share {
         Ok(Verification::of(found, &[(self.0.node, run.frames)]))
     }
 
-    /// Has the memory file take new pages from the share's node only: one that is swapped out must
-    /// come back to it.
+    /// Binds the memory file to the share's node, so that a page that was swapped out comes back to
+    /// that node.
     pub(super) fn bind_file(&self, window: &Window<'_>) -> Result<(), Error> {
         let policy = Policy::Bind(self.0.node.0);
-        // Without access nothing is faulted in, not even under `mlockall(MCL_FUTURE)`.
+        // A mapping without access faults nothing in, not even under `mlockall(MCL_FUTURE)`.
         self.through(window, Run { first: 0, frames: self.0.frames }, Prot::NONE, |addr, _, len| {
             // SAFETY: the window is ours.
             unsafe { self.0.backend.bind(addr, len, policy) }
@@ -209,8 +208,8 @@ impl Share {
         Ok(Window { backend: &*inner.backend, addr: reserve_aligned(&*inner.backend, len)?, len })
     }
 
-    /// Maps some frames once more, part by part, and has each part looked at: its address, its
-    /// frames, and its bytes.
+    /// Maps some frames once more, part by part, and calls `look` with each part's address, number
+    /// of frames, and bytes.
     fn through(
         &self,
         window: &Window<'_>,
@@ -229,14 +228,14 @@ impl Share {
         Ok(())
     }
 
-    /// Where the free frames of a share lie that has just been filled.
+    /// Where the frames of a share lie that has just been filled.
     pub(super) fn placement_of_all(&self) -> Result<NodeCounts, Error> {
         NodeCounts::of_range(&*self.0.backend, self.0.alias_of(0), self.0.frames, self.0.page)
     }
 
-    /// Takes `frames` frames for pages from `beside` on, contiguous if there is such a run, else as
-    /// few runs as possible in ascending order. Waits for those that are about to be given back, if
-    /// these are needed.
+    /// Takes `frames` frames for the pages from `beside` on: one run if possible, else as few runs as
+    /// possible, in ascending order. If it needs frames that have been announced, it waits for
+    /// them.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         let page = self.0.page.bytes() as u64;
         let mut mended = false;
@@ -247,8 +246,8 @@ impl Share {
             }
             let free = state.allocator.free_frames();
             if !state.unmapped.is_empty() && !std::mem::replace(&mut mended, true) {
-                // What could not be mapped again earlier may be possible now. Whoever needs these
-                // frames too waits meanwhile.
+                // A repair that failed earlier may succeed now. The frames are announced, so that
+                // other threads that need them wait.
                 let unmapped = std::mem::take(&mut state.unmapped);
                 state.announced += unmapped.iter().map(|run| run.frames).sum::<u64>();
                 drop(state);
@@ -270,18 +269,18 @@ impl Share {
         }
     }
 
-    /// Not in a child made by `fork`, where who has announced frames is not.
+    /// A child made by `fork` has no thread that could give announced frames back.
     fn is_of_this_process(&self) -> bool {
         self.0.process == std::process::id()
     }
 
-    /// Says that frames are about to be given back, by [`Share::give_back_announced`] and without
-    /// waiting for anybody.
+    /// Announces that frames will be given back, by [`Share::give_back_announced`] and without
+    /// waiting for another thread.
     pub(crate) fn announce(&self, run: Run) {
         lock(&self.0.state).announced += run.frames;
     }
 
-    /// As [`Share::give_back`], for frames that have been announced.
+    /// Gives announced frames back, as [`Share::give_back`] does.
     pub(crate) fn give_back_announced(&self, run: Run) -> Result<(), Error> {
         let result = self.give_back(run);
         lock(&self.0.state).announced -= run.frames;
@@ -296,8 +295,8 @@ impl Share {
             let used = lock(&self.0.state).used.runs_in(*run);
             for run in used {
                 let page = self.0.page.bytes();
-                // SAFETY: the frames are taken, so nobody else accesses them, and the alias of free
-                // frames is mapped writable.
+                // SAFETY: the frames are taken, so that no other thread accesses them, and the alias
+                // of free frames is mapped writable.
                 unsafe {
                     self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page)
                 };
@@ -306,8 +305,8 @@ impl Share {
         Ok(runs)
     }
 
-    /// Frees frames, after making their alias what that of free frames is. On an error the frames
-    /// stay out of circulation until a later attempt succeeds; nothing is lost.
+    /// Repairs the alias of frames and frees them. After an error the frames stay out of circulation
+    /// until a later attempt succeeds; nothing is lost.
     pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
         let result = self.mend_alias(run).map_err(|(call, part, errno)| {
             Error::call(
@@ -326,16 +325,14 @@ impl Share {
         result
     }
 
-    /// Orders shares.
+    /// A number that orders shares.
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Makes the alias of `run` as it is for free frames: filled, writable, with
-    /// [`ALIAS_ATTRIBUTES`].
+    /// Repairs the alias of `run`, so that it is filled and writable, with [`ALIAS_ATTRIBUTES`].
     fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
-        // A repair that fails leaves the alias to the next one: a new mapping does what is wanted
-        // too.
+        // If a repair fails, the next kind of repair does the same.
         let outcome = |repaired: &Result<(), Errno>| match repaired {
             Ok(()) => AliasEvent::Mended,
             Err(_) => AliasEvent::Spoilt,
@@ -370,15 +367,16 @@ impl Share {
         lock(&self.0.state).aliases.runs_in(run, alias)
     }
 
-    /// Makes the alias of vacated frames as it was before writes to them were followed: `untrack`
-    /// ends that for an address and a length. Its page tables stay.
+    /// Removes from the alias of vacated frames the marks of a tracker. `untrack` ends tracking of an
+    /// address range. The page tables stay.
     pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
         for part in self.0.steps(run) {
             let (addr, len) =
                 (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
-            // The marks have left entries that do not allow writing. Taking the permission away and
-            // giving it again makes them as they were, which costs a fraction of a fault for each.
-            // SAFETY: the alias is ours, and the frames have no user.
+            // The marks have left page table entries that do not allow writing. Taking the
+            // permission away and giving it again restores the entries, which takes a fraction of
+            // the time of a fault for each.
+            // SAFETY: the alias is the share's own, and the frames have no user.
             let healed = untrack(addr, len).and_then(|()| unsafe {
                 self.0.backend.protect(addr, len, Prot::READ)?;
                 self.0.backend.protect(addr, len, Prot::READ_WRITE)
@@ -389,10 +387,11 @@ impl Share {
         }
     }
 
-    /// Makes sure that the alias of frames which the caller has taken has its page tables on
-    /// `node`: where it may not, maps it anew, with the attributes of an alias, and has `finish` do
-    /// the rest for each such part. What fails is done again next time. New page tables go where
-    /// the calling thread's policy says, which must be `node`.
+    /// Brings the page tables of the alias of frames, which the caller has taken, to `node`. A part
+    /// whose page tables may lie elsewhere is mapped anew, with the attributes of an alias, and then
+    /// passed to `finish`. A part that fails is mapped anew again the next time.
+    ///
+    /// New page tables lie where the calling thread's policy says, which has to be `node`.
     pub(crate) fn seat_tables(
         &self,
         run: Run,
@@ -412,8 +411,7 @@ impl Share {
         Ok(())
     }
 
-    /// Maps the alias again of those frames of `run`, which the caller has taken, where it may be a
-    /// hole.
+    /// Maps the alias of frames, which the caller has taken, where it may be a hole.
     pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
         self.alias_runs(run, AliasState::Torn).into_iter().try_for_each(|part| {
             self.0.map_alias(part, Fill::Torn)?;
@@ -422,18 +420,18 @@ impl Share {
         })
     }
 
-    /// Notes where the page tables are that map `run` now: on `node`, or who knows where.
+    /// Notes on which node the page tables lie that map `run` now; `None` if that is not known.
     pub(crate) fn note_tables(&self, run: Run, node: Option<NodeId>) {
         lock(&self.0.state).strayed.set(run, node.is_none() || node != self.0.tables);
     }
 
-    /// Whether [`Share::seat_tables`] would have anything to do.
+    /// Whether [`Share::seat_tables`] would map a part anew.
     pub(crate) fn has_stray_tables(&self, run: Run, node: NodeId) -> bool {
         self.0.tables != Some(node) || !lock(&self.0.state).strayed.runs_in(run).is_empty()
     }
 
-    /// Counts the frames that are neither free nor waiting to be, and says whether `run` is wholly
-    /// among them.
+    /// The number of frames that are taken (neither free nor waiting for a repair), and whether all
+    /// frames of `runs` are.
     pub(crate) fn taken(&self, runs: &[Run]) -> (u64, bool) {
         let state = lock(&self.0.state);
         let unmapped: u64 = state.unmapped.iter().map(|run| run.frames).sum();
@@ -443,12 +441,12 @@ impl Share {
         (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
     }
 
-    /// Notes that the alias of `run` is filled, but as a region had or will have it.
+    /// Notes that the alias of `run` is filled, with the access and the attributes of a region.
     pub(crate) fn mark_borrowed(&self, run: Run) {
         lock(&self.0.state).aliases.note(run, AliasEvent::Lent);
     }
 
-    /// Maps the alias of `run` again, where a call has failed that may have left a hole.
+    /// Maps the alias of `run` again, after a call has failed that may have left a hole.
     pub(crate) fn mend_hole(&self, run: Run) {
         let mapped = self.0.map_alias(run, Fill::Torn);
         lock(&self.0.state).mapped_anew(run, mapped.is_ok());
@@ -476,12 +474,12 @@ impl State {
 }
 
 impl ShareInner {
-    /// Where the alias maps a frame.
+    /// The address at which the alias maps a frame.
     pub(crate) fn alias_of(&self, frame: u64) -> usize {
         self.alias + frame as usize * self.page.bytes()
     }
 
-    /// Where in the file a frame begins.
+    /// The offset of a frame in the file.
     pub(crate) fn offset_of(&self, frame: u64) -> u64 {
         frame * self.page.bytes() as u64
     }
@@ -493,8 +491,8 @@ impl ShareInner {
         let populate = fill != Fill::New;
         let mapping =
             Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
-        // SAFETY: the alias is ours, and the frames have no user. What another thread may have
-        // mapped into a hole there is not replaced.
+        // SAFETY: the alias is the share's own, and the frames have no user. Memory that another
+        // thread has mapped into a hole is not replaced.
         unsafe {
             if fill == Fill::Torn {
                 self.backend.map_own(&mapping)
@@ -502,36 +500,36 @@ impl ShareInner {
                 self.backend.map(&mapping)
             }
             .map_err(|errno| (Call::Map, errno))?;
-            // Under `mlockall(MCL_FUTURE)` it is locked now, and its lock would be left behind by
-            // an exchange.
+            // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would leave the
+            // lock behind.
             self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
         }
         self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
     }
 
-    /// Locks the frames into memory, by a mapping that never changes: one lock that moves with the
-    /// page tables of an alias would be lost or multiplied.
+    /// Locks the frames into memory, by a mapping that never changes. A lock on the alias would be
+    /// lost or multiplied when its page tables move.
     fn lock_resident(&self) -> Result<(), Error> {
         let bytes = self.frames as usize * self.page.bytes();
         let addr = reserve_aligned(&*self.backend, bytes)?;
-        *lock(&self.anchor) = Some(addr); // the share's drop gives it back
+        *lock(&self.anchor) = Some(addr); // released when the share is dropped
         self.map_beside(addr, bytes, 0, Prot::READ)?;
-        // SAFETY: the anchor is the share's own, and nobody else knows it.
+        // SAFETY: the anchor is the share's own, and no other code knows it.
         unsafe { self.backend.lock(addr, bytes, false) }
             .map_err(|errno| Error::call(Call::Lock, addr, bytes, errno))
     }
 
-    /// Maps a part of the file once more, at an address that has been reserved for it.
+    /// Maps a part of the file once more, at a reserved address.
     fn map_beside(&self, addr: usize, len: usize, offset: u64, prot: Prot) -> Result<(), Error> {
         let mapping = Mapping { addr, len, file: self.file, offset, prot, populate: false };
-        // SAFETY: the range is reserved, and nobody else knows it.
+        // SAFETY: the range is reserved, and no other code knows it.
         unsafe {
             self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
             self.hide(addr, len).map_err(|errno| Error::call(Call::Advise, addr, len, errno))
         }
     }
 
-    /// Takes the alias of `run` back from the access and the attributes of a region. Its page
+    /// Gives the alias of `run` its own access and attributes again, in place of a region's. Its page
     /// tables stay, and become writable again.
     fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
         for part in self.steps(run) {
@@ -540,42 +538,43 @@ impl ShareInner {
             unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
         }
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // `mlockall` may have locked it, or the region. Who may not unlock has not locked anything
-        // either. SAFETY: the alias is ours.
+        // `mlockall` or the region may have locked it. A process that may not unlock memory has not
+        // locked any. SAFETY: the alias is the share's own.
         let _ = unsafe { self.backend.unlock(addr, len) };
         self.advise_alias(run)
     }
 
-    /// Fills the alias of `run` again, whose page tables have gone to a region, and takes it back
-    /// from the access and the attributes that this has. No mapping is made, which a child could
-    /// inherit before it is hidden. Refused for huge pages: only a new mapping is sure to have no
-    /// page tables for base pages.
+    /// Fills the alias of `run` again, whose page tables have gone to a region, and gives it its own
+    /// access and attributes. No mapping is made, which a child could inherit before it is hidden.
+    /// Refused for huge pages: only a new mapping is sure to have no page tables for base pages.
     fn refill_alias(&self, run: Run) -> Result<(), Errno> {
         if self.page != PageSize::Base {
             return Err(Errno(libc::EINVAL));
         }
         self.reclaim_alias(run)?;
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // For reading: the kernel maps 16 pages per fault then, and those of a shared memory file
-        // are writable all the same. SAFETY: the alias is ours, and the frames have no user.
+        // For reading, because then the kernel maps 16 pages per fault, and pages of a shared memory
+        // file are writable all the same. SAFETY: the alias is the share's own, and the frames have
+        // no user.
         unsafe { self.backend.populate(addr, len, false) }
     }
 
-    /// The parts of a run for which calls are made that visit every page: each keeps all other
-    /// threads of the process from mapping and unmapping, some 20 us per MB.
+    /// The parts of a run for calls that visit every page. Such a call keeps all other threads of the
+    /// process from mapping and unmapping, for some 20 us per MB.
     fn steps(&self, run: Run) -> impl Iterator<Item = Run> {
         /// Bytes of a step: one page of page table.
         const STEP: usize = 2 << 20;
         run.pieces(STEP / self.page.bytes())
     }
 
-    /// Gives the alias of `run` the advice of all aliases: neither children nor core dumps get it.
+    /// Gives the alias of `run` the advice of all aliases, which keeps it from children and core
+    /// dumps.
     pub(crate) fn advise_alias(&self, run: Run) -> Result<(), Errno> {
         // SAFETY: the alias is ours, and the frames have no user.
         unsafe { self.hide(self.alias_of(run.first), run.frames as usize * self.page.bytes()) }
     }
 
-    /// Keeps a mapping of frames from children and core dumps: they would get the data twice.
+    /// Keeps a mapping of frames from children and core dumps, which would get the data twice.
     ///
     /// # Safety
     /// The mapping is the share's own.
@@ -589,11 +588,11 @@ impl ShareInner {
 
 impl Drop for ShareInner {
     fn drop(&mut self) {
-        // SAFETY: no region and no job has frames of this share any more: each would hold a clone
-        // of it. The mapping keeps no reference to the descriptor.
+        // SAFETY: no region and no job has frames of this share, because each would hold a clone of
+        // it. The mapping keeps no reference to the descriptor.
         unsafe {
-            // A child made by `fork` has the books, but not the memory; something else may be
-            // mapped there.
+            // A child made by `fork` has the books, but not the memory, and may have mapped other
+            // memory there.
             if self.process == std::process::id() {
                 let bytes = |frames: u64| frames as usize * self.page.bytes();
                 let anchor = self.anchor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -607,8 +606,8 @@ impl Drop for ShareInner {
                 let torn = lock(&self.state).aliases.runs_in(all, AliasState::Torn);
                 let mut theirs = FrameSet::new(self.frames);
                 for frame in torn.into_iter().flat_map(|run| run.pieces(1)) {
-                    // Where a hole was, another thread may have memory by now. What is not mapped,
-                    // or refused for another reason, is ours.
+                    // Another thread may have mapped memory into a hole. A frame that is refused for
+                    // another reason is the share's own.
                     let found = self.map_alias(frame, Fill::Torn);
                     let foreign = matches!(
                         found,
@@ -625,7 +624,7 @@ impl Drop for ShareInner {
     }
 }
 
-/// Address space through which frames are looked at; it goes back when this is dropped.
+/// Address space at which frames are mapped once more for a moment. Dropping it releases it.
 pub(super) struct Window<'a> {
     backend: &'a dyn Backend,
     addr: usize,
@@ -634,11 +633,10 @@ pub(super) struct Window<'a> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A mapping that is left over would keep the memory of the whole share. What makes the call
-        // fail is a shortage of mappings that other threads cause, so that the next call may find
-        // some.
+        // A mapping that is left over would keep the memory of the whole share. The call fails when
+        // other threads use up the mappings of the process, so that the next try may succeed.
         const TRIES: usize = 3;
-        // SAFETY: whoever made this reserved the range, and uses it no more.
+        // SAFETY: the range was reserved for this window, which is no longer used.
         let mut tries = (0..TRIES).map(|_| unsafe { self.backend.release(self.addr, self.len) });
         let _ = tries.any(|released| released.is_ok());
     }

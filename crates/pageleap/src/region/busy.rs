@@ -1,4 +1,4 @@
-//! Which bytes of a region a job or a call is changing.
+//! The bytes of a region that a job or a call is changing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::sync::lock;
 pub(crate) struct BusyRanges(BTreeMap<usize, usize>);
 
 impl BusyRanges {
-    /// Adds a range, unless it overlaps one that is there.
+    /// Adds a range, unless it overlaps another, and returns whether it was added.
     pub(crate) fn insert(&mut self, range: Range<usize>) -> bool {
         let overlaps =
             self.0.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start);
@@ -27,7 +27,7 @@ impl BusyRanges {
     }
 }
 
-/// A byte range that is busy until this is dropped. Keeps the region mapped.
+/// A byte range that is busy until the claim is dropped. A claim keeps the region mapped.
 pub(crate) struct Claim {
     region: Arc<RegionInner>,
     range: Range<usize>,

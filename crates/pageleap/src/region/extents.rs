@@ -74,7 +74,7 @@ impl<P: Clone + PartialEq> ExtentMap<P> {
         backed == pages.end - pages.start
     }
 
-    /// Forgets `pages` and returns what backed them.
+    /// Removes `pages` and returns the extents that backed them.
     pub(crate) fn remove(&mut self, pages: Range<u64>) -> Vec<Extent<P>> {
         let removed: Vec<Extent<P>> = self.within(pages.clone()).collect();
         for extent in &removed {
@@ -90,7 +90,7 @@ impl<P: Clone + PartialEq> ExtentMap<P> {
         removed
     }
 
-    /// Backs the pages of `extent` by its frames and returns what backed them before.
+    /// Backs the pages of `extent` by its frames, and returns the extents that backed them before.
     pub(crate) fn replace(&mut self, extent: Extent<P>) -> Vec<Extent<P>> {
         let replaced = self.remove(extent.pages.clone());
         let mut merged = extent;

@@ -1,11 +1,11 @@
 //! Regions: stable virtual ranges whose pages change their frames while threads use them.
 //!
-//! A region owns its address space for life and every mapping in it (its *view*; one for now). Each
-//! page is either backed by a frame of a pool, or unbacked: touching an unbacked page raises
-//! SIGSEGV as any unmapped address does.
+//! A region owns its address space and every mapping in it, until it is dropped. Each page is either
+//! backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV, as to any
+//! unmapped address.
 //!
-//! **Invariant:** outside a running migration, what is mapped is what [`ExtentMap`] says.
-//! **Invariant:** bytes of a region that a job or a call is changing are *busy*, and nothing else
+//! **Invariant:** outside a running migration, the mappings of a region are those that [`ExtentMap`]
+//! says. **Invariant:** bytes that a job or a call is changing are *busy*, and no other job or call
 //! changes them meanwhile.
 
 mod busy;
@@ -39,34 +39,34 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///
 /// # The user's contract
 /// Threads of this process may read and write the region at any time, also while it is being
-/// migrated, with ordinary loads, stores and atomic operations; nothing is lost. This much is asked
-/// of them in return (`docs/protocol.md`, "The user's contract", has the reasons):
+/// migrated, with ordinary loads, stores and atomic operations; nothing is lost. In return the
+/// program keeps these rules (`docs/protocol.md`, "The user's contract", has the reasons):
 ///
 /// * **System calls that write into a part** that is being migrated (`read`, `recv`, io_uring) may
 ///   fail with EFAULT, or end early with a short count, with the engines `mprotect` and
-///   `precopy-protect`. Repeat them where nothing is consumed before it is copied: not with
-///   datagrams and eventfds.
+///   `precopy-protect`. Repeat such a call, unless it consumes its data before it copies them, as
+///   with datagrams and eventfds.
 /// * **No pinned pages without a guard**: no O_DIRECT, RDMA, registered io_uring buffers,
 ///   `vmsplice`, `process_vm_writev` or MSG_ZEROCOPY in flight on a part that is being migrated,
-///   except under [`Region::pin`]. The device would go on with the old frame.
+///   except under [`Region::pin`]. The device would go on using the old frame.
 /// * **No process-shared, priority-inheriting or robust mutexes**, semaphores or condition
 ///   variables inside. Ordinary private ones are fine.
 /// * **No stacks and no thread-local storage** inside.
-/// * **Nothing that this library allocates** inside: the global allocator, or `malloc` under it,
-///   must not take its memory from a region.
+/// * **Nothing that this library allocates** inside: the global allocator, and `malloc` under it,
+///   must not take their memory from a region.
 /// * **No userfaultfd of your own** on it, and no protection keys.
 /// * **No other mapping** of the same memory file, and no use by other processes. Children made by
 ///   `fork` do not get the region (`MADV_DONTFORK` is set); a child must not touch it.
-/// * **No thread may write into it while it blocks SIGSEGV** (a signal handler whose mask contains
-///   it counts) and the engine `mprotect` or `precopy-protect` moves it.
-/// * **No seccomp filter that kills a thread** for what the fault handler calls, if the thread
-///   writes into it and the engine `mprotect` moves it.
-/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of it at any time except
-///   while that part is being migrated, and survive migration. Mapping something else into its
-///   range is not allowed.
+/// * **No thread that blocks SIGSEGV writes into the region** while the engine `mprotect` or
+///   `precopy-protect` moves it. A signal handler whose mask contains SIGSEGV blocks it.
+/// * **No seccomp filter kills a thread** for the system calls of the fault handler, if the thread
+///   writes into the region while the engine `mprotect` moves it.
+/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time,
+///   except while that part is being migrated. They survive migration. Nothing else may be mapped
+///   into the region's range.
 ///
-/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it: pointers to
-/// it dangle then.
+/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers into
+/// the region dangle then.
 pub struct Region(Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
@@ -76,13 +76,13 @@ pub(crate) struct RegionInner {
     capacity: usize,
     pub(crate) page: PageSize,
     len: AtomicUsize,
-    /// Held by who makes it longer.
+    /// Held while the region is made longer.
     growing: Mutex<()>,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
     pub(crate) pins: Pins,
-    /// Frames that may still be mapped where the extents say nothing is, because unmapping them
-    /// failed: nobody else gets them before the region is gone.
+    /// Frames that may still be mapped, although no extent says so, because unmapping them failed. No
+    /// other region gets them before this one is dropped.
     limbo: Mutex<Vec<(Share, Run)>>,
     /// The process that made it.
     process: u32,
@@ -90,7 +90,7 @@ pub(crate) struct RegionInner {
     pub(crate) jobs: Mutex<Vec<Weak<JobShared>>>,
 }
 
-/// Types for which every bit pattern is a value, so that a region's bytes can be seen as them.
+/// Types for which every bit pattern is a value, so that bytes of a region can be read as values.
 ///
 /// # Safety
 /// Only for types without padding, invalid bit patterns, pointers or interior mutability.
@@ -107,13 +107,13 @@ plain!(u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, f32, f64);
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 impl Region {
-    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool:
-    /// `&pool` means as the pool itself is placed, `pool.on(placement)` another placement on its
-    /// nodes. Waits for frames that a job is recycling, if it needs them. Read [the
+    /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool.
+    /// `&pool` stands for the pool's own placement, `pool.on(placement)` for another placement on its
+    /// nodes. If frames are needed that a job is recycling, the call waits for them. Read [the
     /// contract](Region).
     ///
     /// # Errors
-    /// If the pool has too few free frames, or the mapping fails; everything is given back then.
+    /// If the pool has too few free frames, or the mapping fails. All frames are given back.
     pub fn new(place: impl Into<Destination>, bytes: usize) -> Result<Region, Error> {
         let place = place.into();
         let region =
@@ -122,13 +122,13 @@ impl Region {
         Ok(region)
     }
 
-    /// A region of no bytes that can grow to `capacity` bytes at the same address. Read [the
+    /// An empty region that can grow to `capacity` bytes at the same address. Read [the
     /// contract](Region).
     pub fn reserve(capacity: usize, page: PageSize) -> Result<Region, Error> {
         Region::reserve_with(Arc::new(Linux), capacity, page)
     }
 
-    /// The same over another backend, for tests.
+    /// The same with a backend other than the kernel, for tests.
     pub fn reserve_with(
         backend: Arc<dyn Backend>,
         capacity: usize,
@@ -164,9 +164,9 @@ impl Region {
         })))
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages), the new part being zero and
-    /// backed by frames of a pool. Addresses do not change. One that is as long already stays as it
-    /// is. Several threads may ask: one grows it after the other.
+    /// Extends the region to `len` bytes (rounded up to whole pages). The new part is zero and backed
+    /// by frames of a pool. Addresses do not change. A region that is as long already does not
+    /// change. If several threads call this, one call runs after the other.
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -175,9 +175,9 @@ impl Region {
         Ok(())
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages) without memory: touching the
-    /// new part raises SIGSEGV until it is backed ([`Region::back`]). For buffer pools, which have
-    /// an address for each page of a file, and memory for some of them.
+    /// Extends the region to `len` bytes (rounded up to whole pages), without memory: an access to the
+    /// new part raises SIGSEGV until the part is backed ([`Region::back`]). For buffer pools, which
+    /// have an address for each page of a file, and memory for some of the pages.
     pub fn extend(&self, len: usize) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -185,7 +185,7 @@ impl Region {
         Ok(())
     }
 
-    /// What a region of `len` bytes has that this one has not, in whole pages.
+    /// The bytes that are new if the region grows to `len` bytes, in whole pages.
     fn new_part(&self, len: usize) -> Result<Option<Range<usize>>, Error> {
         let inner = &*self.0;
         let len = len.checked_next_multiple_of(inner.page.bytes()).unwrap_or(usize::MAX);
@@ -200,8 +200,8 @@ impl Region {
         Ok((len > old).then_some(old..len))
     }
 
-    /// Backs an unbacked part with zeroed frames of a pool: what [`Region::discard`] or
-    /// [`Region::extend`] left.
+    /// Backs an unbacked part, which [`Region::discard`] or [`Region::extend`] has left, with zeroed
+    /// frames of a pool.
     pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
         self.back_up_to(self.len(), range, &place.into())
     }
@@ -219,7 +219,7 @@ impl Region {
             return Err(Error::BadArgument {
                 what: "pool",
                 reason: format!(
-                    "its pages are {} and the region's {}",
+                    "its pages have the size {}, and those of the region {}",
                     pool.page_size(),
                     inner.page
                 ),
@@ -235,8 +235,8 @@ impl Region {
                 "name unbacked pages only",
             ));
         }
-        // Beyond the limit an exchange would leave a hole, into which another thread could map
-        // memory.
+        // Beyond the limit of address space an exchange would leave a hole, into which another
+        // thread could map memory.
         if inner.backend.is_host_memory() {
             check_address_space(0)?;
         }
@@ -264,7 +264,7 @@ impl Region {
         }
         if let Err((error, mapped)) = inner.map_all_new(&new, &target) {
             let part = inner.addr(pages.start);
-            // SAFETY: the part was unbacked before, and nobody has been told that it is not.
+            // SAFETY: the part was unbacked before, and no other code knows of its new frames.
             if unsafe { inner.backend.vacate(part, inner.bytes(mapped.end - pages.start)) }.is_ok()
             {
                 give_back(&new);
@@ -273,51 +273,54 @@ impl Region {
             }
             return Err(error);
         }
-        // All at once: a view of the part must not be handed out while the rest can still fail.
+        // All extents at once: no view of the part may be handed out while the rest can still fail.
         let mut extents = lock(&inner.extents);
         new.into_iter().for_each(|extent| drop(extents.replace(extent)));
         Ok(())
     }
 
-    /// Gives the frames of a part back to their pools. Touching it raises SIGSEGV until it is
-    /// backed again; its former contents are gone. Takes `&mut self` because references into the
-    /// part would dangle.
+    /// Gives the frames of a part back to their pools. An access to the part raises SIGSEGV until it
+    /// is backed again; its contents are lost. Takes `&mut self`, because references into the part
+    /// would dangle.
     ///
     /// # Errors
-    /// If a guard is on the part ([`Region::pin`]); if the process has as many mappings as it may:
-    /// then some of the part is still backed, as it was.
+    /// If a guard is on the part ([`Region::pin`]), or the process has as many mappings as it may
+    /// have. In the second case some pages of the part may still be backed, with their contents.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
-        // SAFETY: nobody else has a reference to the region, so none into it lives.
+        // SAFETY: no other reference to the region exists, so that no reference into it lives.
         unsafe { self.discard_shared(range) }
     }
 
-    /// The same for callers whose language knows no exclusive references.
+    /// The same, for callers whose language has no exclusive references.
     ///
     /// # Safety
-    /// Nobody accesses the part, or keeps a reference into it, from this call on until it is backed
-    /// again.
+    /// From this call on until the part is backed again, no thread accesses the part or keeps a
+    /// reference into it.
     ///
     /// # Errors
     /// As [`Region::discard`].
     pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
         let _claim = self.0.claim(range.clone(), self.len())?;
         let pages = self.0.pages(&range);
-        // Whoever asks for a guard meanwhile waits, and finds the part unbacked.
+        // A call that asks for a guard meanwhile waits, and finds the part unbacked.
         let _moving = self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {
             range: AddressRange::new(self.0.addr(pages.start), range.len()),
         })?;
         self.0.unback(pages.clone())
     }
 
-    /// Keeps the pages of a part in their frames until the guard is dropped, for as long as a
-    /// device, or the kernel for it, may have these frames: from before the submission of O_DIRECT,
-    /// RDMA, MSG_ZEROCOPY, `vmsplice`, `process_vm_writev` or the registration of an io_uring
-    /// buffer, in either direction, until after its completion or unregistration. Returns once no
-    /// attempt is under way that moves one of them: at most after the milliseconds that one takes.
-    /// Jobs move everything else meanwhile, and wait for guards as
+    /// Keeps the pages of a part in their frames until the guard is dropped.
+    ///
+    /// Hold a guard as long as a device, or the kernel for it, may use the frames. That is, in either
+    /// direction, from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice` or
+    /// `process_vm_writev` until after its completion, and from before the registration of an
+    /// io_uring buffer until after its unregistration.
+    ///
+    /// Returns when no attempt is under way that moves one of the pages; an attempt takes
+    /// milliseconds. Jobs move all other pages meanwhile, and wait for guards as
     /// [`Migration::pin_patience`](crate::Migration::pin_patience) says.
     ///
-    /// The guard keeps the region mapped, also when its handle is gone.
+    /// The guard keeps the region mapped, also after the region itself has been dropped.
     ///
     /// # Errors
     /// If the part is empty, not inside the region, or unbacked somewhere.
@@ -333,55 +336,55 @@ impl Region {
         let page = inner.page.bytes();
         let pages = (range.start / page) as u64..range.end.div_ceil(page) as u64;
         let guard = PinGuard::new(inner, pages.clone());
-        // After that nobody discards them: that excludes guards, as attempts do.
+        // From here on the pages cannot be discarded, because a guard excludes that.
         if !lock(&inner.extents).backs_all(pages) {
             return Err(inner.bad_range(range, "part of it is unbacked", "back it first"));
         }
         Ok(guard)
     }
 
-    /// The first byte. The address never changes.
+    /// The address of the first byte, which never changes.
     pub fn as_ptr(&self) -> NonNull<u8> {
         NonNull::new(self.0.start as *mut u8).expect("the kernel maps nothing at 0")
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.0.len.load(Ordering::Acquire)
     }
 
-    /// Whether it has no bytes yet.
+    /// Whether the region has no bytes yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The size of its pages.
+    /// The size of the region's pages.
     pub fn page_size(&self) -> PageSize {
         self.0.page
     }
 
-    /// Its identity in reports.
+    /// The region's identity in reports.
     pub fn id(&self) -> RegionId {
         self.0.id
     }
 
-    /// A part of the region as 64-bit words that several threads may read and write.
+    /// A part of the region as 64-bit words, which several threads may read and write.
     pub fn atomics_u64(&self, range: Range<usize>) -> Result<&[AtomicU64], Error> {
         // SAFETY: atomics may be shared with concurrent atomic accesses.
         unsafe { self.view(range) }
     }
 
-    /// A part of the region as 32-bit words that several threads may read and write.
+    /// A part of the region as 32-bit words, which several threads may read and write.
     ///
     /// # Safety
-    /// While the slice lives nobody accesses that part through atomics of another size: for the
-    /// language that would be a data race.
+    /// While the slice lives, no thread accesses the part through atomics of another size, which the
+    /// language defines as a data race.
     pub unsafe fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
         // SAFETY: atomics may be shared; the size is the caller's promise.
         unsafe { self.view(range) }
     }
 
-    /// A part of the region as bytes that several threads may read and write.
+    /// A part of the region as bytes, which several threads may read and write.
     ///
     /// # Safety
     /// As [`Region::atomics_u32`].
@@ -393,8 +396,8 @@ impl Region {
     /// A part of the region as plain values.
     ///
     /// # Safety
-    /// While the slice lives nobody writes to that part (migration does not count: it never changes
-    /// contents).
+    /// While the slice lives, no thread writes to the part. (Migration does not count: it never
+    /// changes contents.)
     pub unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Error> {
         // SAFETY: forwarded to the caller.
         unsafe { self.view(range) }
@@ -407,7 +410,7 @@ impl Region {
         if !inner.backend.is_host_memory() {
             return Err(Error::BadArgument {
                 what: "region",
-                reason: "it lives in a model, not in this process".into(),
+                reason: "its memory is a model's, not this process'".into(),
                 remedy: "read and write it through the model".into(),
             });
         }
@@ -445,7 +448,7 @@ impl Region {
         })
     }
 
-    /// On which nodes the backed pages lie, as the kernel says.
+    /// On which nodes the backed pages lie, according to the kernel.
     pub fn placement(&self) -> Result<NodeCounts, Error> {
         let inner = &*self.0;
         let extents: Vec<Extent<Share>> = lock(&inner.extents).within(0..u64::MAX).collect();
@@ -456,8 +459,8 @@ impl Region {
         Ok(counts)
     }
 
-    /// Asks the kernel whether each backed page is present and lies on the node of the pool's share
-    /// that its frame is from. Leaps may go on meanwhile.
+    /// Asks the kernel whether each backed page is present and lies on the node from which its frame
+    /// was taken. Leaps may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let inner = &*self.0;
         let now =
@@ -472,8 +475,8 @@ impl Region {
                 all.join(look);
                 continue;
             }
-            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames
-            // can be asked about at any time.
+            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames can
+            // be verified at any time.
             for part in now(extent.pages) {
                 all.join(part.share.verify_frames(part.frames())?);
             }
@@ -487,7 +490,7 @@ impl Region {
         observe::frame_numbers(self.0.start, self.len(), self.0.page.bytes())
     }
 
-    /// How large the pages really are with which the region is mapped.
+    /// The real size of the pages with which the region is mapped.
     pub fn mapped_pages(&self) -> Result<MappedPages, Error> {
         observe::mapped_pages(self.0.start, self.len())
     }
@@ -498,7 +501,7 @@ impl Region {
 }
 
 impl RegionInner {
-    /// The bytes that it can have.
+    /// The bytes to which the region can grow.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
@@ -518,7 +521,7 @@ impl RegionInner {
         (range.start / self.page.bytes()) as u64..(range.end / self.page.bytes()) as u64
     }
 
-    /// Where the pages of an extent lie, as the kernel says.
+    /// Where the pages of an extent lie, according to the kernel.
     fn nodes_of(&self, extent: &Extent<Share>) -> Result<NodeCounts, Error> {
         let start = self.addr(extent.pages.start);
         NodeCounts::of_range(&*self.backend, start, extent.frames().frames, self.page)
@@ -548,12 +551,12 @@ impl RegionInner {
     ) -> Result<Claim, Error> {
         let page = self.page.bytes();
         if range.start >= range.end {
-            return Err(self.bad_range(range, "empty", "name at least one page"));
+            return Err(self.bad_range(range, "it is empty", "use at least one page"));
         }
         if !range.start.is_multiple_of(page) || !range.end.is_multiple_of(page) {
             return Err(self.bad_range(
                 range,
-                "not aligned to its pages",
+                "it is not aligned to the pages",
                 format!("use multiples of {page} bytes"),
             ));
         }
@@ -574,14 +577,14 @@ impl RegionInner {
         &self.busy
     }
 
-    /// Maps frames that the region has taken. On an error, also returns the pages of the extent
-    /// with which it happened: those behind it have not been touched.
+    /// Maps frames that the region has taken. An error comes with the pages of the extent that failed;
+    /// the extents behind it have not been touched.
     fn map_all_new(
         &self,
         new: &[Extent<Share>],
         target: &Target,
     ) -> Result<(), (Error, Range<u64>)> {
-        // The alias of free frames has its page tables where its share wants them, as a rule.
+        // As a rule the page tables of a free frame's alias lie where its share wants them.
         let strayed = |extent: &Extent<Share>| {
             let tables = target.tables(&extent.share).filter(|_| !self.page.is_hugetlb());
             tables.filter(|node| extent.share.has_stray_tables(extent.frames(), *node))
@@ -602,8 +605,8 @@ impl RegionInner {
         if !new.iter().any(|extent| strayed(extent).is_some()) || check_address_space(1).is_err() {
             return map_all(false);
         }
-        // A thread of our own, because the caller's policy is the caller's. Without one the page
-        // tables stay where they are.
+        // A thread of our own, because the policy of the caller's thread must not change. If no
+        // thread can be started, the page tables stay where they are.
         let mut mapped = None;
         thread::scope(|scope| {
             let on_a_thread = || mapped = Some(map_all(true));
@@ -616,12 +619,12 @@ impl RegionInner {
     fn map_new(&self, page: u64, run: Run, pool: &Share) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
         let alias = pool.0.alias_of(run.first);
-        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which
-        // are ours.
+        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which this
+        // region has taken.
         unsafe {
             if !self.page.is_hugetlb() {
-                // The alias' page tables are filled already: move them instead of filling others.
-                // `mlockall` may have locked it, and an exchange takes that along.
+                // The page tables of the alias are filled already, so they are moved.
+                // `mlockall` may have locked the alias, and an exchange takes the lock along.
                 let _ = self.backend.unlock(alias, len);
                 let dumped = self.backend.advise(alias, len, Advice::DoDump);
                 let exchanged = dumped.and_then(|()| self.backend.exchange(alias, addr, len));
@@ -666,7 +669,7 @@ impl RegionInner {
     }
 }
 
-/// Refuses to mix memory of this process with that of a model.
+/// Refuses to mix memory of this process with memory of a model.
 pub(crate) fn check_same_backend(
     backend: &Arc<dyn Backend>,
     other: &Arc<dyn Backend>,
@@ -676,7 +679,7 @@ pub(crate) fn check_same_backend(
     }
     Err(Error::BadArgument {
         what: "pool",
-        reason: "it lives in another backend than the region".into(),
+        reason: "its backend is not the region's".into(),
         remedy: "use one backend for both".into(),
     })
 }
@@ -684,7 +687,7 @@ pub(crate) fn check_same_backend(
 impl Drop for Region {
     fn drop(&mut self) {
         if self.0.process != std::process::id() {
-            return; // a child made by `fork`: the jobs' threads are not here
+            return; // a child made by `fork` has no threads of jobs
         }
         let jobs: Vec<_> = lock(&self.0.jobs).iter().filter_map(Weak::upgrade).collect();
         jobs.iter().for_each(|job| job.stop_for_dropped_region());
@@ -695,8 +698,8 @@ impl Drop for Region {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // A child made by `fork` has the books, but not the memory; something else may be
-            // mapped there.
+            // A child made by `fork` has the books, but not the memory, and may have mapped other
+            // memory there.
             return;
         }
         let all = 0..(self.capacity / self.page.bytes()) as u64;
@@ -705,8 +708,7 @@ impl Drop for RegionInner {
         }
         let extents =
             self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
-        // SAFETY: the last owner is gone: no handle, no job. References into the region ended with
-        // the handle.
+        // SAFETY: no handle and no job is left. References into the region ended with the handle.
         if unsafe { self.backend.release(self.start, self.capacity) }.is_ok() {
             extents.into_iter().for_each(|extent| drop(extent.share.give_back(extent.frames())));
             let limbo = self.limbo.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());

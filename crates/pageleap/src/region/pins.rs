@@ -1,10 +1,10 @@
-//! Guards that keep pages where they are while a device, or the kernel for it, has their frames.
+//! Guards that keep pages in their frames while a device, or the kernel for it, uses the frames.
 //!
-//! A frame that is pinned is written to and read from by its number, whatever is mapped at the
-//! address, and no system call tells. So an attempt and a guard exclude each other: pages under a
-//! guard are not moved, and a guard is only given once the attempts are over that were moving its
-//! pages. Then no frame is ever vacated under a guard, and none needs to be kept from its next
-//! owner for one.
+//! A device reads and writes a pinned frame by its number, whatever is mapped at the address, and no
+//! system call tells whether a frame is pinned. So attempts and guards exclude each other. Pages
+//! under a guard are not moved, and a guard is given only after the attempts that are moving its
+//! pages. Then no frame is ever vacated under a guard, and no frame has to wait for a guard before
+//! it gets its next owner.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use super::RegionInner;
 use crate::sync::{Condvar, Mutex, lock};
 
-/// Who keeps which pages of a region where they are, and which are being moved.
+/// The pages of a region that guards keep in their frames, and those that are being moved.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     state: Mutex<State>,
@@ -24,7 +24,7 @@ pub(crate) struct Pins {
 #[derive(Debug, Default)]
 struct State {
     guards: Counts,
-    /// One for each attempt under way.
+    /// The pages of each attempt that is under way.
     moving: Vec<Range<u64>>,
 }
 
@@ -32,18 +32,19 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// How many guards each page has: disjoint runs of pages with at least one, by their first page.
+/// The number of guards of each page: disjoint runs of pages with at least one guard, by their first
+/// page.
 #[derive(Debug, Default)]
 struct Counts(BTreeMap<u64, (u64, usize)>);
 
 impl Counts {
-    /// The first pages in `pages` with guards, in one piece.
+    /// The first run of pages in `pages` that have guards.
     fn first_in(&self, pages: &Range<u64>) -> Option<Range<u64>> {
         let before =
             self.0.range(..pages.start).next_back().filter(|(_, (end, _))| *end > pages.start);
         let (start, (end, _)) = before.or_else(|| self.0.range(pages.clone()).next())?;
         let mut piece = *start.max(&pages.start)..*end;
-        // However many guards that are.
+        // Neighbouring runs count as one piece, however many guards each has.
         for (start, (end, _)) in self.0.range(piece.end..pages.end.max(piece.end)) {
             if *start != piece.end {
                 break;
@@ -53,7 +54,7 @@ impl Counts {
         Some(piece.start..piece.end.min(pages.end))
     }
 
-    /// Cuts the run that contains `page` behind it, so that one begins there.
+    /// Cuts the run that contains `page`, so that a run begins there.
     fn cut(&mut self, page: u64) {
         let Some((_, (end, count))) = self.0.range_mut(..page).next_back() else { return };
         if *end > page {
@@ -78,7 +79,7 @@ impl Counts {
         );
     }
 
-    /// For pages that have been added.
+    /// Removes a guard that has been added.
     fn remove(&mut self, pages: &Range<u64>) {
         let mut gone = Vec::new();
         for (start, (_, count)) in self.0.range_mut(pages.clone()) {
@@ -90,13 +91,12 @@ impl Counts {
         for start in gone {
             self.0.remove(&start);
         }
-        // Where its ends have cut runs of others, they stay cut: a run more, until those go too.
+        // Runs that its ends have cut stay cut, until their own guards are removed.
     }
 }
 
 impl Pins {
-    /// Marks pages as being moved, or says which of them are under a guard: the first ones, in one
-    /// piece.
+    /// Marks pages as being moved. If pages are under a guard, returns the first run of them.
     pub(crate) fn start_moving(&self, pages: &Range<u64>) -> Result<Moving<'_>, Range<u64>> {
         let mut state = lock(&self.state);
         if let Some(first) = state.guards.first_in(pages) {
@@ -106,7 +106,7 @@ impl Pins {
         Ok(Moving { pins: self, pages: pages.clone() })
     }
 
-    /// Keeps pages where they are, once they are not being moved any more.
+    /// Adds a guard, and waits until none of its pages is being moved.
     fn guard(&self, pages: &Range<u64>) {
         let mut state = lock(&self.state);
         state.guards.add(pages);
@@ -121,7 +121,7 @@ impl Pins {
     }
 }
 
-/// Pages that are being moved, until this is dropped.
+/// Pages that are being moved, until the value is dropped.
 pub(crate) struct Moving<'a> {
     pins: &'a Pins,
     pages: Range<u64>,
@@ -154,7 +154,7 @@ impl PinGuard {
 impl Drop for PinGuard {
     fn drop(&mut self) {
         if self.region.process != std::process::id() {
-            return; // a child made by `fork`: who held the lock is not here
+            return; // in a child made by `fork` the thread that held the lock does not exist
         }
         lock(&self.region.pins.state).guards.remove(&self.pages);
     }

@@ -4,8 +4,8 @@ pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, 
 pub(crate) use std::sync::{Barrier, Condvar, Mutex, MutexGuard};
 pub(crate) use std::time::Instant;
 
-/// Threads that start with what memory there is (see [`pageleap_sys::Thread`]), and what is used of
-/// the standard library's.
+/// Threads that can start when memory is short (see [`pageleap_sys::Thread`]), and the functions of
+/// the standard library that the library uses.
 pub(crate) mod thread {
     use std::ffi::CStr;
     use std::marker::PhantomData;
@@ -17,7 +17,7 @@ pub(crate) mod thread {
 
     pub(crate) use std::thread::{sleep, yield_now};
 
-    /// Starts a thread that nobody waits for. `body` must not unwind.
+    /// Starts a detached thread. `body` must not unwind.
     pub(crate) fn start(
         name: &'static CStr,
         body: impl FnOnce() + Send + 'static,
@@ -25,12 +25,11 @@ pub(crate) mod thread {
         Thread::start(name, body).map(Thread::detach)
     }
 
-    /// Threads that may borrow what outlives `'scope`: [`scope`] returns when all of them have
-    /// ended.
+    /// Threads that may borrow what outlives `'scope`: [`scope`] waits for the end of all of them.
     pub(crate) struct Scope<'scope, 'env: 'scope> {
         threads: Mutex<Vec<Thread>>,
         panicked: Arc<AtomicBool>,
-        // Invariant in both, as the standard library's.
+        // Invariant in both lifetimes, like the standard library's scope.
         scope: PhantomData<&'scope mut &'scope ()>,
         env: PhantomData<&'env mut &'env ()>,
     }
@@ -48,11 +47,11 @@ pub(crate) mod thread {
                 }
             };
             let mut threads = super::super::lock(&self.threads);
-            // Room first: once it runs, the thread has to be remembered.
+            // The room comes first: a thread that runs has to be in the list.
             threads.reserve(1);
             let body: Box<dyn FnOnce() + Send + 'scope> = Box::new(body);
             // SAFETY: only the lifetime changes. The thread is joined before `scope` returns or
-            // unwinds, so before `'scope` ends, and it has dropped all that it borrowed by then.
+            // unwinds, so before `'scope` ends, and by then it has dropped what it borrowed.
             let body: Box<dyn FnOnce() + Send> = unsafe { std::mem::transmute(body) };
             threads.push(Thread::start(name, body)?);
             Ok(())
@@ -61,17 +60,17 @@ pub(crate) mod thread {
 
     impl Scope<'_, '_> {
         fn join_all(&self) {
-            // One at a time: a thread may start others.
+            // One at a time, because a thread may start others.
             while let Some(thread) = { super::super::lock(&self.threads).pop() } {
                 thread.join();
             }
         }
     }
 
-    /// Runs `body`, then waits for the threads that it has started.
+    /// Runs `body`, then waits for all threads that were started in the scope.
     ///
     /// # Panics
-    /// If `body` or one of the threads has.
+    /// If `body` or one of the threads has panicked.
     pub(crate) fn scope<'env, F>(body: F)
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>),
@@ -91,7 +90,7 @@ pub(crate) mod thread {
     }
 }
 
-/// A static that the whole process shares; a checker makes a new one for each execution of a test.
+/// A static that the whole process shares. A checker makes a new one for each execution of a test.
 macro_rules! process_wide {
     ($(#[$attribute:meta])* static $name:ident: $type:ty = $new:expr) => {
         $(#[$attribute])* pub(crate) static $name: $type = $new;

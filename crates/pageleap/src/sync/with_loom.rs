@@ -1,16 +1,16 @@
-//! Loom's primitives. There is no time.
+//! Loom's primitives. Time does not pass.
 
 pub(crate) use loom::cell::UnsafeCell;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
-/// What the protocol needs of threads.
+/// The functions of threads that the protocol uses.
 pub(crate) mod thread {
     /// Takes no time.
     pub(crate) fn sleep(_: std::time::Duration) {}
 }
 
-/// Stands in for the kernel's half of a futex.
+/// Replaces the kernel's half of a futex.
 pub(super) struct Kernel {
     lock: Mutex<()>,
     woken: Condvar,
