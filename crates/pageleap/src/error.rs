@@ -1,5 +1,5 @@
-//! Errors with their evidence: the call, the error number, the address range, the likely reason, and
-//! what to do.
+//! Errors with their evidence: the call, the error number, the address range, the likely reason,
+//! and what to do.
 
 use std::str::FromStr;
 
@@ -7,8 +7,8 @@ use pageleap_sys::Errno;
 
 use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 
-/// Why an operation failed. After any error, each page of each region is still readable and writable
-/// at its address, and nothing in it is lost.
+/// Why an operation failed. After any error, each page of each region is still readable and
+/// writable at its address, and nothing in it is lost.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,5 +1,5 @@
-//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers. Nothing
-//! here changes memory, so that an effect has another observer than the code that made it.
+//! What the kernel says about memory: mappings, their attributes, page sizes, frame numbers.
+//! Nothing here changes memory, so that an effect has another observer than the code that made it.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The synchronisation primitives that the library uses, in one place, so that a checker can replace
-//! them.
+//! The synchronisation primitives that the library uses, in one place, so that a checker can
+//! replace them.
 //!
 //! * **loom** (`--cfg loom`) runs a test of the protocol under all interleavings up to a bound
 //!   (`LOOM_MAX_PREEMPTIONS`). Loom also checks memory orderings, with one exception: its `SeqCst`

@@ -1,5 +1,5 @@
-//! Units and names that all other modules use: a node id is not an index, and a byte length is not a
-//! page count.
+//! Units and names that all other modules use: a node id is not an index, and a byte length is not
+//! a page count.
 
 use std::fmt;
 use std::ops::Range;
@@ -58,8 +58,8 @@ impl PageSize {
         self.hugetlb_bits().is_some()
     }
 
-    /// The binary logarithm of the size, which `memfd_create` takes for hugetlb. `None` for ordinary
-    /// memory.
+    /// The binary logarithm of the size, which `memfd_create` takes for hugetlb. `None` for
+    /// ordinary memory.
     pub(crate) const fn hugetlb_bits(self) -> Option<u32> {
         match self {
             PageSize::Base | PageSize::Thp => None,

@@ -1,8 +1,8 @@
 //! Fault injection: the Nth mapping call fails, before its side effect, after it, or half-way.
 //!
 //! The calls are numbered from 1 in the order in which they arrive, from all threads and from the
-//! fault handler. Tests first run a job with [`FailAt::never`] to count its calls, and then once for
-//! each number and each mode.
+//! fault handler. Tests first run a job with [`FailAt::never`] to count its calls, and then once
+//! for each number and each mode.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

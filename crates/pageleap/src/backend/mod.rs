@@ -2,9 +2,9 @@
 //! through [`Backend`].
 //!
 //! Two backends exist: [`Linux`] makes the system calls, and [`Model`] is a deterministic address
-//! space in ordinary memory, small enough for a model checker. An [`Interposer`] wraps a backend and
-//! decides about each call; [`FailAt`] is one that makes the Nth call fail, before its side effect,
-//! after it, or half-way.
+//! space in ordinary memory, small enough for a model checker. An [`Interposer`] wraps a backend
+//! and decides about each call; [`FailAt`] is one that makes the Nth call fail, before its side
+//! effect, after it, or half-way.
 //!
 //! A new operation is written in four places: the trait, `linux`, `model`, and `interpose`, which
 //! forwards it for all wrappers.
@@ -87,8 +87,8 @@ pub struct Mapping {
     pub populate: bool,
 }
 
-/// The operating system's memory, as the engines see it. Addresses and lengths are in bytes, aligned
-/// to the page size of the range.
+/// The operating system's memory, as the engines see it. Addresses and lengths are in bytes,
+/// aligned to the page size of the range.
 ///
 /// Several threads may call the methods at a time. [`Backend::protect`] and [`Backend::populate`]
 /// are also called from a signal handler, so they neither allocate nor lock.
@@ -121,24 +121,24 @@ pub unsafe trait Backend: Send + Sync {
     /// Maps part of a file in place of what is mapped there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// The same, where an earlier call may have failed and left a hole. Memory that another thread
-    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which no other
-    /// method returns. Allocates nothing.
+    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which no
+    /// other method returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
-    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is mapped
-    /// there. `from` stays mapped, with empty page tables. On failure `to` may be a hole. EINVAL,
-    /// without side effect, if the kernel or the page size does not allow it.
+    /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is
+    /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
+    /// EINVAL, without side effect, if the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Changes access. When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
     /// Gives advice that changes no contents.
     unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno>;
-    /// Fills page tables, for writing if `write` is set, else for reading. Where the mapping does not
-    /// allow that, it fails, and raises no signal.
+    /// Fills page tables, for writing if `write` is set, else for reading. Where the mapping does
+    /// not allow that, it fails, and raises no signal.
     unsafe fn populate(&self, addr: usize, len: usize, write: bool) -> Result<(), Errno>;
-    /// Makes huge pages of 2 MB of the pages of a shared mapping. In each 2 MB at least one page has
-    /// to be present.
+    /// Makes huge pages of 2 MB of the pages of a shared mapping. In each 2 MB at least one page
+    /// has to be present.
     unsafe fn collapse(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Sets the node from which the calling thread preferably allocates page tables. `None`: the
     /// node on which it runs.
@@ -170,9 +170,9 @@ pub unsafe trait Backend: Send + Sync {
     /// Makes [`Backend::serve_tracker`] return.
     fn end_tracker(&self, tracker: Tracker);
     /// Follows the writes to a mapped range. Each page counts as written until
-    /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table entry
-    /// waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such pages
-    /// behind. A second call changes `hold`.
+    /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table
+    /// entry waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such
+    /// pages behind. A second call changes `hold`.
     unsafe fn track(
         &self,
         tracker: Tracker,
@@ -196,11 +196,12 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// Finds the pages of a range that are not known to be clean by their page table entries, and
     /// what they are ([`page_is`]). The entries of `found` are in ascending order, one for
-    /// neighbours of one kind, until `found` is full. Returns the number of entries, and the address
-    /// up to which it has looked.
+    /// neighbours of one kind, until `found` is full. Returns the number of entries, and the
+    /// address up to which it has looked.
     ///
-    /// A page that is `SWAPPED` and not `WRITTEN` has no page table entry, but is known to be clean.
-    /// With `mark_clean`, pages that are reported as written count as clean from the same moment.
+    /// A page that is `SWAPPED` and not `WRITTEN` has no page table entry, but is known to be
+    /// clean. With `mark_clean`, pages that are reported as written count as clean from the same
+    /// moment.
     unsafe fn scan(
         &self,
         tracker: Tracker,

@@ -153,8 +153,8 @@ impl Model {
         self.state().trackers.len()
     }
 
-    /// Whether a thread has to wait that finds a page of the range without an entry, or that writes to
-    /// the range.
+    /// Whether a thread has to wait that finds a page of the range without an entry, or that writes
+    /// to the range.
     pub fn holds(&self, addr: usize, len: usize) -> bool {
         let state = self.state();
         let barrier = |e: &Entry| {

@@ -1,5 +1,5 @@
-//! Following writes by the kernel: a userfaultfd with asynchronous write-protection, and the pagemap
-//! of the process.
+//! Following writes by the kernel: a userfaultfd with asynchronous write-protection, and the
+//! pagemap of the process.
 //!
 //! Nothing here decides anything. A tracker is three numbers, because between the freeze and the
 //! commit no code may touch the heap.

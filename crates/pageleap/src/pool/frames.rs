@@ -1,8 +1,8 @@
 //! Which frames of a pool are free. Pure bookkeeping: no system calls, no locks.
 //!
 //! Frames are handed out in runs, contiguous if possible and always in ascending order. If
-//! neighbouring pages of a region have neighbouring frames, they share one mapping. Scattered frames
-//! would need a mapping each, and `vm.max_map_count` limits mappings.
+//! neighbouring pages of a region have neighbouring frames, they share one mapping. Scattered
+//! frames would need a mapping each, and `vm.max_map_count` limits mappings.
 
 use std::collections::BTreeMap;
 

@@ -25,8 +25,8 @@ use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
 
-/// Pre-faulted memory of one or several nodes. Clones are the same pool. The memory goes back to the
-/// system when the last clone and the last region with frames of the pool are dropped.
+/// Pre-faulted memory of one or several nodes. Clones are the same pool. The memory goes back to
+/// the system when the last clone and the last region with frames of the pool are dropped.
 #[derive(Clone)]
 pub struct Pool(Arc<PoolInner>);
 
@@ -71,8 +71,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Has the filling threads call `report` about every 32 MB, with the bytes that are done and all
-    /// bytes.
+    /// Has the filling threads call `report` about every 32 MB, with the bytes that are done and
+    /// all bytes.
     pub fn progress(mut self, report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(report));
         self
@@ -84,8 +84,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Takes the memory, faults it in, and verifies with the kernel that it lies on the right nodes,
-    /// in pages of the requested size.
+    /// Takes the memory, faults it in, and verifies with the kernel that it lies on the right
+    /// nodes, in pages of the requested size.
     ///
     /// # Errors
     /// If too little memory or too few huge pages are free, or the cpuset of the process does not
@@ -201,8 +201,8 @@ impl Pool {
         Destination { pool: self.clone(), placement: placement.into() }
     }
 
-    /// Asks the kernel on which nodes all frames of the pool lie, free and used ones. Maps each frame
-    /// once more for a moment, which takes some 60 ms per GB of base pages. Leaps may go on
+    /// Asks the kernel on which nodes all frames of the pool lie, free and used ones. Maps each
+    /// frame once more for a moment, which takes some 60 ms per GB of base pages. Leaps may go on
     /// meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let mut all = Verification::default();
@@ -334,8 +334,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table pages
-/// can move between two such ranges.
+/// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table
+/// pages can move between two such ranges.
 pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
     const ALIGN_SMALL: usize = 2 << 20;
     const ALIGN_LARGE: usize = 1 << 30;

@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::topology::{Topology, huge_page_directory, read_count};
 use crate::units::{NodeId, PageSize};
 
-/// Huge pages that were added to a node's hugetlb pool. Dropping the value gives them back; drop the
-/// pools that use them first.
+/// Huge pages that were added to a node's hugetlb pool. Dropping the value gives them back; drop
+/// the pools that use them first.
 #[derive(Debug)]
 pub struct HugePageReservation {
     total: PathBuf,
@@ -20,13 +20,13 @@ pub struct HugePageReservation {
 
 impl HugePageReservation {
     /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free. Needs root.
-    /// Pages that another program has reserved and not yet used count as free. On a machine that has
-    /// run for a while the kernel seldom finds pages of 1 GB: reserve them at boot
+    /// Pages that another program has reserved and not yet used count as free. On a machine that
+    /// has run for a while the kernel seldom finds pages of 1 GB: reserve them at boot
     /// (`hugepagesz=1G hugepages=N`).
     ///
     /// # Errors
-    /// If the page size is not one of hugetlb, the file cannot be written, or the kernel finds fewer
-    /// contiguous pages than requested; pages that were added are given back.
+    /// If the page size is not one of hugetlb, the file cannot be written, or the kernel finds
+    /// fewer contiguous pages than requested; pages that were added are given back.
     pub fn reserve(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
         if !page.is_hugetlb() {
             return Err(Error::BadArgument {

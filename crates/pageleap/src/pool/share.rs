@@ -1,9 +1,9 @@
 //! A share: the frames that a pool has on one node.
 //!
-//! A share is one sealed memory file, and one mapping of the whole file, the *alias*. **Invariant:**
-//! a frame is either free or has one owner (a region, or a job that will hand it to one).
-//! **Invariant:** the page tables of the alias are filled for every free frame, so that a migration
-//! copies into the frame, and moves those page tables, without a fault.
+//! A share is one sealed memory file, and one mapping of the whole file, the *alias*.
+//! **Invariant:** a frame is either free or has one owner (a region, or a job that will hand it to
+//! one). **Invariant:** the page tables of the alias are filled for every free frame, so that a
+//! migration copies into the frame, and moves those page tables, without a fault.
 //!
 //! A migration takes the page tables from the alias of the frames that it uses, and puts the page
 //! tables of the frames that it vacates into their alias. So little is left to do when frames come
@@ -30,8 +30,8 @@ use crate::units::{NodeId, PageSize, human_bytes};
 pub(crate) const ALIAS_ATTRIBUTES: Attributes =
     Attributes { dont_fork: true, dont_dump: true, ..Attributes::of_new_mapping(Prot::READ_WRITE) };
 
-/// Frames of one node. Clones are the same share. Every region with frames of the share has a clone,
-/// and so has every job; when the last clone is dropped, the memory goes back to the system.
+/// Frames of one node. Clones are the same share. Every region with frames of the share has a
+/// clone, and so has every job; when the last clone is dropped, the memory goes back to the system.
 #[derive(Clone)]
 pub(crate) struct Share(pub(crate) Arc<ShareInner>);
 
@@ -233,8 +233,8 @@ impl Share {
         NodeCounts::of_range(&*self.0.backend, self.0.alias_of(0), self.0.frames, self.0.page)
     }
 
-    /// Takes `frames` frames for the pages from `beside` on: one run if possible, else as few runs as
-    /// possible, in ascending order. If it needs frames that have been announced, it waits for
+    /// Takes `frames` frames for the pages from `beside` on: one run if possible, else as few runs
+    /// as possible, in ascending order. If it needs frames that have been announced, it waits for
     /// them.
     pub(crate) fn take(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
         let page = self.0.page.bytes() as u64;
@@ -295,8 +295,8 @@ impl Share {
             let used = lock(&self.0.state).used.runs_in(*run);
             for run in used {
                 let page = self.0.page.bytes();
-                // SAFETY: the frames are taken, so that no other thread accesses them, and the alias
-                // of free frames is mapped writable.
+                // SAFETY: the frames are taken, so that no other thread accesses them, and the
+                // alias of free frames is mapped writable.
                 unsafe {
                     self.0.backend.zero(self.0.alias_of(run.first), run.frames as usize * page)
                 };
@@ -305,8 +305,8 @@ impl Share {
         Ok(runs)
     }
 
-    /// Repairs the alias of frames and frees them. After an error the frames stay out of circulation
-    /// until a later attempt succeeds; nothing is lost.
+    /// Repairs the alias of frames and frees them. After an error the frames stay out of
+    /// circulation until a later attempt succeeds; nothing is lost.
     pub(crate) fn give_back(&self, run: Run) -> Result<(), Error> {
         let result = self.mend_alias(run).map_err(|(call, part, errno)| {
             Error::call(
@@ -367,8 +367,8 @@ impl Share {
         lock(&self.0.state).aliases.runs_in(run, alias)
     }
 
-    /// Removes from the alias of vacated frames the marks of a tracker. `untrack` ends tracking of an
-    /// address range. The page tables stay.
+    /// Removes from the alias of vacated frames the marks of a tracker. `untrack` ends tracking of
+    /// an address range. The page tables stay.
     pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
         for part in self.0.steps(run) {
             let (addr, len) =
@@ -388,8 +388,8 @@ impl Share {
     }
 
     /// Brings the page tables of the alias of frames, which the caller has taken, to `node`. A part
-    /// whose page tables may lie elsewhere is mapped anew, with the attributes of an alias, and then
-    /// passed to `finish`. A part that fails is mapped anew again the next time.
+    /// whose page tables may lie elsewhere is mapped anew, with the attributes of an alias, and
+    /// then passed to `finish`. A part that fails is mapped anew again the next time.
     ///
     /// New page tables lie where the calling thread's policy says, which has to be `node`.
     pub(crate) fn seat_tables(
@@ -500,8 +500,8 @@ impl ShareInner {
                 self.backend.map(&mapping)
             }
             .map_err(|errno| (Call::Map, errno))?;
-            // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would leave the
-            // lock behind.
+            // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would leave
+            // the lock behind.
             self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
         }
         self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
@@ -529,8 +529,8 @@ impl ShareInner {
         }
     }
 
-    /// Gives the alias of `run` its own access and attributes again, in place of a region's. Its page
-    /// tables stay, and become writable again.
+    /// Gives the alias of `run` its own access and attributes again, in place of a region's. Its
+    /// page tables stay, and become writable again.
     fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
         for part in self.steps(run) {
             let (addr, len) = (self.alias_of(part.first), part.frames as usize * self.page.bytes());
@@ -544,23 +544,24 @@ impl ShareInner {
         self.advise_alias(run)
     }
 
-    /// Fills the alias of `run` again, whose page tables have gone to a region, and gives it its own
-    /// access and attributes. No mapping is made, which a child could inherit before it is hidden.
-    /// Refused for huge pages: only a new mapping is sure to have no page tables for base pages.
+    /// Fills the alias of `run` again, whose page tables have gone to a region, and gives it its
+    /// own access and attributes. No mapping is made, which a child could inherit before it is
+    /// hidden. Refused for huge pages: only a new mapping is sure to have no page tables for base
+    /// pages.
     fn refill_alias(&self, run: Run) -> Result<(), Errno> {
         if self.page != PageSize::Base {
             return Err(Errno(libc::EINVAL));
         }
         self.reclaim_alias(run)?;
         let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // For reading, because then the kernel maps 16 pages per fault, and pages of a shared memory
-        // file are writable all the same. SAFETY: the alias is the share's own, and the frames have
-        // no user.
+        // For reading, because then the kernel maps 16 pages per fault, and pages of a shared
+        // memory file are writable all the same. SAFETY: the alias is the share's own, and the
+        // frames have no user.
         unsafe { self.backend.populate(addr, len, false) }
     }
 
-    /// The parts of a run for calls that visit every page. Such a call keeps all other threads of the
-    /// process from mapping and unmapping, for some 20 us per MB.
+    /// The parts of a run for calls that visit every page. Such a call keeps all other threads of
+    /// the process from mapping and unmapping, for some 20 us per MB.
     fn steps(&self, run: Run) -> impl Iterator<Item = Run> {
         /// Bytes of a step: one page of page table.
         const STEP: usize = 2 << 20;
@@ -606,8 +607,8 @@ impl Drop for ShareInner {
                 let torn = lock(&self.state).aliases.runs_in(all, AliasState::Torn);
                 let mut theirs = FrameSet::new(self.frames);
                 for frame in torn.into_iter().flat_map(|run| run.pieces(1)) {
-                    // Another thread may have mapped memory into a hole. A frame that is refused for
-                    // another reason is the share's own.
+                    // Another thread may have mapped memory into a hole. A frame that is refused
+                    // for another reason is the share's own.
                     let found = self.map_alias(frame, Fill::Torn);
                     let foreign = matches!(
                         found,

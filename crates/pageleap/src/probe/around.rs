@@ -1,5 +1,5 @@
-//! Who asks, and through what: the facts by which an error number is told apart from the same
-//! number for another reason.
+//! The process that asks: its user, capabilities, namespace and filter. By these facts one error
+//! number is told apart from the same number for another reason.
 
 use pageleap_sys::{self as sys, Errno, Trial, call_apart};
 
@@ -12,7 +12,7 @@ pub(super) struct Around {
     pub(super) files: SysFiles,
     /// Whether `files` are those of this machine, so that calls may be tried.
     pub(super) live: bool,
-    /// Whether a seccomp filter applies; `None` if even that cannot be asked.
+    /// Whether a seccomp filter applies; `None` if the question itself is refused.
     pub(super) filtered: Option<bool>,
     /// Effective capabilities, as a mask.
     pub(super) capabilities: u64,
@@ -47,14 +47,14 @@ impl Around {
         }
     }
 
-    /// Whether the process has a capability that counts on the machine. `None` if it has it, but
-    /// perhaps in a user namespace only.
+    /// Whether the process has a capability on the machine. `None` if the capability may count in a
+    /// user namespace only.
     pub(super) fn can(&self, capability: u32) -> Option<bool> {
         let held = self.capabilities >> capability & 1 == 1;
         if held { self.in_user_namespace.map(|own| !own) } else { Some(false) }
     }
 
-    /// Who the process is, for texts.
+    /// The user of the process, for messages.
     pub(super) fn who(&self) -> String {
         match &self.user {
             Some(name) => name.clone(),
@@ -62,8 +62,8 @@ impl Around {
         }
     }
 
-    /// The text of a file without its last line break, and the line that says so; `None` if it
-    /// cannot be read.
+    /// The text of a file without its last line break (`None` if the file cannot be read), and a
+    /// line that says what was seen.
     pub(super) fn read_line(&self, path: &str) -> (Option<String>, String) {
         match self.files.text_if_there(path) {
             Ok(Some(text)) => {
@@ -77,19 +77,18 @@ impl Around {
         }
     }
 
-    /// A number from a file, and the line that says so.
+    /// A number from a file, and a line that says what was seen.
     pub(super) fn read_number(&self, path: &str) -> (Option<u64>, String) {
         let (text, seen) = self.read_line(path);
         (text.and_then(|text| text.parse().ok()), seen)
     }
 
-    /// A path as texts name it.
+    /// A path as messages name it.
     pub(super) fn shown(&self, path: &str) -> String {
         self.files.shown(path)
     }
 
-    /// Whether EPERM or ENOSYS of a call that the kernel itself would allow can only come from a
-    /// filter.
+    /// The reason for EPERM or ENOSYS of a call that the kernel itself would allow.
     pub(super) fn refusal(&self, call: &str, errno: Errno) -> String {
         match self.filtered {
             Some(true) => {
@@ -107,8 +106,8 @@ impl Around {
         }
     }
 
-    /// Tries a call apart first if a filter applies, because that may end the caller. `Err` is the
-    /// reason not to make the call at all.
+    /// If a filter applies, tries a call in a process apart, because the filter may end the caller.
+    /// `Err` is the reason not to make the call.
     pub(super) fn survives(
         &self,
         name: &str,
@@ -125,7 +124,7 @@ impl Around {
     }
 }
 
-/// A call that ends whoever makes it.
+/// A call that ends the process which makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Killed {
     name: String,
@@ -147,12 +146,12 @@ impl Killed {
     }
 
     pub(super) fn reason(&self) -> String {
-        format!("the seccomp filter of this process ends whoever calls {}", self.name)
+        format!("the seccomp filter of this process ends it when it calls {}", self.name)
     }
 }
 
-/// Gives all findings about calls that a filter refuses the lines that let all of these calls
-/// through.
+/// Gives findings about calls that a filter refuses their remedies: the lines that let all of these
+/// calls through.
 pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
     if around.filtered == Some(false) {
         return;
@@ -161,7 +160,8 @@ pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
         findings.iter().filter_map(|finding| finding.filtered).collect();
     calls.sort_unstable();
     calls.dedup();
-    // Who wants placement need not hand out userfaultfd; who wants that too keeps the rest.
+    // A user who wants placement alone need not allow userfaultfd. A user who wants userfaultfd
+    // gets lines that allow the others too.
     const POWERFUL: &str = "userfaultfd";
     let others: Vec<&str> = calls.iter().copied().filter(|call| *call != POWERFUL).collect();
     let (some, all) = (allow_calls(&others), allow_calls(&calls));
@@ -174,7 +174,7 @@ pub(super) fn open_filter(around: &Around, findings: &mut [Finding]) {
     }
 }
 
-/// How calls are let through a filter: the container's or the service's.
+/// How the filter of a container or a service lets calls through.
 fn allow_calls(calls: &[&str]) -> Vec<Remedy> {
     // Docker's profile allows these with the capability (moby, profiles/seccomp/default.json,
     // version 24), but never move_pages or userfaultfd.
@@ -242,20 +242,20 @@ pub(super) fn drop_in(setting: &str) -> String {
     )
 }
 
-/// The name that a passwd text gives to a number.
-/// Whether a name can be part of a line to type as it is.
+/// Whether a name can be part of a command as it is.
 pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('-')
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
-/// A path as a line to type contains it, if it is such that it can.
+/// A path, if it can be part of a command as it is.
 pub(super) fn typed(path: &str) -> Option<&str> {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
     path.bytes().all(plain).then_some(path)
 }
 
+/// The name of a user, by a text in the format of `/etc/passwd`.
 fn user_of(passwd: &str, uid: u32) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');

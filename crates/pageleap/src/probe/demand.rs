@@ -1,11 +1,11 @@
-//! What is asked of the machine: pages of which size, and how much of them.
+//! The leap that a machine is asked about: its bytes, and the size of its pages.
 
 use std::fmt;
 
 use super::finding::{Finding, Need, State};
 use crate::units::{BASE_PAGE, PageSize, human_bytes};
 
-/// What pages of a size need besides what every leap needs.
+/// The need that pages of a size add to those of every leap.
 const fn need_of(page: PageSize) -> Need {
     match page {
         PageSize::Base => Need::Leap,
@@ -15,8 +15,8 @@ const fn need_of(page: PageSize) -> Need {
     }
 }
 
-/// A leap that the machine is asked about: a region of that many bytes, which moves from one pool
-/// into another of the same size.
+/// A leap that the machine is asked about: a region that moves from one pool into another of the
+/// same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// Bytes of the region; `None` if only the few pages of a trial are meant.

@@ -1,9 +1,8 @@
-//! What a probe found: a state with its evidence, the reason, and what would change it at which
-//! price.
+//! What a probe found: a state with its evidence, the reason, and remedies with their price.
 
 use std::fmt;
 
-/// What was looked at.
+/// The subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Topic {
@@ -24,7 +23,7 @@ pub enum Topic {
     /// Moving filled page tables between mappings of memory files (`mremap` with
     /// `MREMAP_DONTUNMAP`).
     MovePageTables,
-    /// Which nodes there are.
+    /// The nodes of the machine.
     Nodes,
     /// The nodes that the process may take memory from.
     Cpuset,
@@ -55,11 +54,11 @@ pub enum Topic {
     /// Seeing writes without a fault handler: asynchronous write-protection of a memory file, and a
     /// scan.
     WriteTracking,
-    /// Holding back writers, the kernel's writes included: what is needed where it cannot note
+    /// Holding back writers, the kernel's writes included. Used where the kernel cannot note
     /// writes, or not finely enough.
     WriteBarrier,
-    /// Holding user code and kernel back from a range: what an exchange of page tables under writes
-    /// needs.
+    /// Holding user code and kernel back from a range, which an exchange of page tables under
+    /// writes needs.
     Freeze,
     /// Mappings that a process may have.
     Mappings,
@@ -122,7 +121,7 @@ impl Topic {
         }
     }
 
-    /// The heading that it belongs under.
+    /// The heading of its group.
     pub const fn group(self) -> &'static str {
         match self {
             Topic::Kernel | Topic::BasePage | Topic::Procfs | Topic::Sysfs => "system",
@@ -157,7 +156,7 @@ impl Topic {
         }
     }
 
-    /// Whether more of it is needed for a larger leap, so that a small one proves nothing about it.
+    /// Whether a larger leap needs more of it, so that a small leap proves nothing about it.
     pub const fn depends_on_size(self) -> bool {
         matches!(
             self,
@@ -210,7 +209,7 @@ impl Topic {
     }
 }
 
-/// What suffers if a topic is not in order.
+/// What does not work if a topic is not in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Need {
@@ -218,9 +217,9 @@ pub enum Need {
     Leap,
     /// Leaps work, but pages fault once after they have moved.
     Speed,
-    /// Memory on the node that was asked for.
+    /// Memory on the requested node.
     Placement,
-    /// Page tables on the node that was asked for.
+    /// Page tables on the requested node.
     PageTables,
     /// Pools of transparent huge pages.
     Thp,
@@ -232,15 +231,15 @@ pub enum Need {
     Residency,
     /// Proof that physical frames have changed.
     Verification,
-    /// The engines that follow writes instead of forbidding them.
-    /// [`Engine::Mprotect`](crate::Engine::Mprotect) does without.
+    /// The engines that follow writes instead of forbidding them: all but
+    /// [`Engine::Mprotect`](crate::Engine::Mprotect).
     Following,
     /// Nothing.
     Nothing,
 }
 
 impl Need {
-    /// In words, to follow "needed by".
+    /// In words that follow "needed by".
     pub const fn text(self) -> &'static str {
         match self {
             Need::Leap => "every leap",
@@ -260,7 +259,7 @@ impl Need {
     }
 }
 
-/// How it stands.
+/// The state of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// It was tried, or read, and is in order.
@@ -292,7 +291,7 @@ pub enum Who {
     You,
     /// The administrator of the machine; of the host, if this is a container.
     Root,
-    /// Whoever starts the container or the service.
+    /// The person who starts the container or the service.
     Starter,
 }
 
@@ -310,12 +309,12 @@ impl Who {
 /// One way to change a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remedy {
-    /// Who can.
+    /// Who can apply it.
     pub who: Who,
     /// The exact line to type or to add. A part in capitals between angle brackets is for the
     /// reader to fill in.
     pub line: String,
-    /// What it grants besides, or takes away: the price.
+    /// The price: what it grants besides, or takes away.
     pub grants: String,
 }
 
@@ -328,9 +327,9 @@ impl Remedy {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
+    /// The subject.
     pub topic: Topic,
-    /// How it stands.
+    /// The state.
     pub state: State,
     /// In one line.
     pub summary: String,

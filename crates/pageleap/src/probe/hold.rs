@@ -1,4 +1,4 @@
-//! Whether somebody can be held back from a range until it has moved, the kernel's own accesses
+//! Whether accesses to a range can be held back until it has moved, the kernel's own accesses
 //! included.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,12 +14,12 @@ use super::userfaultfd::{Way, WayFound};
 use crate::backend::uffd::{BARRIER, EXCHANGE};
 use crate::units::BASE_PAGE;
 
-/// How somebody is held back.
+/// A way to hold accesses back.
 struct Hold {
     topic: Topic,
     features: u64,
     mode: u64,
-    /// Bits of what must be possible on a registered range.
+    /// Bits of the requests that a registered range must allow.
     requests: u64,
     works: &'static str,
     fails: &'static str,
@@ -51,25 +51,25 @@ const HOLDS: [Hold; 2] = [
     },
 ];
 
-/// What was found of each.
+/// The finding about each way.
 pub(super) fn findings(ways: &[WayFound]) -> impl Iterator<Item = Finding> {
     HOLDS.iter().map(|hold| judge(hold, ways, attempt(ways, hold)))
 }
 
-/// What came of trying.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     /// A call that wrote there waited until it was let go.
     Waited,
     /// It did not wait.
     WentOn,
-    /// Whether it would could not be tried, but everything that it takes is there.
+    /// It could not be tried, but all requests that it needs are allowed.
     Possible,
-    /// Something that it takes is missing.
+    /// A request that it needs is missing.
     Lacks,
 }
 
-/// Holds a page of a memory file in such a way. `None` if no way has the features.
+/// Holds a page of a memory file in that way. `None` if no way to userfaultfd has the features.
 fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)> {
     let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
     let try_it = || -> Result<Seen, Failed> {
@@ -78,7 +78,7 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
             .map_err(Failed::at("ioctl(UFFDIO_API)"))?;
         let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
-        // SAFETY: the range is ours, and nobody touches it before it is held.
+        // SAFETY: the range is the probe's own, and no thread touches it before it is held.
         let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
             .map_err(Failed::at("ioctl(UFFDIO_REGISTER) of a memory file"))?;
         if possible & hold.requests != hold.requests {
@@ -96,8 +96,8 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
     Some((way, try_it()))
 }
 
-/// Whether the kernel waits when it writes to the span for a thread. Whatever comes of it, nobody
-/// waits afterwards.
+/// Whether the kernel waits when it writes to the span for a thread. When this function returns, no
+/// thread waits.
 fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
     /// What the thread's call did, beside 0: it is under way, or waits.
     const WENT_ON: u8 = 1;
@@ -111,7 +111,7 @@ fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
         // SAFETY: the call writes one byte into the span, which lives until this thread has been
         // joined, or fails.
         let read = unsafe { libc::pread(file.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
-        // EFAULT is what a call gets that must not wait; other errors are somebody else's.
+        // A call that must not wait gets EFAULT; other errors have other causes.
         let went_on = read == 1 || Errno::last() == Errno(libc::EFAULT);
         tell.store(if went_on { WENT_ON } else { REFUSED }, Ordering::Release);
     });
@@ -133,7 +133,7 @@ fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
     };
     let _ = sys::uffd_unregister(uffd.as_fd(), span.start, span.len);
     let _ = sys::uffd_wake(uffd.as_fd(), span.start, span.len);
-    // If these were refused, its end lets everybody go.
+    // If these requests are refused, closing the descriptor wakes the thread.
     drop(uffd);
     thread.join();
     Ok(seen)

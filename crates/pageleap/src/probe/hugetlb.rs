@@ -267,8 +267,8 @@ fn reserve<'a>(wanted: &Wanted, pools: impl Iterator<Item = &'a HugePool>) -> Ve
         return Vec::new();
     }
     let missing = |pool: &HugePool| needed.saturating_sub(pool.free).max(1);
-    // If asked for more than the node has, the kernel would reserve all that it finds, and leave the
-    // machine without memory.
+    // If asked for more than the node has, the kernel would reserve all that it finds, and leave
+    // the machine without memory.
     let spare = |pool: &HugePool| pool.memory / 8 * 7;
     if pools.iter().any(|pool| missing(pool).saturating_mul(page_bytes) > spare(pool)) {
         let possible =

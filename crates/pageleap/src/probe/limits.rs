@@ -1,5 +1,5 @@
-//! Limits against a leap of the size that is asked for. What is only read here is checked again by
-//! pools and jobs, step by step.
+//! Limits, judged for a leap of the requested size. Pools and jobs check the same limits again,
+//! step by step.
 
 use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
@@ -16,9 +16,9 @@ use crate::units::human_bytes;
 /// Mappings that any leap takes while it runs, beside those of its areas: reservations, aliases,
 /// attributes, threads.
 const SPARE_MAPPINGS: u64 = 64;
-/// Address space of what is not a pool or a region: threads with their stacks, tables of frames.
+/// Address space for threads with their stacks and for tables of frames, beside pools and regions.
 const SPARE_ADDRESS_SPACE: u64 = 64 << 20;
-/// What pools leave free on a node and in a cgroup.
+/// Bytes that pools leave free on a node and in a cgroup.
 const MARGIN: u64 = 64 << 20;
 
 pub(super) fn findings(
@@ -45,7 +45,7 @@ fn both_pools(demand: &Demand) -> u64 {
     demand.pool_bytes().saturating_mul(2)
 }
 
-/// The largest leap that would fit, where any does.
+/// The largest leap that fits, if one does.
 pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     let page_mb = (demand.page.bytes() as u64 >> 20).max(1);
     let mb = bytes >> 20;
@@ -56,8 +56,8 @@ pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     })
 }
 
-/// The most mappings that a leap can need: each area can be on its way alone, with a mapping of the
-/// region and one of the alias of what it vacates, while its neighbours are not.
+/// The most mappings that a leap can need. If no two neighbouring areas are in the same state, each
+/// needs a mapping of the region and one of the alias of the frames that it vacates.
 fn worst_mappings(demand: &Demand) -> u64 {
     let area = (DEFAULT_AREA_BYTES as u64).max(demand.page.bytes() as u64);
     demand.pool_bytes().div_ceil(area).saturating_mul(2).saturating_add(SPARE_MAPPINGS)
@@ -76,7 +76,7 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
         .saw(seen);
     };
     let in_use = if around.live { observe::mapping_count().unwrap_or(0) as u64 } else { 0 };
-    // What a job asks for before it begins.
+    // The mappings that a job asks for before it begins.
     let apart = match demand.page.is_hugetlb() {
         true => mappings_apart(&[demand.pool_bytes() / demand.page.bytes() as u64]),
         false => (0, 0),
@@ -127,9 +127,9 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
 /// A limit of the process, and how it is raised.
 struct Limit {
     resource: Resource,
-    /// What `ulimit` calls it.
+    /// Its letter for `ulimit`.
     ulimit: char,
-    /// What `prlimit` calls it, and, in capitals after `RLIMIT_` and `Limit`, everybody else.
+    /// Its name for `prlimit`; in capitals, after `RLIMIT_`, that of the kernel's man pages.
     name: &'static str,
 }
 
@@ -471,7 +471,7 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         human_bytes(used)
     );
     let needed = both_pools(demand);
-    // What others take meanwhile, and what the kernel keeps for root and for users
+    // Memory that others take meanwhile, and that the kernel keeps for root and for users
     // (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
     let slack = needed / 32 + (256 << 20);
     let finding = if left >= needed {

@@ -15,7 +15,7 @@ use crate::units::{BASE_PAGE, human_bytes};
 /// Bytes of a huge page of shared memory.
 const HUGE: usize = 2 << 20;
 
-/// What trying left of memory files.
+/// The outcomes of the calls on memory files.
 #[derive(Clone, Debug)]
 struct FileTrial {
     /// With `MFD_NOEXEC_SEAL`.
@@ -194,7 +194,7 @@ fn move_page_tables(around: &Around) -> Finding {
         // SAFETY: both ranges are this function's, and apart.
         let moved = unsafe { sys::exchange_page_tables(from.span.start, to.start, LEN) };
         if moved.is_err() && !sys::is_mapped(to.start, LEN) {
-            // The call has unmapped its target: the addresses are no longer ours to unmap.
+            // The call has unmapped its target, so that the probe must not unmap it again.
             std::mem::forget(to);
             return Ok(moved);
         }
@@ -232,14 +232,14 @@ fn move_page_tables(around: &Around) -> Finding {
 enum ThpTrial {
     /// It was huge as soon as it was filled.
     AtOnce,
-    /// The call says so, and so does smaps: or not.
+    /// The call has reported success; smaps agrees or does not.
     Collapsed { seen_in_smaps: bool },
     /// The call failed.
     Refused(Errno),
 }
 
 fn shmem_thp(around: &Around, room: Option<u64>) -> Finding {
-    /// What 2 MB more may leave to others in a cgroup.
+    /// Bytes that have to be free before 2 MB are tried.
     const ROOM: u64 = 16 << 20;
     if let Some(room) = room.filter(|room| *room < ROOM) {
         return Finding::unknown(
@@ -298,7 +298,7 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
                     topic,
                     "no huge pages of shared memory",
                     "transparent huge pages are switched off for this process \
-                     (prctl(PR_SET_THP_DISABLE), inherited from who started it)",
+                     (prctl(PR_SET_THP_DISABLE), inherited from the process that started it)",
                 ),
                 Errno(libc::EINVAL) if switch.is_none() => Finding::missing(
                     topic,
@@ -308,7 +308,7 @@ fn judge_thp(around: &Around, tried: Result<ThpTrial, Failed>, switched_off: boo
                 Errno(libc::EINVAL) if chosen.as_deref() == Some("deny") => Finding::missing(
                     topic,
                     "no huge pages of shared memory",
-                    "shmem_enabled forbids them, also to those who ask for them (deny)",
+                    "shmem_enabled forbids them, also to programs that ask for them (deny)",
                 )
                 .remedy(
                     Who::Root,

@@ -1,16 +1,15 @@
 //! What this machine, user and container let pageleap do: tried, not inferred.
 //!
 //! [`Capabilities::probe`] makes each call that matters once, on memory of its own, and reads the
-//! settings that no call shows. What it finds is a list of [`Finding`]s: a state, what was seen,
-//! the reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few
-//! pages.
+//! settings that no call shows. The result is a list of [`Finding`]s: a state, what was seen, the
+//! reason, and remedies with their price. [`Capabilities::try_leap`] does a leap of a few pages.
 //!
-//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed. Where a seccomp
-//! filter applies, the calls that few programs make (`mbind`, `move_pages`, `set_mempolicy`,
-//! `userfaultfd`) are tried in a process apart first, because some filters end the caller; a filter
-//! that does so for calls which every program makes (`madvise`, `clone`) ends the prober too. The
-//! task's memory policy is only ever set in a process apart. Descriptors are close-on-exec. So it
-//! may run in any thread of a busy program.
+//! **Invariant:** a probe leaves no mapping, descriptor, policy or limit changed, so that it may
+//! run in any thread of a busy program. Descriptors are close-on-exec. The memory policy of a task
+//! is only set in a process apart. If a seccomp filter applies, calls that few programs make
+//! (`mbind`, `move_pages`, `set_mempolicy`, `userfaultfd`) are first tried in a process apart,
+//! because some filters end the caller. A filter that ends the caller of `madvise` or `clone`,
+//! which every program makes, ends the probing process too.
 //!
 //! Deciding is apart from trying: functions named `judge` turn an outcome into a finding without
 //! touching the system.
@@ -50,13 +49,13 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Probes this machine for the demand that asks for least: a few base pages.
+    /// Probes this machine for the smallest demand: a few base pages.
     pub fn probe() -> Capabilities {
         Capabilities::probe_with(&SysFiles::host(), &Demand::default())
     }
 
-    /// The same with the files below another root, and against a demand. If the root is not `/`,
-    /// the files may be another machine's: no call is tried then, and what only a call shows is
+    /// The same for a demand, and with the files below another root. If the root is not `/`, the
+    /// files may be another machine's. Then no call is tried, and topics that only a call shows are
     /// [`State::Unknown`].
     pub fn probe_with(files: &SysFiles, demand: &Demand) -> Capabilities {
         let around = Around::read(files);
@@ -107,7 +106,7 @@ impl Capabilities {
         self.findings.iter().find(|finding| finding.topic == topic)
     }
 
-    /// Whether something works, with a restriction perhaps.
+    /// Whether a topic works, perhaps with a restriction.
     pub fn has(&self, topic: Topic) -> bool {
         self.get(topic)
             .is_some_and(|finding| matches!(finding.state, State::Works | State::Limited))
@@ -123,18 +122,17 @@ impl Capabilities {
         &self.allowed
     }
 
-    /// For whom this was found.
+    /// The user that the findings hold for.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// Whether calls were tried: the files are this machine's.
+    /// Whether calls were tried, because the files are this machine's.
     pub fn is_live(&self) -> bool {
         self.live
     }
 
-    /// What makes a leap impossible, given how [`Capabilities::try_leap`] went; empty if nothing
-    /// does.
+    /// The findings that make a leap impossible, given the outcome of [`Capabilities::try_leap`].
     pub fn blockers<'a>(&'a self, demand: &Demand, trial: &'a Finding) -> Vec<&'a Finding> {
         trial::blockers(demand, &self.findings, trial)
     }

@@ -1,4 +1,4 @@
-//! Which node memory and page tables come from, and who may say so.
+//! The nodes that memory and page tables come from, and whether the process may choose them.
 
 use pageleap_sys::{self as sys, Advice, Errno, Policy, Trial, call_apart};
 
@@ -74,7 +74,7 @@ fn nodes(allowed: &Allowed) -> Finding {
         1 => Finding::limited(
             topic,
             format!("one memory node: {}", list(&allowed.with_memory)),
-            "a leap gets new frames and page tables here, but there is no other node to go to",
+            "a leap gets new frames and page tables here, but the machine has no other node",
         ),
         n => {
             Finding::works(topic, format!("{n} nodes with memory: {}", list(&allowed.with_memory)))
@@ -96,7 +96,7 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
         let reason = "/proc/self/status does not tell them";
         Finding::unknown(topic, "the allowed nodes are not known", reason)
     } else if allowed.with_memory.is_empty() {
-        let reason = "which nodes there are is not known: see sysfs";
+        let reason = "the nodes are not known: see sysfs";
         Finding::unknown(topic, "whether all nodes are allowed is not known", reason)
     } else if outside.is_empty() {
         Finding::works(topic, "memory may come from every node")
@@ -163,7 +163,7 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
             if let Err(errno) = unsafe { sys::bind(span.start, span.len, policy) } {
                 return Attempt::Refused(errno);
             }
-            // Under a preference: a full node means another node then, and no OOM killer.
+            // Under a preference, a full node leads to another node, and not to the OOM killer.
             if let (Policy::Preferred(_), Err(errno)) = (policy, span.advise(Advice::PopulateWrite))
             {
                 return Attempt::NotTried(Failed {
@@ -233,7 +233,7 @@ fn has_node_folder(around: &Around) -> bool {
     matches!(around.files.text_if_there("sys/devices/system/node/online"), Ok(Some(_)))
 }
 
-/// The policy is set in a process apart, so that no thread of ours keeps it.
+/// Sets the policy in a process apart, so that no thread of this process keeps it.
 fn try_set_mempolicy(allowed: &Allowed) -> Attempt<()> {
     let node = allowed.allowed.first().map_or(0, |id| id.0);
     // SAFETY: one system call, which reads a mask on the stack.

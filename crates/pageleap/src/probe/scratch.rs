@@ -1,4 +1,4 @@
-//! Memory of its own to try things on: a few pages of a memory file, gone when dropped.
+//! A few pages of a memory file on which probes try calls. Dropping them unmaps them.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,7 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// What the memory files are called in `/proc/self/maps`.
 const NAME: &CStr = c"pageleap:probe";
 
-/// Address space that is ours until dropped.
+/// Address space that belongs to a probe until it is dropped.
 pub(super) struct Span {
     pub(super) start: usize,
     pub(super) len: usize,
@@ -23,7 +23,7 @@ impl Span {
 
     /// Maps all of it to the beginning of a file.
     pub(super) fn map(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        // SAFETY: the range is ours, and nobody else knows its address.
+        // SAFETY: the range is the probe's own, and no other code knows its address.
         unsafe { sys::map_file(self.start, self.len, file, 0, READ_WRITE, false) }
     }
 
@@ -48,8 +48,8 @@ impl Span {
         }
     }
 
-    /// Writes one byte into the page at `offset`. The page must be mapped writable and present, or
-    /// a page must be there for it.
+    /// Writes one byte into the page at `offset`. The page must be mapped writable, and be present
+    /// or have memory.
     pub(super) fn write(&self, offset: usize, value: u8) {
         assert!(offset < self.len);
         // SAFETY: inside a range that is ours; the callers have populated it.
@@ -70,7 +70,7 @@ impl Drop for Span {
     }
 }
 
-/// All of a memory file, mapped; the mapping is what keeps it.
+/// A memory file that only its mapping keeps alive.
 pub(super) struct Scratch {
     pub(super) span: Span,
 }

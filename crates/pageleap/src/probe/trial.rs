@@ -11,8 +11,8 @@ use crate::pool::Pool;
 use crate::region::Region;
 use crate::units::{BASE_PAGE, NodeId};
 
-/// Address space that pools, a region and their threads take in a trial. Without it what these
-/// allocate would end the process.
+/// Address space that pools, a region and their threads take in a trial. Without that much, an
+/// allocation would end the process.
 const ADDRESS_SPACE: u64 = 64 << 20;
 
 impl Capabilities {
@@ -147,7 +147,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What stands in the way of a leap, given the trial: what it settled no longer counts.
+/// The findings that stand in the way of a leap. Those that the trial has disproved do not count.
 pub(super) fn blockers<'a>(
     demand: &Demand,
     findings: &'a [Finding],

@@ -1,5 +1,4 @@
-//! userfaultfd by each way that there is, feature by feature, and the two uses that pageleap has
-//! for it.
+//! userfaultfd by each way to it, feature by feature, and the two uses that pageleap has for it.
 //!
 //! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor
 //! shakes hands once and refuses as a whole.
@@ -20,11 +19,11 @@ use crate::backend::uffd::{DEVICE, EXCHANGE, TRACKING, open_device};
 use crate::units::BASE_PAGE;
 
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
-/// What holding up the kernel's own faults is good for, to both sides.
+/// What a process can do, and an attacker, that holds up the kernel's own faults.
 const POWER: &str = "can make accesses of the kernel to their own memory wait as long as they like, which exploits have used to widen race \
                      windows inside the kernel";
 
-/// How a descriptor is got.
+/// A way to a userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
     /// The system call, faults of the kernel included.
@@ -74,7 +73,7 @@ impl Way {
     }
 }
 
-/// Why there is no descriptor.
+/// Why a way gives no descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// The device could not be opened.
@@ -107,7 +106,7 @@ pub struct WayFound {
 }
 
 impl WayFound {
-    /// Whether a descriptor can be had at all.
+    /// Whether the way gives a descriptor.
     pub fn opens(&self) -> bool {
         self.refused.is_none()
     }
@@ -145,7 +144,7 @@ fn try_way(around: &Around, way: Way) -> WayFound {
     found
 }
 
-/// Tries everything. Without a live kernel there is no matrix.
+/// Tries all ways and features. Only for a live kernel.
 pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     let ways: Vec<WayFound> = Way::ALL.into_iter().map(|way| try_way(around, way)).collect();
     let device = Device::look(around);
@@ -158,7 +157,7 @@ pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     (ways, findings)
 }
 
-/// What is known of the device besides opening it.
+/// What files tell of the device.
 #[derive(Clone, Debug, Default)]
 struct Device {
     /// Its minor number, where the kernel says that it has such a device.
@@ -188,14 +187,14 @@ impl Device {
         Device { minor, permissions, group }
     }
 
-    /// How this process gets at it: passed in, or by its permissions.
+    /// How this process gets access: by passing the device in, or by its permissions.
     fn way_in(&self, around: &Around) -> Vec<Remedy> {
         if self.permissions.is_some() { self.access(around) } else { missing_device(self) }
     }
 
     /// How a user gets at it, without anybody else gaining anything.
     fn access(&self, around: &Around) -> Vec<Remedy> {
-        let grants = format!("members of that group {POWER}; nobody else gains anything");
+        let grants = format!("members of that group {POWER}; other users gain nothing");
         let mut remedies = Vec::new();
         match (&around.user, &self.group, self.permissions) {
             (Some(user), Some(group), Some((_, gid, mode)))
@@ -296,13 +295,13 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
                 .remedy(
                     Who::Root,
                     "sysctl -w vm.unprivileged_userfaultfd=1",
-                    format!("all processes of the machine {POWER}: prefer the device, which says who"),
+                    format!("all processes of the machine {POWER}: prefer the device, which only its group can open"),
                 )
                 .remedy(
                     Who::Root,
                     "setcap cap_sys_ptrace+ep <PROGRAM>",
-                    "whoever may run the program can read and change the memory of every process through it; and /proc/self/pagemap \
-                     becomes unreadable to it: the worst of the three",
+                    "users who may run the program can read and change the memory of every process through \
+                     it, and it can no longer read /proc/self/pagemap: the worst of the three",
                 )
         }
         (_, _, number) => {
@@ -517,7 +516,7 @@ fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
         let pagemap = open_pagemap()?;
         let scratch = Scratch::populated(2 * BASE_PAGE, BASE_PAGE)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
-        // SAFETY: the range is ours; with asynchronous protection nobody ever waits.
+        // SAFETY: the range is the probe's own; with asynchronous protection no thread waits.
         unsafe { sys::uffd_register(uffd.as_fd(), start, len, uffd_mode::WP) }
             .map_err(Failed::at("ioctl(UFFDIO_REGISTER, WP) of a memory file"))?;
         let mut found = [PageRegion::default(); 4];

@@ -1,12 +1,12 @@
 //! Regions: stable virtual ranges whose pages change their frames while threads use them.
 //!
-//! A region owns its address space and every mapping in it, until it is dropped. Each page is either
-//! backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV, as to any
-//! unmapped address.
+//! A region owns its address space and every mapping in it, until it is dropped. Each page is
+//! either backed by a frame of a pool, or unbacked: an access to an unbacked page raises SIGSEGV,
+//! as to any unmapped address.
 //!
-//! **Invariant:** outside a running migration, the mappings of a region are those that [`ExtentMap`]
-//! says. **Invariant:** bytes that a job or a call is changing are *busy*, and no other job or call
-//! changes them meanwhile.
+//! **Invariant:** outside a running migration, the mappings of a region are those that
+//! [`ExtentMap`] says. **Invariant:** bytes that a job or a call is changing are *busy*, and no
+//! other job or call changes them meanwhile.
 
 mod busy;
 mod extents;
@@ -65,8 +65,8 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///   except while that part is being migrated. They survive migration. Nothing else may be mapped
 ///   into the region's range.
 ///
-/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers into
-/// the region dangle then.
+/// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers
+/// into the region dangle then.
 pub struct Region(Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
@@ -81,8 +81,8 @@ pub(crate) struct RegionInner {
     pub(crate) extents: Mutex<ExtentMap<Share>>,
     busy: Mutex<BusyRanges>,
     pub(crate) pins: Pins,
-    /// Frames that may still be mapped, although no extent says so, because unmapping them failed. No
-    /// other region gets them before this one is dropped.
+    /// Frames that may still be mapped, although no extent says so, because unmapping them failed.
+    /// No other region gets them before this one is dropped.
     limbo: Mutex<Vec<(Share, Run)>>,
     /// The process that made it.
     process: u32,
@@ -108,8 +108,8 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 impl Region {
     /// A region of `bytes` bytes (rounded up to whole pages), all zero, backed by frames of a pool.
-    /// `&pool` stands for the pool's own placement, `pool.on(placement)` for another placement on its
-    /// nodes. If frames are needed that a job is recycling, the call waits for them. Read [the
+    /// `&pool` stands for the pool's own placement, `pool.on(placement)` for another placement on
+    /// its nodes. If frames are needed that a job is recycling, the call waits for them. Read [the
     /// contract](Region).
     ///
     /// # Errors
@@ -164,9 +164,9 @@ impl Region {
         })))
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages). The new part is zero and backed
-    /// by frames of a pool. Addresses do not change. A region that is as long already does not
-    /// change. If several threads call this, one call runs after the other.
+    /// Extends the region to `len` bytes (rounded up to whole pages). The new part is zero and
+    /// backed by frames of a pool. Addresses do not change. A region that is as long already does
+    /// not change. If several threads call this, one call runs after the other.
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -175,9 +175,9 @@ impl Region {
         Ok(())
     }
 
-    /// Extends the region to `len` bytes (rounded up to whole pages), without memory: an access to the
-    /// new part raises SIGSEGV until the part is backed ([`Region::back`]). For buffer pools, which
-    /// have an address for each page of a file, and memory for some of the pages.
+    /// Extends the region to `len` bytes (rounded up to whole pages), without memory: an access to
+    /// the new part raises SIGSEGV until the part is backed ([`Region::back`]). For buffer pools,
+    /// which have an address for each page of a file, and memory for some of the pages.
     pub fn extend(&self, len: usize) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
@@ -200,8 +200,8 @@ impl Region {
         Ok((len > old).then_some(old..len))
     }
 
-    /// Backs an unbacked part, which [`Region::discard`] or [`Region::extend`] has left, with zeroed
-    /// frames of a pool.
+    /// Backs an unbacked part, which [`Region::discard`] or [`Region::extend`] has left, with
+    /// zeroed frames of a pool.
     pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
         self.back_up_to(self.len(), range, &place.into())
     }
@@ -279,9 +279,9 @@ impl Region {
         Ok(())
     }
 
-    /// Gives the frames of a part back to their pools. An access to the part raises SIGSEGV until it
-    /// is backed again; its contents are lost. Takes `&mut self`, because references into the part
-    /// would dangle.
+    /// Gives the frames of a part back to their pools. An access to the part raises SIGSEGV until
+    /// it is backed again; its contents are lost. Takes `&mut self`, because references into the
+    /// part would dangle.
     ///
     /// # Errors
     /// If a guard is on the part ([`Region::pin`]), or the process has as many mappings as it may
@@ -311,8 +311,8 @@ impl Region {
 
     /// Keeps the pages of a part in their frames until the guard is dropped.
     ///
-    /// Hold a guard as long as a device, or the kernel for it, may use the frames. That is, in either
-    /// direction, from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice` or
+    /// Hold a guard as long as a device, or the kernel for it, may use the frames. That is, in
+    /// either direction, from before the submission of O_DIRECT, RDMA, MSG_ZEROCOPY, `vmsplice` or
     /// `process_vm_writev` until after its completion, and from before the registration of an
     /// io_uring buffer until after its unregistration.
     ///
@@ -377,8 +377,8 @@ impl Region {
     /// A part of the region as 32-bit words, which several threads may read and write.
     ///
     /// # Safety
-    /// While the slice lives, no thread accesses the part through atomics of another size, which the
-    /// language defines as a data race.
+    /// While the slice lives, no thread accesses the part through atomics of another size, which
+    /// the language defines as a data race.
     pub unsafe fn atomics_u32(&self, range: Range<usize>) -> Result<&[AtomicU32], Error> {
         // SAFETY: atomics may be shared; the size is the caller's promise.
         unsafe { self.view(range) }
@@ -459,8 +459,8 @@ impl Region {
         Ok(counts)
     }
 
-    /// Asks the kernel whether each backed page is present and lies on the node from which its frame
-    /// was taken. Leaps may go on meanwhile.
+    /// Asks the kernel whether each backed page is present and lies on the node from which its
+    /// frame was taken. Leaps may go on meanwhile.
     pub fn verify(&self) -> Result<Verification, Error> {
         let inner = &*self.0;
         let now =
@@ -475,8 +475,8 @@ impl Region {
                 all.join(look);
                 continue;
             }
-            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames can
-            // be verified at any time.
+            // Pages that are leaping are absent for a moment, or have left meanwhile. Their frames
+            // can be verified at any time.
             for part in now(extent.pages) {
                 all.join(part.share.verify_frames(part.frames())?);
             }
@@ -577,8 +577,8 @@ impl RegionInner {
         &self.busy
     }
 
-    /// Maps frames that the region has taken. An error comes with the pages of the extent that failed;
-    /// the extents behind it have not been touched.
+    /// Maps frames that the region has taken. An error comes with the pages of the extent that
+    /// failed; the extents behind it have not been touched.
     fn map_all_new(
         &self,
         new: &[Extent<Share>],
@@ -619,8 +619,8 @@ impl RegionInner {
     fn map_new(&self, page: u64, run: Run, pool: &Share) -> Result<(), Error> {
         let (addr, len) = (self.addr(page), self.bytes(run.frames));
         let alias = pool.0.alias_of(run.first);
-        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which this
-        // region has taken.
+        // SAFETY: the range is reserved, unbacked and claimed; the alias is that of frames which
+        // this region has taken.
         unsafe {
             if !self.page.is_hugetlb() {
                 // The page tables of the alias are filled already, so they are moved.

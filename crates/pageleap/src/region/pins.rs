@@ -1,7 +1,7 @@
 //! Guards that keep pages in their frames while a device, or the kernel for it, uses the frames.
 //!
-//! A device reads and writes a pinned frame by its number, whatever is mapped at the address, and no
-//! system call tells whether a frame is pinned. So attempts and guards exclude each other. Pages
+//! A device reads and writes a pinned frame by its number, whatever is mapped at the address, and
+//! no system call tells whether a frame is pinned. So attempts and guards exclude each other. Pages
 //! under a guard are not moved, and a guard is given only after the attempts that are moving its
 //! pages. Then no frame is ever vacated under a guard, and no frame has to wait for a guard before
 //! it gets its next owner.
@@ -32,8 +32,8 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The number of guards of each page: disjoint runs of pages with at least one guard, by their first
-/// page.
+/// The number of guards of each page: disjoint runs of pages with at least one guard, by their
+/// first page.
 #[derive(Debug, Default)]
 struct Counts(BTreeMap<u64, (u64, usize)>);
 
