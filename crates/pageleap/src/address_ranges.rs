@@ -1,12 +1,17 @@
 //! Which addresses of this process belong to pools and to regions.
 //!
-//! The fault handler asks whether a fault lies in a region, and the library asks whether address
-//! space that it has just reserved is a hole in memory that it owns already. A signal handler reads
-//! the lists, so that reading them takes no lock and allocates nothing.
+//! The fault handler asks whether a fault lies in a region, and [`reserve_aligned`] asks whether
+//! the kernel has given it a hole in memory that the library owns already. A signal handler reads
+//! the lists, so that reading them takes no lock and allocates nothing. The addresses of a model
+//! are in no list: they mean nothing in this process.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+use crate::backend::{Backend, Call};
+use crate::error::Error;
+use crate::units::BASE_PAGE;
 
 /// The address ranges of all regions.
 pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
@@ -15,8 +20,84 @@ pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
 pub(crate) static ALIASES: AddressRanges = AddressRanges::new();
 
 /// Whether `[addr, addr + len)` overlaps a region or an alias of this process.
-pub(crate) fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
+fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
     ALIASES.overlaps(addr, len) || REGIONS.overlaps(addr, len)
+}
+
+/// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table
+/// pages can move between two such ranges.
+pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
+    const ALIGN_SMALL: usize = 2 << 20;
+    const ALIGN_LARGE: usize = 1 << 30;
+    let host = backend.is_host_memory();
+    if host {
+        check_base_page()?;
+    }
+    let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
+    let mut holes = Vec::new();
+    let reserved = loop {
+        match backend.reserve(bytes, align) {
+            // This is a hole that a failed call has left in a pool or a region. The repair of the
+            // hole could not tell whose mapping lies there.
+            Ok(addr) if host && is_of_pool_or_region(addr, bytes) => holes.push(addr),
+            other => break other,
+        }
+    };
+    for addr in holes {
+        // SAFETY: just reserved, and no other code knows the address.
+        let _ = unsafe { backend.release(addr, bytes) };
+    }
+    reserved.map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
+}
+
+/// Refuses a kernel with base pages of another size.
+fn check_base_page() -> Result<(), Error> {
+    // SAFETY: reads a constant of the system.
+    let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    if base == BASE_PAGE as libc::c_long {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!(
+            "the base pages of this kernel have {base} bytes, and pageleap supports {BASE_PAGE} only"
+        ),
+        remedy: "use a kernel with 4 KB pages",
+    })
+}
+
+/// A range of this process that a list contains until this is dropped. Drop it before the addresses
+/// are released, because another thread may get them then. Of a model, no list contains anything.
+pub(crate) struct Listed {
+    list: Option<&'static AddressRanges>,
+    start: usize,
+    /// A child made by `fork` has the list, but not the memory.
+    process: u32,
+}
+
+impl Listed {
+    /// Adds a range of a backend to a list.
+    pub(crate) fn new(
+        list: &'static AddressRanges,
+        backend: &dyn Backend,
+        start: usize,
+        len: usize,
+    ) -> Self {
+        let list = backend.is_host_memory().then_some(list);
+        if let Some(list) = list {
+            list.add(start, len);
+        }
+        Listed { list, start, process: std::process::id() }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Some(list) = self.list
+            && self.process == std::process::id()
+        {
+            list.remove(self.start);
+        }
+    }
 }
 
 /// Entries of a block.
@@ -69,7 +150,7 @@ impl AddressRanges {
     }
 
     /// Adds a range of this process.
-    pub(crate) fn add(&self, start: usize, len: usize) {
+    fn add(&self, start: usize, len: usize) {
         let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last = &self.first;
         for block in self.blocks() {
@@ -85,7 +166,7 @@ impl AddressRanges {
     }
 
     /// Removes the range that this process has added at `start`.
-    pub(crate) fn remove(&self, start: usize) {
+    fn remove(&self, start: usize) {
         let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let process = std::process::id();
         let is_it = |block: &Block, i: usize| {

@@ -270,7 +270,7 @@ impl<'a> Migration<'a> {
         if backend.is_host_memory() {
             most_pieces = check_mapping_headroom(&items, threads, page)?;
             // One more may serve the tracker.
-            check_address_space(threads + 1)?;
+            check_address_space(&*backend, threads + 1)?;
         }
         let open = |ability| OpenTracker::new(&backend, ability);
         let Chosen { engine, reason, tracker } = choice::for_job(self.engine, page, open)?;

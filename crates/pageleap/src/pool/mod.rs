@@ -18,12 +18,11 @@ pub(crate) use needs::Needs;
 pub use reserve::HugePageReservation;
 pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
 
-use crate::address_ranges::is_of_pool_or_region;
-use crate::backend::{Backend, Call, Linux};
+use crate::backend::{Backend, Linux};
 use crate::error::Error;
 use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::topology::Topology;
-use crate::units::{BASE_PAGE, NodeId, PageSize, human_bytes};
+use crate::units::{NodeId, PageSize, human_bytes};
 
 /// Pre-faulted memory of one or several nodes. Clones are the same pool. The memory goes back to
 /// the system when the last clone and the last region with frames of the pool are dropped.
@@ -332,43 +331,6 @@ impl fmt::Debug for Pool {
             human_bytes(self.free_bytes())
         )
     }
-}
-
-/// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table
-/// pages can move between two such ranges.
-pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
-    const ALIGN_SMALL: usize = 2 << 20;
-    const ALIGN_LARGE: usize = 1 << 30;
-    if backend.is_host_memory() {
-        // SAFETY: reads a constant of the system.
-        let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        if base != BASE_PAGE as libc::c_long {
-            return Err(Error::Unsupported {
-                what: format!(
-                    "the base pages of this kernel have {base} bytes, and pageleap supports \
-                     {BASE_PAGE} only"
-                ),
-                remedy: "use a kernel with 4 KB pages",
-            });
-        }
-    }
-    let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
-    let mut holes = Vec::new();
-    let reserved = loop {
-        match backend.reserve(bytes, align) {
-            // This is a hole that a failed call has left in a pool or a region. The repair of the
-            // hole could not tell whose mapping lies there.
-            Ok(addr) if backend.is_host_memory() && is_of_pool_or_region(addr, bytes) => {
-                holes.push(addr)
-            }
-            other => break other,
-        }
-    };
-    for addr in holes {
-        // SAFETY: just reserved, and no other code knows the address.
-        let _ = unsafe { backend.release(addr, bytes) };
-    }
-    reserved.map_err(|errno| Error::call(Call::Reserve, 0, bytes, errno))
 }
 
 /// The command that adds huge pages to those that a node has.

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::alias::{AliasEvent, AliasState, Aliases};
+use super::fill;
 use super::frames::{FrameAllocator, FrameSet, Run};
-use super::{fill, reserve_aligned};
-use crate::address_ranges::ALIASES;
+use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
 use crate::observe::Attributes;
@@ -44,6 +44,8 @@ pub(crate) struct ShareInner {
     pub(crate) page: PageSize,
     pub(crate) frames: u64,
     alias: usize,
+    /// The alias in the list of this process' addresses.
+    listed: Option<Listed>,
     /// A second mapping, locked and read-only, that keeps the frames from being swapped out.
     anchor: Mutex<Option<usize>>,
     /// The process that made it.
@@ -117,9 +119,7 @@ impl Share {
             unmapped: Vec::new(),
             announced: 0,
         };
-        if backend.is_host_memory() {
-            ALIASES.add(alias, bytes);
-        }
+        let listed = Listed::new(&ALIASES, &*backend, alias, bytes);
         // From here on, dropping the share gives everything back.
         let share = Share(Arc::new(ShareInner {
             backend,
@@ -129,6 +129,7 @@ impl Share {
             page,
             frames,
             alias,
+            listed: Some(listed),
             anchor: Mutex::new(None),
             process: std::process::id(),
             state: Mutex::new(state),
@@ -600,9 +601,7 @@ impl Drop for ShareInner {
                 if let Some(anchor) = anchor.take() {
                     let _ = self.backend.release(anchor, bytes(self.frames));
                 }
-                if self.backend.is_host_memory() {
-                    ALIASES.remove(self.alias);
-                }
+                drop(self.listed.take());
                 let all = Run { first: 0, frames: self.frames };
                 let torn = lock(&self.state).aliases.runs_in(all, AliasState::Torn);
                 let mut theirs = FrameSet::new(self.frames);

@@ -24,14 +24,14 @@ pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
 
-use crate::address_ranges::REGIONS;
+use crate::address_ranges::{Listed, REGIONS, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::error::Error;
 use crate::job::handle::JobShared;
 use crate::limits::check_address_space;
 use crate::observe::{self, MappedPages};
 use crate::placement::{NodeCounts, Verification};
-use crate::pool::{Destination, Needs, Run, Share, Target, reserve_aligned};
+use crate::pool::{Destination, Needs, Run, Share, Target};
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock, thread};
 use crate::units::{AddressRange, PageSize, RegionId};
 
@@ -73,6 +73,8 @@ pub(crate) struct RegionInner {
     pub(crate) id: RegionId,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) start: usize,
+    /// The region in the list of this process' addresses.
+    listed: Option<Listed>,
     capacity: usize,
     pub(crate) page: PageSize,
     len: AtomicUsize,
@@ -144,13 +146,12 @@ impl Region {
         let capacity = capacity.next_multiple_of(page.bytes());
         let start = reserve_aligned(&*backend, capacity)?;
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        if backend.is_host_memory() {
-            REGIONS.add(start, capacity);
-        }
+        let listed = Listed::new(&REGIONS, &*backend, start, capacity);
         Ok(Region(Arc::new(RegionInner {
             id: RegionId(NEXT_ID.fetch_add(1, Ordering::Relaxed)),
             backend,
             start,
+            listed: Some(listed),
             capacity,
             page,
             len: AtomicUsize::new(0),
@@ -237,9 +238,7 @@ impl Region {
         }
         // Beyond the limit of address space an exchange would leave a hole, into which another
         // thread could map memory.
-        if inner.backend.is_host_memory() {
-            check_address_space(0)?;
-        }
+        check_address_space(&*inner.backend, 0)?;
         let target = place.resolve(inner.capacity, inner.page)?;
         let mut new: Vec<Extent<Share>> = Vec::new();
         let give_back =
@@ -602,7 +601,8 @@ impl RegionInner {
                 .map_err(|error| (error, extent.pages.clone()))
         };
         let map_all = |seat| new.iter().try_for_each(|extent| map(extent, seat));
-        if !new.iter().any(|extent| strayed(extent).is_some()) || check_address_space(1).is_err() {
+        let stray = new.iter().any(|extent| strayed(extent).is_some());
+        if !stray || check_address_space(&*self.backend, 1).is_err() {
             return map_all(false);
         }
         // A thread of our own, because the policy of the caller's thread must not change. If no
@@ -703,9 +703,7 @@ impl Drop for RegionInner {
             return;
         }
         let all = 0..(self.capacity / self.page.bytes()) as u64;
-        if self.backend.is_host_memory() {
-            REGIONS.remove(self.start);
-        }
+        drop(self.listed.take());
         let extents =
             self.extents.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(all);
         // SAFETY: no handle and no job is left. References into the region ended with the handle.

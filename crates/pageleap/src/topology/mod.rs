@@ -297,7 +297,8 @@ mod tests {
         assert!(machine.node(NodeId(4)).is_ok());
         let error = machine.node(NodeId(1)).unwrap_err();
         assert!(
-            error.is_usage() && error.to_string().ends_with("the nodes with memory are 0, 4"),
+            error.is_usage()
+                && error.to_string().ends_with("use one of the nodes with memory: 0, 4"),
             "{error}"
         );
         assert_eq!(machine.allowed_nodes(), [NodeId(4)]);
