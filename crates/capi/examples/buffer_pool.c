@@ -254,22 +254,30 @@ static void choose_nodes(uint32_t nodes[2]) {
     pageleap_topology_free(topology);
 }
 
-int main(int argc, char **argv) {
-    uint32_t nodes[2];
-    errno = 0;
-    choose_nodes(nodes);
-    double sizes[3] = { 512, 128, 6 };
+/* Reads the arguments: sizes in MB and seconds, then nodes. */
+static bool read_arguments(int argc, char **argv, double sizes[3], uint32_t nodes[2]) {
     for (int i = 1; i < argc; i++) {
         double number = atof(argv[i]);
         if (i > 5 || (i <= 3 && number <= 0)) {
             fprintf(stderr, "usage: buffer_pool [FILE_MB [BUFFER_MB [SECONDS [FROM [TO]]]]]\n");
-            return 2;
+            return false;
         }
         if (i <= 3) {
             sizes[i - 1] = number;
         } else {
             nodes[i - 4] = (uint32_t)number;
         }
+    }
+    return true;
+}
+
+int main(int argc, char **argv) {
+    uint32_t nodes[2];
+    errno = 0;
+    choose_nodes(nodes);
+    double sizes[3] = { 512, 128, 6 };
+    if (!read_arguments(argc, argv, sizes, nodes)) {
+        return 2;
     }
     page_count = (size_t)(sizes[0] * 1048576) / PAGE;
     most_loaded = (size_t)(sizes[1] * 1048576) / PAGE;

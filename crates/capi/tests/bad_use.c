@@ -30,19 +30,22 @@ static void at_exit(void) {
     CHECK(pageleap_last_error() != NULL && pageleap_last_error_detail(&late) == PAGELEAP_OK);
 }
 
-int main(void) {
-    late.size = sizeof late;
-    CHECK(atexit(at_exit) == 0);
-    uint32_t nodes[2];
-    two_nodes(nodes);
-    pageleap_pool *pool = pool_on(nodes[0], 1 << 20), *no_pool;
-    pageleap_region *region, *no_region;
-    pageleap_job *job;
-    void *part;
-    size_t count;
-    OK(pageleap_region_new(pool, NULL, 1 << 19, &region));
+static uint32_t nodes[2];
+static pageleap_pool *pool, *no_pool;
+static pageleap_region *region, *no_region;
+static pageleap_capabilities *no_capabilities;
+static pageleap_job *job;
+static void *part;
 
-    /* NULL. */
+static pageleap_range the_whole_region(void) {
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    all.region = region;
+    all.pool = pool;
+    return all;
+}
+
+static void see_null(void) {
+    size_t count;
     GIVES_NOTHING(no_pool, PAGELEAP_BAD_ARGUMENT, "placement: it is NULL",
                   pageleap_pool_new(NULL, 4096, NULL, &no_pool));
     FAILS(PAGELEAP_BAD_ARGUMENT, "pool: it is NULL",
@@ -70,7 +73,6 @@ int main(void) {
     pageleap_report *no_report;
     GIVES_NOTHING(no_report, PAGELEAP_BAD_ARGUMENT, "job: it is NULL",
                   pageleap_job_wait(NULL, &no_report));
-    pageleap_capabilities *no_capabilities;
     pageleap_demand of_no_size = { .size = 4 };
     GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "size, is 4",
                   pageleap_probe(&of_no_size, &no_capabilities));
@@ -87,8 +89,10 @@ int main(void) {
     CHECK(pageleap_report_json(NULL) == NULL && pageleap_report_text(NULL) == NULL);
     CHECK(pageleap_topology_warning(NULL, 0) == NULL &&
           pageleap_topology_distance(NULL, 0, 0) == 0);
+}
 
-    /* Structures without a size, of an older header, and of a newer one. */
+/* Structures without a size, of an older header, and of a newer one. */
+static void see_sizes_of_structures(void) {
     pageleap_placement place = { 0 };
     GIVES_NOTHING(no_pool, PAGELEAP_BAD_ARGUMENT, "size, is 0",
                   pageleap_pool_new(&place, 4096, NULL, &no_pool));
@@ -97,9 +101,7 @@ int main(void) {
                   pageleap_pool_new(&place, 4096, NULL, &no_pool));
     pageleap_job_options pointer = PAGELEAP_INIT(pageleap_job_options);
     pointer.size = sizeof(&pointer); /* a frequent mistake */
-    pageleap_range all = PAGELEAP_INIT(pageleap_range);
-    all.region = region;
-    all.pool = pool;
+    pageleap_range all = the_whole_region();
     GIVES_NOTHING(job, PAGELEAP_BAD_ARGUMENT, "size, is 8",
                   pageleap_job_start(&all, 1, &pointer, &job));
     OK(pageleap_job_start(&all, 1, NULL, &job));
@@ -127,8 +129,10 @@ int main(void) {
     asks_more.unknown = 0;
     OK(pageleap_job_start(&all, 1, &asks_more.known, &job));
     pageleap_job_free(job);
+}
 
-    /* Numbers and ranges. */
+static void see_numbers(void) {
+    pageleap_error detail = PAGELEAP_INIT(pageleap_error);
     pageleap_pool_options strange = PAGELEAP_INIT(pageleap_pool_options);
     strange.page_size = 9;
     GIVES_NOTHING(no_pool, PAGELEAP_BAD_ARGUMENT, "page size: 9",
@@ -150,11 +154,24 @@ int main(void) {
     FAILS(PAGELEAP_BAD_RANGE, "not aligned", pageleap_region_discard(region, 0, 100));
     GIVES_NOTHING(no_region, PAGELEAP_POOL_EXHAUSTED, "free of",
                   pageleap_region_new(pool, NULL, 1 << 20, &no_region));
-    pageleap_error detail = PAGELEAP_INIT(pageleap_error);
     OK(pageleap_last_error_detail(&detail));
     CHECK(detail.status == PAGELEAP_POOL_EXHAUSTED && detail.call == NULL &&
           detail.error_number == 0);
     CHECK(strcmp(detail.message, pageleap_last_error()) == 0);
+    pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
+    demand.reserved[1] = 1;
+    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "reserved",
+                  pageleap_probe(&demand, &no_capabilities));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "no pool to place",
+          pageleap_region_grow(region, 1 << 19, NULL, PAGELEAP_ON(nodes[0])));
+    CHECK(strcmp(pageleap_status_name(7), "PAGELEAP_PINNED") == 0 &&
+          strcmp(pageleap_status_name(99), "unknown") == 0);
+    CHECK(strcmp(pageleap_engine_name(9), "unknown") == 0 && pageleap_page_bytes(9) == 0);
+}
+
+static void see_ranges_and_options(void) {
+    pageleap_error detail = PAGELEAP_INIT(pageleap_error);
+    pageleap_range all = the_whole_region();
     all.offset = 4096;
     all.length = 3;
     GIVES_NOTHING(job, PAGELEAP_BAD_RANGE, "not aligned",
@@ -187,17 +204,11 @@ int main(void) {
     pageleap_job_free(job);
     two[1].offset = 0;
     GIVES_NOTHING(job, PAGELEAP_RANGE_BUSY, "named twice", pageleap_job_start(two, 2, NULL, &job));
-    pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
-    demand.reserved[1] = 1;
-    GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "reserved",
-                  pageleap_probe(&demand, &no_capabilities));
-    FAILS(PAGELEAP_BAD_ARGUMENT, "no pool to place",
-          pageleap_region_grow(region, 1 << 19, NULL, PAGELEAP_ON(nodes[0])));
-    CHECK(strcmp(pageleap_status_name(7), "PAGELEAP_PINNED") == 0 &&
-          strcmp(pageleap_status_name(99), "unknown") == 0);
-    CHECK(strcmp(pageleap_engine_name(9), "unknown") == 0 && pageleap_page_bytes(9) == 0);
+}
 
-    /* The name of a call stays valid, whatever fails later. */
+/* The name of a call stays valid, whatever fails later. */
+static void see_a_call_that_failed(void) {
+    pageleap_error detail = PAGELEAP_INIT(pageleap_error);
     struct rlimit before, small = { 4096, 4096 };
     CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
     small.rlim_max = before.rlim_max;
@@ -209,14 +220,32 @@ int main(void) {
     CHECK(detail.error_number == EFBIG && detail.length == 1 << 20);
     FAILS(PAGELEAP_BAD_ARGUMENT, "job", pageleap_job_cancel(NULL));
     CHECK(strcmp(detail.call, "memfd_create") == 0);
-    FAILS(PAGELEAP_BAD_ARGUMENT, "max_disturbed", pageleap_job_start(&all, 1, &options, &job));
+}
 
-    /* The last error is the thread's own. */
+/* The last error is the thread's own. */
+static void see_errors_of_threads(void) {
+    pageleap_range all = the_whole_region();
+    pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+    options.max_disturbed_copies = INT32_MIN;
+    FAILS(PAGELEAP_BAD_ARGUMENT, "max_disturbed", pageleap_job_start(&all, 1, &options, &job));
     pthread_t other;
     CHECK(pthread_create(&other, NULL, has_no_error_yet, NULL) == 0 &&
           pthread_join(other, NULL) == 0);
     CHECK(strstr(pageleap_last_error(), "max_disturbed") != NULL);
+}
 
+int main(void) {
+    late.size = sizeof late;
+    CHECK(atexit(at_exit) == 0);
+    two_nodes(nodes);
+    pool = pool_on(nodes[0], 1 << 20);
+    OK(pageleap_region_new(pool, NULL, 1 << 19, &region));
+    see_null();
+    see_sizes_of_structures();
+    see_numbers();
+    see_ranges_and_options();
+    see_a_call_that_failed();
+    see_errors_of_threads();
     pageleap_region_free(region);
     pageleap_pool_free(pool);
     return 0;
