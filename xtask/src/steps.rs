@@ -41,6 +41,8 @@ pub enum Step {
     Loom,
     /// Whole jobs under random schedules, a tenth of them.
     Shuttle,
+    /// Every call of a job fails in every way.
+    Faults,
     /// The stress oracle, optimised, for longer.
     StressFull,
     /// The model checker, with the full bound.
@@ -83,7 +85,7 @@ pub enum Place {
 
 impl Step {
     /// In the order in which each lane runs them; the default ones first.
-    pub const ALL: [Step; 20] = [
+    pub const ALL: [Step; 21] = [
         Step::Fmt,
         Step::Layers,
         Step::MutantList,
@@ -95,6 +97,7 @@ impl Step {
         Step::Nodes,
         Step::Loom,
         Step::Shuttle,
+        Step::Faults,
         Step::StressFull,
         Step::LoomFull,
         Step::ShuttleFull,
@@ -120,6 +123,7 @@ impl Step {
             Step::Nodes => "nodes",
             Step::Loom => "loom",
             Step::Shuttle => "shuttle",
+            Step::Faults => "faults",
             Step::StressFull => "stress-full",
             Step::LoomFull => "loom-full",
             Step::ShuttleFull => "shuttle-full",
@@ -157,6 +161,7 @@ impl Step {
             Step::Nodes => "tests of several nodes on an emulated machine, Linux 6.12",
             Step::Loom => "loom tests of the library, all interleavings with 2 preemptions",
             Step::Shuttle => "shuttle tests of the library: 1,000 random schedules each",
+            Step::Faults => "each call of a job fails in each way (the tests fail a third of them)",
             Step::StressFull => "the stress oracle, optimised, five seconds per case",
             Step::LoomFull => "loom tests of the library, all interleavings with 3 preemptions",
             Step::ShuttleFull => "shuttle tests of the library: 10,000 random schedules each",
@@ -171,7 +176,7 @@ impl Step {
 
     /// Which command runs it.
     pub fn level(self) -> Level {
-        if self >= Step::StressFull { Level::Deep } else { Level::Default }
+        if self >= Step::Faults { Level::Deep } else { Level::Default }
     }
 
     /// The deep step that does all of this one and more.
@@ -190,8 +195,8 @@ impl Step {
     pub fn place(self) -> Place {
         match self {
             Step::Tests | Step::Stress | Step::C | Step::Nodes => Place::First,
-            Step::StressFull | Step::CFull | Step::Packages | Step::Crates => Place::First,
-            Step::Lab => Place::First,
+            Step::Faults | Step::StressFull | Step::CFull => Place::First,
+            Step::Packages | Step::Crates | Step::Lab => Place::First,
             Step::Fmt | Step::Layers | Step::MutantList => Place::Second,
             Step::Clippy | Step::Docs => Place::Second,
             Step::Loom | Step::Shuttle | Step::LoomFull | Step::ShuttleFull => Place::Second,
@@ -201,7 +206,8 @@ impl Step {
     }
 
     fn wants_huge_pages(self) -> bool {
-        matches!(self, Step::Tests | Step::Stress | Step::StressFull | Step::Mutants)
+        use Step::{Faults, Mutants, Stress, StressFull, Tests};
+        matches!(self, Tests | Stress | Faults | StressFull | Mutants)
     }
 }
 

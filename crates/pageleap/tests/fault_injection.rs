@@ -118,7 +118,7 @@ fn on_the_model_any_call_may_fail() {
     for ((errno, modes), engine) in
         errors.iter().flat_map(|errors| repeated().into_iter().map(|engine| (*errors, engine)))
     {
-        let struck = sweep(Errno(errno), modes, |sabotage| {
+        let reached = sweep(Errno(errno), modes, |sabotage| {
             let scene = OnModel::new(sabotage());
             let what = format!("{engine}: {:?}", sabotage());
             // SAFETY: pages of a region of the model that nothing else uses.
@@ -163,7 +163,7 @@ fn on_the_model_any_call_may_fail() {
             assert_eq!(model.trackers_open(), 0, "{what}: a tracker was left open");
             call
         });
-        assert!(struck >= 20 * modes.len() as u64, "only {struck} calls were made to fail");
+        assert!(reached >= 20 * modes.len() as u64, "only {reached} calls were made to fail");
     }
     let followed =
         [Call::Track, Call::Untrack, Call::MarkClean, Call::Scan, Call::Wake, Call::OpenTracker];
@@ -210,7 +210,7 @@ fn on_the_model_pages_without_access_move_again_and_again() {
 #[test]
 fn on_the_model_a_pool_is_built_or_nothing_is_left() {
     let _turn = turn();
-    let struck = sweep(ENOMEM, &MODES, |sabotage| {
+    let reached = sweep(ENOMEM, &MODES, |sabotage| {
         let model = Arc::new(Model::new());
         let failing = sabotage().of(model.clone());
         failing.arm();
@@ -230,13 +230,13 @@ fn on_the_model_a_pool_is_built_or_nothing_is_left() {
         assert_eq!(model.pages_in_use(), 0, "{what}: address space leaked");
         failing.struck()
     });
-    assert!(struck >= 12, "{struck}");
+    assert!(reached >= 12, "{reached}");
 }
 
 #[test]
 fn on_the_model_a_region_grows_or_stays_as_it_was() {
     let _turn = turn();
-    let struck = sweep(ENOMEM, &MODES, |sabotage| {
+    let reached = sweep(ENOMEM, &MODES, |sabotage| {
         let model = Arc::new(Model::new());
         let failing = sabotage().of(model.clone());
         let pool = build(failing.clone(), PageSize::Base, PAGES).unwrap();
@@ -281,13 +281,13 @@ fn on_the_model_a_region_grows_or_stays_as_it_was() {
         assert_eq!(model.pages_in_use(), empty, "{}: address space leaked", what());
         failing.struck()
     });
-    assert!(struck >= 12, "{struck}");
+    assert!(reached >= 12, "{reached}");
 }
 
 #[test]
 fn on_the_model_discarded_frames_come_back() {
     let _turn = turn();
-    let struck = sweep(ENOMEM, &MODES, |sabotage| {
+    let reached = sweep(ENOMEM, &MODES, |sabotage| {
         let OnModel { model, failing, pools, mut region } = OnModel::new(sabotage());
         failing.arm();
         let discarded = region.discard(2 * 4096..5 * 4096);
@@ -302,7 +302,7 @@ fn on_the_model_discarded_frames_come_back() {
         assert_eq!(pools[0].free_bytes(), pools[0].bytes(), "{what}: frames leaked");
         failing.struck()
     });
-    assert!(struck > 0);
+    assert!(reached > 0);
 }
 
 // The kernel
@@ -391,10 +391,10 @@ fn on_the_kernel_any_call_may_fail_under_load() {
     for ((errno, modes), engine) in
         errors.iter().flat_map(|errors| engines().into_iter().map(move |engine| (*errors, engine)))
     {
-        let struck = sweep(Errno(errno), modes, |sabotage| {
+        let reached = sweep(Errno(errno), modes, |sabotage| {
             on_the_kernel(engine, sabotage(), PageSize::Base).unwrap()
         });
-        assert!(struck >= 10 * modes.len() as u64, "only {struck} calls were made to fail");
+        assert!(reached >= 10 * modes.len() as u64, "only {reached} calls were made to fail");
     }
 }
 
@@ -414,10 +414,13 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             // For the other engines only the worst mode, half-way. Base pages have all modes.
             let modes = if engine == EngineChoice::Auto { &MODES[..] } else { &MODES[2..] };
             for (errno, modes) in [(libc::ENOMEM, modes), (libc::EINVAL, &MODES[..1])] {
-                let struck = sweep(Errno(errno), modes, |sabotage| {
+                let reached = sweep(Errno(errno), modes, |sabotage| {
                     on_the_kernel(engine, sabotage(), page).unwrap()
                 });
-                assert!(struck >= 8 * modes.len() as u64, "only {struck} calls were made to fail");
+                assert!(
+                    reached >= 8 * modes.len() as u64,
+                    "only {reached} calls were made to fail"
+                );
             }
         }
     }
@@ -494,7 +497,7 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
             );
             continue;
         }
-        let struck = sweep(ENOMEM, &MODES, |sabotage| {
+        let reached = sweep(ENOMEM, &MODES, |sabotage| {
             let failing = sabotage().of(Arc::new(Linux));
             failing.arm();
             let pool = build(failing.clone(), page, PAGES);
@@ -514,7 +517,7 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
             assert_eq!((pool_mappings(), own_descriptors_but_events()), (vec![], vec![]), "{what}");
             failing.struck()
         });
-        assert!(struck >= 12, "{struck}");
+        assert!(reached >= 12, "{reached}");
     }
 }
 

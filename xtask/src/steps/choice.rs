@@ -11,15 +11,15 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Step::{
-    self, CFull, Crates, Lab, LoomFull, Miri, Mutants, Packages, ShuttleFull, StressFull,
+    self, CFull, Crates, Faults, Lab, LoomFull, Miri, Mutants, Packages, ShuttleFull, StressFull,
 };
 use super::{FIXED_MUTANTS, Level, Plan};
 use crate::mutants::Mutant;
 
 /// Deep steps for the protocol of an attempt.
-const PROTOCOL: &[Step] = &[StressFull, LoomFull, ShuttleFull, CFull, Miri, Lab];
+const PROTOCOL: &[Step] = &[Faults, StressFull, LoomFull, ShuttleFull, CFull, Miri, Lab];
 /// Deep steps for jobs, pools and regions.
-const LIBRARY: &[Step] = &[StressFull, ShuttleFull, Miri, Lab];
+const LIBRARY: &[Step] = &[Faults, StressFull, ShuttleFull, Miri, Lab];
 /// Deep steps for what asks the machine, and decides nothing about pages that move.
 const MACHINE: &[Step] = &[Miri, Lab];
 
@@ -42,7 +42,7 @@ const SUBJECTS: &[(&str, &[Step])] = &[
     ("crates/pageleap/src/region/", LIBRARY),
     ("crates/pageleap/src/topology/", MACHINE),
     ("crates/pageleap/src/probe/", MACHINE),
-    ("crates/pageleap/tests/", &[StressFull, Lab]),
+    ("crates/pageleap/tests/", &[Faults, StressFull, Lab]),
     ("crates/pageleap/public-api.txt", &[]),
     ("crates/alloc/", &[CFull]),
     ("crates/alloc/public-api.txt", &[]),
@@ -174,7 +174,7 @@ mod tests {
         let plan = plan_for(&["README.md", "docs/adr/0001-x.md", ".ci/base"]);
         assert_eq!(plan.steps, [Mutants]);
         assert_eq!(plan.mutants.map(|names| names.len()), Some(FIXED_MUTANTS.len()));
-        assert_eq!(plan.not_run.len(), 8, "and the summary names what is not run");
+        assert_eq!(plan.not_run.len(), 9, "and the summary names what is not run");
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn an_unknown_change_concerns_everything() {
         let plan = plan(&Change::Unknown("shallow".to_owned()), TABLE);
-        assert_eq!((plan.steps.len(), plan.mutants), (9, None));
+        assert_eq!((plan.steps.len(), plan.mutants), (10, None));
     }
 
     #[test]

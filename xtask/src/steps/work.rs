@@ -74,6 +74,7 @@ fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Res
         Step::C => Ok(Report::of_checks(capi::test(workspace, Effort::Short)?)),
         Step::CFull => Ok(Report::of_checks(capi::test(workspace, Effort::Full)?)),
         Step::Crates => Ok(Report::of_checks(crates::test(workspace)?)),
+        Step::Faults => faults(workspace),
         Step::Packages => Ok(Report::of_checks(clean_root::test(workspace)?)),
         Step::Stress => run_checker(workspace, step, Checker::Stress, Effort::Short),
         Step::StressFull => run_checker(workspace, step, Checker::Stress, Effort::Full),
@@ -109,7 +110,7 @@ fn tests(workspace: &Workspace) -> Result<Report> {
     let build = workspace.cargo(&["test", "--workspace", "--no-run"]);
     let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--all-targets"]);
     run.args(["--config", WITH_TIMES, "--"]).args(TELL_TIMES);
-    run.args(["--skip", STRESS_TESTS]);
+    run.args(["--skip", STRESS_TESTS]).env(SWEEP_STEP_VAR, SWEEP_STEP);
     let docs = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]);
     let mut report = run_tests(workspace, Step::Tests, [build, run, docs], LIMIT)?;
     // The doctor of this machine names what it lacks; what the machines of the lab have is no gap.
@@ -120,6 +121,18 @@ fn tests(workspace: &Workspace) -> Result<Report> {
     report.skips = skips;
     report.left_to_the_lab = left;
     Ok(report)
+}
+
+/// Environment variable with the distance between two calls that a test of faults makes fail, and
+/// that of the default test command: each call fails, but not in each of the three modes.
+const SWEEP_STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
+const SWEEP_STEP: &str = "3";
+
+/// The tests of faults, with every call failing in every mode.
+fn faults(workspace: &Workspace) -> Result<Report> {
+    let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    run.args(["--test", "fault_injection", "--config", WITH_TIMES, "--"]).args(TELL_TIMES);
+    run_tests(workspace, Step::Faults, [run], LIMIT)
 }
 
 /// How the names of the stress oracle's tests begin, and of no others.

@@ -28,26 +28,40 @@ impl Sabotage {
     }
 }
 
+/// Environment variable with the distance between two calls that are made to fail.
+const STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
+
+/// The distance between two calls that are made to fail: 1 unless the environment says otherwise.
+fn step() -> u64 {
+    let text = std::env::var(STEP_VAR).unwrap_or_else(|_| "1".to_owned());
+    let step = text.parse().ok().filter(|step| (1..=MODES.len() as u64).contains(step));
+    step.unwrap_or_else(|| panic!("{STEP_VAR} is {text}, and has to be from 1 to {}", MODES.len()))
+}
+
 /// Runs `case` with call 1 failing, then call 2, and so on, in each mode, until `case` makes fewer
-/// calls than that. Returns how many calls have failed.
+/// calls than that. Returns the number of the last call that has failed, added up over the modes.
+///
+/// With a larger step each mode begins at another call. With all three modes and a step of three,
+/// every call still fails once, in one of the modes.
 pub fn sweep(
     errno: Errno,
     modes: &[FailMode],
     mut case: impl FnMut(&dyn Fn() -> Sabotage) -> Option<Call>,
 ) -> u64 {
-    let mut struck = 0;
-    for mode in modes {
-        let mut missed = 0;
-        for at in 1..ENDLESS {
-            match case(&|| Sabotage { at, mode: *mode, errno }) {
-                Some(_) => (struck, missed) = (struck + 1, 0),
-                None => missed += 1,
+    let step = step();
+    let mut reached = 0;
+    for (mode, first) in modes.iter().zip((1..=step).cycle()) {
+        let mut last = 0;
+        for at in (first..ENDLESS).step_by(step as usize) {
+            if case(&|| Sabotage { at, mode: *mode, errno }).is_some() {
+                last = at;
             }
             // The number of calls varies if other threads disturb the job.
-            if missed == 4 {
+            if at >= last + 4 {
                 break;
             }
         }
+        reached += last;
     }
-    struck
+    reached
 }
