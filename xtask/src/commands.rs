@@ -40,13 +40,13 @@ const SHUTTLE_SCHEDULES_SHORT: u64 = 1_000;
 /// How much of a checker is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// In the default test command: what shows most defects in the shortest time.
+    /// As in the default test command: most defects show in a short time.
     Short,
-    /// As much as is known to be of use.
+    /// As in the deep steps.
     Full,
 }
 
-/// Where the sources are and where the results go.
+/// The source tree and its target directory.
 #[derive(Debug, Clone)]
 pub struct Workspace {
     /// Directory of the workspace manifest.
@@ -58,8 +58,8 @@ pub struct Workspace {
 impl Workspace {
     /// The workspace that this binary was started for.
     pub fn locate() -> Result<Workspace> {
-        // cargo sets the variable for `cargo run`; the compiled-in value serves a binary that is
-        // started directly.
+        // cargo sets the variable for `cargo run`. A binary that is started directly takes the
+        // value that was compiled in.
         let manifest =
             env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let root =
@@ -77,8 +77,8 @@ impl Workspace {
         command
     }
 
-    /// The same workspace with the build folder of a checker. Compiler flags of its own would
-    /// make cargo forget what the other steps have built.
+    /// The same workspace with the target directory of a checker. Loom and shuttle need compiler
+    /// flags of their own, and cargo would build all crates again at each change of flags.
     pub fn for_checker(&self, checker: Checker) -> Workspace {
         match checker {
             Checker::Loom | Checker::Shuttle => {
@@ -88,15 +88,14 @@ impl Workspace {
         }
     }
 
-    /// The tests that `checker` stands for. With `build_only` they are compiled and not run.
+    /// The command that runs the tests of a checker. With `build_only` it compiles them only.
     ///
-    /// A short run takes the profile of the tests, which the tests have built already or which
-    /// compiles faster; a full run is optimised.
+    /// A short run takes the profile of the tests, which compiles faster. A full run takes the
+    /// release profile.
     pub fn checker(&self, checker: Checker, effort: Effort, build_only: bool) -> Command {
         let mut arguments = vec!["test"];
         match (checker, effort) {
-            // The whole workspace: its choice of features is the one that the tests were built
-            // with.
+            // The tests were built with the features of the whole workspace.
             (Checker::Stress, Effort::Short) => arguments.push("--workspace"),
             _ => arguments.extend(["-p", "pageleap"]),
         }
@@ -113,8 +112,7 @@ impl Workspace {
         }
         match checker {
             Checker::Loom => arguments.push("loom_"),
-            // Not captured: a failed schedule must be seen even if the process then ends
-            // abnormally.
+            // Not captured: the failed schedule must be printed even if the process crashes.
             Checker::Shuttle => arguments.extend(["shuttle_", "--", "--nocapture"]),
             Checker::Unit => {}
             Checker::Stress => arguments.extend(["--", "--nocapture"]),

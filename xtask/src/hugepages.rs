@@ -1,10 +1,9 @@
 //! Reserves 2 MB huge pages on node 0 for the tests that need them, and gives them back.
 //!
-//! The kernel hands out hugetlb pages only from a reserve that somebody with privilege has filled,
-//! and that is empty on a fresh machine. Taken pages are unusable for everything else, so the
-//! reserve must shrink again however the run ends: normally, by panic ([`Guard`]) or by a signal
-//! ([`restore`]). It shrinks by what was added, not to the old total: another process may have
-//! changed the total in between.
+//! The kernel takes hugetlb pages only from a reserve. Root fills it, and it is empty on a fresh
+//! machine. Nothing else can use the reserved pages. So the reserve must shrink again, however the
+//! run ends: normally, by a panic ([`Guard`]) or by a signal ([`restore`]). It shrinks by the added
+//! number of pages, not to the old total: another process may have changed the total meanwhile.
 
 use std::fs;
 use std::io::{self, Write};
@@ -16,18 +15,18 @@ use anyhow::{Context, Result, bail};
 /// Free 2 MB pages that the tests want on node 0.
 pub const WANTED_PAGES: u64 = 96;
 
-/// Where node 0 keeps its reserve of 2 MB pages.
+/// The directory with the reserve of 2 MB pages of node 0.
 const NODE0_2M: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB";
 
-/// What the running process has added, so that a signal can take it back too.
+/// The pages that this process has added. The signal path takes them back too.
 static ADDED: Mutex<Option<Reservation>> = Mutex::new(None);
 
-/// Takes the added pages back when dropped.
+/// Dropping it takes the added pages back.
 #[derive(Debug)]
 pub struct Guard(());
 
 impl Guard {
-    /// Makes sure that [`WANTED_PAGES`] are free on node 0, or says loudly what to type.
+    /// Makes sure that [`WANTED_PAGES`] are free on node 0, or prints the command that does.
     pub fn reserve() -> Guard {
         match Reservation::take(Path::new(NODE0_2M), WANTED_PAGES) {
             Ok(None) => {}
@@ -40,9 +39,8 @@ impl Guard {
             }
             Err(error) => {
                 println!("xtask: !!! tests on 2 MB huge pages will be skipped: {error:#}");
-                println!(
-                    "xtask: !!! to run them, type: echo {WANTED_PAGES} | sudo tee {NODE0_2M}/nr_hugepages"
-                );
+                let file = format!("{NODE0_2M}/nr_hugepages");
+                println!("xtask: !!! to run them, type: echo {WANTED_PAGES} | sudo tee {file}");
             }
         }
         Guard(())
@@ -55,7 +53,7 @@ impl Drop for Guard {
     }
 }
 
-/// Takes back what this process has added. Does nothing the second time.
+/// Takes back the added pages. A second call does nothing.
 pub fn restore() {
     let taken = ADDED.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(reservation) = taken else { return };
@@ -65,8 +63,8 @@ pub fn restore() {
             format!("xtask: !!! {} huge pages stay reserved: {error:#}", reservation.added)
         }
     };
-    // Not println: this runs while a panic unwinds, perhaps one about a closed stdout, and a second
-    // one aborts.
+    // Not println: this may run while a panic about a closed standard output unwinds, and a second
+    // panic aborts.
     let _ = writeln!(io::stdout(), "{note}");
 }
 
@@ -78,7 +76,7 @@ struct Reservation {
 }
 
 impl Reservation {
-    /// Raises the total so that `wanted` pages are free; None when they already are.
+    /// Raises the total so that `wanted` pages are free. `None` if they are free already.
     fn take(dir: &Path, wanted: u64) -> Result<Option<Reservation>> {
         let total = read_count(&dir.join("nr_hugepages"))?;
         let free = read_count(&dir.join("free_hugepages"))?;

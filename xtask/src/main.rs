@@ -74,20 +74,19 @@ enum Task {
         #[arg(long)]
         deny_skip: bool,
     },
-    /// Everything at once for as long as you like: engines, page sizes, faults, guards, children,
-    /// signals, from a seed
+    /// Runs engines, page sizes, faults, guards, children and signals all at once, from a seed
     Soak(soak::Flags),
-    /// Breaks the protocol on purpose, row by row, and expects each defect to be caught
+    /// Plants defects in the protocol, one after the other, and checks that each is caught
     Mutants(MutantFlags),
-    /// Runs the tests in emulated machines with several memory nodes, on several kernels
+    /// Runs the tests on emulated machines with several memory nodes, on several kernels
     Lab(lab::Flags),
-    /// Builds the C library, and puts it with header and pkg-config file into a folder
+    /// Builds the C library and installs it in a directory, with its headers
     Capi {
-        /// The folder; target/capi if not said
+        /// The directory; by default target/capi
         #[arg(long, value_name = "DIR")]
         prefix: Option<PathBuf>,
     },
-    /// Makes the packages: a .deb for this Debian, and a tarball, in target/dist
+    /// Makes a .deb for this Debian, and a tarball, in target/dist
     Dist,
     /// Lists the public interface of the libraries in public-api.txt beside each
     Api {
@@ -95,9 +94,9 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Makes crates/capi/include/pageleap.h anew, from the comments and items of the crate
+    /// Generates crates/capi/include/pageleap.h from the items of the crate and their comments
     Header {
-        /// Only say whether it is as it should be
+        /// Only check that the file is current
         #[arg(long)]
         check: bool,
     },
@@ -105,7 +104,7 @@ enum Task {
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Run everything: the deep steps too, some of which take long
+    /// Run all steps, with the deep ones
     #[arg(long, conflicts_with_all = ["only", "changed_since"])]
     all: bool,
     /// Run only these steps
@@ -128,7 +127,7 @@ struct MutantFlags {
     /// Only mutants whose name contains this text
     #[arg(long, default_value = "")]
     filter: String,
-    /// Seconds that a checker may run on a mutant before it counts as hung
+    /// Seconds after which a checker counts as hung
     #[arg(long, default_value_t = mutation::RUN_LIMIT.as_secs())]
     limit: u64,
     /// Write the list into docs/protocol.md and run nothing
@@ -147,7 +146,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does the task; returns the exit code: 0 if all that it checked is good.
+/// Runs the task. Returns the exit code: 0 if every check passed.
 fn run(task: Task) -> Result<u8> {
     ctrlc::set_handler(on_interrupt).context("cannot install the interrupt handler")?;
     let workspace = Workspace::locate()?;
@@ -197,7 +196,7 @@ fn test(workspace: &Workspace, flags: &TestFlags) -> Result<bool> {
     Ok(lanes::run(workspace, &Plan { deny_skip: flags.deny_skip, ..plan }))
 }
 
-/// The steps, those that would run first.
+/// Prints all steps. Those that would run come first.
 fn list(plan: &Plan) {
     let mut table = table::Table::new(&["step", "runs", "", "what it does"]);
     let (run, rest): (Vec<Step>, Vec<Step>) =
@@ -226,7 +225,7 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
 /// Runs on the thread of the ctrlc crate, not in signal context, for SIGINT, SIGTERM and SIGHUP.
 fn on_interrupt() {
     process::ask_running();
-    // Children first: huge pages that they use do not go back before they are gone.
+    // Children first: the kernel keeps the huge pages that they use until they have ended.
     let _no_more_children = process::kill_running();
     hugepages::restore();
     std::process::exit(INTERRUPTED);

@@ -1,12 +1,12 @@
 //! Applies the rows of the mutation list to a copy of the workspace and runs their checkers.
 //!
-//! Layout below the target directory: `mutants/tree` is the copy, `mutants/build-<checker>` is
-//! shared by all mutants of a checker so that only the mutated crate is compiled again,
-//! `mutants/log` holds what each run printed.
+//! Layout below the target directory: `mutants/tree` is the copy. All mutants of a checker share
+//! `mutants/build-<checker>`, so that only the mutated crate is compiled again. `mutants/log` holds
+//! the output of each run.
 //!
-//! A mutant counts as caught only when three things hold: its checker passes without it, it
-//! compiles, and the checker then fails or hangs; it is stopped when the first of its tests has
-//! failed. The working tree itself is never written.
+//! A mutant is caught only if three things hold: its checker passes without the mutant, the mutant
+//! compiles, and the checker then fails or hangs. A checker is stopped at its first failed test.
+//! The working tree itself is never written.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -30,19 +30,19 @@ use crate::tally::{Outcome, Tally};
 /// How long a checker may run on a mutant, unless `--limit` says otherwise.
 pub const RUN_LIMIT: Duration = Duration::from_secs(40);
 
-/// A checker that is slow without a mutant gets this many times its time with one, so that slow is
-/// not taken for hung.
+/// A checker that is slow without a mutant may take this many times as long with one. A slow
+/// checker is then not taken for a hung one.
 const SLOW_FACTOR: u32 = 3;
 
 /// How long compiling may take. The first build of a checker compiles its dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
 
-/// Where shuttle's random schedules begin. Here they are the same in each run, so that whether a
-/// mutant is caught is no matter of luck; the step `shuttle` takes others each time.
+/// The seed of shuttle's random schedules. Mutants meet the same schedules in each run, so that no
+/// mutant is caught by luck. The step `shuttle` takes other schedules each time.
 const SHUTTLE_SEED_VAR: &str = "SHUTTLE_RANDOM_SEED";
 const SHUTTLE_SEED: &str = "4711";
 
-/// Lines of a failed build or run that are shown; all of them are in the log.
+/// Lines of a failed build or run that are shown. The log has all lines.
 const TAIL_LINES: usize = 25;
 
 /// What became of a mutant.
@@ -51,11 +51,11 @@ enum Verdict {
     Caught,
     CaughtByHang,
     Survived,
-    /// It did not compile, or its checker failed in another way than predicted: the row is wrong.
+    /// The mutant did not compile, or its checker failed in another way than predicted.
     Invalid(String),
 }
 
-/// Checks the list against the files, and its table in the document; returns what is wrong.
+/// Checks the list against the files and against its table in the document. Returns the problems.
 pub fn check_list(root: &Path, table: &[Mutant]) -> Vec<String> {
     let document = fs::read_to_string(root.join(mutants::DOCUMENT)).unwrap_or_default();
     problems(table, &document, |file| fs::read_to_string(root.join(file)))
@@ -165,8 +165,8 @@ impl Observation {
 }
 
 impl Bench<'_> {
-    /// Runs the checker without a mutant and returns how long it took. It must pass and must have
-    /// tested something.
+    /// Runs the checker without a mutant and returns the time that it took. The checker must pass,
+    /// and must have run tests.
     fn baseline(&self) -> Result<Duration> {
         let name = self.checker.name();
         println!("mutants: {name}: first without a mutant");
@@ -224,8 +224,7 @@ impl Bench<'_> {
     }
 }
 
-/// What a checker has printed, and whether it need not go on: it has failed when one of its tests
-/// has, in the way that was predicted.
+/// The output of a checker, and whether the checker has failed as predicted. It may then stop.
 #[derive(Debug)]
 struct Watch {
     evidence: Option<&'static str>,
@@ -242,7 +241,7 @@ impl Watch {
             self.evidence = None;
         }
         self.output.push(line.to_owned());
-        // What is not captured comes between a test's name and what became of it.
+        // Output that is not captured stands between the name of a test and its result.
         let failed = line == "FAILED" || line.starts_with("test ") && line.ends_with(" ... FAILED");
         if failed && self.evidence.is_none() {
             ControlFlow::Break(())
@@ -266,7 +265,7 @@ fn verdict(checker: Checker, ending: Ending, output: &[String]) -> Verdict {
     }
 }
 
-/// A mutated file; gets its text back when dropped, also on the error path.
+/// A mutated file. Dropping it restores the text, also after an error.
 #[derive(Debug)]
 struct Applied {
     file: PathBuf,
@@ -302,8 +301,9 @@ impl Drop for Applied {
     }
 }
 
-/// Makes `tree` equal to the tracked and untracked, not ignored files of `root`; returns how many
-/// files were written. Equal files keep their times, so that cargo does not compile them again.
+/// Copies the tracked files of `root`, and the untracked ones that git does not ignore, to `tree`.
+/// Returns the number of written files. Equal files keep their times, so that cargo does not
+/// compile them again.
 fn sync(root: &Path, tree: &Path) -> Result<usize> {
     let listed = list_files(root)?;
     fs::create_dir_all(tree).with_context(|| format!("cannot make {}", tree.display()))?;
@@ -311,7 +311,7 @@ fn sync(root: &Path, tree: &Path) -> Result<usize> {
     let mut wanted = BTreeSet::new();
     for path in listed {
         let (from, to) = (root.join(&path), tree.join(&path));
-        // Listed by git, yet deleted in the working tree; or a submodule's directory.
+        // Deleted in the working tree although git lists it, or the directory of a submodule.
         let Ok(kind) = from.symlink_metadata() else { continue };
         if kind.is_dir() {
             continue;
@@ -351,7 +351,7 @@ pub fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.map(|name| OsString::from_vec(name.to_vec()).into()).collect())
 }
 
-/// Copies one file unless the copy is already equal; true when it wrote.
+/// Copies one file unless the copy is equal already. Returns whether it wrote the copy.
 fn copy_changed(from: &Path, to: &Path, is_link: bool) -> io::Result<bool> {
     let equal = if is_link {
         fs::read_link(to).is_ok_and(|old| fs::read_link(from).is_ok_and(|new| old == new))
@@ -392,8 +392,7 @@ fn remove_others(directory: &Path, wanted: &BTreeSet<PathBuf>) -> io::Result<()>
         } else if !wanted.contains(&path)
             && path.file_name().is_some_and(|name| name != "Cargo.lock")
         {
-            // Cargo.lock: where the workspace has none, cargo has written one into the copy, which
-            // may stay.
+            // If the workspace has no Cargo.lock, cargo has written one into the copy. It may stay.
             fs::remove_file(&path)?;
         }
     }
@@ -478,7 +477,7 @@ mod tests {
         assert!(check_list(root.path(), &[ROW]).is_empty());
         assert!(fs::read_to_string(&document).unwrap().contains("| `drop-check` | `src/lib.rs` |"));
 
-        // The row says something else now, or there is another one.
+        // The row has changed, or the list has one more.
         let changed = Mutant { why: "the check is weaker", ..ROW };
         assert_eq!(check_list(root.path(), &[changed]), empty);
         let more = Mutant { name: "drop-all", ..ROW };

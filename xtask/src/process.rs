@@ -1,42 +1,43 @@
-//! Runs child commands, each in a process group of its own, and reads what they print line by line.
+//! Runs child commands, each in a process group of its own, and reads their output line by line.
 //!
-//! The group is what makes a time limit and an interrupt work: `cargo` starts test binaries, and
-//! these start more. Killing only `cargo` would leave them running, with their memory mapped and
+//! Time limits and interrupts need the group: `cargo` starts test binaries, and these start more
+//! processes. Killing only `cargo` would leave the others running, with their memory mapped and
 //! their huge pages in use.
 //!
-//! stdout and stderr share one pipe, so lines keep the order in which they were printed.
+//! Standard output and standard error share one pipe, so lines keep their order.
 
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How often a silent child is looked at.
+/// Time between two checks of a silent child.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How long output is still awaited after the child has ended while a descendant holds the pipe
-/// open.
+/// How long this process waits for more output after the child has ended, if a descendant of the
+/// child holds the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// The process groups of the running children. Taken by [`run`] around spawn and reap, and by
-/// [`kill_running`].
+/// The process groups of the running children. [`run`] locks it to start and to reap a child, and
+/// [`kill_running`] to kill them.
 static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It ended by itself.
+    /// The child ended by itself.
     Exited(ExitStatus),
-    /// It ran past its limit and its whole process group was killed.
+    /// The child exceeded its limit, and its whole process group was killed.
     TimedOut,
-    /// It printed nothing for as long as it may be silent, and its whole process group was killed.
+    /// The child was silent for too long, and its whole process group was killed.
     Silent,
-    /// What it printed was enough, and its whole process group was killed.
+    /// The caller had read enough, and the whole process group was killed.
     Enough,
 }
 
@@ -55,7 +56,7 @@ impl Ending {
         matches!(self, Ending::Exited(status) if status.success())
     }
 
-    /// The exit code, if it ended by itself.
+    /// The exit code, if the child ended by itself.
     pub fn code(self) -> Option<i32> {
         match self {
             Ending::Exited(status) => status.code(),
@@ -68,19 +69,19 @@ impl Ending {
         match self {
             Ending::Exited(status) => status.to_string(),
             Ending::TimedOut => format!("killed after its limit of {} s", limit.as_secs()),
-            Ending::Silent => "killed because it said nothing any more".to_owned(),
-            Ending::Enough => "killed because it had said enough".to_owned(),
+            Ending::Silent => "killed because it had stopped printing".to_owned(),
+            Ending::Enough => "killed because it had printed enough".to_owned(),
         }
     }
 }
 
-/// Runs `command` for at most `limit` and hands each line of its output, without the line end, to
+/// Runs `command` for at most `limit`. Passes each line of its output, without the line end, to
 /// `on_line`.
 pub fn run(command: Command, limit: Duration, on_line: impl FnMut(&str)) -> Result<Ending> {
     run_watched(command, Limits { total: limit, silence: limit }, on_line)
 }
 
-/// The same, until `on_line` breaks off.
+/// Like [`run`], but ends the command when `on_line` breaks.
 pub fn run_until(
     command: Command,
     limit: Duration,
@@ -89,7 +90,7 @@ pub fn run_until(
     watch(command, Limits { total: limit, silence: limit }, on_line)
 }
 
-/// Like [`run`], but for a child that is expected to print something from time to time.
+/// Like [`run`], but ends a command that is silent for too long.
 pub fn run_watched(
     command: Command,
     limits: Limits,
@@ -173,18 +174,28 @@ fn watch(
     }
 }
 
-/// How long children that are asked to end may take; without it they are not asked.
+/// How long children may take to end after a request. `None`: they are killed without a request.
 static TIME_TO_END: Mutex<Option<Duration>> = Mutex::new(None);
 
-/// From now on an interrupt asks children to end, and kills them only if they take longer than
-/// this.
+/// Whether an interrupt is ending this process.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Whether an interrupt is ending this process: then nothing new is worth starting.
+pub fn is_ending() -> bool {
+    // Relaxed: a step that starts nevertheless is killed with the others.
+    ENDING.load(Ordering::Relaxed)
+}
+
+/// From now on an interrupt asks children to end, and kills those that take longer than
+/// `patience`.
 pub fn ask_before_killing(patience: Duration) {
     *lock(&TIME_TO_END) = Some(patience);
 }
 
-/// Asks the running children to end, if they are the kind that is asked, and waits for them. For
-/// the interrupt path.
+/// Asks the running children to end, if [`ask_before_killing`] was called, and waits for them. The
+/// interrupt path calls this.
 pub fn ask_running() {
+    ENDING.store(true, Ordering::Relaxed);
     let Some(patience) = *lock(&TIME_TO_END) else { return };
     for &group in &*lock(&RUNNING) {
         // SAFETY: kill takes no pointers; the group is that of a child which has not been reaped.
@@ -194,12 +205,12 @@ pub fn ask_running() {
     while Instant::now() < deadline && !lock(&RUNNING).is_empty() {
         thread::sleep(POLL);
     }
-    // What they have said last is still being printed.
+    // Their last lines are still being printed.
     thread::sleep(POLL * 4);
 }
 
-/// Kills the running children and their descendants, for the interrupt path. Returns the lock that
-/// keeps [`run`] from starting another one; hold it until the process exits.
+/// Kills the running children and their descendants. The interrupt path calls this. While the
+/// caller holds the returned lock, [`run`] starts no child: hold the lock until the process exits.
 pub fn kill_running() -> MutexGuard<'static, Vec<i32>> {
     let running = lock(&RUNNING);
     running.iter().for_each(|&group| kill_group(group));
@@ -213,7 +224,7 @@ fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Chi
         .stdout(writer.try_clone().context("cannot duplicate the pipe")?)
         .stderr(writer);
     command.process_group(0);
-    // It must not outlive us, however we end; the thread that starts it waits for it.
+    // The child must not outlive this process. The thread that starts the child waits for it.
     // SAFETY: one system call, of no pointers, between fork and exec.
     unsafe {
         command.pre_exec(|| {
@@ -225,8 +236,8 @@ fn spawn(mut command: Command) -> Result<(std::io::PipeReader, std::process::Chi
     let mut running = lock(&RUNNING);
     let child = command.spawn()?;
     running.push(child.id() as i32);
-    // `command` holds the last write ends in this process; dropping it lets the reader see the end
-    // of output.
+    // `command` holds the last write ends of this process. Dropping it lets the reader see the end
+    // of the output.
     drop(command);
     Ok((reader, child))
 }
@@ -238,7 +249,7 @@ fn kill_group(group: i32) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The data behind both uses is valid even if a holder panicked.
+    // The data is valid even if a thread that held the lock has panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -265,7 +276,7 @@ mod tests {
         assert!(matches!(ending, Ending::Exited(status) if status.code() == Some(3)));
     }
 
-    /// Longer than any test waits: what has ended before has been killed.
+    /// Longer than any test waits: a process that ends earlier was killed.
     const FOR_EVER: &str = "sleep 100000";
 
     /// Whether the process that a line names ends. Its parent is gone, so the first process of the
@@ -282,8 +293,8 @@ mod tests {
         false
     }
 
-    /// Limits for a child that has to say something before it is ended: the first one that leaves
-    /// it the time to begin. How long a shell takes to start depends on the machine.
+    /// Tries longer limits until the child has printed something before its end. The time that a
+    /// shell needs to start depends on the machine.
     fn until_it_has_begun(
         attempt: impl FnMut(Duration) -> (Ending, Vec<String>),
     ) -> (Ending, Vec<String>) {

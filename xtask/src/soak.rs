@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: everything at once for as long as one likes, from a seed
+//! `cargo xtask soak`: all features at once, for a chosen time, from a seed
 //! (`crates/pageleap/tests/soak.rs`).
 
 use std::path::PathBuf;
@@ -16,50 +16,50 @@ use crate::process;
 /// The test binary.
 pub const TEST: &str = "soak";
 
-/// How long it may still check, and clear away, when its time is up. A round takes seconds.
+/// How long the last round may take to check and to clean up after the time is over.
 const ROUND_LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// How long it may take to end after an interrupt.
+/// How long the soak may take to end after an interrupt.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is asked of it.
+/// The flags of `cargo xtask soak`.
 #[derive(Debug, Clone, Args)]
 pub struct Flags {
     #[command(flatten)]
     course: Course,
-    /// Have a sanitizer watch; needs the nightly toolchain with rust-src
+    /// Run under a sanitizer; needs the nightly toolchain with rust-src
     #[arg(long, value_name = "NAME")]
     sanitizer: Option<Sanitizer>,
 }
 
-/// For how long, and with which random numbers.
+/// How long the soak runs, and from which seed.
 #[derive(Debug, Clone, Args)]
 pub struct Course {
-    /// Minutes
+    /// How many minutes it runs
     #[arg(long, default_value_t = 20.0, value_parser = minutes)]
     minutes: f64,
-    /// The seed, as an earlier run has printed it; another one each time if not said
+    /// The seed that an earlier run has printed; by default each run takes another one
     #[arg(long)]
     seed: Option<u64>,
-    /// The first round
+    /// The number of the first round
     #[arg(long, default_value_t = 0)]
     round: u64,
-    /// Have the first round again and again, instead of those that follow it
+    /// Repeat the first round instead of going on to the next
     #[arg(long)]
     again: bool,
 }
 
-/// What watches the process while it runs.
+/// A sanitizer of the compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Sanitizer {
-    /// Uses of memory that is not there or no longer there
+    /// Finds accesses to memory that is not allocated
     Address,
-    /// Data races
+    /// Finds data races
     Thread,
 }
 
 impl Sanitizer {
-    /// As the compiler knows it.
+    /// The compiler's name for it.
     fn name(self) -> &'static str {
         match self {
             Sanitizer::Address => "address",
@@ -74,12 +74,12 @@ fn minutes(text: &str) -> Result<f64, String> {
 }
 
 impl Course {
-    /// How long it lasts.
+    /// How long the soak runs.
     pub fn length(&self) -> Duration {
         Duration::from_secs_f64(self.minutes * 60.0)
     }
 
-    /// The settings that the test reads.
+    /// Environment variables that the test reads.
     pub fn variables(&self) -> [(&'static str, String); 4] {
         let clock =
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs());
@@ -91,16 +91,16 @@ impl Course {
         ]
     }
 
-    /// After which it hangs.
+    /// The time after which the soak counts as hung.
     pub fn limit(&self) -> Duration {
         self.length() + ROUND_LIMIT
     }
 }
 
-/// The arguments with which the test binary shows what it does.
+/// Arguments with which the test binary shows its progress.
 pub const ARGUMENTS: [&str; 2] = ["--nocapture", "--test-threads=1"];
 
-/// Runs it; returns whether all was well.
+/// Runs the soak. Returns whether it passed.
 pub fn run(workspace: &Workspace, flags: &Flags) -> Result<bool> {
     let _huge_pages = hugepages::Guard::reserve();
     let program = build(workspace, flags.sanitizer)?;
@@ -122,15 +122,15 @@ pub fn run(workspace: &Workspace, flags: &Flags) -> Result<bool> {
     Ok(ending.success())
 }
 
-/// Builds the test optimised, or for a sanitizer, with the standard library, in a folder of its
-/// own.
+/// Builds the test in release mode. For a sanitizer it builds the standard library too, in a
+/// directory of its own.
 fn build(workspace: &Workspace, sanitizer: Option<Sanitizer>) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let mut arguments = vec!["test", "-p", "pageleap", "--release", "--no-run", "--test", TEST];
     let command = match sanitizer {
         None => workspace.cargo(&arguments),
         Some(sanitizer) => {
-            ensure!(cfg!(target_arch = "x86_64"), "sanitizers are set up for x86-64 here");
+            ensure!(cfg!(target_arch = "x86_64"), "sanitizers are supported on x86-64 only");
             let name = sanitizer.name();
             let own = workspace.target.join(format!("soak-{name}"));
             let own = Workspace { target: own, ..workspace.clone() };

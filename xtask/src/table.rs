@@ -3,14 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Rows whose columns are as wide as their widest cell.
+/// A table in which each column is as wide as its widest cell.
 #[derive(Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these column heads.
+    /// Makes a table with these column heads.
     pub fn new(heads: &[&str]) -> Table {
         let mut table = Table { rows: Vec::new() };
         table.row(heads);

@@ -1,10 +1,10 @@
-//! Counts what test binaries report, from their printed lines and from the log of skips.
+//! Counts the results of test binaries, from their output and from the log of skips.
 //!
 //! A test that cannot run here (no huge pages, an old kernel) returns early, and the test harness
-//! prints `ok`. Such a test says so in two ways: a line `SKIP name: reason` on its output, which
-//! the harness shows only for some runs, and a line `name: reason` appended to the file that
-//! [`SKIP_LOG_VAR`] names. Both are read; a skip that arrives both ways counts once; and a skipped
-//! test no longer counts as passed.
+//! prints `ok`. Such a test reports its skip in two ways. It prints a line `SKIP name: reason`,
+//! which the harness shows in some runs only. It also appends a line `name: reason` to the file
+//! that [`SKIP_LOG_VAR`] names. A skip that arrives both ways counts once. A skipped test does not
+//! count as passed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,20 +13,20 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// Environment variable that tells tests where to append their skips.
+/// Environment variable with the file to which tests append their skips.
 pub const SKIP_LOG_VAR: &str = "PAGELEAP_SKIP_LOG";
 
-/// A test, or a whole step, that did not run, and why.
+/// A test or a step that did not run, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Skip {
     /// Name of the test, or of the step.
     pub name: String,
-    /// Why it did not run.
+    /// The reason.
     pub reason: String,
 }
 
 impl Skip {
-    /// Reads `name: reason`. The name may itself hold `::`, as test paths do.
+    /// Reads `name: reason`. The name may contain `::`, as the paths of tests do.
     pub fn parse(text: &str) -> Option<Skip> {
         let (name, reason) = text.trim().split_once(": ")?;
         let (name, reason) = (name.trim(), reason.trim());
@@ -41,14 +41,14 @@ impl fmt::Display for Skip {
     }
 }
 
-/// How many of something passed, failed or were skipped.
+/// Numbers of passed, failed and skipped tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Ran and held.
+    /// Tests that ran and passed.
     pub passed: usize,
-    /// Ran and did not hold, or could not be run.
+    /// Tests that failed, or could not be started.
     pub failed: usize,
-    /// Did not run, for a stated reason.
+    /// Tests that did not run, with a stated reason.
     pub skipped: usize,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// What the test binaries of one step have reported so far.
+/// The results of the test binaries of one step so far.
 #[derive(Debug, Default)]
 pub struct Tally {
     harness: Counts,
@@ -78,7 +78,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes one line of output.
+    /// Reads one line of output.
     pub fn line(&mut self, line: &str) {
         let line = strip_escapes(line);
         if let Some(binary) = binary_of(&line) {
@@ -88,8 +88,7 @@ impl Tally {
         } else if let Some((name, outcome)) =
             line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
         {
-            // An outcome may be missing here: with `--nocapture` the test's own output comes in
-            // between.
+            // With `--nocapture` the output of the test stands here, and the outcome comes later.
             self.names.insert(name.to_owned());
             let (outcome, time) = split_time(outcome);
             self.times.extend(time.map(|time| (format!("{}::{name}", self.binary), time)));
@@ -101,8 +100,7 @@ impl Tally {
                 self.skips.insert(Skip { name: name.to_owned(), reason: reason.to_owned() });
             }
         }
-        // Not an else: with `--nocapture` the first line of a test's output follows its "test … ...
-        // ".
+        // Not an else: with `--nocapture` the output of a test begins on the line with its name.
         if let Some((before, skip)) = line.split_once("SKIP ")
             && (before.is_empty() || before.ends_with(" ... "))
         {
@@ -110,12 +108,12 @@ impl Tally {
         }
     }
 
-    /// Takes the text of a skip log.
+    /// Reads the text of a log of skips.
     pub fn skip_log(&mut self, text: &str) {
         self.skips.extend(text.lines().filter_map(Skip::parse));
     }
 
-    /// Totals, where a test that announced its skip is not one that passed.
+    /// The totals. A test that reported its skip does not count as passed.
     pub fn counts(&self) -> Counts {
         let announced = |name: &str| {
             self.skips.iter().any(|skip| {
@@ -133,7 +131,7 @@ impl Tally {
         }
     }
 
-    /// How many tests the harness has started, skipped ones that returned early included.
+    /// The number of tests that the harness has started, with those that skipped themselves.
     pub fn started(&self) -> usize {
         self.harness.passed + self.harness.failed
     }
@@ -143,12 +141,12 @@ impl Tally {
         self.skips.iter()
     }
 
-    /// The tests whose time the harness has told, with it in seconds.
+    /// Tests with the seconds that each took, as the harness reports them.
     pub fn times(&self) -> &[(String, f64)] {
         &self.times
     }
 
-    /// Names of failed tests, where the output tells them.
+    /// Names of the failed tests, as far as the output has them.
     pub fn failed_names(&self) -> impl Iterator<Item = &str> {
         self.failed.iter().map(String::as_str)
     }
@@ -205,18 +203,18 @@ fn strip_escapes(line: &str) -> String {
     plain
 }
 
-/// Checks of our own, as they went.
+/// Results of checks that are no tests of the harness.
 #[derive(Debug)]
 pub struct Outcome {
     /// By result.
     pub counts: Counts,
-    /// Names of those that failed.
+    /// Names of failed checks.
     pub failed: Vec<String>,
-    /// Those that did not run.
+    /// Checks that did not run.
     pub skips: Vec<Skip>,
-    /// Those that ran, with the seconds that each took.
+    /// Checks with the seconds that each took.
     pub times: Vec<(String, f64)>,
-    /// When the last one ended.
+    /// When the last check ended.
     last: Instant,
 }
 
@@ -233,8 +231,8 @@ impl Default for Outcome {
 }
 
 impl Outcome {
-    /// Counts a test that has passed, was skipped for a reason, or failed. Its time is that since
-    /// the test before.
+    /// Counts a check: passed, skipped with a reason, or failed. Its time is the time since the
+    /// check before it.
     pub fn add(&mut self, name: &str, result: anyhow::Result<Option<String>>) {
         self.times.push((name.to_owned(), self.last.elapsed().as_secs_f64()));
         self.last = Instant::now();

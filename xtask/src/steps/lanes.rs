@@ -75,6 +75,9 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn step(&self, step: Step) {
+        if process::is_ending() {
+            return;
+        }
         let name = step.name();
         {
             let _others_wait = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
