@@ -1,7 +1,7 @@
 //! The steps of `cargo xtask test`: what they are called, what each proves, and which of them the
 //! default command runs.
 //!
-//! * `list` (this file) names the steps; [`work`] does one step, in a process of its own.
+//! * This file names the steps; [`work`] does one of them, in a process of its own.
 //! * [`lanes`] starts those processes, two side by side, and keeps their output apart.
 //! * [`choice`] finds the deep steps that a change concerns; [`summary`] tells the result.
 //!
