@@ -249,8 +249,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "last-area-not-announced",
         file: RUN,
-        find: "            self.changed.notify_all();",
-        replace: "            if !lock(&self.state).queue.is_empty() {\n                self.changed.notify_all();\n            }",
+        find: "may be what others wait for.\n            self.changed.notify_all();",
+        replace: "may be what others wait for.\n            if lock(&self.state).queue.has_any() {\n                self.changed.notify_all();\n            }",
         why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
         caught_by: Checker::Shuttle,
     },
@@ -400,9 +400,9 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "attempt-hides-from-guards",
-        file: RUN,
-        find: "match region.pins.start_moving(&area.pages) {",
-        replace: "match region.pins.start_moving(&area.pages).map(drop) {",
+        file: MOVER,
+        find: "match place.region.pins.start_moving(&area.pages) {",
+        replace: "match place.region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
         caught_by: Checker::Shuttle,
     },
@@ -416,9 +416,9 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "claims-before-frames",
-        file: CONCLUDE,
-        find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        items.iter_mut().for_each(Item::give_back_unused);\n        drop(items);",
-        replace: "        drop(items);\n        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));",
+        file: RECYCLE,
+        find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        claimed.iter_mut().for_each(Claimed::give_back_unused);\n        drop(claimed);",
+        replace: "        drop(claimed);\n        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));",
         why: "whoever may move the pages again finds no frames for them",
         caught_by: Checker::Shuttle,
     },
@@ -464,9 +464,9 @@ pub const TABLE: &[Mutant] = &[
     },
     Mutant {
         name: "cpuset-ignored",
-        file: RUN,
-        find: "self.shared.ask_to_stop(Stop::CpusetChanged);",
-        replace: "",
+        file: MOVER,
+        find: "                Err(Stop::CpusetChanged)",
+        replace: "                Ok(())",
         why: "a job goes on moving pages to a node that the cpuset no longer allows",
         caught_by: Checker::Unit,
     },
@@ -482,7 +482,7 @@ pub const TABLE: &[Mutant] = &[
 
 const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
 const SHARE: &str = "crates/pageleap/src/pool/share.rs";
-const RUN: &str = "crates/pageleap/src/leap/run.rs";
+const RUN: &str = "crates/pageleap/src/job/run.rs";
 const MPROTECT: &str = "crates/pageleap/src/engine/mprotect.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const FOLLOW: &str = "crates/pageleap/src/engine/follow.rs";
@@ -491,7 +491,8 @@ const PRECOPY_PROTECT: &str = "crates/pageleap/src/engine/precopy_protect.rs";
 const WP_SYNC: &str = "crates/pageleap/src/engine/wp_sync.rs";
 const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
-const CONCLUDE: &str = "crates/pageleap/src/leap/run/conclude.rs";
+const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
+const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";

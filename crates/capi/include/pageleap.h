@@ -822,6 +822,13 @@ typedef enum pageleap_ended {
     PAGELEAP_FAILED = 5,
 } pageleap_ended;
 
+/* Whose pages a job moves. */
+typedef enum pageleap_source {
+    /* Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
+     * from its start. Later versions may add other sources. */
+    PAGELEAP_SOURCE_REGION = 0,
+} pageleap_source;
+
 /* What became of a page. */
 typedef enum pageleap_outcome {
     /* It lies in a frame of the destination now. */
@@ -836,6 +843,22 @@ typedef enum pageleap_outcome {
     /* The job was stopped before it was tried. */
     PAGELEAP_NOT_ATTEMPTED = 4,
 } pageleap_outcome;
+
+/* Why pages stay where they are. */
+typedef enum pageleap_reason {
+    /* They have moved, or did not have to. */
+    PAGELEAP_REASON_NONE = 0,
+    /* Threads wrote to them while they were copied, and the job was stopped before the next try. */
+    PAGELEAP_REASON_WRITTEN = 1,
+    /* A guard keeps them in their frames: pageleap_region_pin(). */
+    PAGELEAP_REASON_GUARDED = 2,
+    /* A system call was refused; reason_errno has its error number. */
+    PAGELEAP_REASON_CALL_REFUSED = 3,
+    /* A thread blocks SIGSEGV, and would be killed by the engine that is left. */
+    PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
+    /* The job was stopped before it tried them. */
+    PAGELEAP_REASON_STOPPED = 5,
+} pageleap_reason;
 
 /* What a job did. It never changes. */
 typedef struct pageleap_report pageleap_report;
@@ -902,36 +925,44 @@ typedef struct pageleap_report_figures {
     size_t engine_use_count;
 } pageleap_report_figures;
 
-/* Consecutive pages of a region that had the same outcome. */
+/* Consecutive pages of one source that had the same outcome, for the same reason. */
 typedef struct pageleap_page_run {
     /* sizeof(pageleap_page_run). */
     size_t size;
-    /* The region's identity: pageleap_region_describe(). */
-    uint64_t region_id;
-    /* The first byte, from the start of the region. */
+    /* Whose pages. */
+    enum pageleap_source source;
+    /* What became of them. */
+    enum pageleap_outcome outcome;
+    /* Which source of its kind. */
+    uint64_t source_id;
+    /* The first byte of the source. */
     size_t offset;
     /* How many bytes. */
     size_t length;
-    /* What became of them. */
-    enum pageleap_outcome outcome;
-    /* Set to 0. */
-    uint32_t reserved;
+    /* Why they stay where they are. */
+    enum pageleap_reason reason;
+    /* The error number of the refused call; 0 without one. */
+    int32_t reason_errno;
+    /* The reason in words; empty without one. Valid until the report is freed, and never NULL. */
+    const char *reason_text;
 } pageleap_page_run;
 
 /* By which engine some pages of a range have moved. */
 typedef struct pageleap_engine_use {
     /* sizeof(pageleap_engine_use). */
     size_t size;
-    /* The region's identity: pageleap_region_describe(). */
-    uint64_t region_id;
-    /* The first byte of the range, from the start of the region. */
+    /* Whose pages. */
+    enum pageleap_source source;
+    /* Which engine has moved them. */
+    pageleap_engine engine;
+    /* Which source of its kind. */
+    uint64_t source_id;
+    /* The first byte of the range, in the source. */
     size_t offset;
     /* How many bytes the range has. */
     size_t length;
     /* How many pages of the range this engine has moved. */
     uint64_t pages;
-    /* Which engine that is. */
-    pageleap_engine engine;
     /* Why that one. Valid until the report is freed, and never NULL. */
     const char *why;
 } pageleap_engine_use;
@@ -967,7 +998,8 @@ const char *pageleap_report_text(const pageleap_report *report);
  * Its keys are named as the fields of pageleap_report_figures, except that page counts are in
  * "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
  * "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
- * "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
+ * "engines" and "warnings" are arrays of what the functions above give one by one. There "source"
+ * is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
  * counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
  * "splits" the areas that were split (both with the engine mprotect), "windows_first" the
  * windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"

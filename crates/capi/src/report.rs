@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use pageleap::{Ended, PageOutcome, Report, Waits};
+use pageleap::{Ended, PageOutcome, Reason, Report, Source, Waits};
 use serde::Serialize;
 
 use crate::boundary::{bad, free, handle, value, write};
@@ -17,6 +17,7 @@ pub struct pageleap_report {
     ended: CString,
     engine_reason: CString,
     engine_whys: Vec<CString>,
+    run_reasons: Vec<CString>,
     warnings: Vec<CString>,
     text: OnceLock<CString>,
     json: OnceLock<CString>,
@@ -123,24 +124,57 @@ pub struct pageleap_report_figures {
 }
 grows!(pageleap_report_figures, 208, engine_use_count);
 
-/// Consecutive pages of a region that had the same outcome.
+/// Why pages stay where they are.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_reason {
+    /// They have moved, or did not have to.
+    PAGELEAP_REASON_NONE = 0,
+    /// Threads wrote to them while they were copied, and the job was stopped before the next try.
+    PAGELEAP_REASON_WRITTEN = 1,
+    /// A guard keeps them in their frames: pageleap_region_pin().
+    PAGELEAP_REASON_GUARDED = 2,
+    /// A system call was refused; reason_errno has its error number.
+    PAGELEAP_REASON_CALL_REFUSED = 3,
+    /// A thread blocks SIGSEGV, and would be killed by the engine that is left.
+    PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
+    /// The job was stopped before it tried them.
+    PAGELEAP_REASON_STOPPED = 5,
+}
+
+/// Whose pages a job moves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_source {
+    /// Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
+    /// from its start. Later versions may add other sources.
+    PAGELEAP_SOURCE_REGION = 0,
+}
+
+/// Consecutive pages of one source that had the same outcome, for the same reason.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pageleap_page_run {
     /// sizeof(pageleap_page_run).
     pub size: usize,
-    /// The region's identity: pageleap_region_describe().
-    pub region_id: u64,
-    /// The first byte, from the start of the region.
+    /// Whose pages.
+    pub source: pageleap_source,
+    /// What became of them.
+    pub outcome: pageleap_outcome,
+    /// Which source of its kind.
+    pub source_id: u64,
+    /// The first byte of the source.
     pub offset: usize,
     /// How many bytes.
     pub length: usize,
-    /// What became of them.
-    pub outcome: pageleap_outcome,
-    /// Set to 0.
-    pub reserved: u32,
+    /// Why they stay where they are.
+    pub reason: pageleap_reason,
+    /// The error number of the refused call; 0 without one.
+    pub reason_errno: i32,
+    /// The reason in words; empty without one. Valid until the report is freed, and never NULL.
+    pub reason_text: *const c_char,
 }
-grows!(pageleap_page_run, 40, reserved);
+grows!(pageleap_page_run, 56, reason_text);
 
 /// By which engine some pages of a range have moved.
 #[repr(C)]
@@ -148,20 +182,61 @@ grows!(pageleap_page_run, 40, reserved);
 pub struct pageleap_engine_use {
     /// sizeof(pageleap_engine_use).
     pub size: usize,
-    /// The region's identity: pageleap_region_describe().
-    pub region_id: u64,
-    /// The first byte of the range, from the start of the region.
+    /// Whose pages.
+    pub source: pageleap_source,
+    /// Which engine has moved them.
+    pub engine: pageleap_engine,
+    /// Which source of its kind.
+    pub source_id: u64,
+    /// The first byte of the range, in the source.
     pub offset: usize,
     /// How many bytes the range has.
     pub length: usize,
     /// How many pages of the range this engine has moved.
     pub pages: u64,
-    /// Which engine that is.
-    pub engine: pageleap_engine,
     /// Why that one. Valid until the report is freed, and never NULL.
     pub why: *const c_char,
 }
 grows!(pageleap_engine_use, 56, why);
+
+fn source(source: Source) -> pageleap_source {
+    match source {
+        Source::Region(_) => pageleap_source::PAGELEAP_SOURCE_REGION,
+        _ => unreachable!("this library moves pages of regions"),
+    }
+}
+
+fn reason(reason: Option<Reason>) -> pageleap_reason {
+    use pageleap_reason::*;
+    const ALL: [pageleap_reason; 6] = [
+        PAGELEAP_REASON_NONE,
+        PAGELEAP_REASON_WRITTEN,
+        PAGELEAP_REASON_GUARDED,
+        PAGELEAP_REASON_CALL_REFUSED,
+        PAGELEAP_REASON_SIGNAL_BLOCKED,
+        PAGELEAP_REASON_STOPPED,
+    ];
+    ALL[reason.map_or(0, Reason::code) as usize]
+}
+
+/// The error number of the call that was refused.
+fn errno_of(reason: Option<Reason>) -> Option<i32> {
+    match reason {
+        Some(Reason::Refused(_, errno)) => Some(errno.0),
+        _ => None,
+    }
+}
+
+/// A reason in words; empty without one.
+fn words(reason: Option<Reason>) -> String {
+    reason.map_or_else(String::new, |reason| reason.to_string())
+}
+
+/// The name of a reason in JSON.
+fn reason_name(code: pageleap_reason) -> String {
+    let name = format!("{code:?}");
+    name.trim_start_matches("PAGELEAP_REASON_").to_lowercase().replace('_', "-")
+}
 
 /// Why it has ended: the number, its name in JSON, and words.
 fn ended(ended: &Ended) -> (pageleap_ended, &'static str, String) {
@@ -199,6 +274,7 @@ impl pageleap_report {
             ended: text(ended(&report.ended).2),
             engine_reason: text(report.engine_reason.as_str()),
             engine_whys: report.engines.iter().map(|part| text(part.why.as_str())).collect(),
+            run_reasons: report.runs.iter().map(|run| text(words(run.reason))).collect(),
             warnings: report.warnings.iter().map(|warning| text(warning.as_str())).collect(),
             text: OnceLock::new(),
             json: OnceLock::new(),
@@ -269,17 +345,21 @@ pub unsafe extern "C" fn pageleap_report_run(
 ) -> pageleap_status {
     boundary!({
         // SAFETY: forwarded to the caller.
-        let runs = &unsafe { handle(report, "report") }?.report.runs;
+        let report = unsafe { handle(report, "report") }?;
+        let runs = &report.report.runs;
         let of = runs.get(index).ok_or_else(|| {
             bad("index", format!("{index} of {} runs", runs.len()), "use a smaller one")
         })?;
         let shown = pageleap_page_run {
             size: 0,
-            region_id: of.region.0,
+            source: source(of.source),
+            outcome: outcome(of.outcome).0,
+            source_id: of.source.id(),
             offset: of.range.start,
             length: of.range.len(),
-            outcome: outcome(of.outcome).0,
-            reserved: 0,
+            reason: reason(of.reason),
+            reason_errno: errno_of(of.reason).unwrap_or(0),
+            reason_text: report.run_reasons[index].as_ptr(),
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(run, shown) }
@@ -302,11 +382,12 @@ pub unsafe extern "C" fn pageleap_report_get_engine_use(
         })?;
         let shown = pageleap_engine_use {
             size: 0,
-            region_id: of.region.0,
+            source: source(of.source),
+            engine: pageleap_engine::of(of.engine),
+            source_id: of.source.id(),
             offset: of.range.start,
             length: of.range.len(),
             pages: of.pages,
-            engine: pageleap_engine::of(of.engine),
             why: report.engine_whys[index].as_ptr(),
         };
         // SAFETY: forwarded to the caller.
@@ -344,7 +425,8 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 /// Its keys are named as the fields of pageleap_report_figures, except that page counts are in
 /// "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
 /// "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
-/// "engines" and "warnings" are arrays of what the functions above give one by one. "calls"
+/// "engines" and "warnings" are arrays of what the functions above give one by one. There "source"
+/// is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
 /// counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
 /// "splits" the areas that were split (both with the engine mprotect), "windows_first" the
 /// windows in which the closing thread went before others (SCHED_FIFO); "migrate_cpu_ns"
@@ -396,8 +478,34 @@ struct JsonReport<'a> {
 }
 
 #[derive(Serialize)]
+struct JsonSource {
+    kind: &'static str,
+    id: u64,
+}
+
+impl JsonSource {
+    fn of(source: Source) -> JsonSource {
+        JsonSource { kind: source.kind(), id: source.id() }
+    }
+}
+
+#[derive(Serialize)]
+struct JsonReason {
+    code: String,
+    errno: Option<i32>,
+    text: String,
+}
+
+impl JsonReason {
+    fn of(of: Option<Reason>) -> Option<JsonReason> {
+        let (code, errno, text) = (reason_name(reason(of)), errno_of(of), words(of));
+        of.map(|_| JsonReason { code, errno, text })
+    }
+}
+
+#[derive(Serialize)]
 struct JsonEngineUse<'a> {
-    region_id: u64,
+    source: JsonSource,
     offset: usize,
     length: usize,
     engine: String,
@@ -407,10 +515,11 @@ struct JsonEngineUse<'a> {
 
 #[derive(Serialize)]
 struct JsonRun {
-    region_id: u64,
+    source: JsonSource,
     offset: usize,
     length: usize,
     outcome: &'static str,
+    reason: Option<JsonReason>,
 }
 
 #[derive(Serialize)]
@@ -447,13 +556,14 @@ impl<'a> JsonReport<'a> {
             (PageOutcome::NotAttempted, pages.not_attempted),
         ];
         let runs = report.runs.iter().map(|run| JsonRun {
-            region_id: run.region.0,
+            source: JsonSource::of(run.source),
             offset: run.range.start,
             length: run.range.len(),
             outcome: outcome(run.outcome).1,
+            reason: JsonReason::of(run.reason),
         });
         let engines = report.engines.iter().map(|part| JsonEngineUse {
-            region_id: part.region.0,
+            source: JsonSource::of(part.source),
             offset: part.range.start,
             length: part.range.len(),
             engine: part.engine.to_string(),

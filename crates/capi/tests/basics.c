@@ -146,11 +146,14 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)figures.engine == engine);
     pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
     OK(pageleap_report_run(report, 0, &run));
-    CHECK(run.region_id == info.id && run.offset == 0 && run.length == BYTES &&
-          run.outcome == PAGELEAP_MIGRATED);
+    CHECK(run.source == PAGELEAP_SOURCE_REGION && run.source_id == info.id);
+    CHECK(run.offset == 0 && run.length == BYTES && run.outcome == PAGELEAP_MIGRATED);
+    CHECK(run.reason == PAGELEAP_REASON_NONE && run.reason_errno == 0 &&
+          strlen(run.reason_text) == 0);
     pageleap_engine_use use = PAGELEAP_INIT(pageleap_engine_use);
     OK(pageleap_report_get_engine_use(report, 0, &use));
-    CHECK(use.region_id == info.id && use.pages <= PAGES && strlen(use.why) > 0);
+    CHECK(use.source == PAGELEAP_SOURCE_REGION && use.source_id == info.id &&
+          use.pages <= PAGES && strlen(use.why) > 0);
     CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)use.engine == engine);
     FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 runs", pageleap_report_run(report, 1, &run));
     CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
@@ -268,6 +271,8 @@ int main(void) {
     pageleap_page_run run = PAGELEAP_INIT(pageleap_page_run);
     OK(pageleap_report_run(report, 1, &run));
     CHECK(run.offset == 5 * 4096 && run.length == 4096 && run.outcome == PAGELEAP_BUSY);
+    CHECK(run.reason == PAGELEAP_REASON_GUARDED && strstr(run.reason_text, "guard") != NULL);
+    CHECK(strstr(pageleap_report_json(report), "{\"code\":\"guarded\"") != NULL);
     pageleap_report_free(report);
     pageleap_job_free(job);
     FAILS(PAGELEAP_PINNED, "guard", pageleap_region_discard(region, 4096, 8 * 4096));

@@ -64,11 +64,15 @@ pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
 pub use {
     audit::audit,
     engine::fault::{MAX_THREADS, install as install_fault_handler},
-    engine::{Engine, EngineChoice},
-    leap::{
-        DEFAULT_AREA_BYTES, Ended, EngineUse, Job, Migration, PageCounts, PageOutcome, PageRun,
-        Phase, Progress, Report, Waits,
+    engine::{Engine, EngineChoice, waits::Waits},
+    job::{
+        area::Reason,
+        handle::{Job, Phase, Progress},
+        outcomes::{PageCounts, PageOutcome, PageRun},
+        report::{Ended, EngineUse, Report},
+        source::Source,
     },
+    leap::{DEFAULT_AREA_BYTES, Migration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
     region::{PinGuard, Plain, Region},

@@ -20,7 +20,8 @@ use common::{
 use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    Ended, Engine, EngineChoice, Error, Job, Migration, PageSize, Pool, Region, Report, audit,
+    Ended, Engine, EngineChoice, Error, Job, Migration, PageOutcome, PageSize, Pool, Reason,
+    Region, Report, audit,
 };
 use refusing::{Refusing, Request};
 use sabotage::{ENOMEM, MODES, Sabotage, sweep};
@@ -565,6 +566,10 @@ fn an_area_that_can_never_be_protected_fails_and_stays_whole() {
     assert_eq!(range.0, start_of + 2 * 4096..start_of + 4 * 4096);
     assert!(remedy.contains("max_map_count"), "{remedy}");
     assert!(report.to_string().contains("ENOMEM"), "{report}");
+    let failed = report.runs.iter().filter(|run| run.outcome == PageOutcome::Failed);
+    let why = Reason::Refused(Call::Protect, Errno(libc::ENOMEM));
+    assert!(failed.clone().all(|run| run.reason == Some(why)), "{report}");
+    assert_eq!(failed.count(), 1, "{report}");
     assert_eq!((report.pages.failed, report.pages.migrated), (2, 6), "{report}");
     assert!(refused.load(Relaxed) > 1, "the refused call was not repeated");
     check_all(&region, 1, "after the failure");

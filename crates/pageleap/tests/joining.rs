@@ -96,7 +96,8 @@ fn the_report_says_which_engine_moved_what_and_why() {
     let engines: Vec<_> = report.engines.iter().map(|part| (part.engine, part.pages)).collect();
     assert_eq!(engines, [(Engine::Precopy, PAGES as u64 - 8), (Engine::Mprotect, 4)], "{report}");
     for part in &report.engines {
-        assert_eq!((part.region, part.range.clone()), (region.id(), range.clone()));
+        assert_eq!(part.source.region(), Some(region.id()));
+        assert_eq!(part.range, range);
         assert!(report.to_string().contains(&part.why) && !part.why.is_empty(), "{report}");
     }
     assert_eq!(report.engines[0].why, report.engine_reason);

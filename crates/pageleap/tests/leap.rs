@@ -15,7 +15,9 @@ use common::{
     pool_mappings, pools, region_flags, skip, soon, stamp, turn,
 };
 use pageleap::pool::HugePageReservation;
-use pageleap::{BASE_PAGE, Error, Job, Migration, PageOutcome, PageSize, Pool, Region, audit};
+use pageleap::{
+    BASE_PAGE, Error, Job, Migration, PageOutcome, PageSize, Pool, Region, Source, audit,
+};
 
 /// The number of mappings that a region consists of.
 fn region_mappings(region: &Region) -> usize {
@@ -75,7 +77,8 @@ fn contents_stay_and_frames_change() {
             (report.bytes, report.bytes, 0)
         );
         let [run] = &report.runs[..] else { panic!("{:?}", report.runs) };
-        assert_eq!((run.region, run.range.clone()), (region.id(), 0..8 * page));
+        assert_eq!((run.source, run.range.clone()), (Source::Region(region.id()), 0..8 * page));
+        assert_eq!(run.reason, None);
         assert_eq!(run.outcome, PageOutcome::Migrated);
         let counts = region.placement().unwrap();
         assert_eq!((counts.on(far.nodes()[0]), counts.absent()), (8, 0), "{counts}");
@@ -433,8 +436,11 @@ fn one_job_moves_several_regions_to_several_pools() {
             .unwrap()
             .wait();
         assert!(report.ended.is_completed(), "{report}");
-        let runs: Vec<_> =
-            report.runs.iter().map(|r| (r.region, r.range.len(), r.outcome)).collect();
+        let runs: Vec<_> = report
+            .runs
+            .iter()
+            .map(|r| (r.source.region().unwrap(), r.range.len(), r.outcome))
+            .collect();
         let moved = PageOutcome::Migrated;
         let expected = [
             (first.id(), 4 * page, moved),

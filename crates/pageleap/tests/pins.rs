@@ -23,7 +23,8 @@ use common::{address, check_stamp, engines, nodes, pools, skip, soon, stamp, tur
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::backend::{Call, Linux};
 use pageleap::{
-    BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Region, Report,
+    BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Reason, Region,
+    Report,
 };
 use refusing::Refusing;
 
@@ -116,6 +117,7 @@ fn guarded_pages_stay_and_the_others_move() {
         let busy: Vec<_> =
             report.runs.iter().filter(|run| run.outcome == PageOutcome::Busy).collect();
         assert_eq!(busy.len(), 2, "{report}");
+        assert!(busy.iter().all(|run| run.reason == Some(Reason::Guarded)), "{report}");
         if let (Some(before), Some(now)) = (before, region.frame_numbers().unwrap()) {
             let kept: Vec<usize> = (0..PAGES).filter(|page| before[*page] == now[*page]).collect();
             assert_eq!(kept, [5, 6, 9]);

@@ -1,7 +1,112 @@
-//! Jobs: what is to be done in which order, how fast, by how many threads, and what came of it.
+//! Jobs: many areas, moved one after the other by a few threads.
+//!
+//! A job knows areas, not what they are: consecutive pages of an item, by number. A [`Mover`] knows
+//! what the numbers stand for (frames of a region), makes one attempt on one area, and says what
+//! came of it. The job does the rest: which area is next ([`queue`]), what follows from an attempt
+//! ([`plan`]), how large areas are ([`pace`]), how fast it may copy ([`rate`]), how many threads
+//! copy ([`threads`]), the user's [`handle`], and the [`report`].
+//!
+//! ```text
+//!   queue ─► area ─► Mover::attempt ─► Outcome: runs of pages, each with a verdict
+//!     ▲                                   │
+//!     └── disturbed, refused, kept ◄──────┴──► moved, given up: outcomes ─► report
+//! ```
 
+pub(crate) mod area;
+pub(crate) mod books;
+mod conclude;
 pub(crate) mod handle;
+pub(crate) mod outcomes;
 pub(crate) mod pace;
 pub(crate) mod plan;
+mod queue;
+pub(crate) mod rate;
 pub(crate) mod report;
+pub(crate) mod run;
+#[cfg(all(test, not(shuttle)))]
+mod run_tests;
+pub(crate) mod source;
 pub(crate) mod threads;
+
+use area::{Area, Outcome, Reason};
+use books::Books;
+use handle::Stop;
+
+use crate::error::Error;
+
+/// What can move areas.
+pub(crate) trait Mover: Send + Sync + Sized + 'static {
+    /// What one worker has of its own.
+    type Worker;
+
+    /// Runs `work`, in which all workers work: on the right CPUs, and with the threads that the
+    /// mover needs beside them. A mover that cannot go on says so in the books, and need not call
+    /// `work`.
+    fn surround(&self, _books: Books<'_>, work: &(dyn Fn() + Sync)) {
+        work();
+    }
+
+    /// What the worker with this number needs, made by its thread.
+    fn worker(&self, number: usize, books: Books<'_>) -> Self::Worker;
+
+    /// Whether the job may go on. Asked before each attempt and in each pause.
+    fn may_go_on(&self, _books: Books<'_>) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    /// Whether writers may be held back from an area because of what other areas have met, and not
+    /// only because of its own disturbed copies.
+    fn holds_early(&self, _area: &Area) -> bool {
+        false
+    }
+
+    /// Makes one attempt on an area. The job's locks are free meanwhile.
+    fn attempt(&self, worker: &mut Self::Worker, area: &Area, terms: &Terms<'_>) -> Outcome;
+
+    /// Does what is due after an attempt, when the area has gone back to the queue or is dealt
+    /// with.
+    fn after(&self, _worker: &mut Self::Worker, _books: Books<'_>) {}
+
+    /// Whether something still keeps an area where it is that has been [`Verdict::Kept`]. Called
+    /// with the job's lock held.
+    ///
+    /// [`Verdict::Kept`]: area::Verdict::Kept
+    fn is_kept(&self, _area: &Area) -> bool {
+        false
+    }
+
+    /// An area is not tried any more, and stays where it is. Called with the job's lock held.
+    fn given_up(&self, _area: &Area) {}
+
+    /// The error for an area that stays where it is. Called with the job's lock held.
+    fn error(&self, area: &Area, why: Reason) -> Error;
+
+    /// Gives everything back. Calls `moved` as soon as others may move the pages again; what comes
+    /// after that counts as recycling.
+    fn finish(self, books: Books<'_>, moved: &mut dyn FnMut());
+
+    // For movers whose threads copy one area together
+    // ---------------------------------------------------------------------------------------------
+
+    /// Says that helpers will come, and how many are to take part.
+    fn gather_helpers(&self, _helpers: usize) {}
+
+    /// A helper's life, until [`Mover::dismiss_helpers`].
+    fn help(&self, _helper: usize) {}
+
+    /// Makes this many helpers take part from the next copy on.
+    fn set_helpers(&self, _helpers: usize) {}
+
+    /// Ends all helpers.
+    fn dismiss_helpers(&self) {}
+}
+
+/// On which terms an attempt is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms<'a> {
+    /// Whether writers are to be held back from the start.
+    pub(crate) hold: bool,
+    /// With how many base pages left to copy an area is frozen.
+    pub(crate) freeze_at: u64,
+    pub(crate) books: Books<'a>,
+}

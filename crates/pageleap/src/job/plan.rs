@@ -1,7 +1,9 @@
-//! What moves where, and what happens to an area that was disturbed. Pure: no system calls, no
-//! locks, no clocks.
+//! What happens to an area that was disturbed or refused. Pure: no system calls, no locks, no
+//! clocks.
 
 use std::ops::Range;
+
+use super::area::Area;
 
 /// When an area that was disturbed is split, and when its writers are held back.
 #[derive(Clone, Copy, Debug)]
@@ -49,34 +51,6 @@ impl Pressure {
         }
         self.held_in_a_row = (self.held_in_a_row + 1) % Self::TRACK_EVERY;
         self.held_in_a_row != 0
-    }
-}
-
-/// Consecutive pages that are migrated in one attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Area {
-    /// Index of the leg they belong to.
-    pub(crate) leg: usize,
-    /// Pages of the region.
-    pub(crate) pages: Range<u64>,
-    /// Copies that writers disturbed so far, of this area or of those that it was split from.
-    pub(crate) disturbed: u32,
-    /// Attempts at which a system call was refused.
-    pub(crate) refused: u32,
-}
-
-impl Area {
-    /// One that has not been tried.
-    pub(crate) fn new(leg: usize, pages: Range<u64>) -> Self {
-        Area { leg, pages, disturbed: 0, refused: 0 }
-    }
-
-    /// Takes what lies before the first multiple of `stride` inside, or all of it.
-    pub(crate) fn take_front(&mut self, stride: u64) -> Area {
-        let at = ((self.pages.start / stride + 1) * stride).min(self.pages.end);
-        let front = Area { pages: self.pages.start..at, ..self.clone() };
-        self.pages.start = at;
-        front
     }
 }
 
@@ -134,15 +108,7 @@ mod tests {
         RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 2 };
 
     fn area(pages: Range<u64>) -> Area {
-        Area::new(7, pages)
-    }
-
-    #[test]
-    fn areas_are_aligned_and_cover_the_leg() {
-        let mut rest = Area::new(0, 3..20);
-        let pages = [(); 3].map(|()| rest.take_front(8).pages);
-        assert_eq!(pages, [3..8, 8..16, 16..20]);
-        assert!(rest.pages.is_empty());
+        Area::new(0, 7, pages)
     }
 
     #[test]

@@ -4,77 +4,25 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use super::outcomes::{PageCounts, PageOutcome, PageRun};
+use super::source::Source;
 use crate::engine::Engine;
-pub use crate::engine::waits::Waits;
+use crate::engine::waits::Waits;
 use crate::error::Error;
-use crate::units::RegionId;
 
-/// What became of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PageOutcome {
-    /// It lies in a frame of the destination now.
-    Migrated,
-    /// There was nothing to do: it lay there already, or it is unbacked.
-    Unchanged,
-    /// It was tried, writers disturbed the copy or a system call was refused, and the job was
-    /// stopped before the next try; or a guard has kept it where it is
-    /// ([`Region::pin`](crate::Region::pin)).
-    Busy,
-    /// A system call was refused each time it was tried.
-    Failed,
-    /// The job was stopped before it was tried.
-    NotAttempted,
-}
+/// What is said of a job whose engine gives writers a signal.
+pub(crate) const SYSTEM_CALLS_MAY_FAIL: &str =
+    "system calls that write into a moving area may fail with EFAULT";
 
-/// Consecutive bytes of a region whose pages had the same outcome.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PageRun {
-    /// The region.
-    pub region: RegionId,
-    /// Bytes, relative to its start.
-    pub range: Range<usize>,
-    /// What became of them.
-    pub outcome: PageOutcome,
-}
-
-/// How many pages had which outcome.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PageCounts {
-    /// See [`PageOutcome::Migrated`].
-    pub migrated: u64,
-    /// See [`PageOutcome::Unchanged`].
-    pub unchanged: u64,
-    /// See [`PageOutcome::Busy`].
-    pub busy: u64,
-    /// See [`PageOutcome::Failed`].
-    pub failed: u64,
-    /// See [`PageOutcome::NotAttempted`].
-    pub not_attempted: u64,
-}
-
-impl PageCounts {
-    pub(crate) fn add(&mut self, outcome: PageOutcome, pages: u64) {
-        *match outcome {
-            PageOutcome::Migrated => &mut self.migrated,
-            PageOutcome::Unchanged => &mut self.unchanged,
-            PageOutcome::Busy => &mut self.busy,
-            PageOutcome::Failed => &mut self.failed,
-            PageOutcome::NotAttempted => &mut self.not_attempted,
-        } += pages;
-    }
-
-    /// All pages of the job.
-    pub fn total(&self) -> u64 {
-        self.migrated + self.unchanged + self.busy + self.failed + self.not_attempted
-    }
-}
+/// The most runs of failed pages that the text of a report lists.
+const MOST_SHOWN: usize = 8;
 
 /// How some pages of a range were moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineUse {
-    /// The region.
-    pub region: RegionId,
-    /// The range as it was given, in bytes from its start.
+    /// Whose pages.
+    pub source: Source,
+    /// The range as it was given, in bytes of the source.
     pub range: Range<usize>,
     /// By which engine.
     pub engine: Engine,
@@ -215,8 +163,8 @@ impl fmt::Display for Report {
             }
         )?;
         for part in self.engines.iter().filter(|_| self.engines.len() > 1) {
-            let EngineUse { region, range, engine, pages, why } = part;
-            writeln!(f, "region {}, bytes {range:?}: {pages} pages by {engine} ({why})", region.0)?;
+            let EngineUse { source, range, engine, pages, why } = part;
+            writeln!(f, "{source}, bytes {range:?}: {pages} pages by {engine} ({why})")?;
         }
         writeln!(
             f,
@@ -241,42 +189,18 @@ impl fmt::Display for Report {
             self.windows_over_budget,
             self.windows_first
         )?;
+        for run in
+            self.runs.iter().filter(|run| run.outcome == PageOutcome::Failed).take(MOST_SHOWN)
+        {
+            let PageRun { source, range, reason, .. } = run;
+            let why = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+            writeln!(f, "failed: {source}, bytes {range:?}{why}")?;
+        }
         let calls: Vec<String> = self.calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
         write!(f, "calls: {}", calls.join(", "))?;
         for warning in &self.warnings {
             write!(f, "\nwarning: {warning}")?;
         }
         Ok(())
-    }
-}
-
-/// Groups the outcomes of consecutive pages into runs.
-pub(crate) fn runs(
-    region: RegionId,
-    first_byte: usize,
-    page_bytes: usize,
-    outcomes: &[PageOutcome],
-) -> Vec<PageRun> {
-    let mut runs: Vec<PageRun> = Vec::new();
-    for (i, &outcome) in outcomes.iter().enumerate() {
-        let start = first_byte + i * page_bytes;
-        match runs.last_mut() {
-            Some(last) if last.outcome == outcome => last.range.end = start + page_bytes,
-            _ => runs.push(PageRun { region, range: start..start + page_bytes, outcome }),
-        }
-    }
-    runs
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_neighbours_form_one_run() {
-        use PageOutcome::*;
-        let runs = runs(RegionId(1), 100, 10, &[Migrated, Migrated, Busy, Migrated]);
-        let seen: Vec<_> = runs.into_iter().map(|r| (r.range, r.outcome)).collect();
-        assert_eq!(seen, [(100..120, Migrated), (120..130, Busy), (130..140, Migrated)]);
     }
 }

@@ -7,7 +7,6 @@ use super::attributes;
 use crate::backend::{Errno, Prot};
 use crate::error::Error;
 use crate::job::plan;
-use crate::job::report::PageOutcome;
 use crate::observe::{self, AttributeRun, Attributes};
 use crate::pool::{ALIAS_ATTRIBUTES, Destination, Needs, Run, Share, Target};
 use crate::region::{Claim, Extent, Region};
@@ -16,7 +15,7 @@ use crate::units::NodeId;
 
 /// Consecutive pages that move from consecutive frames to consecutive frames.
 pub(crate) struct Leg {
-    /// Index of the item it belongs to.
+    /// Index of the claimed range it belongs to.
     pub(crate) item: usize,
     /// Pages of the region.
     pub(crate) pages: Range<u64>,
@@ -68,29 +67,27 @@ impl Leg {
     }
 }
 
-/// One range of a job: its claim, its legs, and the outcome of each page so far.
-pub(crate) struct Item {
+/// One range of a job: its claim, its legs, and the frames that they get.
+pub(crate) struct Claimed {
     pub(crate) claim: Claim,
     to: Target,
     pub(crate) legs: Vec<Leg>,
-    pub(crate) outcomes: Vec<PageOutcome>,
     /// Frames taken from the destination that no page maps yet, by their share's number and the
     /// first of them.
     unused: BTreeMap<(u64, u64), (Share, Run)>,
 }
 
-impl Item {
+impl Claimed {
     /// Claims a range.
     pub(crate) fn claim(
         region: &Region,
         bytes: Range<usize>,
         to: &Destination,
-    ) -> Result<Item, Error> {
+    ) -> Result<Claimed, Error> {
         let inner = region.inner();
         let to = to.resolve(inner.capacity(), inner.page)?;
-        let claim = inner.claim(bytes.clone(), region.len())?;
-        let outcomes = vec![PageOutcome::Unchanged; (bytes.end - bytes.start) / inner.page.bytes()];
-        Ok(Item { claim, to, legs: Vec::new(), outcomes, unused: BTreeMap::new() })
+        let claim = inner.claim(bytes, region.len())?;
+        Ok(Claimed { claim, to, legs: Vec::new(), unused: BTreeMap::new() })
     }
 
     /// The extents that have to move, by the share whose frames they get, and where their page
@@ -120,79 +117,78 @@ impl Item {
         exchange: bool,
         needs: &mut Needs,
     ) -> Result<(), Error> {
-        let item = self;
-        let pages = item.claim.region().pages(&item.claim.range());
-        let parts = item.parts();
-        let inner = item.claim.region().clone();
-        // Transparent huge pages allow that, and a leap moves whole pages.
-        let range = item.claim.range();
-        let edges = attributes
-            .iter()
-            .flat_map(|a| [a.start, a.end])
-            .filter(|edge| *edge > inner.start + range.start && *edge < inner.start + range.end);
-        for edge in edges {
-            if !(edge - inner.start).is_multiple_of(inner.page.bytes()) {
-                let remedy = format!(
-                    "set them for whole pages of {} bytes; there is a boundary at {edge:#x}",
-                    inner.page.bytes()
-                );
-                return Err(inner.bad_range(
-                    range,
-                    "access, lock or advice change within a page",
-                    remedy,
-                ));
-            }
-        }
-        // Dropping the item gives the frames back.
-        let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
-        let spans = |moving: &[Extent<Share>]| plan::joined(moving.iter().map(|e| e.pages.clone()));
-        let spans = parts.iter().flat_map(|(moving, to, tables)| {
-            spans(moving).into_iter().map(move |span| (span, moving, to, tables))
-        });
-        for (span, moving, to, tables) in spans {
-            let frames = span.end - span.start;
-            let runs = needs.taken(to, frames, to.take(frames, span.start))?;
-            item.unused.extend(runs.iter().map(|run| unused(to, *run)));
-            let mut page = span.start;
-            for run in runs {
-                let pages = page..page + run.frames;
-                page = pages.end;
-                let sources = overlapping(moving, &pages, |e| e.pages.clone());
-                let attributes =
-                    overlapping(attributes, &pages, |a| page_of(a.start)..page_of(a.end));
-                let edges = attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]);
-                let boundaries = sources.iter().map(|e| e.pages.start).chain(edges);
-                for part in plan::cut(pages.clone(), boundaries) {
-                    let set = overlapping(attributes, &part, |a| page_of(a.start)..page_of(a.end));
-                    let Some(attributes) = set.first().map(|run| run.attributes) else {
-                        return Err(observe::not_shown(
-                            inner.addr(part.start),
-                            inner.bytes(part.end - part.start),
-                        ));
-                    };
-                    let source = overlapping(sources, &part, |e| e.pages.clone()).first();
-                    let source = source.expect("the spans are made of them");
-                    item.legs.push(Leg {
-                        item: 0,
-                        from: source.share.clone(),
-                        from_frame: source.first_frame + (part.start - source.pages.start),
-                        to: to.clone(),
-                        to_frame: run.first + (part.start - pages.start),
-                        tables: *tables,
-                        pages: part,
-                        attributes,
-                        exchange,
-                    });
+        self.check_whole_pages(attributes)?;
+        for (moving, to, tables) in self.parts() {
+            for span in plan::joined(moving.iter().map(|e| e.pages.clone())) {
+                let frames = span.end - span.start;
+                // Dropping this gives the frames back.
+                let runs = needs.taken(&to, frames, to.take(frames, span.start))?;
+                self.unused.extend(runs.iter().map(|run| unused(&to, *run)));
+                let mut page = span.start;
+                for run in runs {
+                    let pages = page..page + run.frames;
+                    page = pages.end;
+                    let sources = overlapping(&moving, &pages, |e| e.pages.clone());
+                    let to = NewFrames { share: &to, first: run.first, tables, exchange };
+                    self.add_legs(&pages, sources, &to, attributes)?;
                 }
             }
         }
         if exchange {
-            item.legs.iter_mut().for_each(|leg| leg.exchange = leg.prepare_alias());
+            self.legs.iter_mut().for_each(|leg| leg.exchange = leg.prepare_alias());
         }
-        for leg in &item.legs {
-            let at =
-                (leg.pages.start - pages.start) as usize..(leg.pages.end - pages.start) as usize;
-            item.outcomes[at].fill(PageOutcome::NotAttempted);
+        Ok(())
+    }
+
+    /// Refuses a range whose attributes change within a page. Transparent huge pages allow that,
+    /// and a leap moves whole pages.
+    fn check_whole_pages(&self, attributes: &[AttributeRun]) -> Result<(), Error> {
+        let (inner, range) = (self.claim.region(), self.claim.range());
+        let inside = inner.start + range.start + 1..inner.start + range.end;
+        let mut edges = attributes.iter().flat_map(|a| [a.start, a.end]);
+        let within = |edge: &usize| {
+            inside.contains(edge) && !(edge - inner.start).is_multiple_of(inner.page.bytes())
+        };
+        let Some(edge) = edges.find(within) else { return Ok(()) };
+        let bytes = inner.page.bytes();
+        let remedy =
+            format!("set them for whole pages of {bytes} bytes; there is a boundary at {edge:#x}");
+        Err(inner.bad_range(range, "access, lock or advice change within a page", remedy))
+    }
+
+    /// Adds the legs of consecutive pages that get consecutive frames.
+    fn add_legs(
+        &mut self,
+        pages: &Range<u64>,
+        sources: &[Extent<Share>],
+        to: &NewFrames<'_>,
+        attributes: &[AttributeRun],
+    ) -> Result<(), Error> {
+        let inner = self.claim.region();
+        let page_of = |addr: usize| ((addr - inner.start) / inner.page.bytes()) as u64;
+        let pages_of = |a: &AttributeRun| page_of(a.start)..page_of(a.end);
+        let attributes = overlapping(attributes, pages, pages_of);
+        let edges = attributes.iter().flat_map(|a| [page_of(a.start), page_of(a.end)]);
+        let boundaries = sources.iter().map(|e| e.pages.start).chain(edges);
+        for part in plan::cut(pages.clone(), boundaries) {
+            let set = overlapping(attributes, &part, pages_of);
+            let Some(attributes) = set.first().map(|run| run.attributes) else {
+                let len = inner.bytes(part.end - part.start);
+                return Err(observe::not_shown(inner.addr(part.start), len));
+            };
+            let source = overlapping(sources, &part, |e| e.pages.clone()).first();
+            let source = source.expect("the spans are made of them");
+            self.legs.push(Leg {
+                item: 0,
+                from: source.share.clone(),
+                from_frame: source.first_frame + (part.start - source.pages.start),
+                to: to.share.clone(),
+                to_frame: to.first + (part.start - pages.start),
+                tables: to.tables,
+                pages: part,
+                attributes,
+                exchange: to.exchange,
+            });
         }
         Ok(())
     }
@@ -211,12 +207,6 @@ impl Item {
         self.legs.len()
     }
 
-    /// Notes the outcome of pages of the region.
-    pub(crate) fn set_outcome(&mut self, pages: &Range<u64>, outcome: PageOutcome) {
-        let first = self.claim.region().pages(&self.claim.range()).start;
-        self.outcomes[(pages.start - first) as usize..(pages.end - first) as usize].fill(outcome);
-    }
-
     /// Gives back the frames that no page has come to map.
     pub(crate) fn give_back_unused(&mut self) {
         // A failure keeps the frames out of circulation until the pool's next attempt; there is
@@ -229,9 +219,9 @@ impl Item {
     /// Notes that pages map these frames of a share now.
     pub(crate) fn mark_used(&mut self, share: &Share, used: Run) {
         let before = self.unused.range(..=(share.id(), used.first)).next_back();
-        let key = *before.expect("frames of this item").0;
+        let key = *before.expect("frames of this range").0;
         let (share, whole) = self.unused.remove(&key).expect("it was found there");
-        assert!(share.id() == key.0 && used.end() <= whole.end(), "{used:?} are not of this item");
+        assert!(share.id() == key.0 && used.end() <= whole.end(), "{used:?} are not of this range");
         let rest = [
             Run { first: whole.first, frames: used.first - whole.first },
             Run { first: used.end(), frames: whole.end() - used.end() },
@@ -239,6 +229,15 @@ impl Item {
         self.unused
             .extend(rest.into_iter().filter(|r| r.frames > 0).map(|run| unused(&share, run)));
     }
+}
+
+/// The frames that consecutive pages get.
+struct NewFrames<'a> {
+    share: &'a Share,
+    first: u64,
+    /// Where the page tables belong that map them then.
+    tables: Option<NodeId>,
+    exchange: bool,
 }
 
 fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {
@@ -256,7 +255,7 @@ fn overlapping<'a, T>(
     &all[first..end.max(first)]
 }
 
-impl Drop for Item {
+impl Drop for Claimed {
     fn drop(&mut self) {
         self.give_back_unused();
     }

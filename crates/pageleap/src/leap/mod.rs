@@ -1,33 +1,49 @@
-//! Migrations: what to move where, the job that does it, and its report.
+//! Leaps of frames of regions: what to move where, and the job that does it.
+//!
+//! [`Migration::start`] checks what was asked for ([`check`]), claims the ranges and takes the
+//! destination's frames ([`legs`]), chooses the engine, and starts a job with a mover of frames
+//! ([`mover`]). At the end vacated frames are recycled ([`recycle`]).
 
 mod attributes;
+mod check;
+mod join;
 mod legs;
-mod run;
+mod mover;
+mod recycle;
+mod slots;
+mod tracker;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::job::handle::{Job, Phase, Progress};
-pub use crate::job::report::{Ended, EngineUse, PageCounts, PageOutcome, PageRun, Report, Waits};
-pub(crate) use run::mappings_apart;
+pub(crate) use join::mappings_apart;
 
+use crate::backend::Backend;
 use crate::engine::choice::{self, Chosen};
 use crate::engine::fault;
-use crate::engine::{Areas, EngineChoice};
+use crate::engine::{Areas, Engine, EngineChoice};
 use crate::error::Error;
-use crate::job::pace::{self, Pace};
+use crate::job::area::Area;
+use crate::job::handle::{Job, JobShared};
+use crate::job::outcomes::Item;
+use crate::job::pace::Pace;
 use crate::job::plan::RetryPolicy;
+use crate::job::rate;
+use crate::job::report::SYSTEM_CALLS_MAY_FAIL;
+use crate::job::run::{Run, Settings};
+use crate::job::source::Source;
 use crate::limits::check_address_space;
-use crate::observe::{self, AttributeRun};
 use crate::pool::{Destination, Needs};
-use crate::region::{Region, RegionInner, check_same_backend};
+use crate::region::Region;
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{NodeId, PageSize, RegionId};
-use legs::Item;
-use run::{OpenTracker, Run, Settings};
+use crate::units::{NodeId, PageSize};
+use legs::{Claimed, Leg};
+use mover::{FrameMover, Terrain};
+use slots::ClaimedSlot;
+use tracker::OpenTracker;
 
 /// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends
 /// 16 MB (section 6); `docs/adr/0003` has the measurements that speak for less. The engine
@@ -165,110 +181,33 @@ impl<'a> Migration<'a> {
     }
 
     /// Checks everything, takes the destination's frames, and starts the job. Returns at once,
-    /// unless it needs frames that another job is just recycling ([`Phase::Recycling`]): these it
-    /// waits for, some 50 ms per GB.
+    /// unless it needs frames that another job is just recycling
+    /// ([`Phase::Recycling`](crate::Phase::Recycling)): these it waits for, some 50 ms per GB.
     ///
     /// # Errors
     /// If an argument makes no sense, ranges overlap each other or a running job's, a destination
     /// has too few free frames, or the engine cannot work here. Nothing has changed then.
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
-        let bad = |what, reason: String, remedy: &str| Error::BadArgument {
-            what,
-            reason,
-            remedy: remedy.into(),
-        };
-        let Some((first, ..)) = self.ranges.first() else {
-            return Err(bad("migration", "it names no range".into(), "name at least one"));
-        };
-        if self.threads == Some(0) || self.threads > Some(fault::MAX_THREADS) {
-            let remedy = format!("use 1 to {}", fault::MAX_THREADS);
-            return Err(bad(
-                "number of threads",
-                format!("{:?}", self.threads.unwrap_or(0)),
-                &remedy,
-            ));
-        }
-        if self.timeout == Some(Duration::ZERO) {
-            return Err(bad(
-                "timeout",
-                "0 s leave no time for any page".into(),
-                "leave it out for none",
-            ));
-        }
-        if self.rate_limit == Some(0) {
-            return Err(bad(
-                "rate limit",
-                "with 0 bytes per second nothing moves".into(),
-                "leave it out for none",
-            ));
-        }
-        if self.reduction_factor == 0 {
-            return Err(bad(
-                "reduction factor",
-                "0 parts are none".into(),
-                "use 1 (no splitting) or more",
-            ));
-        }
-        let page = first.page_size();
-        let area_bytes = self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()));
-        if area_bytes == 0 || !area_bytes.is_multiple_of(page.bytes()) {
-            let reason = format!("{area_bytes} bytes are no whole number of {page} pages");
-            return Err(bad("area size", reason, "use a multiple of the page size"));
-        }
-        let backend = first.inner().backend.clone();
-        for (region, range, to) in &self.ranges {
-            if region.page_size() != page || to.pool().page_size() != page {
-                let reason = format!(
-                    "bytes {range:?} mix page sizes: {}, {page}, {}",
-                    region.page_size(),
-                    to.pool().page_size()
-                );
-                return Err(bad(
-                    "range",
-                    reason,
-                    "move regions and pools of one page size per job",
-                ));
-            }
-            check_same_backend(&backend, to.pool().backend())?;
-            check_same_backend(&region.inner().backend, to.pool().backend())?;
-        }
+        let (backend, page) = self.check_arguments()?;
         if backend.is_host_memory() {
             fault::ensure_installed()?;
         }
-        let mut items = Vec::new();
-        for (region, range, to) in &self.ranges {
-            items.push(Item::claim(region, range.clone(), to)?);
-        }
-        let nodes: BTreeSet<NodeId> = items.iter().flat_map(Item::nodes).collect();
+        let claim = |(region, range, to): &(&Region, Range<usize>, Destination)| {
+            Claimed::claim(region, range.clone(), to)
+        };
+        let mut claimed: Vec<Claimed> = self.ranges.iter().map(claim).collect::<Result<_, _>>()?;
+        let nodes: BTreeSet<NodeId> = claimed.iter().flat_map(Claimed::nodes).collect();
         if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
             return Err(Error::NodeNotAllowed { node: *node });
         }
         let mut warnings = Vec::new();
-        let mut cpus = Vec::new();
-        if backend.is_host_memory() {
-            for node in &nodes {
-                cpus.extend(Topology::node_now(*node)?.cpus);
-            }
-            if cpus.is_empty() {
-                let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
-                let names = names.join(", ");
-                warnings.push(format!(
-                    "{names} has no CPUs: the workers run where the scheduler puts them"
-                ));
-            }
-        }
+        let cpus = cpus_of(&*backend, &nodes, &mut warnings)?;
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
-
-        let attributes = attributes_of(&items)?;
-        let mut needs = Needs::default();
-        items.iter().for_each(|item| item.add_needs(&mut needs));
-        for item in &mut items {
-            item.plan(&attributes[&item.claim.region().id], !page.is_hugetlb(), &mut needs)?;
-        }
+        let writable = take_frames(&mut claimed, page)?;
         let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {
-            most_pieces = check_mapping_headroom(&items, threads, page)?;
+            most_pieces = check::mapping_headroom(&claimed, threads, page)?;
             // One more may serve the tracker.
             check_address_space(&*backend, threads + 1)?;
         }
@@ -278,111 +217,128 @@ impl<'a> Migration<'a> {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;
             }
-            let writable = attributes.values().flatten().any(|run| run.attributes.prot.writable());
             if self.engine == EngineChoice::Auto && writable {
                 warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
             }
         }
-        let area_bytes = area_bytes.min(engine.most_area_bytes(page));
-        let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
-        let limit = self.rate_limit.map_or(u64::MAX, pace::area_bytes_at);
-        let at_most = |bytes: usize| {
-            pages(bytes.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(area_bytes))
-        };
-        let pace = match self.area_bytes {
-            // The longer the copy of a hugetlb page's neighbours takes, the more of them are
-            // written meanwhile.
-            None if engine.profile().areas == Areas::Adaptive && !page.is_hugetlb() => {
-                Pace::adaptive(
-                    pages(area_bytes),
-                    pages(area_bytes),
-                    at_most(LARGEST_AREA_BYTES),
-                    self.wait_budget,
-                )
-            }
-            _ => Pace::fixed(pages(area_bytes), self.wait_budget),
-        };
+        // A page of reserved huge memory keeps its writers waiting for as long as its copy takes.
+        let together = threads > 1 && page.is_hugetlb();
+        let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
         let settings = Settings {
             policy: RetryPolicy {
                 reduction_factor: self.reduction_factor,
                 max_disturbed: self.max_disturbed.unwrap_or(3),
                 max_refused: 4,
             },
-            pace,
+            pace: self.pace(engine, page),
             rate_limit: self.rate_limit,
-            pin_patience: self.pin_patience,
+            patience: self.pin_patience,
             most_pieces,
-            max_rounds: self.max_disturbed.unwrap_or(4),
             page_bytes: page.bytes(),
             threads,
-            // A page of reserved huge memory keeps its writers waiting for as long as its copy
-            // takes.
-            together: threads > 1 && page.is_hugetlb(),
-            cpus,
-            nodes,
+            together,
             // A time-out beyond what the clock can show is none.
             deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
             engine,
-            may_fall_back: self.engine == EngineChoice::Auto,
             engine_reason: reason,
-            tracker,
         };
-        let run = Run::new(backend, items, settings, warnings, began)?;
+        let terrain = Terrain {
+            backend,
+            engine,
+            may_fall_back: self.engine == EngineChoice::Auto,
+            max_rounds: self.max_disturbed.unwrap_or(4),
+            page,
+            cpus,
+            nodes,
+            tracker,
+            began,
+        };
+        let (items, legs, areas) = items_and_legs(&mut claimed);
+        let mover = FrameMover::new(terrain, claimed, legs, slots);
+        let run = Run::new(mover, items, areas, settings, warnings, began)?;
         let shared = run.shared().clone();
-        for (region, ..) in &self.ranges {
-            let mut jobs = lock(&region.inner().jobs);
-            jobs.retain(|job| job.strong_count() > 0);
-            jobs.push(Arc::downgrade(&shared));
-        }
+        self.tell_regions(&shared);
         run.spawn()?;
         Ok(Job::new(shared))
     }
+
+    /// How large the areas of a job are.
+    fn pace(&self, engine: Engine, page: PageSize) -> Pace {
+        let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
+        let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
+        let adaptive = engine.profile().areas == Areas::Adaptive && !page.is_hugetlb();
+        if self.area_bytes.is_some() || !adaptive {
+            return Pace::fixed(pages(first), self.wait_budget);
+        }
+        let limit = self.rate_limit.map_or(u64::MAX, rate::area_bytes_at);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let most = LARGEST_AREA_BYTES.min(limit).max(first);
+        Pace::adaptive(pages(first), pages(first), pages(most), self.wait_budget)
+    }
+
+    /// The size of an area that has not been tried, as asked for.
+    fn first_area_bytes(&self, page: PageSize) -> usize {
+        self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()))
+    }
+
+    /// Lets the regions know of the job, so that dropping one ends it.
+    fn tell_regions(&self, shared: &Arc<JobShared>) {
+        for (region, ..) in &self.ranges {
+            let mut jobs = lock(&region.inner().jobs);
+            jobs.retain(|job| job.strong_count() > 0);
+            jobs.push(Arc::downgrade(shared));
+        }
+    }
 }
 
-/// What is said of a job that could not follow writes.
-const SYSTEM_CALLS_MAY_FAIL: &str =
-    "system calls that write into a moving area may fail with EFAULT";
-
-/// The attributes of all ranges of each region.
-fn attributes_of(items: &[Item]) -> Result<BTreeMap<RegionId, Vec<AttributeRun>>, Error> {
-    let mut by_region: BTreeMap<RegionId, (&Arc<RegionInner>, Vec<Range<usize>>)> = BTreeMap::new();
-    for item in items {
-        let (region, range) = (item.claim.region(), item.claim.range());
-        let (_, ranges) = by_region.entry(region.id).or_insert((region, Vec::new()));
-        ranges.push(region.start + range.start..region.start + range.end);
+/// The CPUs of the destinations.
+fn cpus_of(
+    backend: &dyn Backend,
+    nodes: &BTreeSet<NodeId>,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<usize>, Error> {
+    let mut cpus = Vec::new();
+    if !backend.is_host_memory() {
+        return Ok(cpus);
     }
-    let read = |(id, (region, mut ranges)): (RegionId, (&Arc<RegionInner>, Vec<Range<usize>>))| {
-        ranges.sort_by_key(|range| range.start);
-        Ok((id, region.backend.attributes(&ranges)?))
+    for node in nodes {
+        cpus.extend(Topology::node_now(*node)?.cpus);
+    }
+    if cpus.is_empty() {
+        let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+        let names = names.join(", ");
+        warnings
+            .push(format!("{names} has no CPUs: the workers run where the scheduler puts them"));
+    }
+    Ok(cpus)
+}
+
+/// Takes the frames for all pages that have to move. Returns whether somebody may write to one of
+/// the ranges.
+fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<bool, Error> {
+    let attributes = check::attributes_of(claimed)?;
+    let mut needs = Needs::default();
+    claimed.iter().for_each(|one| one.add_needs(&mut needs));
+    for one in claimed {
+        one.plan(&attributes[&one.claim.region().id], !page.is_hugetlb(), &mut needs)?;
+    }
+    Ok(attributes.values().flatten().any(|run| run.attributes.prot.writable()))
+}
+
+/// What the job and its mover get of claimed ranges.
+fn items_and_legs(claimed: &mut [Claimed]) -> (Vec<Item>, Vec<Leg>, Vec<Area>) {
+    let item = |one: &Claimed| {
+        let region = one.claim.region();
+        let pages = region.pages(&one.claim.range());
+        Item { source: Source::Region(region.id), pages, page_bytes: region.page.bytes() }
     };
-    by_region.into_iter().map(read).collect()
-}
-
-/// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
-/// by page instead.
-fn check_mapping_headroom(items: &[Item], threads: usize, page: PageSize) -> Result<usize, Error> {
-    let Some(limit) = observe::max_mapping_count() else { return Ok(usize::MAX) };
-    let legs: usize = items.iter().map(Item::leg_count).sum();
-    // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
-    // Those of hugetlb pages stay apart for a while.
-    let mut needed = 2 * threads + 2 * legs + 16;
-    if page.is_hugetlb() {
-        let pages: Vec<u64> = items.iter().map(Item::moving_pages).collect();
-        // Regions that have leapt before have theirs already.
-        let (blocks, apart) = run::mappings_apart(&pages);
-        needed += (blocks as usize).saturating_sub(observe::pool_mapping_count()?) + apart as usize;
-    }
-    let count = observe::mapping_count()?;
-    if count + needed > limit {
-        return Err(Error::Limit {
-            what: "memory mappings of this process (vm.max_map_count)",
-            limit,
-            in_use: count,
-            needed,
-            remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
-        });
-    }
-    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind
-    // it; the same in both aliases. Half of the rest is for others.
-    Ok((limit - count - needed) / 2 / 6)
+    let items = claimed.iter().map(item).collect();
+    let of = |(item, one): (usize, &mut Claimed)| {
+        let legs = std::mem::take(&mut one.legs);
+        legs.into_iter().map(move |leg| Leg { item, ..leg })
+    };
+    let legs: Vec<Leg> = claimed.iter_mut().enumerate().flat_map(of).collect();
+    let area = |(i, leg): (usize, &Leg)| Area::new(leg.item, i, leg.pages.clone());
+    let areas = legs.iter().enumerate().map(area).collect();
+    (items, legs, areas)
 }

@@ -459,7 +459,7 @@ impl Machine {
         }
         let range_of = |run: &pageleap::PageRun| {
             let within = |(m, id): (&&Move, &Option<_>)| {
-                *id == Some(run.region)
+                *id == run.source.region()
                     && m.part.start <= run.range.start
                     && run.range.end <= m.part.end
             };

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::{Run, attribute_lost};
+use super::legs::Leg;
+use super::mover::{FrameMover, attribute_lost};
 use crate::backend::Mapping;
 use crate::engine::commit::{Effort, map_again};
 use crate::engine::slot::{Slot, Span};
-use crate::leap::legs::Leg;
+use crate::job::books::Books;
 use crate::sync::{lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
@@ -32,7 +33,7 @@ pub(crate) fn mappings_apart(pages: &[u64]) -> (u64, u64) {
 }
 
 /// A block of an item's pages: by the item's index, and counted from the region's start.
-type Block = (usize, u64);
+pub(super) type Block = (usize, u64);
 
 /// What is to be joined. Pure bookkeeping.
 #[derive(Debug, Default)]
@@ -114,25 +115,25 @@ fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         .map(move |block| (block, end.min((block + 1) * BLOCK) - start.max(block * BLOCK)))
 }
 
-impl Run {
+impl FrameMover {
     /// Joins what is left of blocks that have not been completed.
-    pub(super) fn join_the_rest(&self, slot: &Slot) {
+    pub(super) fn join_the_rest(&self, slot: &'static Slot, books: Books<'_>) {
         let blocks = {
-            let unjoined = &mut lock(&self.state).unjoined;
+            let unjoined = &mut lock(&self.ledger).unjoined;
             let mut blocks = std::mem::take(&mut unjoined.refused);
             blocks.extend(unjoined.take_rest());
             blocks
         };
-        blocks.into_iter().for_each(|block| {
-            self.join_block(slot, block);
-        });
+        for block in blocks {
+            self.join_block(slot, block, books);
+        }
     }
 
     /// Joins blocks of which nothing is being moved.
-    pub(super) fn join_blocks(&self, slot: &Slot, blocks: &[Block]) {
+    pub(super) fn join_blocks(&self, slot: &'static Slot, blocks: &[Block], books: Books<'_>) {
         for block in blocks {
-            if !self.join_block(slot, *block) {
-                lock(&self.state).unjoined.refused.insert(*block);
+            if !self.join_block(slot, *block, books) {
+                lock(&self.ledger).unjoined.refused.insert(*block);
             }
         }
     }
@@ -140,12 +141,11 @@ impl Run {
     /// Makes one mapping of those of a block that the kernel could join, if it did that. Where
     /// pages came from several runs of frames they are several legs. Returns whether no call was
     /// refused.
-    fn join_block(&self, slot: &Slot, (item, block): Block) -> bool {
-        let (region, legs) = {
-            let state = lock(&self.state);
-            let legs =
-                state.unjoined.blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone());
-            (state.items[item].claim.region().clone(), legs)
+    fn join_block(&self, slot: &'static Slot, (item, block): Block, books: Books<'_>) -> bool {
+        let region = self.region(item);
+        let legs = {
+            let blocks = &lock(&self.ledger).unjoined.blocks;
+            blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone())
         };
         let block = block * BLOCK..(block + 1) * BLOCK;
         let mut joined: Vec<(&Leg, Range<u64>)> = Vec::new();
@@ -182,16 +182,22 @@ impl Run {
                     prot: leg.attributes.prot,
                     populate: true,
                 };
-                whole &= self.join_mapping(slot, leg, &mapping);
+                whole &= self.join_mapping(slot, leg, &mapping, books);
             }
         }
         whole
     }
 
-    fn join_mapping(&self, slot: &Slot, leg: &Leg, mapping: &Mapping) -> bool {
-        let hurried = lock(&self.state).tally.hurries && self.backend.hurry(true);
+    fn join_mapping(
+        &self,
+        slot: &'static Slot,
+        leg: &Leg,
+        mapping: &Mapping,
+        books: Books<'_>,
+    ) -> bool {
         let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
         let mut effort = Effort::default();
+        effort.hurried = self.hurries.get().is_some() && self.backend().hurry(true);
         let closed_at = monotonic_ns();
         // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
         // to do with it any more.
@@ -201,21 +207,17 @@ impl Run {
             })
         };
         // As every window: nobody waits longer than from before the first call to after the last.
-        let window_ns = monotonic_ns() - closed_at;
-        if hurried {
-            self.backend.hurry(false);
+        effort.window_ns = monotonic_ns() - closed_at;
+        if effort.hurried {
+            self.backend().hurry(false);
         }
-        let tally = &mut lock(&self.state).tally;
-        tally.record_window(window_ns, hurried, &self.settings.pace);
-        tally.count(&effort);
-        tally.repairs += effort.repairs;
+        books.add(&effort);
         if let Err(errno) = joined {
-            let warning = format!("mappings stay apart: mmap failed with {errno}");
-            if !tally.warnings.contains(&warning) {
-                tally.warnings.push(warning);
-            }
+            books.warn_once(format!("mappings stay apart: mmap failed with {errno}"));
         }
-        tally.warnings.extend(restored.err().map(attribute_lost));
+        if let Err(error) = restored {
+            books.warn(attribute_lost(error));
+        }
         joined.is_ok()
     }
 }

@@ -1,0 +1,166 @@
+//! Areas, and what came of an attempt on one.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::pace::Seen;
+use crate::backend::{Call, Errno};
+use crate::engine::choice::AreaEngine;
+use crate::engine::commit::Effort;
+
+/// Consecutive pages that are moved in one attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    /// The item that the pages belong to.
+    pub(crate) item: usize,
+    /// The leg of the item: the mover's name for a stretch that no area crosses the end of.
+    pub(crate) leg: usize,
+    /// Pages of the item's source.
+    pub(crate) pages: Range<u64>,
+    /// Copies that writers disturbed so far, of this area or of those that it was split from.
+    pub(crate) disturbed: u32,
+    /// Attempts at which a system call was refused.
+    pub(crate) refused: u32,
+}
+
+impl Area {
+    /// An area that has not been tried.
+    pub(crate) fn new(item: usize, leg: usize, pages: Range<u64>) -> Self {
+        Area { item, leg, pages, disturbed: 0, refused: 0 }
+    }
+
+    /// Whether it has not been tried.
+    pub(crate) fn is_new(&self) -> bool {
+        self.disturbed == 0 && self.refused == 0
+    }
+
+    /// How many pages it has.
+    pub(crate) fn len(&self) -> u64 {
+        self.pages.end - self.pages.start
+    }
+
+    /// A part of it, or of pages beside it.
+    pub(crate) fn with_pages(&self, pages: Range<u64>) -> Area {
+        Area { pages, ..self.clone() }
+    }
+
+    /// Takes what lies before the first multiple of `stride` inside, or all of it.
+    pub(crate) fn take_front(&mut self, stride: u64) -> Area {
+        let at = ((self.pages.start / stride + 1) * stride).min(self.pages.end);
+        let front = self.with_pages(self.pages.start..at);
+        self.pages.start = at;
+        front
+    }
+}
+
+/// Why pages stay where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Writers disturbed the copy.
+    Written,
+    /// A guard keeps the pages in their frames ([`Region::pin`](crate::Region::pin)).
+    Guarded,
+    /// A system call was refused.
+    Refused(Call, Errno),
+    /// A thread blocks SIGSEGV, and would be killed by the engine that is left.
+    SignalBlocked,
+    /// The job was stopped before it tried them; [`Report::ended`](crate::Report::ended) says why.
+    Stopped,
+}
+
+impl Reason {
+    /// Its number in the C interface; 0 there means that no reason is needed.
+    pub fn code(self) -> u32 {
+        match self {
+            Reason::Written => 1,
+            Reason::Guarded => 2,
+            Reason::Refused(..) => 3,
+            Reason::SignalBlocked => 4,
+            Reason::Stopped => 5,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::Written => f.write_str("threads wrote to it while it was copied"),
+            Reason::Guarded => f.write_str("a guard keeps it in its frame"),
+            Reason::Refused(call, errno) => write!(f, "{call} failed with {errno}"),
+            Reason::SignalBlocked => f.write_str("a thread blocks SIGSEGV"),
+            Reason::Stopped => f.write_str("the job was stopped before it was tried"),
+        }
+    }
+}
+
+/// What an attempt has done with some pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// They have moved.
+    Moved,
+    /// Writers disturbed the copy: try again, in parts.
+    Disturbed,
+    /// Something keeps them where they are for now ([`Mover::is_kept`](super::Mover::is_kept)).
+    Kept(Reason),
+    /// A call was refused: try again.
+    Refused(Reason),
+    /// It is no use to try again.
+    GivenUp(Reason),
+}
+
+/// Runs of pages of an area in ascending order, each with what was done.
+pub(crate) type Runs = Vec<(Range<u64>, Verdict)>;
+
+/// What came of an attempt.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// What was done with the pages of the area. Pages of which no run speaks were not tried.
+    pub(crate) runs: Runs,
+    /// The engine that made the attempt.
+    pub(crate) by: AreaEngine,
+    /// What the attempt took.
+    pub(crate) effort: Effort,
+    /// What it says of the size of the next area.
+    pub(crate) seen: Option<Seen>,
+    /// Whether writers disturbed the copy, or would have; `None` if that is not known.
+    pub(crate) disturbed: Option<bool>,
+}
+
+impl Outcome {
+    /// An attempt that has not been made, because something keeps pages of the area where they are.
+    /// The others can be tried at once.
+    pub(crate) fn kept(by: AreaEngine, pages: Range<u64>, why: Reason) -> Outcome {
+        let runs = vec![(pages, Verdict::Kept(why))];
+        Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_are_aligned_and_cover_the_leg() {
+        let mut rest = Area::new(0, 0, 3..20);
+        let pages = [(); 3].map(|()| rest.take_front(8).pages);
+        assert_eq!(pages, [3..8, 8..16, 16..20]);
+        assert!(rest.pages.is_empty());
+    }
+
+    #[test]
+    fn each_reason_has_a_number_and_words_of_its_own() {
+        let reasons = [
+            Reason::Written,
+            Reason::Guarded,
+            Reason::Refused(Call::Protect, Errno(libc::ENOMEM)),
+            Reason::SignalBlocked,
+            Reason::Stopped,
+        ];
+        for (at, reason) in reasons.into_iter().enumerate() {
+            assert_eq!(reason.code() as usize, at + 1);
+            let same = |other: &&Reason| other.to_string() == reason.to_string();
+            assert_eq!(reasons.iter().filter(same).count(), 1, "{reason}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What a job keeps books of, for its report.
+
+use std::collections::BTreeMap;
+
+use super::run::State;
+use crate::backend::Call;
+use crate::engine::choice::AreaEngine;
+use crate::engine::commit::Effort;
+use crate::engine::waits::Waits;
+use crate::error::Error;
+use crate::sync::{Mutex, lock};
+
+/// How long areas were closed.
+#[derive(Default)]
+pub(crate) struct Windows {
+    pub(crate) times: Waits,
+    pub(crate) over_budget: u64,
+    /// In how many of them the worker ran before other threads.
+    pub(crate) first: u64,
+}
+
+/// CPU time of the threads that have ended.
+#[derive(Default)]
+pub(crate) struct CpuTime {
+    pub(crate) ns: u64,
+    /// The kernel did not tell the CPU time of a thread.
+    pub(crate) unknown: bool,
+}
+
+/// Sums for the report.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) disturbed_copies: u64,
+    pub(crate) splits: u64,
+    pub(crate) holds: u64,
+    pub(crate) repairs: u64,
+    pub(crate) windows: Windows,
+    /// How long threads were held up in the fault handler.
+    pub(crate) waits: Waits,
+    /// Pages that have moved, by item and by engine.
+    pub(crate) moved: BTreeMap<(usize, AreaEngine), u64>,
+    /// Why writes could not be followed, the first time.
+    pub(crate) not_followed_why: Option<String>,
+    pub(crate) first_failure: Option<Error>,
+    /// By the number of their kind.
+    pub(crate) calls: [u64; Call::ALL.len()],
+    pub(crate) cpu: CpuTime,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Tally {
+    /// Takes into account what an attempt, or a window of another kind, took.
+    pub(super) fn add(&mut self, effort: &Effort, budget_ns: u64) {
+        let Effort { window_ns, hurried, repairs, held, calls, .. } = *effort;
+        if window_ns > 0 {
+            self.windows.first += u64::from(hurried);
+            self.windows.times.record(window_ns);
+            self.windows.over_budget += u64::from(window_ns > budget_ns);
+        }
+        self.repairs += repairs;
+        self.holds += u64::from(held);
+        self.calls.iter_mut().zip(calls).for_each(|(sum, calls)| *sum += u64::from(calls));
+    }
+}
+
+/// The books of a job, for its mover.
+#[derive(Clone, Copy)]
+pub(crate) struct Books<'a>(pub(super) &'a Mutex<State>);
+
+impl Books<'_> {
+    /// Something went less well than asked.
+    pub(crate) fn warn(self, warning: String) {
+        lock(self.0).tally.warnings.push(warning);
+    }
+
+    /// The same, which is said once however often it happens.
+    pub(crate) fn warn_once(self, warning: String) {
+        let warnings = &mut lock(self.0).tally.warnings;
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
+    /// The job cannot go on.
+    pub(crate) fn fail(self, error: Error) {
+        lock(self.0).tally.first_failure.get_or_insert(error);
+    }
+
+    /// Writes cannot be followed.
+    pub(crate) fn not_followed(self, why: String) {
+        lock(self.0).tally.not_followed_why.get_or_insert(why);
+    }
+
+    /// A call was made.
+    pub(crate) fn count(self, call: Call, times: u64) {
+        lock(self.0).tally.calls[call as usize] += times;
+    }
+
+    /// An area was closed for something else than an attempt.
+    pub(crate) fn add(self, effort: &Effort) {
+        let state = &mut *lock(self.0);
+        let budget_ns = state.pace.budget_ns();
+        state.tally.add(effort, budget_ns);
+    }
+
+    /// Changes how long threads were held up.
+    pub(crate) fn with_waits(self, change: impl FnOnce(&mut Waits)) {
+        change(&mut lock(self.0).tally.waits);
+    }
+
+    /// Adds the CPU time of the calling thread, which is about to end, to the job's.
+    pub(crate) fn count_cpu_time(self) {
+        let used = pageleap_sys::thread_cpu_time_ns();
+        let cpu = &mut lock(self.0).tally.cpu;
+        match used {
+            Ok(ns) => cpu.ns += ns,
+            Err(_) => cpu.unknown = true,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The end of a job: the mover gives everything back, and the report is made.
+
+use std::sync::PoisonError;
+
+use super::Mover;
+use super::books::Tally;
+use super::outcomes::{PageCounts, PageOutcome, PageRun};
+use super::report::{Ended, EngineUse, Report, SYSTEM_CALLS_MAY_FAIL};
+use super::run::{Run, Settings};
+use crate::backend::Call;
+use crate::engine::Engine;
+use crate::engine::choice::Why;
+use crate::sync::{Instant, lock};
+
+/// Why writers are held back from the start.
+const HELD: &str = "writers were held back: as asked for, or because copies beside them had to be made again too often";
+/// Why pages that nobody may write are moved by the last resort.
+const READ_ONLY: &str = "nobody may write there, so there is nothing to follow";
+
+/// How long the two parts of a job took.
+struct Times {
+    migrate_ns: u64,
+    recycle_ns: u64,
+    /// CPU time of the job's thread, until pages had moved.
+    leader_cpu_ns: Option<u64>,
+    recycle_cpu_ns: Option<u64>,
+}
+
+impl<M: Mover> Run<M> {
+    /// After the last page: gives everything back and delivers the report.
+    pub(super) fn conclude(self) {
+        let migrate_ns = self.began.elapsed().as_nanos() as u64;
+        let Run { mover, items, settings, state, shared, .. } = self;
+        warn_of_fallen_back(&mut lock(&state).tally, &settings);
+        let mut recycling = None;
+        mover.finish(super::Books(&state), &mut || {
+            shared.start_recycling();
+            // CPU time of this thread since it began; the other threads have ended.
+            recycling = Some((Instant::now(), pageleap_sys::thread_cpu_time_ns().ok()));
+        });
+        let (recycling, leader_cpu_ns) = recycling.expect("a mover says when pages are free");
+        let times = Times {
+            migrate_ns,
+            recycle_ns: recycling.elapsed().as_nanos() as u64,
+            leader_cpu_ns,
+            recycle_cpu_ns: leader_cpu_ns
+                .zip(pageleap_sys::thread_cpu_time_ns().ok())
+                .map(|(from, to)| to - from),
+        };
+        let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let each = items.iter().zip(&state.outcomes);
+        let runs: Vec<PageRun> = each.flat_map(|(item, all)| all.page_runs(item)).collect();
+        let mut pages = PageCounts::default();
+        for run in &runs {
+            pages.add(run.outcome, (run.range.len() / settings.page_bytes) as u64);
+        }
+        let uses = state.tally.moved.iter().map(|((item, by), pages)| EngineUse {
+            source: items[*item].source,
+            range: items[*item].bytes(),
+            engine: by.engine,
+            pages: *pages,
+            why: words(by.why, &settings, &state.tally).to_owned(),
+        });
+        let engines = uses.collect();
+        let settled = state.threads.settled();
+        let report = Figures { settings, tally: state.tally, times, runs, pages, engines, settled };
+        shared.finish(report.report(shared.stop(), shared.bytes_copied()));
+    }
+}
+
+/// Why an engine has moved pages.
+fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
+    match why {
+        Why::AsChosen => &settings.engine_reason,
+        Why::Held => HELD,
+        Why::ReadOnly => READ_ONLY,
+        Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
+    }
+}
+
+/// Warns if pages were moved by another engine that lets system calls fail.
+fn warn_of_fallen_back(tally: &mut Tally, settings: &Settings) {
+    let fallen = tally.moved.iter().filter(|((_, by), _)| by.why == Why::NotFollowed);
+    let pages: u64 = fallen.map(|(_, pages)| pages).sum();
+    if !settings.engine.signals() && pages > 0 {
+        let why = words(Why::NotFollowed, settings, tally);
+        let engine = Engine::LAST_RESORT;
+        let warning = format!(
+            "{pages} pages were moved by the engine {engine}, and {SYSTEM_CALLS_MAY_FAIL}: {why}"
+        );
+        tally.warnings.push(warning);
+    }
+}
+
+/// All that a report is made of.
+struct Figures {
+    settings: Settings,
+    tally: Tally,
+    times: Times,
+    runs: Vec<PageRun>,
+    pages: PageCounts,
+    engines: Vec<EngineUse>,
+    /// Threads that copied at the end.
+    settled: usize,
+}
+
+impl Figures {
+    fn report(self, stopped: Option<Ended>, bytes_copied: u64) -> Report {
+        let Figures { settings, mut tally, times, runs, pages, engines, settled } = self;
+        tally.warnings.dedup();
+        let page_bytes = settings.page_bytes as u64;
+        let ended = match (stopped, tally.first_failure) {
+            (Some(stopped), _) if pages.busy + pages.not_attempted > 0 => stopped,
+            (_, Some(error)) => Ended::Failed(error),
+            _ => Ended::Completed,
+        };
+        let migrated = runs.iter().filter(|run| run.outcome == PageOutcome::Migrated);
+        let migrated_bytes: u64 = migrated.map(|run| run.range.len() as u64).sum();
+        let calls = Call::ALL.into_iter().map(|call| (call.name(), tally.calls[call as usize]));
+        Report {
+            ended,
+            engine: settings.engine,
+            engine_reason: settings.engine_reason,
+            engines,
+            area_bytes: settings.pace.most_pages() as usize * settings.page_bytes,
+            threads: settings.threads,
+            threads_settled: settled,
+            runs,
+            pages,
+            bytes: pages.total() * page_bytes,
+            bytes_copied,
+            bytes_recopied: bytes_copied.saturating_sub(migrated_bytes),
+            disturbed_copies: tally.disturbed_copies,
+            splits: tally.splits,
+            holds: tally.holds,
+            repairs: tally.repairs,
+            waits: tally.waits,
+            windows: tally.windows.times,
+            windows_over_budget: tally.windows.over_budget,
+            windows_first: tally.windows.first,
+            migrate_ns: times.migrate_ns,
+            recycle_ns: times.recycle_ns,
+            migrate_cpu_ns: times
+                .leader_cpu_ns
+                .filter(|_| !tally.cpu.unknown)
+                .map(|leader| leader + tally.cpu.ns),
+            recycle_cpu_ns: times.recycle_cpu_ns,
+            calls: calls.filter(|(_, calls)| *calls > 0).collect(),
+            warnings: tally.warnings,
+        }
+    }
+}

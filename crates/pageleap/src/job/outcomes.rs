@@ -1,0 +1,214 @@
+//! What became of each page of a job, so far. Pure bookkeeping.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::area::Reason;
+use super::source::Source;
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PageOutcome {
+    /// It lies in a frame of the destination now.
+    Migrated,
+    /// There was nothing to do: it lay there already, or it is unbacked.
+    Unchanged,
+    /// It was tried without success, and the job was stopped before the next try; or a guard has
+    /// kept it where it is ([`Region::pin`](crate::Region::pin)).
+    Busy,
+    /// It was given up: a system call was refused each time it was tried.
+    Failed,
+    /// The job was stopped before it was tried.
+    NotAttempted,
+}
+
+/// Consecutive bytes of a source whose pages had the same outcome, for the same reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// Whose pages.
+    pub source: Source,
+    /// Bytes of the source.
+    pub range: Range<usize>,
+    /// What became of them.
+    pub outcome: PageOutcome,
+    /// Why they stay where they are; `None` if they have moved or did not have to.
+    pub reason: Option<Reason>,
+}
+
+/// How many pages had which outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCounts {
+    /// See [`PageOutcome::Migrated`].
+    pub migrated: u64,
+    /// See [`PageOutcome::Unchanged`].
+    pub unchanged: u64,
+    /// See [`PageOutcome::Busy`].
+    pub busy: u64,
+    /// See [`PageOutcome::Failed`].
+    pub failed: u64,
+    /// See [`PageOutcome::NotAttempted`].
+    pub not_attempted: u64,
+}
+
+impl PageCounts {
+    pub(crate) fn add(&mut self, outcome: PageOutcome, pages: u64) {
+        *match outcome {
+            PageOutcome::Migrated => &mut self.migrated,
+            PageOutcome::Unchanged => &mut self.unchanged,
+            PageOutcome::Busy => &mut self.busy,
+            PageOutcome::Failed => &mut self.failed,
+            PageOutcome::NotAttempted => &mut self.not_attempted,
+        } += pages;
+    }
+
+    /// All pages of the job.
+    pub fn total(&self) -> u64 {
+        self.migrated + self.unchanged + self.busy + self.failed + self.not_attempted
+    }
+}
+
+/// One range that a job was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) source: Source,
+    /// Its pages, by their numbers in the source.
+    pub(crate) pages: Range<u64>,
+    pub(crate) page_bytes: usize,
+}
+
+impl Item {
+    /// The range in bytes of the source.
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.bytes_of(&self.pages)
+    }
+
+    fn bytes_of(&self, pages: &Range<u64>) -> Range<usize> {
+        pages.start as usize * self.page_bytes..pages.end as usize * self.page_bytes
+    }
+}
+
+type State = (PageOutcome, Option<Reason>);
+
+/// What became of the pages of an item: runs of pages by their first one, each with its end.
+#[derive(Debug)]
+pub(crate) struct Outcomes {
+    runs: BTreeMap<u64, (u64, State)>,
+}
+
+impl Outcomes {
+    /// All pages unchanged.
+    pub(crate) fn new(pages: Range<u64>) -> Self {
+        let unchanged = (pages.end, (PageOutcome::Unchanged, None));
+        Outcomes { runs: [(pages.start, unchanged)].into_iter().collect() }
+    }
+
+    /// Notes what became of some pages.
+    pub(crate) fn set(&mut self, pages: &Range<u64>, outcome: PageOutcome, reason: Option<Reason>) {
+        if pages.is_empty() {
+            return;
+        }
+        self.cut(pages.start);
+        self.cut(pages.end);
+        while let Some((first, _)) = self.runs.range(pages.clone()).next() {
+            let first = *first;
+            self.runs.remove(&first);
+        }
+        let (mut start, mut end, state) = (pages.start, pages.end, (outcome, reason));
+        // Equal neighbours are one run.
+        if let Some((before, (to, other))) = self.runs.range(..start).next_back()
+            && *to == start
+            && *other == state
+        {
+            start = *before;
+        }
+        if let Some((to, other)) = self.runs.get(&end).copied()
+            && other == state
+        {
+            self.runs.remove(&end);
+            end = to;
+        }
+        self.runs.insert(start, (end, state));
+    }
+
+    /// Makes `at` the first page of a run, if it is within one.
+    fn cut(&mut self, at: u64) {
+        if let Some((_, (end, state))) = self.runs.range_mut(..at).next_back()
+            && *end > at
+        {
+            let rest = (std::mem::replace(end, at), *state);
+            self.runs.insert(at, rest);
+        }
+    }
+
+    /// The runs, with their bytes of the item's source.
+    pub(crate) fn page_runs(&self, item: &Item) -> impl Iterator<Item = PageRun> {
+        self.runs.iter().map(|(start, (end, (outcome, reason)))| PageRun {
+            source: item.source,
+            range: item.bytes_of(&(*start..*end)),
+            outcome: *outcome,
+            reason: *reason,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PageOutcome::*;
+    use super::*;
+    use crate::units::RegionId;
+    use proptest::prelude::*;
+
+    const ITEM: Item = Item { source: Source::Region(RegionId(1)), pages: 10..30, page_bytes: 10 };
+
+    #[test]
+    fn equal_neighbours_form_one_run() {
+        let mut outcomes = Outcomes::new(10..14);
+        outcomes.set(&(10..11), Migrated, None);
+        outcomes.set(&(11..14), Migrated, None);
+        outcomes.set(&(12..13), Busy, Some(Reason::Guarded));
+        let runs = outcomes.page_runs(&ITEM);
+        let seen: Vec<_> = runs.map(|r| (r.range, r.outcome, r.reason)).collect();
+        let guarded = Some(Reason::Guarded);
+        let wanted =
+            [(100..120, Migrated, None), (120..130, Busy, guarded), (130..140, Migrated, None)];
+        assert_eq!(seen, wanted);
+        outcomes.set(&(12..13), Busy, Some(Reason::Written));
+        assert_eq!(outcomes.page_runs(&ITEM).nth(1).unwrap().reason, Some(Reason::Written));
+        outcomes.set(&(12..13), Migrated, None);
+        assert_eq!(outcomes.page_runs(&ITEM).count(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+        /// Runs say of each page what was said of it last, and neighbours differ.
+        #[test]
+        fn runs_are_what_was_set_page_by_page(
+            sets in proptest::collection::vec((10u64..30, 0u64..8, 0usize..3), 0..20),
+        ) {
+            let states =
+                [(Migrated, None), (Busy, Some(Reason::Written)), (Busy, Some(Reason::Guarded))];
+            let mut outcomes = Outcomes::new(10..30);
+            let mut pages = [(Unchanged, None); 20];
+            for (start, len, state) in sets {
+                let range = start..(start + len).min(30);
+                let (outcome, reason) = states[state];
+                outcomes.set(&range, outcome, reason);
+                pages[(range.start - 10) as usize..(range.end - 10) as usize]
+                    .fill((outcome, reason));
+            }
+            let runs: Vec<_> = outcomes.page_runs(&ITEM).collect();
+            let each = runs.iter().flat_map(|run| {
+                run.range.clone().step_by(10).map(|_| (run.outcome, run.reason))
+            });
+            prop_assert_eq!(each.collect::<Vec<_>>(), pages);
+            let differ = |two: &[PageRun]| {
+                (two[0].outcome, two[0].reason) != (two[1].outcome, two[1].reason)
+            };
+            prop_assert!(runs.windows(2).all(differ));
+        }
+    }
+}

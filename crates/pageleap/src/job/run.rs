@@ -1,0 +1,426 @@
+//! A running job: its workers take areas from the queue, have them moved, and do what follows.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::area::{Area, Outcome, Reason, Runs, Verdict};
+use super::books::{Books, Tally};
+use super::handle::{JobShared, Stop};
+use super::outcomes::{Item, Outcomes, PageOutcome};
+use super::pace::Pace;
+use super::plan::{Pressure, RetryPolicy};
+use super::queue::{Next, Queue};
+use super::rate::Rate;
+use super::threads::ThreadCount;
+use super::{Mover, Terms};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
+
+/// What was asked of a job, checked and completed.
+pub(crate) struct Settings {
+    pub(crate) policy: RetryPolicy,
+    pub(crate) pace: Pace,
+    /// Bytes per second.
+    pub(crate) rate_limit: Option<u64>,
+    /// How long the job waits for what keeps areas, when nothing else is left to do.
+    pub(crate) patience: Duration,
+    /// Most pieces that may be left behind because something keeps them.
+    pub(crate) most_pieces: usize,
+    pub(crate) page_bytes: usize,
+    pub(crate) threads: usize,
+    /// Whether the threads copy one area after the other together, and not each its own.
+    pub(crate) together: bool,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) engine: Engine,
+    pub(crate) engine_reason: String,
+}
+
+/// What the workers of a job share.
+pub(crate) struct State {
+    queue: Queue,
+    /// By item.
+    pub(super) outcomes: Vec<Outcomes>,
+    pressure: Pressure,
+    pub(super) pace: Pace,
+    rate: Option<Rate>,
+    pub(super) threads: ThreadCount,
+    /// Nothing is left to do, or the job is to stop.
+    over: bool,
+    pub(super) tally: Tally,
+}
+
+/// A job before and while it runs.
+pub(crate) struct Run<M> {
+    pub(super) mover: M,
+    pub(super) items: Vec<Item>,
+    pub(super) settings: Settings,
+    pub(super) state: Mutex<State>,
+    /// Signalled when areas are queued again, and when the last one has been dealt with.
+    changed: Condvar,
+    /// Signalled when more threads are to copy, and when the job is over.
+    more: Condvar,
+    pub(super) shared: Arc<JobShared>,
+    pub(super) began: Instant,
+}
+
+impl<M: Mover> Run<M> {
+    /// A job that moves these areas of these items. All other pages of the items stay as they are.
+    pub(crate) fn new(
+        mover: M,
+        items: Vec<Item>,
+        areas: Vec<Area>,
+        settings: Settings,
+        warnings: Vec<String>,
+        began: Instant,
+    ) -> Result<Run<M>, Error> {
+        let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
+        let bytes_total = areas.iter().map(bytes).sum();
+        let new = |item: &Item| Outcomes::new(item.pages.clone());
+        let mut outcomes: Vec<Outcomes> = items.iter().map(new).collect();
+        for area in &areas {
+            let stopped = Some(Reason::Stopped);
+            outcomes[area.item].set(&area.pages, PageOutcome::NotAttempted, stopped);
+        }
+        let state = State {
+            queue: Queue::new(areas),
+            outcomes,
+            pressure: Pressure::default(),
+            pace: settings.pace,
+            rate: settings.rate_limit.map(Rate::new),
+            threads: ThreadCount::new(settings.threads),
+            over: false,
+            tally: Tally { warnings, ..Tally::default() },
+        };
+        Ok(Run {
+            mover,
+            items,
+            settings,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            more: Condvar::new(),
+            shared: Arc::new(JobShared::new(bytes_total)?),
+            began,
+        })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<JobShared> {
+        &self.shared
+    }
+
+    pub(super) fn books(&self) -> Books<'_> {
+        Books(&self.state)
+    }
+
+    // Threads
+    // ---------------------------------------------------------------------------------------------
+
+    /// Starts the job's thread.
+    pub(crate) fn spawn(self) -> Result<(), Error> {
+        let main = move || {
+            let bomb = AbortOnUnwind;
+            self.mover.surround(self.books(), &|| self.work_together());
+            self.conclude();
+            std::mem::forget(bomb);
+        };
+        thread::start(c"pageleap", main).map_err(|e| Error::SystemFile {
+            path: "a thread for the job".into(),
+            reason: e.to_string(),
+            remedy: "raise the limit of threads (ulimit -u, pids.max)",
+        })
+    }
+
+    /// Lets all threads copy, this one being one of them, and waits for them.
+    fn work_together(&self) {
+        let together = self.settings.together;
+        if together {
+            self.mover.gather_helpers(self.settings.threads - 1);
+        }
+        thread::scope(|scope| {
+            for worker in 1..self.settings.threads {
+                let work = move || {
+                    if together {
+                        self.mover.help(worker - 1)
+                    } else {
+                        self.work(worker)
+                    }
+                    self.books().count_cpu_time();
+                };
+                if let Err(e) = scope.start(c"pageleap", work) {
+                    self.books().warn(format!("fewer threads than asked for: {e}"));
+                }
+            }
+            self.work(0);
+            if together {
+                self.mover.dismiss_helpers();
+            }
+        });
+    }
+
+    /// A worker's life: moves areas until none are left.
+    fn work(&self, number: usize) {
+        // A bug here could leave writers asleep on an area that nobody opens again. Ending the
+        // process says so; going on would look like a hang.
+        let bomb = AbortOnUnwind;
+        let mut worker = self.mover.worker(number, self.books());
+        while let Some(area) = self.next(number).and_then(|area| self.keep_rate(area)) {
+            self.look_around();
+            let terms = self.terms(&area);
+            let outcome = self.mover.attempt(&mut worker, &area, &terms);
+            if self.record(&area, outcome) {
+                // Mappings join again as neighbours are done; give them, or other threads, the
+                // time.
+                thread::sleep(Duration::from_millis(1));
+            }
+            lock(&self.state).queue.done();
+            self.mover.after(&mut worker, self.books());
+            // Also when the queue is empty: the last area may be what others wait for.
+            self.changed.notify_all();
+        }
+        lock(&self.state).over = true;
+        self.more.notify_all();
+        std::mem::forget(bomb);
+    }
+
+    // Which area is next, and when
+    // ---------------------------------------------------------------------------------------------
+
+    /// The next area for a worker, or `None` when there will be none or the job is to stop.
+    fn next(&self, worker: usize) -> Option<Area> {
+        let mut state = lock(&self.state);
+        loop {
+            // The first worker is always active.
+            while worker >= state.threads.active() && !state.over {
+                state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if self.is_late() && state.queue.has_any() {
+                self.shared.ask_to_stop(Stop::TimedOut);
+            }
+            if self.shared.stop().is_some() {
+                return None;
+            }
+            let pages = state.pace.area_pages();
+            match state.queue.next(pages) {
+                Next::Area(area) => return Some(area),
+                Next::Wait => {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                Next::Kept => state = self.wait_for_kept(state)?,
+                Next::Nothing => return None,
+            }
+        }
+    }
+
+    /// Looks whether something still keeps the last areas. Returns `None` when they are left where
+    /// they are.
+    fn wait_for_kept<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> Option<MutexGuard<'a, State>> {
+        const PAUSE: Duration = Duration::from_millis(1);
+        let (elapsed, patience) = (self.began.elapsed(), self.settings.patience);
+        let is_kept = |area: &Area| self.mover.is_kept(area);
+        match state.queue.retry_kept(elapsed, patience, is_kept) {
+            (true, _) => Some(state),
+            (false, true) => {
+                drop(state);
+                thread::sleep(PAUSE);
+                Some(lock(&self.state))
+            }
+            (false, false) => {
+                self.leave_kept(&mut state);
+                None
+            }
+        }
+    }
+
+    /// Leaves kept areas where they are.
+    fn leave_kept(&self, state: &mut State) {
+        let whole = state.queue.kept() < self.settings.most_pieces;
+        for area in state.queue.take_kept() {
+            let error = || self.mover.error(&area, Reason::Guarded);
+            state.tally.first_failure.get_or_insert_with(error);
+        }
+        if !whole {
+            state.tally.warnings.push(
+                "more guards than mappings to spare (vm.max_map_count): pages between them have stayed too"
+                    .into(),
+            );
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Stops the job if its mover cannot go on.
+    fn look_around(&self) {
+        if let Err(stop) = self.mover.may_go_on(self.books()) {
+            self.shared.ask_to_stop(stop);
+        }
+    }
+
+    /// Pauses as long as it takes to keep to the rate limit. If the job is to stop meanwhile, the
+    /// area is left where it is, and `None` returned.
+    fn keep_rate(&self, area: Area) -> Option<Area> {
+        /// How soon a cancelled job is noticed.
+        const STEP: Duration = Duration::from_millis(5);
+        if self.settings.rate_limit.is_none() {
+            return Some(area);
+        }
+        loop {
+            let mut state = lock(&self.state);
+            let elapsed = self.began.elapsed();
+            let pause = state.rate.as_mut().map_or(Duration::ZERO, |rate| rate.pause(elapsed));
+            if pause.is_zero() {
+                return Some(area);
+            }
+            if self.is_late() {
+                self.shared.ask_to_stop(Stop::TimedOut);
+            }
+            if self.shared.stop().is_some() {
+                state.queue.put_back(area);
+                self.changed.notify_all();
+                return None;
+            }
+            drop(state);
+            thread::sleep(pause.min(STEP));
+            self.look_around();
+        }
+    }
+
+    // What follows from an attempt
+    // ---------------------------------------------------------------------------------------------
+
+    fn terms(&self, area: &Area) -> Terms<'_> {
+        let early = area.is_new() && self.mover.holds_early(area);
+        let mut state = lock(&self.state);
+        let hold = self.settings.policy.holds(area) || early && state.pressure.holds_next();
+        Terms { hold, freeze_at: state.pace.freeze_at(), books: self.books() }
+    }
+
+    /// Does what follows from an attempt. Returns whether a call was refused and is to be tried
+    /// again.
+    fn record(&self, area: &Area, outcome: Outcome) -> bool {
+        let Outcome { runs, by, effort, seen, disturbed } = outcome;
+        let in_run = |(run, verdict): &(Range<u64>, Verdict)| match verdict {
+            Verdict::Moved => run.end - run.start,
+            _ => 0,
+        };
+        let moved: u64 = runs.iter().map(in_run).sum();
+        self.shared.count(effort.copied, moved * self.items[area.item].page_bytes as u64);
+        let state = &mut *lock(&self.state);
+        if let Some(seen) = seen {
+            state.pace.observe(seen);
+        }
+        if let Some(disturbed) = disturbed.filter(|_| area.is_new()) {
+            state.pressure.observe(disturbed);
+        }
+        if let Some(rate) = &mut state.rate {
+            rate.charge(effort.copied);
+        }
+        self.count_threads(state);
+        let budget_ns = state.pace.budget_ns();
+        state.tally.add(&effort, budget_ns);
+        if moved > 0 {
+            *state.tally.moved.entry((area.item, by)).or_default() += moved;
+        }
+        // What no run speaks of was not tried.
+        let mut untried = Vec::new();
+        let (mut again, mut rest) = (false, area.pages.start);
+        for (run, verdict) in self.widened(state, area, runs) {
+            untried.push(rest..run.start);
+            rest = run.end;
+            again |= self.follow_up(state, &area.with_pages(run), verdict, by.engine);
+        }
+        untried.push(rest..area.pages.end);
+        for pages in untried.into_iter().rev().filter(|pages| !pages.is_empty()) {
+            state.queue.push_first(area.with_pages(pages));
+        }
+        again
+    }
+
+    /// Each piece that is left behind costs mappings, of which the process has only so many: when
+    /// many are kept, the whole of an area is kept for the sake of a part.
+    fn widened(&self, state: &State, area: &Area, runs: Runs) -> Runs {
+        let crowded = state.queue.kept() >= self.settings.most_pieces;
+        match runs[..] {
+            [(_, verdict @ Verdict::Kept(_))] if crowded => vec![(area.pages.clone(), verdict)],
+            _ => runs,
+        }
+    }
+
+    /// Has another number of threads copy, if that has turned out to be better.
+    fn count_threads(&self, state: &mut State) {
+        let moved = self.shared.bytes_migrated();
+        // Where pauses keep to a rate, threads do not show what they add.
+        if state.rate.is_some() || !state.threads.observe(self.began.elapsed(), moved) {
+            return;
+        }
+        if self.settings.together {
+            self.mover.set_helpers(state.threads.active() - 1);
+        } else {
+            self.more.notify_all();
+        }
+    }
+
+    /// Notes the outcome of some pages, and queues them again if they are to be tried again.
+    /// Returns whether that should wait a moment.
+    fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: Engine) -> bool {
+        let State { queue, outcomes, tally, .. } = &mut *state;
+        let mut note = |outcome, why| outcomes[area.item].set(&area.pages, outcome, why);
+        match verdict {
+            Verdict::Moved => {
+                note(PageOutcome::Migrated, None);
+                queue.moved();
+            }
+            Verdict::Disturbed => {
+                let parts = self.settings.policy.after_disturbance(area);
+                tally.disturbed_copies += 1;
+                tally.splits += u64::from(parts.len() > 1);
+                note(PageOutcome::Busy, Some(Reason::Written));
+                parts.into_iter().for_each(|part| queue.push_last(part));
+            }
+            Verdict::Kept(why) => {
+                note(PageOutcome::Busy, Some(why));
+                queue.keep(area.clone());
+            }
+            Verdict::Refused(why) => {
+                if let Some(again) = self.settings.policy.after_refusal(area) {
+                    if by == self.settings.engine {
+                        tally.not_followed_why.get_or_insert(why.to_string());
+                    }
+                    note(PageOutcome::Busy, Some(why));
+                    queue.push_last(again);
+                    return true;
+                }
+                self.give_up(state, area, why);
+            }
+            Verdict::GivenUp(why) => self.give_up(state, area, why),
+        }
+        false
+    }
+
+    fn give_up(&self, state: &mut State, area: &Area, why: Reason) {
+        state.outcomes[area.item].set(&area.pages, PageOutcome::Failed, Some(why));
+        state.tally.first_failure.get_or_insert_with(|| self.mover.error(area, why));
+        self.mover.given_up(area);
+    }
+}
+
+/// Ends the process if its thread panics: threads may wait for it that nobody else would wake.
+pub(crate) struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        // The checker ends the test instead, and says under which schedule.
+        if cfg!(shuttle) {
+            return;
+        }
+        eprintln!(
+            "pageleap: a migrating thread panicked; ending the process, because writers may wait for it for ever"
+        );
+        std::process::abort();
+    }
+}

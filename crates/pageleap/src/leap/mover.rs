@@ -1,0 +1,499 @@
+//! Moves frames of regions: what a job's areas stand for here, and one attempt on one of them.
+//!
+//! An area is pages of one leg: consecutive pages of a region that move from consecutive frames of
+//! one share to consecutive frames of another. Locks: a job's state, then the [`Ledger`], then a
+//! region's extents, then a share's state. None is held during an attempt.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use super::attributes;
+use super::join::{Block, Unjoined};
+use super::legs::{Claimed, Leg};
+use super::recycle::Vacated;
+use super::slots::ClaimedSlot;
+use super::tracker::OpenTracker;
+use crate::backend::{Backend, Call, Errno, Prot, Tracker};
+use crate::engine::choice::{self, AreaEngine, Situation, Why};
+use crate::engine::commit::{Effort, Step};
+use crate::engine::fault::{self, SLOTS};
+use crate::engine::slot::{Slot, Span};
+use crate::engine::{self, Ended, Engine, Following, Frames, OldAlias, Tools, Work};
+use crate::error::Error;
+use crate::job::area::{Area, Outcome, Reason, Verdict};
+use crate::job::books::Books;
+use crate::job::handle::Stop;
+use crate::job::pace::Seen;
+use crate::job::{Mover, Terms};
+use crate::observe::Attributes;
+use crate::pool::{self, Share};
+use crate::region::{Extent, RegionInner};
+use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock};
+use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
+
+/// What one page of page table maps in base pages: 2 MB.
+const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
+
+/// How frames of regions are to be moved.
+pub(super) struct Terrain {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) engine: Engine,
+    /// Whether areas that the engine cannot move may be moved by the last resort.
+    pub(super) may_fall_back: bool,
+    /// After this many further copies of an area it is frozen anyway.
+    pub(super) max_rounds: u32,
+    pub(super) page: PageSize,
+    /// The CPUs of the destinations.
+    pub(super) cpus: Vec<usize>,
+    /// The nodes of the destinations.
+    pub(super) nodes: BTreeSet<NodeId>,
+    /// If the engine needs one.
+    pub(super) tracker: Option<OpenTracker>,
+    pub(super) began: Instant,
+}
+
+/// Moves frames of regions.
+pub(super) struct FrameMover {
+    pub(super) terrain: Terrain,
+    pub(super) legs: Vec<Leg>,
+    /// The region of each claimed range.
+    regions: Vec<Arc<RegionInner>>,
+    pub(super) ledger: Mutex<Ledger>,
+    /// One for each worker.
+    pub(super) slots: Vec<ClaimedSlot>,
+    /// Why the thread that reads the tracker's messages could not be started.
+    pub(super) unserved: OnceLock<Errno>,
+    /// Whether a worker may run before others in its windows.
+    pub(super) hurries: OnceLock<()>,
+    /// Why areas cannot be moved by an engine that signals, if that has been looked at and is so.
+    deaf: OnceLock<Option<Error>>,
+    /// When a worker last looked at the cpuset, in nanoseconds since the job began.
+    cpuset_seen_ns: AtomicU64,
+}
+
+/// Which frames belong to whom, while a job runs.
+pub(super) struct Ledger {
+    pub(super) claimed: Vec<Claimed>,
+    /// Frames that pages have left, to be given back when all is done.
+    pub(super) vacated: Vec<Vacated>,
+    /// Mappings of hugetlb pages.
+    pub(super) unjoined: Unjoined,
+    /// Blocks that are to be joined now.
+    pub(super) due: Vec<Block>,
+    exchange_unsupported: bool,
+    /// A worker could not say where its page tables are to come from.
+    policy_refused: bool,
+}
+
+/// What a worker has of its own.
+pub(super) struct Worker {
+    pub(super) slot: &'static Slot,
+    /// Where the page tables come from that calls of this thread allocate, if that has been said.
+    preferred: Option<NodeId>,
+    /// The tracker, if one is served, and whether this worker may run before others while they wait
+    /// for it.
+    follow: Option<(Tracker, bool)>,
+}
+
+/// An area with its frames.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    leg: &'a Leg,
+    region: &'a RegionInner,
+    old: pool::Run,
+    new: pool::Run,
+}
+
+impl FrameMover {
+    pub(super) fn new(
+        terrain: Terrain,
+        claimed: Vec<Claimed>,
+        legs: Vec<Leg>,
+        slots: Vec<ClaimedSlot>,
+    ) -> FrameMover {
+        let hugetlb = terrain.page.is_hugetlb();
+        let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
+        let unjoined = Unjoined::new(apart);
+        FrameMover {
+            terrain,
+            legs,
+            regions: claimed.iter().map(|claimed| claimed.claim.region().clone()).collect(),
+            ledger: Mutex::new(Ledger {
+                claimed,
+                vacated: Vec::new(),
+                unjoined,
+                due: Vec::new(),
+                exchange_unsupported: false,
+                policy_refused: false,
+            }),
+            slots,
+            unserved: OnceLock::new(),
+            hurries: OnceLock::new(),
+            deaf: OnceLock::new(),
+            cpuset_seen_ns: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.terrain.backend
+    }
+
+    pub(super) fn tools(&self, slot: &'static Slot) -> Tools<'_> {
+        Tools { slot, epoch: &SLOTS.epoch, backend: self.backend() }
+    }
+
+    /// The region of a claimed range.
+    pub(super) fn region(&self, item: usize) -> &Arc<RegionInner> {
+        &self.regions[item]
+    }
+
+    fn place(&self, area: &Area) -> Place<'_> {
+        let leg = &self.legs[area.leg];
+        let (within, frames) = (area.pages.start - leg.pages.start, area.len());
+        Place {
+            leg,
+            region: &self.regions[leg.item],
+            old: pool::Run { first: leg.from_frame + within, frames },
+            new: pool::Run { first: leg.to_frame + within, frames },
+        }
+    }
+
+    /// Makes new page tables of this worker's calls come from where a leg wants them.
+    fn prefer_tables(&self, leg: &Leg, now: &mut Option<NodeId>, books: Books<'_>) {
+        let wanted = leg.tables;
+        if wanted == *now || wanted.is_none() {
+            return;
+        }
+        let preferred = self.backend().prefer_tables_on(wanted.map(|node| node.0));
+        books.count(Call::PreferTables, 1);
+        match preferred {
+            Ok(()) => *now = wanted,
+            Err(errno) => {
+                if !std::mem::replace(&mut lock(&self.ledger).policy_refused, true) {
+                    books.warn(format!(
+                        "page tables go where the workers run: {} failed with {errno}",
+                        Call::PreferTables
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Which engine moves an area, and what the attempt gets.
+    fn plan(
+        &self,
+        worker: &Worker,
+        place: &Place<'_>,
+        area: &Area,
+        terms: &Terms<'_>,
+    ) -> (AreaEngine, Work) {
+        let Terrain { engine, may_fall_back, page, max_rounds, .. } = self.terrain;
+        let Place { leg, region, old, new } = *place;
+        let exchange_unsupported = lock(&self.ledger).exchange_unsupported;
+        let (addr, len) = (region.addr(area.pages.start), region.bytes(area.len()));
+        let span = Span { addr, len, prot: leg.attributes.prot };
+        let by = choice::for_area(&Situation {
+            engine,
+            may_fall_back,
+            has_tracker: worker.follow.is_some(),
+            exchange_unsupported,
+            refused: area.refused,
+            writable: span.prot.writable(),
+            page,
+            hold: terms.hold,
+        });
+        let work = Work {
+            span,
+            old: frames_of(&leg.from, old),
+            new: frames_of(&leg.to, new),
+            page,
+            locked: leg.attributes.locked,
+            may_exchange: leg.exchange && !exchange_unsupported,
+            hold: terms.hold,
+            following: worker.follow.map(|(tracker, hurry)| Following {
+                tracker,
+                freeze_at: terms.freeze_at,
+                max_rounds,
+                hurry,
+            }),
+        };
+        (by, work)
+    }
+
+    /// Makes everything ready for an attempt, or says why it cannot be made.
+    fn prepare(
+        &self,
+        place: &Place<'_>,
+        work: &Work,
+        by: AreaEngine,
+        preferred: Option<NodeId>,
+    ) -> Result<(), (Call, Errno)> {
+        let Place { leg, old, new, .. } = *place;
+        // The alias of the new frames must be there to be copied to. If the commit will switch in
+        // its page tables, they must lie where the leg wants them.
+        match leg.tables.filter(|_| work.may_exchange && leg.tables == preferred) {
+            Some(node) => leg.to.seat_tables(new, node, |part| leg.lend_attributes(part))?,
+            None => leg.to.mend_torn(new)?,
+        }
+        // The alias of the old frames is read, or gets their page tables: what a failed attempt has
+        // left there must not be in the way.
+        leg.from.mend_torn(old)?;
+        if by.why == Why::NotFollowed && self.deaf().is_some() {
+            // A writer that blocks the signal would be killed.
+            return Err((Call::Protect, Errno(libc::EDEADLK)));
+        }
+        // Beyond this limit a call that unmaps first and maps then would fail in between.
+        let host = self.backend().is_host_memory();
+        if host && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
+            return Err((Call::Map, Errno(libc::ENOMEM)));
+        }
+        Ok(())
+    }
+
+    /// Why some thread would be killed by the signal that the last resort needs. Found out when
+    /// this job needs to know for the first time.
+    fn deaf(&self) -> Option<&Error> {
+        let look = || {
+            let host = self.backend().is_host_memory();
+            host.then(fault::check_no_thread_blocks_sigsegv).and_then(Result::err)
+        };
+        self.deaf.get_or_init(look).as_ref()
+    }
+
+    /// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
+    /// Returns whether there can be one.
+    fn settle_aliases(
+        &self,
+        place: &Place<'_>,
+        work: &Work,
+        ended: &Ended,
+        preferred: Option<NodeId>,
+    ) -> bool {
+        let Place { leg, old, new, .. } = *place;
+        let Effort { exchanged, by_exchange, .. } = ended.effort;
+        if exchanged {
+            leg.to.mark_hollow(new);
+        }
+        match ended.old_alias {
+            OldAlias::Untouched => {}
+            OldAlias::Spoilt => leg.from.mark_spoilt(old),
+            OldAlias::HasTables { .. } => {
+                leg.from.mark_borrowed(old);
+                // Where whole page-table pages could not move, the kernel has made new ones, under
+                // this worker's policy.
+                let congruent = (work.old.alias ^ work.span.addr).is_multiple_of(PAGE_TABLE_SPAN);
+                if !congruent && leg.from.0.tables != preferred {
+                    leg.from.note_tables(old, None);
+                }
+            }
+            // Perhaps a hole, where another thread's next mapping could land: fill it at once.
+            OldAlias::Torn => leg.from.mend_hole(old),
+        }
+        if ended.step == Step::Migrated {
+            if !by_exchange && leg.tables.is_some() {
+                // `mmap` has filled new page tables, under this worker's policy.
+                leg.to.note_tables(new, preferred);
+            }
+        } else if exchanged && work.span.prot != Prot::READ_WRITE {
+            // A refused commit leaves the destination's alias with the user's access, and the next
+            // copy goes through it.
+            let (alias, len) = (work.new.alias, work.span.len);
+            // SAFETY: the alias of frames that are the job's.
+            return unsafe { self.backend().protect(alias, len, Prot::READ_WRITE) }.is_ok();
+        }
+        true
+    }
+
+    /// Sets again what a new mapping does not have. Allocates nothing.
+    pub(super) fn restore_attributes(
+        &self,
+        leg: &Leg,
+        span: &Span,
+        by_exchange: bool,
+    ) -> Result<(), Error> {
+        let (addr, len, wanted) = (span.addr, span.len, &leg.attributes);
+        // An exchange brings all but the lock along.
+        let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
+        // SAFETY: the span is claimed by this job.
+        let advise = || unsafe { attributes::advise(self.backend(), addr, len, &now, wanted) };
+        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it
+        // from being moved again.
+        let advised = advise().or_else(|_| advise());
+        // SAFETY: as above.
+        advised
+            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+            .and_then(|()| unsafe { attributes::relock(self.backend(), addr, len, wanted) })
+    }
+
+    /// Pages have moved: who owns which frames now.
+    fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) {
+        let Place { leg, region, old, new } = *place;
+        let ledger = &mut *lock(&self.ledger);
+        let extent =
+            Extent { pages: area.pages.clone(), share: leg.to.clone(), first_frame: new.first };
+        let replaced = lock(&region.extents).replace(extent);
+        debug_assert!(replaced.iter().all(|e| e.share == leg.from));
+        let marked = old_alias == OldAlias::HasTables { marked: true };
+        ledger.vacated.push(Vacated { share: leg.from.clone(), run: old, marked });
+        ledger.claimed[leg.item].mark_used(&leg.to, new);
+        let joined = ledger.unjoined.dealt_with(leg.item, &area.pages, true);
+        ledger.due.extend(joined);
+    }
+}
+
+impl Mover for FrameMover {
+    type Worker = Worker;
+
+    fn surround(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
+        self.serve_while(books, work);
+        self.join_the_rest(self.slots[0].slot(), books);
+    }
+
+    fn worker(&self, number: usize, _books: Books<'_>) -> Worker {
+        let served = self.unserved.get().is_none();
+        let tracker = self.terrain.tracker.as_ref().filter(|_| served).map(OpenTracker::tracker);
+        let hurry = self.may_hurry(tracker);
+        if hurry {
+            self.hurries.get_or_init(|| ());
+        }
+        Worker {
+            slot: self.slots[number].slot(),
+            preferred: None,
+            follow: tracker.map(|tracker| (tracker, hurry)),
+        }
+    }
+
+    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages:
+    /// whoever changed it wants this process off that node. The pages that have moved are the
+    /// kernel's to move on.
+    fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
+        /// The look takes some 30 us.
+        const EVERY_NS: u64 = 25_000_000;
+        let now = self.terrain.began.elapsed().as_nanos() as u64;
+        let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
+        let (word, relaxed) = (&self.cpuset_seen_ns, Ordering::Relaxed);
+        let mine =
+            now >= seen + EVERY_NS && word.compare_exchange(seen, now, relaxed, relaxed).is_ok();
+        if !mine {
+            return Ok(());
+        }
+        let mut nodes = self.terrain.nodes.iter();
+        match nodes.find(|node| !self.backend().allows_node(node.0)) {
+            None => Ok(()),
+            Some(node) => {
+                books.warn(Error::NodeNotAllowed { node: *node }.to_string());
+                Err(Stop::CpusetChanged)
+            }
+        }
+    }
+
+    fn holds_early(&self, area: &Area) -> bool {
+        self.terrain.engine.holds_early(area.len())
+    }
+
+    fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+        let place = self.place(area);
+        self.prefer_tables(place.leg, &mut worker.preferred, terms.books);
+        let (by, work) = self.plan(worker, &place, area, terms);
+        let _moving = match place.region.pins.start_moving(&area.pages) {
+            Ok(moving) => moving,
+            Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
+        };
+        let preferred = worker.preferred;
+        let ended = match self.prepare(&place, &work, by, preferred) {
+            // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
+            // these pages; the frames are the job's until a page maps them; the backend lives as
+            // long as the job; the tracker is served while workers work.
+            Ok(()) => unsafe { engine::attempt(by.engine, &self.tools(worker.slot), &work) },
+            Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
+        };
+        let usable = self.settle_aliases(&place, &work, &ended, preferred);
+        let Ended { step, effort, followed, disturbed, old_alias } = ended;
+        let restored = match step {
+            Step::Migrated => self.restore_attributes(place.leg, &work.span, effort.by_exchange),
+            _ if effort.unlocked => self.restore_attributes(place.leg, &work.span, true),
+            _ => Ok(()),
+        };
+        if let Err(error) = restored {
+            terms.books.warn(attribute_lost(error));
+        }
+        if effort.exchange_unsupported {
+            lock(&self.ledger).exchange_unsupported = true;
+        }
+        if step == Step::Migrated {
+            self.note_moved(&place, area, old_alias);
+        }
+        let verdict = match step {
+            Step::Migrated => Verdict::Moved,
+            Step::Dirty => Verdict::Disturbed,
+            Step::Refused(call, errno) => {
+                let why = match errno {
+                    Errno(libc::EDEADLK) if matches!(self.deaf.get(), Some(Some(_))) => {
+                        Reason::SignalBlocked
+                    }
+                    errno => Reason::Refused(call, errno),
+                };
+                if usable { Verdict::Refused(why) } else { Verdict::GivenUp(why) }
+            }
+        };
+        let Effort { written, left, window_ns, .. } = effort;
+        let seen =
+            (followed && step == Step::Migrated).then_some(Seen { written, left, window_ns });
+        Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }
+    }
+
+    fn after(&self, worker: &mut Worker, books: Books<'_>) {
+        let due = std::mem::take(&mut lock(&self.ledger).due);
+        self.join_blocks(worker.slot, &due, books);
+    }
+
+    fn is_kept(&self, area: &Area) -> bool {
+        self.regions[area.item].pins.any(&area.pages)
+    }
+
+    fn given_up(&self, area: &Area) {
+        let ledger = &mut *lock(&self.ledger);
+        let joined = ledger.unjoined.dealt_with(area.item, &area.pages, false);
+        ledger.due.extend(joined);
+    }
+
+    fn error(&self, area: &Area, why: Reason) -> Error {
+        let region = &self.regions[area.item];
+        let (addr, len) = (region.addr(area.pages.start), region.bytes(area.len()));
+        match (why, self.deaf.get()) {
+            (Reason::SignalBlocked, Some(Some(error))) => error.clone(),
+            (Reason::Refused(call, errno), _) => Error::call(call, addr, len, errno),
+            _ => Error::Pinned { range: AddressRange::new(addr, len) },
+        }
+    }
+
+    fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
+        self.give_back(books, moved);
+    }
+
+    fn gather_helpers(&self, helpers: usize) {
+        self.slots[0].slot().crew.begin(helpers);
+    }
+
+    fn help(&self, helper: usize) {
+        self.help_worker(helper);
+    }
+
+    fn set_helpers(&self, helpers: usize) {
+        self.slots[0].slot().crew.set_helpers(helpers);
+    }
+
+    fn dismiss_helpers(&self) {
+        self.slots[0].slot().crew.end();
+    }
+}
+
+/// Where frames of a share lie.
+fn frames_of(share: &Share, run: pool::Run) -> Frames {
+    let (alias, offset) = (share.0.alias_of(run.first), share.0.offset_of(run.first));
+    Frames { alias, file: share.0.file, offset }
+}
+
+pub(super) fn attribute_lost(error: Error) -> String {
+    format!("an attribute of the range is lost: {error}")
+}

@@ -1,0 +1,113 @@
+//! The end of a mover: frames and claims go back, and vacated frames are made ready for use again.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::legs::Claimed;
+use super::mover::FrameMover;
+use super::tracker::OpenTracker;
+use crate::backend::Call;
+use crate::engine::slot::Slot;
+use crate::engine::waits::Waits;
+use crate::job::books::Books;
+use crate::pool::{self, Share};
+use crate::sync::{Instant, thread};
+
+/// Frames that pages have left.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Vacated {
+    pub(super) share: Share,
+    pub(super) run: pool::Run,
+    /// Whether the tracker still follows writes to their alias, whose page table entries have been
+    /// marked, and do not allow writing.
+    pub(super) marked: bool,
+}
+
+impl Vacated {
+    /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other
+    /// threads of the process from mapping while they last.
+    fn pieces(self) -> impl Iterator<Item = Vacated> {
+        const BYTES: usize = 16 << 20;
+        let pieces = self.run.pieces(BYTES / self.share.page_size().bytes());
+        pieces.map(move |run| Vacated { run, ..self.clone() })
+    }
+}
+
+impl FrameMover {
+    /// Gives everything back. `moved` is called when others may move the pages again.
+    pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
+        let FrameMover { terrain, legs, ledger, slots, .. } = self;
+        let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for slot in &slots {
+            books.with_waits(|waits| drain(slot.slot(), waits));
+            books.count(Call::Protect, slot.slot().waits.take_openings());
+            books.count(Call::LetWrite, slot.slot().notes.take_lettings());
+        }
+        drop(slots);
+        for leg in &legs {
+            // Where pages have stayed, what a failed attempt has left of the alias of their frames
+            // must not stay a hole. If that fails, their next leap begins with it.
+            let _ = leg.from.mend_torn(pool::Run { first: leg.from_frame, ..leg.frames() });
+        }
+        for leg in legs.iter().filter(|leg| leg.exchange) {
+            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
+                books.warn(format!(
+                    "core dumps may contain the data twice: madvise failed with {errno}"
+                ));
+            }
+        }
+        // From here on others may move these pages again. What they need for it may be what these
+        // have left, so nobody learns that they may before all frames are free or announced.
+        let (vacated, mut claimed) = (merged(ledger.vacated), ledger.claimed);
+        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
+        claimed.iter_mut().for_each(Claimed::give_back_unused);
+        drop(claimed);
+        drop(legs);
+        moved();
+        let (backend, tracker) = (&*terrain.backend, &terrain.tracker);
+        let tracker = tracker.as_ref().map(OpenTracker::tracker);
+        for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
+            if marked {
+                share.take_marks(run, |addr, len| match tracker {
+                    // SAFETY: the alias of frames that nobody uses.
+                    Some(tracker) => unsafe { backend.untrack(tracker, addr, len) },
+                    None => Ok(()),
+                });
+            }
+            if let Err(error) = share.give_back_announced(run) {
+                books.warn(format!("vacated frames are out of circulation for now: {error}"));
+            }
+        }
+    }
+}
+
+/// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
+fn merged(mut vacated: Vec<Vacated>) -> Vec<Vacated> {
+    vacated.sort_by_key(|v| (v.share.id(), v.run.first));
+    let mut merged: Vec<Vacated> = Vec::new();
+    for next in vacated {
+        match merged.last_mut() {
+            Some(last)
+                if last.share == next.share
+                    && last.marked == next.marked
+                    && last.run.end() == next.run.first =>
+            {
+                last.run.frames += next.run.frames
+            }
+            _ => merged.push(next),
+        }
+    }
+    merged
+}
+
+/// Collects what a slot has counted, after giving threads that were just woken the time to count
+/// their wait. A thread that does not run for so long (one that a debugger holds, say) is missing
+/// from the report.
+fn drain(slot: &Slot, waits: &mut Waits) {
+    const PATIENCE: Duration = Duration::from_millis(10);
+    let give_up = Instant::now() + PATIENCE;
+    while slot.sleepers() > 0 && Instant::now() < give_up {
+        thread::yield_now();
+    }
+    slot.waits.take_into(waits);
+}

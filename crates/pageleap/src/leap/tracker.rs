@@ -1,0 +1,136 @@
+//! The tracker of a job, and the threads that its mover needs beside the workers: one reads the
+//! messages of the tracker, others help a worker to copy.
+
+use std::sync::Arc;
+
+use super::mover::FrameMover;
+use crate::affinity;
+use crate::backend::{Ability, Backend, Call, Errno, Tracker};
+use crate::engine::Messages;
+use crate::engine::crew::Crew;
+use crate::engine::fault::{MAX_THREADS, SLOTS};
+use crate::error::Error;
+use crate::job::books::Books;
+use crate::job::run::AbortOnUnwind;
+use crate::sync::{Barrier, thread};
+
+/// A tracker of this job, closed on drop.
+pub(super) struct OpenTracker {
+    backend: Arc<dyn Backend>,
+    tracker: Tracker,
+}
+
+impl OpenTracker {
+    pub(super) fn new(backend: &Arc<dyn Backend>, ability: Ability) -> Result<Self, (Call, Errno)> {
+        Ok(OpenTracker { backend: backend.clone(), tracker: backend.open_tracker(ability)? })
+    }
+
+    pub(super) fn tracker(&self) -> Tracker {
+        self.tracker
+    }
+}
+
+impl Drop for OpenTracker {
+    fn drop(&mut self) {
+        // SAFETY: it is closed here only, and the job that used it is over or has never begun.
+        unsafe { self.backend.close_tracker(self.tracker) };
+    }
+}
+
+impl FrameMover {
+    /// Runs `work` where the destination is, with a thread that reads the messages of the tracker,
+    /// if that is needed.
+    pub(super) fn serve_while(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
+        // Before the other threads are started, which inherit both.
+        if self.backend().is_host_memory() && !affinity::run_on(&self.terrain.cpus) {
+            books.warn("the workers may not run on the destination node's CPUs".into());
+        }
+        let need = self.terrain.engine.profile().tracker;
+        let served = need.is_some_and(|need| {
+            need.messages == Messages::Writers || self.backend().is_host_memory()
+        });
+        let Some(open) = self.terrain.tracker.as_ref().filter(|_| served) else {
+            return work();
+        };
+        let slots = self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number());
+        let ready = Barrier::new(2);
+        let (backend, tracker, ready) = (self.backend(), open.tracker, &ready);
+        thread::scope(|scope| {
+            let serve = move || {
+                serve(backend, tracker, slots, ready);
+                // All areas have been dealt with: the heap may be touched again.
+                books.count_cpu_time();
+            };
+            match scope.start(c"pageleap-events", serve) {
+                Ok(()) => {
+                    ready.wait();
+                    work();
+                    backend.end_tracker(tracker);
+                }
+                Err(e) => self.work_unserved(e, books, work),
+            }
+        });
+    }
+
+    /// Does what can be done without a thread that reads the messages of the tracker.
+    fn work_unserved(&self, why: Errno, books: Books<'_>, work: &(dyn Fn() + Sync)) {
+        if self.terrain.may_fall_back {
+            books.not_followed(format!("a thread could not be started: {why}"));
+            self.unserved.get_or_init(|| why);
+            return work();
+        }
+        let remedy = "raise the limit of threads (ulimit -u, pids.max)";
+        let path = "a thread for the tracker".into();
+        books.fail(Error::SystemFile { path, reason: why.to_string(), remedy });
+    }
+
+    /// Whether the calling thread may run before others while they wait for it.
+    pub(super) fn may_hurry(&self, tracker: Option<Tracker>) -> bool {
+        self.backend().is_host_memory() && {
+            affinity::run_shortly();
+            tracker.is_some() && affinity::may_run_first()
+        }
+    }
+
+    /// Helps the one worker to copy, until all helpers are dismissed.
+    pub(super) fn help_worker(&self, helper: usize) {
+        let tracker = self.terrain.tracker.as_ref().filter(|_| self.unserved.get().is_none());
+        let hurry = self.may_hurry(tracker.map(OpenTracker::tracker));
+        help(self.backend(), &self.slots[0].slot().crew, helper, hurry);
+    }
+}
+
+/// Serves a tracker for the workers whose slots have their bits set in `slots`, after telling them
+/// through `ready` that it begins. A function of its own: from then on nothing may be read from the
+/// heap, where captured variables and the job lie, because the heap may be what is frozen.
+#[inline(never)]
+fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
+    const _: () = assert!(MAX_THREADS <= u64::BITS as usize);
+    let bomb = AbortOnUnwind;
+    ready.wait();
+    backend.serve_tracker(tracker, &mut |addr| {
+        for slot in SLOTS
+            .slots
+            .iter()
+            .enumerate()
+            .filter_map(|(i, slot)| (slots >> i & 1 != 0).then_some(slot))
+        {
+            slot.notes.wanted(addr, |page, len| {
+                // If it is refused, the writer waits until the attempt is over. SAFETY: a page
+                // of the area that this slot's worker has registered with the tracker and is
+                // migrating.
+                let _ = unsafe { backend.let_write(tracker, page, len) };
+            });
+        }
+    });
+    std::mem::forget(bomb);
+}
+
+/// Helps a worker to copy. A function of its own, for the same reason as [`serve`].
+#[inline(never)]
+fn help(backend: &dyn Backend, crew: &'static Crew, number: usize, hurry: bool) {
+    let bomb = AbortOnUnwind;
+    // SAFETY: the backend of the job.
+    unsafe { crew.help(backend, number, hurry) };
+    std::mem::forget(bomb);
+}
