@@ -2,8 +2,8 @@
 //! pageleap-alloc --example hash_map [KEYS [FROM [TO]]]`.
 //!
 //! Each thread checks the values that it finds, and at the end every key is looked up once. On a
-//! machine with one memory node the map leaps to other frames of that node: this shows the cost of a
-//! leap, not the gain of a NUMA machine. Exit code: 0 if every value was found, else 101.
+//! machine with one memory node the map leaps to other frames of that node: this shows the cost of
+//! a leap, not the gain of a NUMA machine. Exit code: 0 if every value was found, else 101.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

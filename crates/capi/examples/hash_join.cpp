@@ -8,8 +8,8 @@
  *
  * The table is a std::pmr::unordered_map in a region. Threads, one for each CPU and at most 8,
  * probe the table while its pages move to the other node; every sum is checked. On a machine with
- * one memory node the table leaps to other frames of that node: this shows the cost of a leap, not the
- * gain of a NUMA machine.
+ * one memory node the table leaps to other frames of that node: this shows the cost of a leap, not
+ * the gain of a NUMA machine.
  *
  * Exit code: 0 if all sums are right, 1 if one is wrong, 2 if a call failed.
  */

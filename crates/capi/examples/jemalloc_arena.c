@@ -9,7 +9,8 @@
  * The arena takes its memory from a region, by extent hooks. The region grows with the arena, and
  * memory that the arena has not used for a while goes back to the pool (decommit is discard, commit
  * is back). The region moves part by part. A thread that gives back or takes memory of a moving
- * part waits for that part. Memory by which the arena grows during a leap comes from the destination.
+ * part waits for that part. Memory by which the arena grows during a leap comes from the
+ * destination.
  * Each object is filled with words that follow from its stamp, and checked when it is touched.
  *
  * The arena is for objects that are allocated by mallocx(). The library itself allocates by

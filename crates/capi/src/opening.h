@@ -2,10 +2,10 @@
  * pageleap.h - moves pages of this process between memory nodes while threads keep reading and
  * writing them, and always finishes.
  *
- * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is a
- * range of addresses that never changes, backed by frames of pools, and puts its data there. Then it
- * starts jobs, which move ranges of regions to frames of another node or another pool. Threads go on
- * reading and writing meanwhile; nothing is lost.
+ * A program makes a pool: memory of one or several nodes, faulted in. It makes a region, which is
+ * a range of addresses that never changes, backed by frames of pools, and puts its data there. Then
+ * it starts jobs, which move ranges of regions to frames of another node or another pool. Threads
+ * go on reading and writing meanwhile; nothing is lost.
  *
  *     pageleap_pool *near_pool, *far_pool;
  *     pageleap_region *region;

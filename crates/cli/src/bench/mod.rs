@@ -1,8 +1,8 @@
 //! `pageleap bench engines`: what each engine costs, compared with a memcpy of the same bytes.
 //!
 //! For each page size ([`args`]) two pools and a region are made ([`place`]). For each load,
-//! memcpys and the leaps of all engines take turns ([`run`]). The runs become rows, and the rows a document
-//! ([`rows`], [`columns`]).
+//! memcpys and the leaps of all engines take turns ([`run`]). The runs become rows, and the rows a
+//! document ([`rows`], [`columns`]).
 
 mod args;
 mod columns;
