@@ -4,7 +4,7 @@
 //! An area is made read-only and copied. A thread that writes to it meanwhile gets SIGSEGV. Its
 //! handler makes the area writable again and marks it, and the migrator retries it in smaller
 //! parts. If nobody wrote, the area is switched to the new frames. `docs/protocol.md`, sections 2
-//! to 5, has the states and the argument.
+//! and 3.1, has the states and the argument.
 //!
 //! The engine promises: user-mode reads never wait for a copy. User-mode writes are never lost and
 //! always proceed, at the latest when the area has been moved. Every page is migrated, because
