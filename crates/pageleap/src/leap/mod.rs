@@ -140,7 +140,7 @@ impl<'a> Migration<'a> {
     /// at least 1 and at most 8, so that the application keeps its CPUs. hugetlb pages are copied
     /// by all of them together, one after the other: their writers wait less the more there are.
     /// Jobs that take long try now and then whether fewer are as fast
-    /// ([`Report::threads_settled`]).
+    /// ([`Report::threads_settled`](crate::Report::threads_settled)).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
@@ -154,8 +154,9 @@ impl<'a> Migration<'a> {
 
     /// How long the job waits for guards ([`Region::pin`]) once everything else has moved, and none
     /// of them goes; one second if not said. What is still guarded then is reported as
-    /// [`PageOutcome::Busy`] and stays where it is. Each piece that guards keep behind costs some
-    /// mappings; where the process has too few of them to spare, pages between guards stay too.
+    /// [`PageOutcome::Busy`](crate::PageOutcome::Busy) and stays where it is. Each piece that
+    /// guards keep behind costs some mappings; where the process has too few of them to spare,
+    /// pages between guards stay too.
     pub fn pin_patience(mut self, patience: Duration) -> Self {
         self.pin_patience = patience;
         self
@@ -164,8 +165,9 @@ impl<'a> Migration<'a> {
     /// The longest time for which a thread of the process should have to wait for the job; one
     /// millisecond if not said. Engines that follow writes size areas and the rest that is left to
     /// copy in a window accordingly, from what it sees. It is no promise: every page is moved,
-    /// always, threads may have to wait for a CPU, and [`Report::windows_over_budget`] says how
-    /// often it was exceeded.
+    /// always, threads may have to wait for a CPU, and
+    /// [`Report::windows_over_budget`](crate::Report::windows_over_budget) says how often it was
+    /// exceeded.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
         self
