@@ -22,6 +22,8 @@
 //! [talc](https://docs.rs/talc) keeps the places of a region; its notes on free places lie between
 //! them and leap along.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
 use std::alloc::Layout;
 use std::fmt;
 use std::ptr::NonNull;

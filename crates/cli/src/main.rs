@@ -1,5 +1,7 @@
 //! The `pageleap` command.
 
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
 mod bench;
 mod bytes;
 mod demo;

@@ -85,6 +85,18 @@ pub(super) enum Refused {
 }
 
 impl Refused {
+    /// The call that was tried by that way, and its result.
+    fn seen(&self, way: Way) -> String {
+        match self {
+            Refused::Killed(killed) => killed.seen(),
+            Refused::Open(errno) => format!("open({DEVICE}): {errno}"),
+            Refused::Call(errno) if way == Way::Device => {
+                format!("ioctl({DEVICE}, USERFAULTFD_IOC_NEW): {errno}")
+            }
+            Refused::Call(errno) => format!("{}: {errno}", way.text()),
+        }
+    }
+
     pub(super) fn errno(&self) -> Option<Errno> {
         match self {
             Refused::Open(errno) | Refused::Call(errno) => Some(*errno),
@@ -241,14 +253,7 @@ fn judge_way(around: &Around, ways: &[WayFound], found: &WayFound, device: &Devi
     let Some(refused) = &found.refused else {
         return judge_features(found).saw(sysctl_seen);
     };
-    let seen = match refused {
-        Refused::Killed(killed) => killed.seen(),
-        Refused::Open(errno) => format!("open({DEVICE}): {errno}"),
-        Refused::Call(errno) if found.way == Way::Device => {
-            format!("ioctl({DEVICE}, USERFAULTFD_IOC_NEW): {errno}")
-        }
-        Refused::Call(errno) => format!("{text}: {errno}"),
-    };
+    let seen = refused.seen(found.way);
     let user_mode_opens = ways.iter().any(|w| w.way == Way::UserMode && w.opens());
     let device_opens = ways.iter().any(|w| w.way == Way::Device && w.opens());
     let summary = format!("{text} is refused");
