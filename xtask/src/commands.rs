@@ -77,6 +77,12 @@ impl Workspace {
         command
     }
 
+    /// The same workspace with the target directory of lints and documentation. In the directory of
+    /// the tests they would wait until cargo has built these.
+    pub fn for_lints(&self) -> Workspace {
+        Workspace { target: self.target.join("lint"), ..self.clone() }
+    }
+
     /// The same workspace with the target directory of a checker. Loom and shuttle need compiler
     /// flags of their own, and cargo would build all crates again at each change of flags.
     pub fn for_checker(&self, checker: Checker) -> Workspace {

@@ -57,11 +57,11 @@ fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Res
         }
         Step::Clippy => {
             let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-            run_check(workspace.cargo(&arguments))
+            run_check(workspace.for_lints().cargo(&arguments))
         }
         Step::Layers => layers(workspace),
         Step::Docs => {
-            let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+            let mut command = workspace.for_lints().cargo(&["doc", "--workspace", "--no-deps"]);
             command.env("RUSTDOCFLAGS", "-D warnings");
             let report = run_check(command)?;
             Ok(with_problems(report, &links::check(&workspace.root)?))
