@@ -35,7 +35,7 @@ pub(super) struct KernelLog {
 }
 
 /// Lets `preadv` write words of a region, one in each base page and [`SPREAD`] in each call, until
-/// the stage says stop. `calls_before` were made by earlier threads.
+/// the stage says stop, but at least once. `calls_before` were made by earlier threads.
 pub(super) fn run(
     words: &[AtomicU64],
     calls_before: u64,
@@ -45,7 +45,7 @@ pub(super) fn run(
     let pages = words.len() / WORDS_PER_PAGE;
     let spread = SPREAD.min(pages);
     let mut log = KernelLog { last: vec![0; pages], ..KernelLog::default() };
-    while !beside.stage.stopped() {
+    loop {
         let value = MARK | (calls_before + log.calls);
         // A step that meets every page in the end.
         let first = (log.calls as usize).wrapping_mul(0x9E37_79B9) % pages;
@@ -61,9 +61,11 @@ pub(super) fn run(
         log.efaults += u64::from(read_words(&file, &pieces)?);
         chosen.into_iter().for_each(|page| log.last[page] = value);
         log.calls += 1;
+        if beside.stage.stopped() {
+            return Ok(log);
+        }
         thread::sleep(PAUSE);
     }
-    Ok(log)
 }
 
 fn memory_file() -> Result<File, Error> {

@@ -7,7 +7,9 @@
 //! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk.
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
-//! smaps is read as it is.
+//! smaps is read as it is. So it is if `/proc/self/maps` shows a gap or an overlap in a range. Linux
+//! 6.17 and later print that file without the lock on the address space, while another thread may be
+//! moving a neighbour. For smaps the kernel takes the lock.
 
 use std::io::Read;
 use std::ops::Range;
@@ -50,6 +52,13 @@ fn overlap(a: Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
     (!both.is_empty()).then_some(both)
 }
 
+/// Whether the parts of a range follow each other without gap or overlap.
+fn covers(parts: &[Range<usize>], range: &Range<usize>) -> bool {
+    let end =
+        parts.iter().try_fold(range.start, |end, part| (part.start == end).then_some(part.end));
+    end == Some(range.end)
+}
+
 fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let mappings: Vec<Range<usize>> = maps.lines().filter_map(range_of).collect();
@@ -61,8 +70,9 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mut parts = Vec::new();
     for range in ranges {
         let first = mappings.partition_point(|m| m.end <= range.start);
+        let seen = parts.len();
         parts.extend(mappings[first..].iter().map_while(|m| overlap(m.clone(), range)));
-        if parts.len() > MAX_PROBES {
+        if parts.len() > MAX_PROBES || !covers(&parts[seen..], range) {
             return None;
         }
     }
@@ -123,6 +133,15 @@ mod tests {
     use super::*;
     use crate::backend::{Advice, Backend, Linux, Mapping, Prot};
     use crate::units::PageSize;
+
+    #[test]
+    fn a_gap_or_an_overlap_in_a_range_is_seen() {
+        let range = 10..20;
+        assert!(covers(&[10..20], &range) && covers(&[10..14, 14..20], &range));
+        for parts in [&[][..], &[12..20], &[10..18], &[10..14, 15..20], &[10..14, 10..20]] {
+            assert!(!covers(parts, &range), "{parts:?}");
+        }
+    }
 
     #[test]
     fn the_probe_and_smaps_agree() {
