@@ -137,9 +137,15 @@ mod tests {
     #[test]
     fn a_gap_or_an_overlap_in_a_range_is_seen() {
         let range = 10..20;
-        assert!(covers(&[10..20], &range) && covers(&[10..14, 14..20], &range));
-        for parts in [&[][..], &[12..20], &[10..18], &[10..14, 15..20], &[10..14, 10..20]] {
-            assert!(!covers(parts, &range), "{parts:?}");
+        let whole = |cuts: &[(usize, usize)]| {
+            let parts: Vec<_> = cuts.iter().map(|(start, end)| *start..*end).collect();
+            covers(&parts, &range)
+        };
+        assert!(whole(&[(10, 20)]) && whole(&[(10, 14), (14, 20)]));
+        for parts in
+            [&[][..], &[(12, 20)], &[(10, 18)], &[(10, 14), (15, 20)], &[(10, 14), (10, 20)]]
+        {
+            assert!(!whole(parts), "{parts:?}");
         }
     }
 

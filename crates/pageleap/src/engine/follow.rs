@@ -55,8 +55,12 @@ pub(super) trait Way {
         true
     }
 
-    /// Has all pages count as clean until they are written.
-    unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal>;
+    /// Makes all pages count as clean until they are written. Unless the engine has its own way,
+    /// the kernel notes the writes.
+    unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
+        // SAFETY: forwarded to the caller.
+        unsafe { at.mark_by_scan(effort) }
+    }
 
     /// Shows `each` the pages that are not known to be clean, until it says that this is enough.
     /// With `mark_clean` those that are written count as clean from the same moment.
@@ -66,7 +70,11 @@ pub(super) trait Way {
         mark_clean: bool,
         effort: &mut Effort,
         each: &mut Each<'_>,
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), Refusal> {
+        let Span { addr, len, .. } = at.work.span;
+        // SAFETY: forwarded to the caller.
+        unsafe { at.unproven(addr, len, mark_clean, effort, each) }
+    }
 
     /// Makes the area ready to be closed.
     unsafe fn prepare(&self, _at: &Attempt<'_>, _effort: &mut Effort) -> Result<(), Refusal> {

@@ -11,7 +11,7 @@
 //! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
 
 use super::commit::{Effort, Parked, Step, arrive};
-use super::follow::{self, Attempt, Each, Refusal, Way};
+use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
 use crate::backend::{Call, Errno};
@@ -29,23 +29,6 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
 }
 
 impl Way for Precopy {
-    unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
-        // SAFETY: forwarded to the caller.
-        unsafe { at.mark_by_scan(effort) }
-    }
-
-    unsafe fn look(
-        &self,
-        at: &Attempt<'_>,
-        mark_clean: bool,
-        effort: &mut Effort,
-        each: &mut Each<'_>,
-    ) -> Result<(), Refusal> {
-        let Span { addr, len, .. } = at.work.span;
-        // SAFETY: forwarded to the caller.
-        unsafe { at.unproven(addr, len, mark_clean, effort, each) }
-    }
-
     /// From now on a thread that finds a page without an entry waits. Pages have one, as a rule,
     /// until the page tables are taken away.
     unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {

@@ -7,7 +7,7 @@
 //! are moved by the engine `mprotect`. `docs/adr/0011` compares the engines.
 
 use super::commit::{Effort, Step, change_places, give_access_back};
-use super::follow::{self, Attempt, Each, Refusal, Way};
+use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
 use crate::backend::Call;
@@ -25,23 +25,6 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
 }
 
 impl Way for PrecopyProtect {
-    unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
-        // SAFETY: forwarded to the caller.
-        unsafe { at.mark_by_scan(effort) }
-    }
-
-    unsafe fn look(
-        &self,
-        at: &Attempt<'_>,
-        mark_clean: bool,
-        effort: &mut Effort,
-        each: &mut Each<'_>,
-    ) -> Result<(), Refusal> {
-        let Span { addr, len, .. } = at.work.span;
-        // SAFETY: forwarded to the caller.
-        unsafe { at.unproven(addr, len, mark_clean, effort, each) }
-    }
-
     unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         // SAFETY: forwarded to the caller.
         unsafe { at.unlock(effort) }
