@@ -197,8 +197,16 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
+    /// A path of a type or an expression. One step leads nowhere: `self` is a value.
     fn note(&mut self, line: usize, path: Vec<String>) {
-        if matches!(path[0].as_str(), "crate" | "self" | "super") && path.len() > 1 {
+        if path.len() > 1 {
+            self.note_import(line, path);
+        }
+    }
+
+    /// A path that brings in what it names, also in one step: `use crate as all`.
+    fn note_import(&mut self, line: usize, path: Vec<String>) {
+        if matches!(path[0].as_str(), "crate" | "self" | "super") {
             let (file, module) = (self.file.to_owned(), self.module.to_vec());
             self.found.push(Found { file, line, module, path });
         }
@@ -207,7 +215,7 @@ impl Finder<'_> {
     fn note_use(&mut self, tree: &UseTree) {
         let mut leaves = Vec::new();
         flatten(tree, &mut Vec::new(), &mut leaves);
-        leaves.into_iter().for_each(|leaf| self.note(leaf.line, leaf.path));
+        leaves.into_iter().for_each(|leaf| self.note_import(leaf.line, leaf.path));
     }
 
     /// Notes the paths among the tokens of a macro.
@@ -260,6 +268,10 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         }
         match item {
             Item::Use(item) => self.note_use(&item.tree),
+            // `extern crate self as all` brings in the library.
+            Item::ExternCrate(item) if item.ident == "self" => {
+                self.note_import(item.ident.span().start().line, vec!["crate".to_owned()]);
+            }
             other => visit::visit_item(self, other),
         }
     }
