@@ -61,8 +61,9 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Packages all crates and builds each from its archive. All at once: cargo then builds each against
-/// the archives of the others, which are in no registry yet. Changes that are not committed are in.
+/// Packages all crates and builds each from its archive. All at once: cargo then builds each
+/// against the archives of the others, which are in no registry yet. Changes that are not committed
+/// are in.
 fn build(workspace: &Workspace, published: &[Package]) -> Result<()> {
     // Anew each time: cargo takes a crate of one version for the same crate, unpacked and built.
     let folder = workspace.target.join("crates");

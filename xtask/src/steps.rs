@@ -161,7 +161,7 @@ impl Step {
             Step::Nodes => "tests of several nodes on an emulated machine, Linux 6.12",
             Step::Loom => "loom tests of the library, all interleavings with 2 preemptions",
             Step::Shuttle => "shuttle tests of the library: 1,000 random schedules each",
-            Step::Faults => "each call of a job fails in each way (the tests fail a third of them)",
+            Step::Faults => "each call of a job fails in each way (`tests` has a third)",
             Step::StressFull => "the stress oracle, optimised, five seconds per case",
             Step::LoomFull => "loom tests of the library, all interleavings with 3 preemptions",
             Step::ShuttleFull => "shuttle tests of the library: 10,000 random schedules each",

@@ -123,8 +123,8 @@ fn tests(workspace: &Workspace) -> Result<Report> {
     Ok(report)
 }
 
-/// Environment variable with the distance between two calls that a test of faults makes fail, and
-/// that of the default test command: each call fails, but not in each of the three modes.
+/// Environment variable with the distance between two cases of a sweep of faults, and that of the
+/// default test command: a third of the cases. Where a sweep has three modes, each call fails once.
 const SWEEP_STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
 const SWEEP_STEP: &str = "3";
 

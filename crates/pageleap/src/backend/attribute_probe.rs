@@ -7,9 +7,9 @@
 //! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk.
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
-//! smaps is read as it is. So it is if `/proc/self/maps` shows a gap or an overlap in a range. Linux
-//! 6.17 and later print that file without the lock on the address space, while another thread may be
-//! moving a neighbour. For smaps the kernel takes the lock.
+//! smaps is read as it is. The same happens if `/proc/self/maps` shows a gap or an overlap in a
+//! range. Linux 6.17 and later print that file without the lock on the address space, while another
+//! thread may be moving a neighbour. For smaps the kernel takes the lock.
 
 use std::io::Read;
 use std::ops::Range;
