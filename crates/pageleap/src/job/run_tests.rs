@@ -180,8 +180,19 @@ impl PageMover {
     }
 }
 
-/// Moves the first `pages` pages of the memory, and waits for it.
+/// Moves the memory by two workers, and waits for it.
 fn run(memory: &Arc<Memory>, tables_only: bool, attempts: u32, patience: Duration) -> Report {
+    run_by(2, memory, tables_only, attempts, patience)
+}
+
+/// Moves the memory by some workers, and waits for it.
+fn run_by(
+    threads: usize,
+    memory: &Arc<Memory>,
+    tables_only: bool,
+    attempts: u32,
+    patience: Duration,
+) -> Report {
     let mover =
         PageMover { memory: memory.clone(), tables_only, attempts_left: AtomicU32::new(attempts) };
     let item =
@@ -194,7 +205,7 @@ fn run(memory: &Arc<Memory>, tables_only: bool, attempts: u32, patience: Duratio
         patience,
         most_pieces: usize::MAX,
         page_bytes: PAGE_BYTES,
-        threads: 2,
+        threads,
         together: false,
         deadline: None,
         engine: Engine::ALL[0],
@@ -216,7 +227,8 @@ fn each_run_of_pages_has_its_outcome_and_its_reason() {
     memory.busy[40].store(2, Relaxed);
     memory.busy[41].store(1000, Relaxed);
     let memory = Arc::new(memory);
-    let report = run(&memory, false, u32::MAX, LONG);
+    // The areas of one worker are the same in each run.
+    let report = run_by(1, &memory, false, u32::MAX, LONG);
     let stays = [5, 6, 41, 100];
     memory.shows_all(|page| !stays.contains(&page));
     let refused = |errno| Some(Reason::Refused(Call::QueryNodes, Errno(errno)));
@@ -245,13 +257,14 @@ fn each_run_of_pages_has_its_outcome_and_its_reason() {
 #[test]
 fn areas_are_paced_by_how_long_a_call_takes() {
     let memory = Arc::new(Memory::new());
-    let report = run(&memory, false, u32::MAX, LONG);
+    // With one worker each area is over before the size of the next one is chosen.
+    let report = run_by(1, &memory, false, u32::MAX, LONG);
     assert!(report.ended.is_completed(), "{report}");
     let sizes = memory.sizes.lock().unwrap();
-    // Two workers have taken areas of the first size before any of them was over.
     assert_eq!(sizes[0], 64);
-    assert!(sizes[3..].iter().all(|pages| *pages <= BUDGET_PAGES), "{sizes:?}");
-    assert!(report.windows_over_budget >= 1 && report.windows.count == sizes.len() as u64);
+    assert_eq!(sizes[1], 32);
+    assert!(sizes[2..].iter().all(|pages| *pages == BUDGET_PAGES), "{sizes:?}");
+    assert_eq!((report.windows_over_budget, report.windows.count), (2, sizes.len() as u64));
     assert_eq!(report.calls.values().sum::<u64>(), sizes.len() as u64);
 }
 
