@@ -1,8 +1,8 @@
-//! Numbers of bytes and of threads on the command line.
+//! Parses numbers of bytes and of threads on the command line.
 
 use pageleap::MAX_THREADS;
 
-/// What a pool holds at most.
+/// Largest size of a pool.
 const MOST_POOL_BYTES: u64 = 1 << 46;
 
 /// Reads a number of bytes such as `65536`, `512k`, `16m`, `1g` or `2t` (binary units).
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     bytes.checked_mul(1 << shift).ok_or_else(|| "this is more than 2^64 bytes".to_owned())
 }
 
-/// Reads the size of a region that leaps.
+/// Reads the size of a region for a leap.
 pub fn region_size(text: &str) -> Result<u64, String> {
     match parse(text)? {
         0 => Err("a region has at least one page".to_owned()),

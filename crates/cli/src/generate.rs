@@ -1,5 +1,4 @@
-//! `pageleap generate`: the command's manual pages and shell completions, for whoever makes a
-//! package of it.
+//! `pageleap generate`: writes the command's manual pages and shell completions for packagers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,17 +12,17 @@ use crate::stop::Stop;
 /// Write the manual pages of this command and its completions for bash, zsh and fish into a folder.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    /// The folder; made if it is missing
+    /// The folder to write to; created if it is missing
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
 }
 
-/// Writes them.
+/// Writes the manual pages and the completions.
 pub fn run(args: &GenerateArgs, command: Command) -> Result<(), Stop> {
     let folder = &args.folder;
     let cannot = || format!("cannot write to {}", folder.display());
     fs::create_dir_all(folder).with_context(cannot)?;
-    // Completions would offer what is hidden.
+    // Completions would offer hidden commands, so those are filtered out.
     let shown = command.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     let mut shown = Command::new("pageleap")
         .version(env!("CARGO_PKG_VERSION"))

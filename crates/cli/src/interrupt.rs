@@ -1,5 +1,5 @@
-//! Ctrl-C and its like ask the run to end; they do not end the process, which would leave huge
-//! pages reserved.
+//! Ctrl-C and similar signals ask the run to end. They do not end the process at once, because that
+//! would leave huge pages reserved.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -8,13 +8,12 @@ use crate::stop::Stop;
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on the first SIGINT, SIGTERM or SIGHUP is only noted, and a second one of its kind ends
-/// the process. One that is ignored, as `nohup` arranges it, stays ignored.
+/// From now on, the handler only notes the first SIGINT, SIGTERM or SIGHUP. A second signal of the
+/// same kind ends the process. An ignored signal stays ignored, such as SIGHUP under `nohup`.
 pub fn install() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: a zeroed sigaction is valid (no flags, empty mask); `note` does nothing but store
-        // to an atomic, which a signal handler may do; the call touches no memory beyond the
-        // structure.
+        // SAFETY: a zeroed sigaction is valid (no flags, empty mask). `note` only updates an
+        // atomic, which a signal handler may do. The call touches no memory beyond the structure.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &mut action);
@@ -30,11 +29,11 @@ pub fn install() {
 }
 
 extern "C" fn note(signal: libc::c_int) {
-    // The first one names the exit code.
+    // The first signal determines the exit code.
     let _ = RECEIVED.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// The signal that asks for the end, if one has arrived.
+/// The signal that asked the run to end, if one has arrived.
 pub fn received() -> Option<i32> {
     match RECEIVED.load(Ordering::Relaxed) {
         0 => None,
@@ -42,7 +41,7 @@ pub fn received() -> Option<i32> {
     }
 }
 
-/// Ends the run if a signal has asked for it; `found` says what was done until then.
+/// Ends the run if a signal has arrived. `found` says what was done until then.
 pub fn stop_if_received(found: impl FnOnce() -> String) -> Result<(), Stop> {
     received().map_or(Ok(()), |signal| Err(Stop::Interrupted { signal, found: found() }))
 }

@@ -1,4 +1,5 @@
-//! The machine as the commands that leap need it: nodes, their free memory, the kernel's release.
+//! What the commands that leap need to know of the machine: nodes, their free memory, the kernel's
+//! release.
 
 use std::fmt;
 
@@ -8,20 +9,20 @@ use pageleap::topology::Topology;
 
 use crate::stop::Stop;
 
-/// What must be known of a node.
+/// The memory of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeMemory {
     /// The kernel's number of the node.
     pub id: u32,
-    /// All its memory; 0 for a node with CPUs only.
+    /// Bytes of all its memory; 0 for a node with CPUs only.
     pub total_bytes: u64,
-    /// What is free of it.
+    /// Bytes of it that are free.
     pub free_bytes: u64,
-    /// Free huge pages of the size that the pools want.
+    /// Free huge pages of the size that the pools use.
     pub free_huge_pages: u64,
 }
 
-/// Why a command cannot start as asked.
+/// Why a command refuses to start.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal(String);
 
@@ -40,7 +41,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// The nodes to start from and to move to.
+/// Chooses the node to start from and the node to move to.
 pub fn choose_nodes(
     nodes: &[NodeMemory],
     from: Option<u32>,

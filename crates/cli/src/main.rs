@@ -38,11 +38,12 @@ enum Command {
     Topology(topology::TopologyArgs),
 }
 
-/// Exit code of a request that cannot be taken; clap uses the same for flags that it refuses.
+/// Exit code for a request that the command refuses. clap uses the same code for flags that it
+/// refuses.
 const USAGE: u8 = 2;
-/// Exit code of a failure or a mismatch.
+/// Exit code for a failure or a mismatch.
 const FAILED: u8 = 1;
-/// Shells report a process that a signal ended as this plus the number of the signal.
+/// If a signal ends a process, shells report this number plus the signal's number.
 const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {

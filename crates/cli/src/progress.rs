@@ -1,4 +1,4 @@
-//! Progress on standard error: bars on a terminal, and for long tables lines elsewhere.
+//! Progress on standard error. A terminal shows bars; elsewhere, long tables report a line per row.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal};
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Width of the titles, so that the bars of successive steps start in one column.
 const TITLE_WIDTH: usize = 22;
-/// Steps that take less time than this need no bar.
+/// A table that takes less time than this shows no bar.
 const QUIET_FOR: Duration = Duration::from_secs(2);
 
 /// A bar over bytes.
@@ -21,7 +21,7 @@ pub fn rows(title: &str, total: u64) -> ProgressBar {
     bar(title, total, "{prefix} [{bar:32}] {human_pos} of {human_len} rows  {elapsed}")
 }
 
-/// For a step whose length is not known; moves whenever the caller ticks it.
+/// A spinner for a step of unknown length. It moves when the caller ticks it.
 pub fn spinner(title: &str) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{prefix} {spinner} {elapsed}").expect("valid template");
@@ -31,8 +31,8 @@ pub fn spinner(title: &str) -> ProgressBar {
     )
 }
 
-/// For a step that cannot tick: moves by itself until it is cleared. A thread draws it, so it must
-/// not run while anything is measured.
+/// A spinner for a step that cannot tick. It moves by itself until the caller clears it. A thread
+/// draws it, so it must not run during a measurement.
 pub fn moving_spinner(title: &str) -> ProgressBar {
     let spinner = spinner(title);
     if !spinner.is_hidden() {
@@ -54,8 +54,8 @@ fn prefixed(bar: ProgressBar, title: &str) -> ProgressBar {
     bar.with_prefix(format!("{title:TITLE_WIDTH$}"))
 }
 
-/// Progress of a table whose rows take several steps each. On a terminal it is a bar, which shows
-/// itself when the steps take longer than [`QUIET_FOR`]; elsewhere it is a line for each row.
+/// Progress of a table whose rows take several steps each. On a terminal it is a bar, which appears
+/// once the steps have taken [`QUIET_FOR`]. Elsewhere it is one line per row.
 pub struct Steps {
     bar: ProgressBar,
     start: Instant,
@@ -86,31 +86,31 @@ impl Steps {
         }
     }
 
-    /// Says what comes now.
+    /// Shows which step runs now.
     pub fn now(&self, what: String) {
         self.bar.set_message(what);
         self.show();
     }
 
-    /// One step is done.
+    /// Counts one step as done.
     pub fn done(&self) {
         self.bar.inc(1);
         self.show();
     }
 
-    /// All steps of a row are done, and this is the result in short.
+    /// Counts one row as done and reports its result in short.
     pub fn row_done(&mut self, result: &str) {
         self.rows_done += 1;
         self.line(&format!("row {} of {}: {result}", self.rows_done, self.rows));
     }
 
-    /// Rows that will not be measured.
+    /// Removes rows that will not be measured from the total.
     pub fn leave_out(&mut self, rows: usize) {
         self.rows -= rows;
         self.bar.set_length((self.rows * self.steps_per_row) as u64);
     }
 
-    /// A line on standard error, unless a terminal shows the bar.
+    /// Writes a line to standard error, unless a terminal shows the bar.
     pub fn line(&self, text: &str) {
         if !self.is_terminal {
             eprintln!("{text}");

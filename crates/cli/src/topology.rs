@@ -1,8 +1,8 @@
-//! `pageleap topology`: what the kernel says about memory nodes, as a table, a picture of the
-//! distances, or JSON.
+//! `pageleap topology`: shows what the kernel says about memory nodes. It prints a table and a
+//! picture of the distances, or JSON.
 //!
-//! What is printed are numbers, and errors of the library, which leave out control characters: the
-//! files may be hostile.
+//! The files may be hostile. So the command prints only numbers and the library's errors, which
+//! leave out control characters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -17,19 +17,19 @@ use serde::Serialize;
 
 use crate::stop::Stop;
 
-/// Widest list of CPUs in the table; `--json` has them all.
+/// Widest list of CPUs in the table. `--json` has all CPUs.
 const MAX_LIST: usize = 24;
-/// More nodes than that are drawn without numbers.
+/// Most nodes in a picture with numbers. More nodes are drawn without numbers.
 const MAX_NUMBERED: usize = 16;
-/// More nodes than that are not drawn.
+/// Most nodes in a picture. More nodes are not drawn.
 const MAX_DRAWN: usize = 64;
-/// From the node itself to the farthest one.
+/// Shades from the node itself to the farthest node.
 const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 
-/// Show memory nodes, their CPUs, free memory and huge pages, distances, and which of them this
-/// process may use.
+/// Show memory nodes: CPUs, free memory, huge pages, distances, and which nodes this process may
+/// use.
 ///
-/// Reads sysfs and procfs, changes nothing, and needs no privileges.
+/// The command reads sysfs and procfs, changes nothing, and needs no privilege.
 ///
 /// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read; 2 nodes or a folder that do not
 /// exist.
@@ -39,13 +39,13 @@ pub struct TopologyArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Read sys and proc below this folder instead of /: a container's, or one recorded on another
-    /// machine
+    /// Read sys and proc below this folder instead of /, such as a container's or a recorded
+    /// machine's
     #[arg(long, value_name = "DIR", value_parser = folder)]
     pub sysroot: Option<PathBuf>,
 
-    /// Show these nodes only, in numactl's notation: 0,2-3 or !1 or all or +0-1 (the first two that
-    /// may be used)
+    /// Show only these nodes, in numactl's notation: 0,2-3 or !1 or all or +0-1 (the first two
+    /// allowed nodes)
     #[arg(long, value_name = "NODES", allow_hyphen_values = true)]
     pub nodes: Option<String>,
 }
@@ -76,18 +76,18 @@ pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The object of `--json`. Sizes are bytes; nodes and CPUs are their numbers.
+/// The object of `--json`. Sizes are in bytes. Nodes and CPUs appear as their numbers.
 #[derive(Serialize)]
 struct Machine<'a> {
     /// The online nodes, or those of `--nodes`, by number.
     nodes: Vec<JsonNode<'a>>,
     /// Nodes that could become online.
     possible_nodes: Vec<u32>,
-    /// Nodes that this process may take memory from: with memory, and in its cpuset.
+    /// Nodes that this process may take memory from: they have memory and are in its cpuset.
     allowed_nodes: Vec<u32>,
-    /// CPUs that this process may run on: its cpuset and affinity.
+    /// CPUs that the cpuset and the affinity of this process allow.
     allowed_cpus: Vec<usize>,
-    /// What was left out because its file is damaged or cannot be read.
+    /// What the output leaves out, because its file is damaged or cannot be read.
     warnings: &'a [String],
 }
 
@@ -98,23 +98,23 @@ struct JsonNode<'a> {
     id: u32,
     /// Its online CPUs.
     cpus: &'a [usize],
-    /// Its memory; 0 if it has none.
+    /// Its memory; 0 for a node without memory.
     total_bytes: u64,
-    /// What can be allocated without swapping.
+    /// Memory that can be allocated without swapping.
     free_bytes: u64,
     /// Reserved huge pages, the smallest size first.
     huge_pages: Vec<JsonHugePages>,
-    /// Memory tier, smaller is faster; null if the kernel has none.
+    /// Memory tier, smaller is faster; null if the kernel reports no tiers.
     tier: Option<u32>,
-    /// Whether it is in the cpuset of this process.
+    /// Whether the node is in the cpuset of this process.
     in_cpuset: bool,
-    /// The node itself if it has CPUs, else the nearest one that has.
+    /// The node itself if it has CPUs, else the nearest node with CPUs.
     nearest_with_cpus: u32,
-    /// Distance to each online node by its number, 10 is the same node; null if the kernel does not
-    /// say.
+    /// Distance to each online node, by the number of that node. 10 is the same node; null if the
+    /// kernel reports no distance.
     distances: BTreeMap<u32, Option<u32>>,
-    /// The firmware's figures (HMAT) for the nodes from which its memory is fastest; empty if it
-    /// has none.
+    /// The firmware's figures (HMAT) for the initiators that reach this memory fastest; empty if
+    /// the firmware has no figures.
     access: Vec<JsonAccess>,
 }
 
@@ -125,18 +125,18 @@ struct JsonHugePages {
     page_bytes: u64,
     /// Pages reserved.
     total: u64,
-    /// Of those, free.
+    /// Reserved pages that are free.
     free: u64,
-    /// Of those, in excess of the number asked for.
+    /// Reserved pages beyond the number asked for.
     surplus: u64,
 }
 
-/// The firmware's figures for an access class; null where it has none.
+/// The firmware's figures for an access class. A figure is null if the firmware does not give it.
 #[derive(Serialize)]
 struct JsonAccess {
-    /// 0: fastest from anything that accesses memory; 1: fastest from CPUs.
+    /// 0: the fastest initiators of any kind; 1: the fastest initiators with CPUs.
     class: u32,
-    /// The nodes from which it is so fast.
+    /// The nodes from which memory access has these figures.
     initiators: Vec<u32>,
     /// Megabytes per second.
     read_bandwidth_mb_per_s: Option<u64>,
@@ -294,7 +294,7 @@ fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
     };
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for node in shown {
-        // On most machines nothing but CPUs accesses memory, and both classes are the same.
+        // On most machines only CPUs access memory, and both classes are the same.
         for same in node.access.chunk_by(|a, b| figures(a) == figures(b)) {
             let classes: Vec<String> = same.iter().map(|access| access.class.to_string()).collect();
             let mut row = vec![node.id.0.to_string(), classes.join(",")];
@@ -305,8 +305,8 @@ fn access_table(shown: &[&Node]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The distances as a matrix: the darker, the farther. Rows are where a thread runs, columns where
-/// the memory is.
+/// The distances as a matrix: the darker, the farther. The row is the node of the thread, the
+/// column is the node of the memory.
 fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     if shown.len() > MAX_DRAWN {
         return format!(
@@ -324,8 +324,8 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     }
     let known: Vec<u32> = known.into_iter().collect();
     let shade = |distance: u32| {
-        // Evenly over the distances that occur, so that 20 and 21 differ where there is nothing
-        // else.
+        // Shades spread evenly over the distances that occur. So 20 and 21 differ if no other
+        // distances occur.
         let rank = known.partition_point(|other| *other < distance);
         SHADES[rank * (SHADES.len() - 1) / (known.len() - 1).max(1)]
     };
@@ -370,8 +370,8 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     out + &format!("      {}\n", meaning.join("   "))
 }
 
-/// Columns that are as wide as their widest cell, right-aligned but for lists, which the heads
-/// `CPUs` and `from` announce.
+/// Aligns columns; each is as wide as its widest cell. Lists are left-aligned and have the head
+/// `CPUs` or `from`. All other columns are right-aligned.
 fn aligned(rows: &[Vec<String>]) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -398,7 +398,8 @@ fn node_list(nodes: &[NodeId]) -> String {
     short_list(nodes.iter().map(|node| node.0 as usize))
 }
 
-/// Ids as the kernel lists them; of long lists, the beginning and how many there are. `-` for none.
+/// Ids in the kernel's list notation. A long list is cut, and the number of all its ids follows. An
+/// empty list is `-`.
 fn short_list(ids: impl IntoIterator<Item = usize>) -> String {
     let ids: Vec<usize> = ids.into_iter().collect();
     let list = id_list(ids.iter().copied());
@@ -412,7 +413,7 @@ fn short_list(ids: impl IntoIterator<Item = usize>) -> String {
     format!("{},... ({})", &list[..cut], ids.len())
 }
 
-/// A page size as the flags of this program write it.
+/// A page size in the notation of this program's flags.
 fn page_size(bytes: u64) -> String {
     match bytes.trailing_zeros() {
         30.. => format!("{}g", bytes >> 30),

@@ -63,7 +63,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The object of a benchmark that must succeed, and what it said on standard error.
+/// Runs a benchmark that must succeed. Returns its JSON object and its standard error.
 fn object(flags: &[&str]) -> (Value, String) {
     let output = bench(&[&["--size", "16m", "--runs", "2", "--json"], flags].concat());
     assert_eq!(output.status.code(), Some(0), "{flags:?}: {}", stderr(&output));
@@ -73,7 +73,7 @@ fn object(flags: &[&str]) -> (Value, String) {
     (object, stderr(&output))
 }
 
-/// Its rows.
+/// Runs a benchmark that must succeed. Returns its checked rows and its standard error.
 fn rows(flags: &[&str]) -> (Vec<Value>, String) {
     let (object, said) = object(flags);
     let rows = object["rows"].as_array().unwrap().clone();
@@ -81,7 +81,7 @@ fn rows(flags: &[&str]) -> (Vec<Value>, String) {
     (rows, said)
 }
 
-/// The figures of each run are there, and the rows follow from them.
+/// Checks that the figures of each run are present and that the rows follow from them.
 fn check_samples(object: &Value) {
     let list = |key: &str| object[key].as_array().unwrap_or_else(|| panic!("{key} is no list"));
     let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("{key}: {of}"));
@@ -96,7 +96,7 @@ fn check_samples(object: &Value) {
         let of_step = |step: &Value| -> f64 {
             copies.iter().filter(|copy| copy["step_bytes"] == *step).map(|c| number(c, "ns")).sum()
         };
-        // The median of two is half of their sum.
+        // The median of two times is half of their sum.
         let base_line = of_step(&row["memcpy_step_bytes"]);
         assert!(copies.iter().all(|copy| base_line <= of_step(&copy["step_bytes"])), "{row}");
         assert!((number(row, "memcpy_ns") - base_line / 2.0).abs() <= 1.0, "{row}");
@@ -117,7 +117,7 @@ fn check_samples(object: &Value) {
     }
 }
 
-/// The engines that need something of the kernel, as they come in tables.
+/// The engines that need a kernel feature, in the order of the tables.
 fn demanding() -> Vec<Engine> {
     Engine::ALL.into_iter().filter(|engine| engine.needs().is_some()).collect()
 }
@@ -127,7 +127,7 @@ fn modest() -> Vec<Engine> {
     Engine::ALL.into_iter().filter(|engine| engine.needs().is_none()).collect()
 }
 
-/// Which of them were measured, by what was said of rows that were skipped.
+/// The demanding engines that were measured, concluded from the messages about skipped rows.
 fn measured(said: &str) -> Vec<Engine> {
     let skips =
         |engine: &Engine| said.contains(&format!("skipped: {engine} with --page-size 4k: "));
@@ -137,7 +137,7 @@ fn measured(said: &str) -> Vec<Engine> {
     measured
 }
 
-/// A line for each row, numbered; the last one is the last of all.
+/// Checks that each row has a numbered line, and that the last number is the number of rows.
 fn assert_lines(said: &str) {
     let rows: Vec<&str> = said.lines().filter(|line| line.starts_with("row ")).collect();
     for (line, number) in rows.iter().zip(1..) {
@@ -179,7 +179,7 @@ fn check(row: &Value) {
     assert!(windows.is_sorted() && windows[0] > 0.0, "{row}");
     let kernel_writes = ["uniform", "skewed"].contains(&row["load"].as_str().unwrap());
     assert_eq!(row["efault_count"].is_u64(), kernel_writes, "{row}");
-    // The kernel waits as others do.
+    // An engine without signals makes the kernel wait like other writers, so no call fails.
     assert!(engine.signals() || !kernel_writes || row["efault_count"] == 0, "{row}");
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
@@ -189,7 +189,7 @@ fn check(row: &Value) {
             assert!(row[key].is_null(), "{key} of {row}");
         }
     } else {
-        // Null or 0 where the writer did not get a CPU during a leap of a few milliseconds.
+        // Null or 0 if the writer got no CPU during a leap of a few milliseconds.
         assert!(row["writes_kept_ratio"].is_null() || number("writes_kept_ratio") >= 0.0, "{row}");
         assert!(number("writes_beside_memcpy_per_s") >= 0.0, "{row}");
         assert!(
@@ -284,7 +284,8 @@ fn a_bystander_is_measured_as_a_writer_is() {
 
 #[test]
 fn what_cannot_be_measured_is_skipped_with_its_reason() {
-    // Areas of 512 KB hold no page of 2 MB. Where even the kernel makes no such pages, it says why.
+    // Areas of 512 KB hold no page of 2 MB. If the kernel itself makes no such pages, the command
+    // says why.
     let (object, said) = object(&["--all", "--page-size", "4k,thp", "--load", "quiet"]);
     assert!(said.contains("skipped: "), "{said}");
     for skipped in object["skipped"].as_array().unwrap() {
@@ -304,11 +305,11 @@ fn what_cannot_be_measured_is_skipped_with_its_reason() {
 
 #[test]
 fn missing_huge_pages_are_named_with_a_remedy() {
-    // Enough ordinary memory for the shadow copy, and more pages of 1 GB than a test machine has
-    // reserved: it has none.
+    // The shadow copy fits into ordinary memory. The pools need pages of 1 GB, which a test machine
+    // has not reserved.
     let output = bench(&["--page-size", "1g", "--size", "1m", "--load", "quiet", "--runs", "1"]);
     if output.status.code() == Some(0) {
-        return; // this machine has some
+        return; // this machine has reserved pages of 1 GB
     }
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     let text = stderr(&output);
@@ -374,7 +375,7 @@ fn engines_can_be_chosen_and_each_row_has_a_line_of_progress() {
     let asked: Vec<&Value> = rows.iter().map(|row| &row["requested_engine"]).collect();
     assert_eq!(asked, ["mprotect", "auto", "mprotect", "auto"]);
     assert_lines(&said);
-    // Nothing but the lines of the rows: the load and the engine of each.
+    // Standard error has only the lines of the rows, each with its load and its engine.
     let mut lines = said.lines();
     for load in ["4k, quiet: ", "4k, bystander: "] {
         let both = [lines.next().unwrap(), lines.next().unwrap()].concat();

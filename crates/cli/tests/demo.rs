@@ -55,7 +55,7 @@ fn check(result: &Value) {
         let during = &result["queries"][query]["during_ns"];
         assert!(during.is_null() || number(during) > 0.0, "{query} {during}");
     }
-    // Hidden from users without CAP_SYS_ADMIN.
+    // The kernel hides frames from users without CAP_SYS_ADMIN.
     let frames = &result["frames_changed_ratio"];
     assert!(frames.is_null() || number(frames) == 1.0, "{frames}");
     for (moment, node) in [("before", &result["from"]), ("after", &result["to"])] {
@@ -72,7 +72,7 @@ fn a_small_table_leaps_while_it_is_written() {
     assert_eq!(result["page_size"], 4096);
     assert_eq!(result["writes"]["requested_per_s"], 100_000);
     assert!(result["writes"]["achieved_ratio"].as_f64().unwrap() >= 0.0);
-    // Null where the writer did not get a CPU during a leap of a few milliseconds.
+    // Null if the writer got no CPU during a leap of a few milliseconds.
     for key in ["max_gap_ns", "p999_gap_ns"] {
         let gap = &result["writes"][key];
         assert!(gap.is_null() || gap.as_f64().unwrap() > 0.0, "{key} {gap}");
@@ -139,8 +139,8 @@ fn bad_input_is_refused_by_name() {
 
 #[test]
 fn missing_huge_pages_are_named_with_a_remedy() {
-    // More than any test machine has reserved, and little enough to pass the check of ordinary
-    // memory.
+    // More huge pages than any test machine has reserved. The check of ordinary memory still
+    // passes.
     let output = demo(&["--page-size", "2m", "--scale-factor", "1000"]);
     assert_eq!(output.status.code(), Some(2));
     let text = stderr(&output);

@@ -1,5 +1,5 @@
-//! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts, and
-//! compares what it states with what the test finds out by itself in the same surroundings.
+//! Runs `pageleap doctor` as other users, under seccomp filters, limits and changed mounts. The
+//! tests make the same calls in the same surroundings and compare the results with the report.
 
 #[path = "../../pageleap/tests/common/filter.rs"]
 mod filter;
@@ -15,16 +15,16 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use filter::{Action, check, install_filter};
 use serde_json::Value;
 
-/// The user without rights that every system has.
+/// The unprivileged user that every system has.
 const NOBODY: u32 = 65534;
 
-/// Where a command runs.
+/// The surroundings in which a command runs.
 #[derive(Clone, Debug)]
 struct Place {
     name: &'static str,
     user: Option<u32>,
     filter: Option<(Action, &'static [i64])>,
-    /// Resource and bytes, or whatever it counts.
+    /// The resource and its limit, in the unit of the resource.
     limit: Option<(u32, u64)>,
     mounts: Option<Call>,
 }
@@ -51,12 +51,12 @@ fn command(place: &Place, program: &Path) -> Command {
         }
         filter.map_or(Ok(()), |(action, calls)| install_filter(action, calls))
     };
-    // SAFETY: it makes system calls only.
+    // SAFETY: `prepare` makes system calls only.
     unsafe { command.pre_exec(prepare) };
     command
 }
 
-/// A copy of the program that every user can run, gone when dropped.
+/// A copy of the program that every user can run. Dropping it deletes the copy.
 struct Program(PathBuf);
 
 impl Program {
@@ -66,8 +66,8 @@ impl Program {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        // By another process: a child of another test could inherit a descriptor that writes to the
-        // copy, which cannot be run then.
+        // Another process copies. Otherwise a child of another test could inherit a descriptor that
+        // writes to the copy, and the copy could not be run.
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_pageleap"))
             .arg(folder.join("pageleap"))
@@ -82,7 +82,7 @@ impl Program {
         command.args(flags).output().unwrap_or_else(|error| panic!("{}: {error}", place.name))
     }
 
-    /// What the doctor states in a place, and its exit code.
+    /// Runs the doctor in a place. Returns its JSON object and its exit code.
     fn doctor(&self, place: &Place, flags: &[&str]) -> (Value, i32) {
         let output = self.run(place, &[&["doctor", "--json"], flags].concat());
         let said = String::from_utf8_lossy(&output.stderr);
@@ -137,8 +137,8 @@ fn skip(test: &str, reason: &str) {
 /// Makes one call in a place and returns the error number that it got there.
 fn truth(place: &Place, call: Call) -> Result<(), i32> {
     let mut command = command(place, Path::new("/bin/true"));
-    // SAFETY: each of the calls below makes system calls only. What it returns comes back as the
-    // error of `status`.
+    // SAFETY: each of the calls below makes system calls only. `status` returns the error of the
+    // call.
     unsafe { command.pre_exec(call) };
     match command.status() {
         Ok(status) => {
@@ -153,7 +153,7 @@ fn truth(place: &Place, call: Call) -> Result<(), i32> {
 fn page() -> io::Result<usize> {
     let (prot, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, which is written to once; it goes with the process.
+    // SAFETY: the mapping is new and is written once. It ends with the process.
     unsafe {
         let page = libc::mmap(std::ptr::null_mut(), 4096, prot, flags | libc::MAP_POPULATE, -1, 0);
         if page == libc::MAP_FAILED {
@@ -168,7 +168,7 @@ const PREFERRED: i32 = 1;
 
 type Call = fn() -> io::Result<()>;
 
-/// The calls that the doctor makes statements about, made by the test.
+/// The calls that the doctor judges. Here the test makes them itself.
 const CALLS: [(&str, Call); 6] = [
     ("mbind", || {
         let page = page()?;
@@ -208,7 +208,7 @@ const CALLS: [(&str, Call); 6] = [
     }),
 ];
 
-/// Places to be in; those that take root are left out, with a note, where the test is not.
+/// The places to test. Without root, places that need root are left out and a skip is noted.
 fn places(test: &str) -> Vec<Place> {
     let eperm = Some((Action::Errno(libc::EPERM), REFUSED));
     let enosys = Some((Action::Errno(libc::ENOSYS), REFUSED));
@@ -246,7 +246,7 @@ fn what_it_states_about_calls_is_true_for_each_user_and_filter() {
             match truth {
                 Ok(()) => assert!(["works", "limited"].contains(&stated), "{context}"),
                 Err(errno) => {
-                    // There is another way to ask.
+                    // The kernel offers another way to ask.
                     let expected = if id == "placement-query" { "limited" } else { "missing" };
                     assert_eq!(stated, expected, "{context}");
                     let seen = finding(&value, id)["observed"].to_string();
@@ -281,7 +281,7 @@ fn its_verdict_is_what_a_leap_shows() {
     let program = Program::new();
     let small = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
     for place in places("its_verdict_is_what_a_leap_shows") {
-        // Under the kernel's page sizes filters and users make no difference.
+        // Filters and users have the same effect for every page size, so one size is enough there.
         let pages: &[&str] = if place.name == HERE.name { &["4k", "thp"] } else { &["4k"] };
         for page in pages {
             let (value, code) = program.doctor(&place, &["--page-size", page]);
@@ -322,7 +322,8 @@ fn groups_come_before_sysctls_and_lines_can_be_typed() {
                 && place("sysctl") < place("setcap")
         );
     }
-    // The shell takes every line that is one, with its places to fill in.
+    // The shell must accept every remedy that is a command line, once its placeholders are filled
+    // in.
     for finding in value["findings"].as_array().unwrap() {
         for remedy in finding["remedies"].as_array().unwrap() {
             let line = remedy["line"].as_str().unwrap();
@@ -373,7 +374,7 @@ fn limits_are_compared_with_the_size() {
         (code, state(&value, "free-memory"), state(&value, "mappings")),
         (1, "missing", "limited")
     );
-    // Few descriptors: whatever it finds, it says so.
+    // With few descriptors the doctor must still report, whatever it finds.
     program.doctor(&place("few descriptors", libc::RLIMIT_NOFILE, 8), &[]);
     if !is_root() {
         return skip("limits_are_compared_with_the_size", "other users can only be tried as root");
@@ -387,7 +388,7 @@ fn limits_are_compared_with_the_size() {
     assert_eq!((code, state(&value, "leap")), (1, "missing"));
 }
 
-/// Enters a mount namespace of its own, in which nothing that happens reaches anybody else.
+/// Enters a new mount namespace, so that no change of mounts reaches another process.
 fn own_mounts() -> io::Result<()> {
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: constant paths.
@@ -442,8 +443,8 @@ fn missing_and_read_only_mounts_are_named() {
     for id in ["cpuset", "mappings", "autonuma", "swap", "overcommit", "cgroup-memory"] {
         assert_eq!(state(&value, id), "unknown", "{id} cannot be known without /proc");
     }
-    // What smaps does not show cannot be moved with its attributes: no leap, and above all none
-    // that only seems to be one.
+    // Without smaps, a leap cannot preserve the attributes of the memory. So it must fail, and must
+    // not only seem to succeed.
     let demo = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
     let smaps = place("masked smaps", || masked(c"/proc/self/smaps"));
     let leap = program.run(&smaps, &demo);
@@ -468,7 +469,7 @@ fn missing_and_read_only_mounts_are_named() {
     }
 }
 
-/// Files below a folder, gone when dropped.
+/// Files below a folder. Dropping it deletes the folder.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -546,8 +547,8 @@ fn another_machines_files_are_read_and_its_calls_are_not_guessed() {
     }
     assert!(value["userfaultfd"].is_null());
     assert!(finding(&value, "swap")["observed"].to_string().contains("/dev/sdz9"));
-    // Two pools of 512 pages on the one node that the cpuset allows, of which 5 are free and 7 are
-    // there.
+    // Two pools of 512 pages on the one node that the cpuset allows. The node has 7 huge pages, 5
+    // of them free.
     let line = "echo 1026 > /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
     assert_eq!(lines(&value, "hugetlb-2m")[0], line);
     let (value, _) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g"]);
@@ -614,7 +615,7 @@ fn text_begins_with_the_verdict_and_never_breaks_a_line_to_type() {
         assert!(text.contains(&format!("\n  {id}")), "{id} is not told");
         for remedy in finding["remedies"].as_array().unwrap() {
             let line = remedy["line"].as_str().unwrap();
-            // The largest that fits changes from run to run.
+            // The largest size that fits changes from run to run.
             let line = line.split(" --size ").next().unwrap();
             assert!(text.lines().any(|told| told.contains(line)), "{line}");
         }

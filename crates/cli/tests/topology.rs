@@ -34,7 +34,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What a run wrote that must succeed.
+/// The standard output of a run that must succeed.
 fn text(mut command: Command) -> String {
     let output = command.output().expect("pageleap starts");
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
@@ -45,7 +45,7 @@ fn json(command: Command) -> Value {
     serde_json::from_str(&text(command)).unwrap()
 }
 
-/// The error of a run that must fail with `code` and write nothing else.
+/// The error message of a run that must fail with `code` and write nothing else.
 fn failure(mut command: Command, code: i32) -> String {
     let output = command.output().expect("pageleap starts");
     assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
@@ -242,14 +242,14 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
     );
 }
 
-/// A copy of the command where every user may run it.
+/// A copy of the command in a place where every user may run it.
 struct ForAll(PathBuf);
 
 impl ForAll {
     fn copy() -> ForAll {
         let path = std::env::temp_dir().join(format!("pageleap-for-all-{}", std::process::id()));
-        // By another process: a child of another test could inherit a descriptor that writes to the
-        // copy, which cannot be run then.
+        // Another process copies. Otherwise a child of another test could inherit a descriptor that
+        // writes to the copy, and the copy could not be run.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_pageleap")).arg(&path).status();
         assert!(copied.unwrap().success());
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
@@ -269,7 +269,7 @@ impl Drop for ForAll {
     }
 }
 
-/// Takes the permission to write away from a whole tree.
+/// Removes the write permission from a whole tree.
 fn make_read_only(path: &Path) {
     if path.is_symlink() {
         return;
@@ -283,7 +283,7 @@ fn make_read_only(path: &Path) {
 
 #[test]
 fn nobody_sees_what_root_sees() {
-    // SAFETY: asks for a number.
+    // SAFETY: geteuid takes no pointer and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         return common::skip("nobody_sees_what_root_sees", &"only root can become another user");
     }
@@ -339,15 +339,15 @@ fn refuse_openat2(errno: i32) -> std::io::Result<()> {
     let statement =
         |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let filter = [
-        // The number of the call is the first word of what the filter sees.
+        // The filter's input begins with the number of the system call.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_openat2 as u32, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies the filter, which outlives the calls; the last call is refused
-    // before it looks at its arguments.
+    // SAFETY: the kernel copies the filter, which outlives the calls. The kernel refuses the last
+    // call before it looks at the arguments.
     let refused = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0

@@ -1,4 +1,4 @@
-//! Flags of `pageleap demo`, and what each accepts.
+//! The flags of `pageleap demo` and the values that each flag accepts.
 
 use std::time::Duration;
 
@@ -9,19 +9,20 @@ use pageleap_measure::load::{Load, Rate, Rows, Work, Writing};
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
 
-/// Above this a table has 0.84 EB, and the figures in messages stop making sense.
+/// Largest scale factor. Its table has 0.84 EB; above it the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
 
 /// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
 ///
-/// Generates lineitem, keeps all its columns in a region on one node, repeats Q1 and Q6 in one
-/// thread while another writes L_ORDERKEY of random rows, moves the region, and compares the time
-/// with a memcpy of the same bytes in the same run. Then it verifies that the query results are
-/// equal, that every write is present and that the physical frames have changed. On a machine with
-/// one node the region moves to a second pool on that node: its frames are new, the node is the
-/// same.
+/// The demo generates lineitem and keeps all its columns in a region on one node. One thread
+/// repeats Q1 and Q6, and another writes L_ORDERKEY of random rows. Meanwhile the region moves. The
+/// demo compares the time of the move with a memcpy of the same bytes in the same run. Then it
+/// verifies that all query results are equal, that every write is present, and that the physical
+/// frames have changed. On a machine with one node, the region moves to a second pool on that node:
+/// the frames are new, the node is the same.
 ///
-/// The threads are not bound to CPUs; use `numactl --cpunodebind=N pageleap demo` for that.
+/// The demo does not bind its threads to CPUs; `numactl --cpunodebind=N pageleap demo` binds them
+/// to a node.
 ///
 /// Exit code: 0 everything verified; 1 a mismatch or a failure; 2 a request that this machine or
 /// this program cannot take; 130 interrupted by Ctrl-C.
@@ -35,8 +36,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "NODE")]
     pub from: Option<u32>,
 
-    /// Node to move the table to [default: the next node with memory, or the same one if there is
-    /// no other]
+    /// Node to move the table to [default: the next node with memory, or the same node on a machine
+    /// with one]
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
@@ -56,7 +57,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help())]
     pub engine: EngineChoice,
 
-    /// Threads that copy during the migration; the memcpy it is compared with always has one
+    /// Threads that copy during the migration; the memcpy in the comparison always has one thread
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
     pub threads: usize,
 
@@ -64,11 +65,11 @@ pub struct DemoArgs {
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = timeout)]
     pub timeout: Option<Duration>,
 
-    /// Seed of the writer's choice of rows
+    /// Seed for the writer's random choice of rows
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
-    /// With --page-size 2m or 1g: reserve the huge pages for the run and give them back afterwards
+    /// With --page-size 2m or 1g: reserve the huge pages for the run and release them afterwards
     /// (needs root)
     #[arg(long)]
     pub reserve_huge_pages: bool,
@@ -79,7 +80,7 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    /// What only several flags together show; each on its own has been checked by its parser.
+    /// Checks flags against each other. The parser of each flag has checked its value already.
     pub fn check(&self) -> Result<(), String> {
         if self.reserve_huge_pages && !self.page_size.is_hugetlb() {
             return Err(format!(
@@ -100,7 +101,7 @@ impl DemoArgs {
     }
 }
 
-/// The help of `--engine`, with the engines that the library has.
+/// The help text of `--engine`, which lists the engines of the library.
 fn engine_help() -> String {
     format!(
         "The engine that moves the pages: {}",
@@ -109,7 +110,7 @@ fn engine_help() -> String {
 }
 
 impl DemoArgs {
-    /// What runs beside the leap and the queries.
+    /// The load that runs beside the leap and the queries.
     pub fn load(&self) -> Load {
         let writing = Writing {
             rate: self.writes_per_s,

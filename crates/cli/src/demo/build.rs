@@ -1,5 +1,5 @@
-//! Builds what the demo measures: huge pages if asked for, two pools, the region, and the table in
-//! it.
+//! Builds what the demo measures: two pools, the region, and the table in the region. Reserves huge
+//! pages first if a flag asks for them.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -15,19 +15,21 @@ use super::setup::Demand;
 use crate::stop::Stop;
 use crate::{interrupt, machine, progress};
 
-/// More threads than this generate no faster: memory bandwidth is used up.
+/// Most threads that generate the table. More threads gain no speed, because they exhaust the
+/// memory bandwidth.
 const MOST_THREADS: usize = 16;
 
-/// The table in its region, and where it can leap to.
+/// The table in its region, and the pool that the region can leap to.
 ///
-/// The fields are dropped in this order: the region gives its frames back to the pools, the pools
-/// give theirs back to the kernel, and only then can reserved huge pages be returned.
+/// Rust drops the fields in this order, and the order matters. First the region returns its frames
+/// to the pools. Then the pools return their frames to the kernel. Only then can reserved huge
+/// pages be released.
 pub struct Built {
     /// The region that holds the table.
     pub region: Region,
     /// Where the columns lie in the region.
     pub layout: Layout,
-    /// The pool to leap to; as large as the region.
+    /// The pool to leap to. It is as large as the region.
     pub destination: Pool,
     /// Node of the pool that the region starts in.
     pub from: u32,
@@ -46,11 +48,11 @@ impl Built {
         Ok(self.region.atomics_u64(self.layout.range(Array::OrderKey))?)
     }
 
-    /// Every byte behind the column that the writer changes.
+    /// Every byte after the column that the writer changes.
     pub fn other_columns(&self) -> Result<&[u64], Stop> {
         let range = self.layout.range(Array::PartKey).start..self.region.len();
-        // SAFETY: after `build` nothing writes outside L_ORDERKEY; the range starts at a multiple
-        // of 64 and ends with a page.
+        // SAFETY: after `build` nothing writes outside L_ORDERKEY. The range starts at a multiple
+        // of 64 and ends where a page ends.
         Ok(unsafe { self.region.slice::<u64>(range) }?)
     }
 
@@ -58,7 +60,7 @@ impl Built {
     pub fn columns(&self) -> Result<Columns<'_>, Stop> {
         let range = |array| -> Range<usize> { self.layout.range(array) };
         // SAFETY: after `build` nothing writes these columns, and they contain elements of these
-        // types. That their pages move is the region's promise: readers see the same bytes
+        // types. Their pages move, but the region promises that readers see the same bytes
         // throughout.
         unsafe {
             Ok(Columns {
@@ -74,7 +76,7 @@ impl Built {
     }
 }
 
-/// Builds everything; refuses before it generates anything if the table will not fit.
+/// Builds everything. If the table will not fit, refuses before it generates anything.
 pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
     let nodes = machine::nodes(args.page_size)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
@@ -140,8 +142,8 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
         bar.inc(rows);
         interrupt::received().is_none()
     };
-    // SAFETY: the region starts at a page and is at least as long as the layout; nobody else knows
-    // it yet.
+    // SAFETY: the region starts at a page and is at least as long as the layout. No other code has
+    // its address yet.
     unsafe { generator.write(region.as_ptr(), &watch) };
     bar.finish_and_clear();
     super::stop_if_interrupted()?;

@@ -1,4 +1,4 @@
-//! The result as a document.
+//! Turns the demo's summary into a document of sections.
 
 use pageleap_measure::document::{Body, Document, Fact, Section, Table, Value, column, fact};
 use pageleap_measure::figures::{grouped, human_bytes, human_ns};
@@ -71,7 +71,7 @@ impl Summary {
         )
     }
 
-    /// What one node means.
+    /// The remark on a leap whose source and destination are the same node.
     fn same_node(&self) -> String {
         if self.leap.from != self.leap.to {
             return String::new();
@@ -240,8 +240,8 @@ impl Summary {
         Section::new("", "Mapping", Body::Facts(facts))
     }
 
-    /// The query thread, the writer and the copy threads; the library's own waiting threads hardly
-    /// run.
+    /// A note if the busy threads outnumber the CPUs. Busy are the query thread, the writer and the
+    /// copy threads. The library's own waiting threads hardly run and do not count.
     fn sharing(&self) -> Option<String> {
         let busy = 1 + usize::from(self.writes.any()) + self.leap.threads;
         let cpus = self.machine.cpus;
@@ -309,7 +309,7 @@ fn pair(one: Value, other: Value) -> Value {
     Value::List(vec![one, other])
 }
 
-/// Each memcpy, for programs.
+/// The time of each memcpy, for the JSON output only.
 fn memcpy_samples(runs: &[Copies]) -> Section {
     let each = runs.iter().enumerate().flat_map(|(run, copies)| {
         STEPS.into_iter().zip(copies).map(move |(step, copy)| (run, step, *copy))
@@ -412,7 +412,7 @@ mod tests {
     }
 
     fn text(summary: &Summary) -> String {
-        // On one line, however it is broken.
+        // Joins the lines, so that line breaks do not matter to the tests.
         let text = Format::Text.write(&summary.document());
         text.split_whitespace().collect::<Vec<_>>().join(" ")
     }

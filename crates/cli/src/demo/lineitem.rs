@@ -1,4 +1,4 @@
-//! TPC-H `lineitem` with all 16 columns, as arrays in one piece of memory.
+//! TPC-H `lineitem` with all 16 columns, stored as arrays in one contiguous range of memory.
 //!
 //! ```text
 //! base                                                          base + bytes()
@@ -6,14 +6,15 @@
 //! ^ 0                      ^ multiple of 64              padding of < 64 bytes
 //! ```
 //!
-//! Decimals are hundredths in an `i64`, dates are days since 1970-01-01 in an `i32`, flags are one
-//! byte, the two short texts are padded with spaces to their declared width. `L_COMMENT` takes two
-//! arrays: where each row's text starts (with one more entry for the end), and the texts one after
-//! the other. The starts are 4 bytes wide, or 8 where the texts exceed 4 GiB.
+//! Decimals are hundredths in an `i64`. Dates are days since 1970-01-01 in an `i32`. Flags are one
+//! byte. Spaces pad the two short texts to their declared width. `L_COMMENT` takes two arrays. One
+//! has the start of each row's text, and one more entry for the end. The other has the texts one
+//! after the other. A start is 4 bytes wide, or 8 bytes if the texts exceed 4 GiB.
 //!
-//! The rows are generated twice: once to learn how many rows and comment bytes each part has, once
-//! to write them. That costs a second or two at scale factor 1 and saves a second copy of the
-//! table, so that the largest table a machine can show depends on its two pools only.
+//! The generator runs twice. The first pass counts the rows and the comment bytes of each part, and
+//! the second pass writes the rows. The extra pass costs a second or two at scale factor 1 and
+//! saves a second copy of the table. So only the two pools limit the largest table that fits a
+//! machine.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -27,13 +28,16 @@ use tpchgen::text::TextPool;
 /// Every array starts at a multiple of this many bytes: one cache line.
 pub const ARRAY_ALIGN: usize = 64;
 
-/// Size of the text that comments are cut from, as the TPC-H generator prescribes it.
+/// Size of the text that the generator cuts comments from. The TPC-H generator prescribes this
+/// size.
 pub const TEXT_POOL_BYTES: u64 = 300 << 20;
 
-/// Below this there would be less than one supplier, which the generator cannot express.
+/// Smallest scale factor. A smaller table would have less than one supplier, which the generator
+/// cannot express.
 pub const MIN_SCALE_FACTOR: f64 = 0.0001;
 
-/// Rows of `lineitem` at scale factor 1; other factors differ from a multiple of it by chance only.
+/// Rows of `lineitem` at scale factor 1. At other factors the number differs from a multiple of
+/// this by chance only.
 pub const ROWS_AT_SF1: u64 = 6_001_215;
 
 /// Orders at scale factor 1. Their number is exact at every scale, and `lineitem` has 1 to 7 rows
@@ -113,7 +117,7 @@ impl Array {
     ];
 }
 
-/// Where each array lies, in bytes from the base.
+/// The place of each array, in bytes from the base.
 #[derive(Clone, Debug)]
 pub struct Layout {
     rows: usize,
@@ -122,7 +126,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `rows` rows whose comments have `comment_bytes` bytes in all.
+    /// The layout for `rows` rows with `comment_bytes` bytes of comments in total.
     pub fn new(rows: usize, comment_bytes: usize) -> Layout {
         let wide_starts = u32::try_from(comment_bytes).is_err();
         let mut next = 0;
@@ -173,12 +177,13 @@ impl Layout {
     }
 }
 
-/// Bytes that the table will take at `scale_factor`, to about one percent; needs no generation.
+/// Bytes that the table will take at `scale_factor`, to about one percent. Generates no rows.
 pub fn estimate_bytes(scale_factor: f64) -> f64 {
     scale_factor * ROWS_AT_SF1 as f64 * BYTES_PER_ROW
 }
 
-/// Told now and then how many more rows were produced; returns `false` to stop the generation.
+/// Receives the number of rows produced since its last call. Returns `false` to stop the
+/// generation.
 pub type Watch<'a> = &'a (dyn Fn(u64) -> bool + Sync);
 
 /// Rows and comment bytes of one part of the table.
@@ -188,8 +193,8 @@ struct PartSize {
     comment_bytes: usize,
 }
 
-/// Makes the text that comments are cut from. It belongs to the caller, so that its memory can be
-/// given back before anything is measured.
+/// Makes the text that the generator cuts comments from. The caller owns the text and can free its
+/// memory before the measurement.
 pub fn text_pool() -> TextPool {
     TextPool::new(TEXT_POOL_BYTES as i32, Distributions::static_default())
 }
@@ -202,13 +207,13 @@ pub struct Generator<'a> {
 }
 
 impl<'a> Generator<'a> {
-    /// Rows that [`size`](Self::size) will report to its watch, roughly.
+    /// About how many rows [`size`](Self::size) will report to its watch.
     pub fn expected_rows(scale_factor: f64) -> u64 {
         (scale_factor * ROWS_AT_SF1 as f64) as u64
     }
 
-    /// Generates every row once, in `threads` parts, to learn their sizes. `None` if the watch
-    /// stopped it.
+    /// Generates every row once, in `threads` parts, to learn the sizes of the parts. `None` if the
+    /// watch stopped the generation.
     pub fn size(
         text: &'a TextPool,
         scale_factor: f64,
@@ -237,12 +242,13 @@ impl<'a> Generator<'a> {
         )
     }
 
-    /// Generates the rows again and writes them. `false` if the watch stopped it half-way.
+    /// Generates the rows again and writes them. `false` if the watch stopped the generation
+    /// half-way.
     ///
     /// # Safety
     ///
-    /// `base` is aligned to [`ARRAY_ALIGN`], [`Layout::bytes`] bytes from it are mapped and
-    /// writable, and nothing else reads or writes them during the call.
+    /// `base` is aligned to [`ARRAY_ALIGN`]. The [`Layout::bytes`] bytes from `base` on are mapped
+    /// and writable, and nothing else reads or writes them during the call.
     pub unsafe fn write(&self, base: NonNull<u8>, watch: Watch) -> bool {
         let layout = self.layout();
         let target = Target { base: base.as_ptr(), layout: &layout };
@@ -252,9 +258,9 @@ impl<'a> Generator<'a> {
             let mut row_index: usize = before.iter().map(|part| part.rows).sum();
             let mut text_at: usize = before.iter().map(|part| part.comment_bytes).sum();
             for_each_row(self.text, self.scale_factor, part, parts, watch, |row| {
-                // SAFETY: the parts start where the sizes of the parts before them end, and the
-                // generator is deterministic, so every row index is below `rows`, every text inside
-                // the text array, and no two threads write the same row.
+                // SAFETY: each part starts where the sizes of the parts before it end, and the
+                // generator is deterministic. So every row index is below `rows`, every text lies
+                // inside the text array, and no two threads write the same row.
                 unsafe { target.write_row(row_index, text_at, row) };
                 row_index += 1;
                 text_at += row.l_comment.len();
@@ -267,7 +273,8 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// Runs `work` with 0..parts, each on a thread of its own; the results are in that order.
+/// Runs `work` for each number of 0..parts, each on its own thread. The results are in the order of
+/// the numbers.
 fn in_parallel<T: Send>(parts: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
@@ -279,7 +286,7 @@ fn in_parallel<T: Send>(parts: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T
     })
 }
 
-/// Gives every row of one part to `take`. `false` if the watch stopped it.
+/// Passes every row of one part to `take`. `false` if the watch stopped the generation.
 fn for_each_row(
     text: &TextPool,
     scale_factor: f64,
@@ -311,13 +318,14 @@ fn for_each_row(
     watch(since_watch)
 }
 
-/// The memory that a table is written to.
+/// The memory that receives a table.
 struct Target<'a> {
     base: *mut u8,
     layout: &'a Layout,
 }
 
-// SAFETY: the threads of `Generator::write` write disjoint rows through it and read nothing.
+// SAFETY: the threads of `Generator::write` write disjoint rows through a `Target` and read
+// nothing.
 unsafe impl Sync for Target<'_> {}
 
 impl Target<'_> {
@@ -325,8 +333,8 @@ impl Target<'_> {
     ///
     /// As for [`Generator::write`]; `row < rows`; the row's text fits at `text_at`.
     unsafe fn write_row(&self, row: usize, text_at: usize, item: &LineItem) {
-        // SAFETY: every array has an element for each row, `width` bytes from the start the
-        // previous one.
+        // SAFETY: every array has an element for each row, and each element starts its own size
+        // after the previous one.
         unsafe {
             self.put(Array::OrderKey, row, item.l_orderkey);
             self.put(Array::PartKey, row, item.l_partkey);
@@ -355,7 +363,8 @@ impl Target<'_> {
     ///
     /// As for [`Generator::write`]; `row <= rows`.
     unsafe fn write_start(&self, row: usize, text_at: usize) {
-        // SAFETY: passed on; `wide_starts` says which width the layout gave the array.
+        // SAFETY: the caller keeps the conditions of `put`. `wide_starts` says which width the
+        // layout gave the array.
         unsafe {
             if self.layout.wide_starts {
                 self.put(Array::CommentStart, row, text_at as u64);
@@ -367,12 +376,12 @@ impl Target<'_> {
 
     /// # Safety
     ///
-    /// As for [`Generator::write`]; `array` has elements of the size of `T` and more than `row` of
-    /// them.
+    /// As for [`Generator::write`]; `array` has more than `row` elements, and each has the size of
+    /// `T`.
     unsafe fn put<T>(&self, array: Array, row: usize, value: T) {
         let at = self.layout.at(array, row, size_of::<T>());
-        // SAFETY: inside the array by the precondition; aligned because arrays start at a multiple
-        // of 64 and elements are their own size apart.
+        // SAFETY: the precondition keeps the address inside the array. The address is aligned,
+        // because arrays start at a multiple of 64 and elements are their own size apart.
         unsafe { self.base.add(at).cast::<T>().write(value) };
     }
 }
@@ -387,7 +396,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
 pub(super) mod tests {
     use super::*;
 
-    /// A cache line, so that a vector of them is aligned as a region is.
+    /// A cache line, so that a vector of lines has the alignment that the arrays need.
     #[derive(Clone, Copy)]
     #[repr(C, align(64))]
     struct Line([u8; ARRAY_ALIGN]);
@@ -398,7 +407,7 @@ pub(super) mod tests {
         memory: Vec<Line>,
     }
 
-    /// One text for all tests, because making it takes longer than most of them.
+    /// One text for all tests, because making the text takes longer than most tests.
     fn shared_text() -> &'static TextPool {
         let text = TextPool::get_or_init_default();
         assert_eq!(text.size() as u64, TEXT_POOL_BYTES);
@@ -412,15 +421,14 @@ pub(super) mod tests {
             let layout = generator.layout();
             let mut memory = vec![Line([0xAA; ARRAY_ALIGN]); layout.bytes().div_ceil(ARRAY_ALIGN)];
             let base = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
-            // SAFETY: `memory` is large and aligned enough, and ours.
+            // SAFETY: `memory` is large enough, aligned, and owned by this function.
             assert!(unsafe { generator.write(base, &|_| true) });
             Table { layout, memory }
         }
 
         pub fn array<T: Copy>(&self, array: Array) -> &[T] {
             let range = self.layout.range(array);
-            // SAFETY: the array was written and has elements of `T`, which the callers choose to
-            // match.
+            // SAFETY: the array was written, and the callers choose `T` to match its elements.
             unsafe {
                 let start = self.memory.as_ptr().cast::<u8>().add(range.start);
                 std::slice::from_raw_parts(start.cast::<T>(), range.len() / size_of::<T>())

@@ -17,14 +17,14 @@ use super::queries::{self, QueryCounts, QueryLog};
 use crate::stop::Stop;
 use crate::{interrupt, progress};
 
-/// Queries and writer run at least this long before the leap, and again after it.
+/// Shortest time that queries and writer run before the leap, and again after the leap.
 const PHASE_TIME: Duration = Duration::from_secs(1);
-/// The beginning of the first phase does not count for the writer's rate: the writer touches its
-/// shadow for the first time.
+/// This first part of the first phase does not count for the writer's rate. In it, the writer
+/// touches its shadow for the first time.
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
-/// How often the main thread looks at the clock and at the signals.
+/// The main thread checks the clock and the signals at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Runs of the memcpy; each copies once in steps of each size.
+/// Runs of the memcpy. Each run copies the region once per step size.
 const MEMCPY_RUNS: usize = 3;
 /// Leaps without load, to the destination and back.
 const QUIET_ROUND_TRIPS: usize = 2;
@@ -33,7 +33,7 @@ const QUIET_ROUND_TRIPS: usize = 2;
 pub struct Measured {
     /// Memcpys of the region without load.
     pub copies: Vec<Copies>,
-    /// Times of leaps without load, to the destination and back in turns.
+    /// Times of leaps without load, alternately to the destination and back.
     pub quiet_ns: Vec<u64>,
     /// What the query thread saw.
     pub query_log: QueryLog,
@@ -47,7 +47,7 @@ pub struct Measured {
     pub leap: Option<Watched>,
 }
 
-/// Measures everything. The threads have ended when it returns.
+/// Measures everything. All threads have ended when the function returns.
 pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
     let copies = memcpys(&built.region, &built.destination)?;
     let quiet_ns = quiet_leaps(args, built)?;
@@ -65,7 +65,7 @@ struct UnderLoad {
     leap: Option<Watched>,
 }
 
-/// Starts the query thread, and goes through the phases beside it.
+/// Starts the query thread and goes through the phases while it runs.
 fn beside_queries(
     args: &DemoArgs,
     built: &Built,
@@ -86,7 +86,7 @@ fn beside_queries(
     })
 }
 
-/// Waits, leaps, and waits again, while queries and writer run.
+/// Waits, leaps, and waits again while queries and writer run.
 fn phases(
     args: &DemoArgs,
     built: &Built,
@@ -111,7 +111,7 @@ fn phases(
     Ok(UnderLoad { rate_before, leap: Some(leap) })
 }
 
-/// Waits until `done` or a signal.
+/// Waits until `done` returns true or a signal arrives.
 fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
     while !done() && interrupt::received().is_none() {
         thread::sleep(LOOK_EVERY);
@@ -119,7 +119,7 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
     }
 }
 
-/// A migration of the whole region to `pool`, with the method that the arguments ask for.
+/// A migration of the whole region to `pool`, with the engine, threads and area of the arguments.
 fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<'a> {
     let migration = Migration::new()
         .range(region, 0..region.len(), pool)
@@ -131,7 +131,7 @@ fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<
     }
 }
 
-/// Times of leaps without load, in the order in which they were done. The region ends where it was.
+/// Leaps without load and returns the times in order. The region ends in the pool where it began.
 fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
     let bar = progress::spinner("timing leaps without load");
     let mut times = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
@@ -154,7 +154,7 @@ fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
     Ok(times)
 }
 
-/// Moves the region and watches it.
+/// Moves the region under load and watches the move.
 fn leap(args: &DemoArgs, built: &Built, beside: &Beside) -> Result<Watched, Stop> {
     let region = &built.region;
     let mut migration = migration(args, region, &built.destination);
@@ -177,9 +177,10 @@ fn leap(args: &DemoArgs, built: &Built, beside: &Beside) -> Result<Watched, Stop
     Ok(watched)
 }
 
-/// Memcpys of the region into memory of the destination that is faulted already.
+/// Copies the region into frames of the destination pool, which are faulted already.
 fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
-    // On drop, the frames go back into the pool, which has no others for the leap.
+    // Dropping the target returns its frames to the pool. The leap needs them, because the pool has
+    // no others.
     let target = Target::new(region, destination)?;
     let bytes_per_run = (region.len() * (STEPS.len() + 1)) as u64;
     let bar = progress::bytes("timing memcpy", MEMCPY_RUNS as u64 * bytes_per_run);

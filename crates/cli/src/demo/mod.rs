@@ -1,8 +1,8 @@
-//! `pageleap demo`: a live table leaps, and everything that could have gone wrong is checked.
+//! `pageleap demo`: moves a live table, then checks everything that could have gone wrong.
 //!
-//! The steps, in this order: choose nodes and check that the table fits ([`setup`]); build the
-//! pools and the table ([`build`], [`lineitem`]); time a memcpy, start the query thread
-//! ([`queries`]) and the writer, leap ([`measure`]); compare ([`verify`]); sum up ([`summary`]);
+//! The steps in order: choose nodes and check that the table fits ([`setup`]). Build the pools and
+//! the table ([`build`], [`lineitem`]). Time a memcpy, start the query thread ([`queries`]) and the
+//! writer, and leap ([`measure`]). Compare before and after ([`verify`]), sum up ([`summary`]), and
 //! print ([`document`]).
 
 mod args;
@@ -28,7 +28,7 @@ use summary::{NodePages, Summary};
 use crate::stop::Stop;
 use crate::{interrupt, output, progress};
 
-/// Ends the run if a signal has asked for it while nothing was at stake yet.
+/// Ends the run if a signal has arrived. Serves the steps before any thread writes to the table.
 fn stop_if_interrupted() -> Result<(), Stop> {
     interrupt::stop_if_received(|| {
         "the table is where it was, and no thread had written to it yet".to_owned()
@@ -69,7 +69,8 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     })
 }
 
-/// Compares the shadow also without a leap, so that an interrupted run never hides a lost write.
+/// Reports lost writes of a run that was interrupted before its leap, so that no interrupted run
+/// hides them.
 fn interrupted_before_the_leap(measured: &Measured, lost: u64) -> Result<(), Stop> {
     if lost > 0 {
         return Err(Stop::Failed(anyhow!("{lost} rows lost their last write, before any leap")));
@@ -79,7 +80,7 @@ fn interrupted_before_the_leap(measured: &Measured, lost: u64) -> Result<(), Sto
     })
 }
 
-/// What can be observed of the region at one moment without asking the code that moves it.
+/// The state of the region at one moment, observed without the code that moves the region.
 struct Observed {
     placement: NodePages,
     frames: Option<Vec<u64>>,
@@ -88,8 +89,8 @@ struct Observed {
 
 impl Observed {
     fn of(built: &Built) -> Result<Observed, Stop> {
-        // Reading every page first, because the kernel shows no frame for a page that has not been
-        // touched since it was mapped.
+        // Reads every page first: the kernel shows no frame for a page that no access has touched
+        // since it was mapped.
         let other_columns = verify::checksum(built.other_columns()?);
         for key in built.order_keys()?.iter().step_by(PageSize::Base.bytes() / size_of::<u64>()) {
             std::hint::black_box(key.load(Ordering::Relaxed));

@@ -1,11 +1,11 @@
 //! TPC-H Q1 and Q6 in exact integer arithmetic, and the thread that repeats them.
 //!
 //! Prices are hundredths, so a discounted price is exact in ten-thousandths and a charge in
-//! millionths. Sums run in `i64` over a limited number of rows and are then added to an `i128`; the
-//! `i64` cannot overflow with valid data, and wraps with damaged data, which then shows as a wrong
-//! result instead of a panic.
+//! millionths. Sums run in `i64` over a limited number of rows, and an `i128` collects them. Valid
+//! data cannot overflow the `i64`. Damaged data wraps it, which shows as a wrong result instead of
+//! a panic.
 //!
-//! No query reads `L_ORDERKEY`, because the writer changes it while they run.
+//! No query reads `L_ORDERKEY`, because the writer changes that column while the queries run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pageleap_measure::phase::{PHASES, Phase, Stage, Times};
 
-/// Rows that are summed in `i64`: a charge is below 2^37 millionths, times 2^16 rows is far below
+/// Rows that one `i64` sums. A charge is below 2^37 millionths; 2^16 rows of them stay far below
 /// 2^63.
 const ROWS_PER_SUM: usize = 1 << 16;
 
@@ -63,11 +63,11 @@ pub struct Q1Group {
     pub count: u64,
 }
 
-/// Result of Q1 by (return flag, line status). Rows with unknown flags, which only damaged memory
-/// has, count as (`?`, `?`).
+/// Result of Q1 by (return flag, line status). Rows with unknown flags count as (`?`, `?`); only
+/// damaged memory has such rows.
 pub type Q1Answer = BTreeMap<(u8, u8), Q1Group>;
 
-/// Groups of Q1 by index; the last one takes everything that no other takes.
+/// Groups of Q1 by index. The last group takes the rows that fit no other group.
 const Q1_GROUPS: [(u8, u8); 7] = [
     (b'A', b'F'),
     (b'A', b'O'),
@@ -79,7 +79,7 @@ const Q1_GROUPS: [(u8, u8); 7] = [
 ];
 const Q1_UNKNOWN: u8 = 6;
 
-/// The share of a group's index that each return flag has.
+/// What each return flag adds to the index of a group.
 const RETURN_FLAG_INDEX: [u8; 256] = {
     let mut table = [Q1_UNKNOWN; 256];
     table[b'A' as usize] = 0;
@@ -87,7 +87,7 @@ const RETURN_FLAG_INDEX: [u8; 256] = {
     table[b'R' as usize] = 4;
     table
 };
-/// The share of a group's index that each line status has.
+/// What each line status adds to the index of a group.
 const LINE_STATUS_INDEX: [u8; 256] = {
     let mut table = [Q1_UNKNOWN; 256];
     table[b'F' as usize] = 0;
@@ -105,7 +105,7 @@ struct Q1Partial {
     count: u64,
 }
 
-/// Pricing summary report.
+/// Q1, the pricing summary report.
 pub fn q1(columns: Columns) -> Q1Answer {
     let rows = columns.ship_date.len();
     let mut groups = [Q1Group::default(); Q1_GROUPS.len()];
@@ -149,7 +149,7 @@ pub fn q1(columns: Columns) -> Q1Answer {
     Q1_GROUPS.into_iter().zip(groups).filter(|(_, group)| group.count > 0).collect()
 }
 
-/// Forecasting revenue change: the revenue, in ten-thousandths.
+/// Q6, the forecast of revenue change. Returns the revenue in ten-thousandths.
 pub fn q6(columns: Columns) -> i128 {
     let rows = columns.ship_date.len();
     let mut revenue = 0i128;
@@ -162,7 +162,7 @@ pub fn q6(columns: Columns) -> i128 {
         let date = &columns.ship_date[range][..len];
         let mut sum = 0i64;
         for row in 0..len {
-            // Without branches, so that the loop is bound by memory and not by mispredictions.
+            // No branches here, so that memory bounds the loop and not mispredicted branches.
             let take = Q6_SHIP_DATES.contains(&date[row])
                 & Q6_DISCOUNTS.contains(&discount[row])
                 & (quantity[row] < Q6_QUANTITY_END);
@@ -173,7 +173,7 @@ pub fn q6(columns: Columns) -> i128 {
     revenue
 }
 
-/// Latencies of one query by stage, and whether all its answers were equal.
+/// Latencies of one query by phase, and whether all its answers were equal.
 #[derive(Debug)]
 pub struct Series<A> {
     first: Option<A>,
@@ -195,17 +195,17 @@ impl<A: PartialEq> Series<A> {
         }
     }
 
-    /// The first answer, which all others are compared with.
+    /// The first answer. All later answers are compared with it.
     pub fn first(&self) -> Option<&A> {
         self.first.as_ref()
     }
 
-    /// Median latency of the runs in `phase`; `None` without any.
+    /// Median latency of the runs in `phase`; `None` if the phase has no runs.
     pub fn median_ns(&self, phase: Phase) -> Option<u64> {
         self.latency.quantile_ns(phase, 0.5)
     }
 
-    /// The latencies in `phase` that occurred, each with how often.
+    /// Each latency that occurred in `phase`, with its number of occurrences.
     pub fn counts(&self, phase: Phase) -> impl Iterator<Item = (u64, u64)> {
         self.latency.counts(phase)
     }
@@ -216,7 +216,7 @@ impl<A: PartialEq> Series<A> {
     }
 }
 
-/// What the query thread saw.
+/// What the query thread measured.
 #[derive(Debug)]
 pub struct QueryLog {
     /// Runs of Q1.
@@ -225,7 +225,7 @@ pub struct QueryLog {
     pub q6: Series<i128>,
 }
 
-/// Runs of both queries that have ended, by phase, for the main thread to watch.
+/// Finished pairs of both queries by phase. The main thread reads these counts.
 #[derive(Debug, Default)]
 pub struct QueryCounts([AtomicU64; PHASES.len()]);
 
@@ -236,7 +236,7 @@ impl QueryCounts {
     }
 }
 
-/// Runs Q1 and Q6 in turn until `stage` says stop.
+/// Runs Q1 and Q6 in turn until `stage` is stopped.
 pub fn run(columns: Columns, stage: &Stage, counts: &QueryCounts) -> QueryLog {
     let mut log = QueryLog { q1: Series::new(), q6: Series::new() };
     while !stage.stopped() {
@@ -256,7 +256,7 @@ fn timed<A: PartialEq>(stage: &Stage, series: &mut Series<A>, query: impl FnOnce
     series.add(Phase::of_interval(from, stage.phase()), latency, answer);
 }
 
-/// A number of `10^-digits` units, as a decimal.
+/// A decimal number: a count of units of `10^-digits`.
 #[derive(Clone, Copy, Debug)]
 pub struct Decimal(
     /// The number of units.
@@ -280,7 +280,7 @@ impl fmt::Display for Decimal {
     }
 }
 
-/// Whether both answers are those that the TPC publishes for scale factor 1.
+/// Whether both answers equal those that the TPC publishes for scale factor 1.
 pub fn is_published_sf1(q1: &Q1Answer, q6: i128) -> bool {
     const COUNTS: [((u8, u8), u64); 4] = [
         ((b'A', b'F'), 1_478_493),
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Days since 1970-01-01 of an ISO date, by counting, as a second opinion on the constants.
+    /// Counts the days from 1970-01-01 to an ISO date, as a second opinion on the constants.
     fn days(date: &str) -> i32 {
         let (year, rest) = date.split_once('-').unwrap();
         let (month, day) = rest.split_once('-').unwrap();
@@ -337,8 +337,8 @@ mod tests {
         assert_eq!(Q6_SHIP_DATES, days("1994-01-01")..days("1995-01-01"));
     }
 
-    /// The same queries over the generator's rows: dates compared as text, decimals as `i128`
-    /// expressions, groups by text.
+    /// Computes the same queries in another way, over the generator's rows. Dates are compared as
+    /// text, decimals are `i128` expressions, and text keys the groups.
     #[test]
     fn answers_equal_those_of_another_formulation() {
         let scale_factor = 0.003;

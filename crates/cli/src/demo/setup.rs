@@ -1,4 +1,4 @@
-//! Decides whether the demo fits into memory, before anything is generated.
+//! Decides whether the demo fits into memory, before the generator starts.
 
 use pageleap::pool::reserve_command;
 use pageleap::{NodeId, PageSize};
@@ -7,11 +7,11 @@ use pageleap_measure::figures::human_bytes;
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
 use crate::machine::{NodeMemory, Refusal};
 
-/// Share of the free memory that the demo takes at most; the rest is for page tables and everybody
-/// else.
+/// Largest share of the free memory that the demo takes. The rest is for page tables and other
+/// processes.
 const USABLE_SHARE: f64 = 0.95;
 
-/// What the demo wants of the memory.
+/// The memory that the demo needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
     /// TPC-H scale factor.
@@ -22,12 +22,12 @@ pub struct Demand {
     pub to: u32,
     /// The size of the pools' pages.
     pub page: PageSize,
-    /// Whether missing huge pages will be reserved.
+    /// Whether the demo will reserve missing huge pages.
     pub reserve: bool,
 }
 
 impl Demand {
-    /// Refuses what will not fit.
+    /// Refuses a demo that will not fit.
     pub fn check(&self, nodes: &[NodeMemory]) -> Result<(), Refusal> {
         let from = find(nodes, self.from)?;
         let to = find(nodes, self.to)?;
@@ -39,11 +39,11 @@ impl Demand {
         }
     }
 
-    /// Whether `pools` pools of the table, and what else the demo keeps in memory if `ordinary` is
-    /// set, fit on a node.
+    /// Refuses a node that has too little free memory for `pools` pools of the table. With
+    /// `ordinary`, the demo's other memory must fit too.
     fn check_node(&self, node: &NodeMemory, pools: u32, ordinary: bool) -> Result<(), Refusal> {
         let table = estimate_bytes(self.scale_factor);
-        // The shadow copy comes when the text that comments are cut from has gone.
+        // The demo frees the text of the comments before it makes the shadow copy.
         let shadow = self.scale_factor * ROWS_AT_SF1 as f64 * size_of::<u64>() as f64;
         let beside = if ordinary { shadow.max(TEXT_POOL_BYTES as f64) } else { 0.0 };
         let page = self.page.bytes() as f64;
@@ -99,11 +99,12 @@ fn find(nodes: &[NodeMemory], id: u32) -> Result<&NodeMemory, Refusal> {
         .ok_or_else(|| Refusal::new(format!("node {id} does not exist")))
 }
 
-/// Two significant digits, never more than `value`.
+/// Rounds down to two significant digits; the result never exceeds `value`.
 fn round_down(value: f64) -> f64 {
     let unit = 10f64.powf(value.log10().floor() - 1.0);
     let rounded = (value / unit).floor() * unit;
-    // Printing through text removes the tail that the multiplication with a power of ten leaves.
+    // Printing and parsing removes the tail of digits that the multiplication by a power of ten
+    // leaves.
     format!("{rounded:.6}").parse().unwrap_or(rounded)
 }
 

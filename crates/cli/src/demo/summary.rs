@@ -1,6 +1,6 @@
-//! What the demo found, as figures without a format, and what is wrong with it.
+//! The demo's result as unformatted figures, and a list of what is wrong with the run.
 //!
-//! Field names carry the units: `_ns` nanoseconds, `_per_s` per second; sizes are bytes.
+//! Field names carry the units: `_ns` is nanoseconds, `_per_s` is per second. Sizes are bytes.
 
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
@@ -30,11 +30,12 @@ pub struct Summary {
     pub machine: Machine,
     /// The leap under load.
     pub leap: Leap,
-    /// Memcpys of the region without load, and the base line among them.
+    /// Memcpys of the region without load, with the base line chosen from them.
     pub memcpy: Memcpy,
-    /// Leaps of the whole region without load, to the destination and back in turns. Nanoseconds.
+    /// Leaps of the whole region without load, alternately to the destination and back.
+    /// Nanoseconds.
     pub quiet: statistics::Summary,
-    /// The times that `quiet` sums up, in the order in which they were taken.
+    /// The times that `quiet` sums up, in the order of the leaps.
     pub quiet_ns: Vec<u64>,
     /// What the writer reached.
     pub writes: Writes,
@@ -44,12 +45,12 @@ pub struct Summary {
     pub q6: Query,
     /// Where the pages are.
     pub pages: Pages,
-    /// Whether both answers are those published for scale factor 1, and the revenue that Q6 finds;
-    /// `None` at other scale factors.
+    /// Whether both answers equal those published for scale factor 1, and the revenue of Q6. `None`
+    /// at other scale factors.
     pub published: Option<(bool, Decimal)>,
-    /// What the library had to say.
+    /// Warnings of the library's report.
     pub warnings: Vec<String>,
-    /// What is wrong; empty if the run is a success.
+    /// What is wrong with the run; empty if the run is a success.
     pub mismatches: Vec<String>,
 }
 
@@ -60,7 +61,7 @@ pub struct Table {
     pub scale_factor: f64,
     /// Rows.
     pub rows: u64,
-    /// Bytes of the region, all of which were to move.
+    /// Bytes of the region. The leap was to move all of them.
     pub bytes: u64,
     /// Page size that was asked for.
     pub page_size: u64,
@@ -82,11 +83,11 @@ pub struct Machine {
 pub struct Leap {
     /// Node the table started on.
     pub from: u32,
-    /// Node it was to move to.
+    /// Node that the table was to move to.
     pub to: u32,
-    /// Engine that moved it.
+    /// Engine that moved the table.
     pub engine: String,
-    /// Why this engine.
+    /// Why the library chose this engine.
     pub engine_reason: String,
     /// Most bytes that one migration step worked on.
     pub area_bytes: u64,
@@ -94,19 +95,20 @@ pub struct Leap {
     pub threads: usize,
     /// From the start of the job to the last commit.
     pub migrate_ns: u64,
-    /// Time that the job took after the last commit to make vacated frames ready for use again.
+    /// Time of the job after the last commit. In this time the job makes vacated frames ready for
+    /// use again.
     pub recycle_ns: u64,
-    /// CPU time of leap and recycling; `None` if the kernel does not say.
+    /// CPU time of leap and recycling; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
-    /// Whether all pages were dealt with.
+    /// Whether the job ran to its end.
     pub completed: bool,
     /// Bytes that moved.
     pub moved_bytes: u64,
-    /// Bytes copied again because they were written meanwhile / all bytes.
+    /// Bytes copied again because a thread wrote them meanwhile / all bytes.
     pub extra_copied_ratio: f64,
-    /// Longest time that the library held back a writer, as far as the library sees it.
+    /// Longest time that the library held back a writer, as far as the library can measure it.
     pub max_wait_ns: u64,
-    /// Why the job ended early; `None` if it did not.
+    /// Why the job ended early; `None` if it completed.
     pub ended_early: Option<String>,
 }
 
@@ -117,7 +119,7 @@ pub struct Memcpy {
     pub step_bytes: u64,
     /// Median time in these steps.
     pub ns: u64,
-    /// Median CPU time in these steps; `None` if the kernel does not say.
+    /// Median CPU time in these steps; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
     /// All times.
     pub runs: Vec<Copies>,
@@ -128,8 +130,8 @@ pub struct Memcpy {
 pub struct Writes {
     /// Rate that was asked for.
     pub requested: Rate,
-    /// Rate during the leap / rate asked for; without a limit, / rate before the leap. `None`
-    /// without a writer.
+    /// Rate during the leap / rate asked for. With an unlimited rate: / rate before the leap.
+    /// `None` without a writer.
     pub achieved_ratio: Option<f64>,
     /// Rate before the leap.
     pub before_per_s: f64,
@@ -145,7 +147,7 @@ pub struct Writes {
     pub max_gap_before_ns: Option<u64>,
     /// The same during the leap.
     pub max_gap_ns: Option<u64>,
-    /// 999 of 1000 gaps during the leap are not longer.
+    /// 99.9th percentile: 999 of 1000 gaps during the leap are not longer.
     pub p999_gap_ns: Option<u64>,
 }
 
@@ -157,14 +159,14 @@ impl Writes {
 }
 
 /// Latencies of one query by phase: before, during and after the leap. A run that overlaps the leap
-/// counts as during it.
+/// counts as during the leap.
 #[derive(Clone, Debug)]
 pub struct Query {
     /// Medians; `None` for a phase without runs.
     pub median_ns: [Option<u64>; PHASES.len()],
     /// Runs.
     pub runs: [u64; PHASES.len()],
-    /// Latencies that occurred, each with how often.
+    /// Each latency that occurred, with its number of occurrences.
     pub counts: [Vec<(u64, u64)>; PHASES.len()],
     /// Whether all answers were the same.
     pub equal: bool,
@@ -180,26 +182,26 @@ pub struct Pages {
     pub counts: PageCounts,
     /// Pages by node before the leap, as the kernel reports them.
     pub before: NodePages,
-    /// The same after it.
+    /// The same after the leap.
     pub after: NodePages,
     /// Page size that the kernel reports for the region's mapping after the leap.
     pub kernel_page_size: u64,
     /// Share of the region that huge pages map.
     pub huge_mapped_ratio: f64,
-    /// Mappings of region and pools before the leap, at most, and after it.
+    /// Mappings of region and pools: before the leap, the most during it, and after it.
     pub mappings: [usize; 3],
-    /// Share of pages whose physical frame is another one; `None` if the kernel hides frames.
+    /// Share of pages that have another physical frame now; `None` if the kernel hides frames.
     pub frames_changed_ratio: Option<f64>,
 }
 
 impl Summary {
-    /// Time of the leap / time of the memcpy; `None` if not everything moved.
+    /// Time of the leap / time of the memcpy; `None` if the leap did not complete.
     pub fn ratio_to_memcpy(&self) -> Option<f64> {
         self.leap.completed.then(|| self.leap.migrate_ns as f64 / self.memcpy.ns as f64)
     }
 
-    /// CPU time of leap and recycling / CPU time of the memcpy; `None` if not everything moved or a
-    /// part is unknown.
+    /// CPU time of leap and recycling / CPU time of the memcpy; `None` if the leap did not complete
+    /// or one of the two is unknown.
     pub fn cpu_to_memcpy_ratio(&self) -> Option<f64> {
         let leap = self.leap.cpu_ns.filter(|_| self.leap.completed)?;
         Some(leap as f64 / self.memcpy.cpu_ns.filter(|ns| *ns > 0)? as f64)
@@ -210,7 +212,7 @@ impl Summary {
         self.quiet.median / self.memcpy.ns as f64
     }
 
-    /// Puts together what was measured and observed.
+    /// Combines the measurements and the observations.
     pub fn of(
         args: &DemoArgs,
         built: &Built,
@@ -364,7 +366,7 @@ fn ended_early(ended: &Ended) -> Option<String> {
     }
 }
 
-/// What is wrong with a run, in sentences, but for frames and for a leap that did not end.
+/// What is wrong with a run, one sentence each. Frames and incomplete leaps are checked elsewhere.
 fn mismatches(summary: &Summary, other_columns_equal: bool) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, query) in [("Q1", &summary.q1), ("Q6", &summary.q6)] {
@@ -411,7 +413,7 @@ fn kept_frames(frames: Frames) -> Option<String> {
     })
 }
 
-/// What is wrong with a leap that did not move everything. Only a signal excuses it.
+/// What is wrong with a leap that did not move everything. Only a signal excuses such a leap.
 pub fn incomplete(summary: &Summary) -> Option<String> {
     let counts = summary.pages.counts;
     let left = counts.busy + counts.failed + counts.not_attempted;

@@ -1,10 +1,9 @@
-//! What is checked after the leap, each through another observer than the code that moved the
-//! pages.
+//! Checks after the leap. Each check uses another observer than the code that moved the pages.
 
 use std::ops::Range;
 
-/// Mixes all words into one, so that a changed, lost or swapped word shows. Four lanes, because one
-/// chain of multiplications would be slower than the memory.
+/// Mixes all words into one, so that a changed, lost or swapped word shows. It uses four lanes,
+/// because one chain of multiplications would be slower than the memory.
 pub fn checksum(words: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
     let mut lanes = [1u64, 2, 3, 4];
@@ -19,18 +18,19 @@ pub fn checksum(words: &[u64]) -> u64 {
     lanes.into_iter().fold(rest, mix)
 }
 
-/// How the frames of the region compare with those it had before.
+/// The frames of the region after the leap, compared with those before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frames {
-    /// Share of all pages whose frame is another one now.
+    /// Share of all pages that have another frame now.
     pub changed_ratio: f64,
-    /// Pages that were reported as migrated and still have their old frame.
+    /// Pages that the report calls migrated although they still have their old frame.
     pub migrated_unchanged: u64,
 }
 
-/// Compares frame numbers, one per page, with the byte ranges reported as migrated. A number of 0
-/// stands for an unknown frame and never counts as changed. Other pages may have a new frame too:
-/// the kernel moves pages for reasons of its own.
+/// Compares the frame numbers before and after, one per page. `migrated` has the byte ranges that
+/// were reported as migrated. A number of 0 means an unknown frame and never counts as changed.
+/// Pages outside `migrated` may have new frames too, because the kernel also moves pages on its
+/// own.
 pub fn compare_frames(
     before: &[u64],
     after: &[u64],

@@ -1,4 +1,5 @@
-//! `pageleap doctor`: what works here, what does not, why, and what would change it at which price.
+//! `pageleap doctor`: says what works on this machine, what does not, and why. For what does not
+//! work, it names the remedies and the price of each.
 
 mod report;
 
@@ -17,24 +18,25 @@ use report::Report;
 /// Say what works on this machine, for this user and in this container, and what would make the
 /// rest work.
 ///
-/// Every call is tried on a few pages, a leap included; nothing is inferred from the kernel's
-/// version, nothing is changed, and nothing needs privilege. Remedies come with what they grant
-/// besides, the least intrusive first; parts between angle brackets are to be filled in.
+/// The doctor tries every call on a few pages, and a whole leap too. It infers nothing from the
+/// kernel's version, changes nothing, and needs no privilege. Each remedy says what else it grants;
+/// the least intrusive remedy comes first. Fill in the parts between angle brackets.
 ///
-/// Exit code: 0 a leap (of the size and the pages asked for) is possible; 1 it is not; 2 a request
+/// Exit code: 0 a leap (of the size and page size asked for) is possible; 1 it is not; 2 a request
 /// that makes no sense.
 #[derive(Args, Clone, Debug)]
 pub struct DoctorArgs {
-    /// Bytes that are to leap, such as 512m or 64g: limits are compared with two pools of that size
+    /// Bytes of the leap, such as 512m or 64g: the doctor compares limits with two pools of that
+    /// size
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = bytes::region_size)]
     pub size: Option<u64>,
 
-    /// Page size that is to leap: 4k, thp, 2m or 1g
+    /// Page size of the leap: 4k, thp, 2m or 1g
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub page_size: PageSize,
 
-    /// Read /proc and /sys below this folder; calls are not tried then, so that a leap is never
-    /// found possible
+    /// Read /proc and /sys below this folder; the doctor then tries no calls and never finds a leap
+    /// possible
     #[arg(long, value_name = "DIR")]
     pub sysroot: Option<PathBuf>,
 
@@ -43,28 +45,28 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// What was found, and what follows from it.
+/// What the doctor found, and what follows from it.
 struct Diagnosis {
     capabilities: Capabilities,
     demand: Demand,
-    /// The leap that was tried.
+    /// The result of the leap that the doctor tried.
     trial: Finding,
     sysroot: Option<PathBuf>,
 }
 
 impl Diagnosis {
-    /// What makes the leap impossible.
+    /// The findings that make the leap impossible.
     fn blockers(&self) -> Vec<&Finding> {
         self.capabilities.blockers(&self.demand, &self.trial)
     }
 
-    /// Only a leap that was done proves that one is possible.
+    /// Whether a leap is possible. Only a leap that succeeded proves it.
     fn leap_possible(&self) -> bool {
         self.trial.state == pageleap::probe::State::Works && self.blockers().is_empty()
     }
 }
 
-/// Probes and prints; returns the verdict as an exit code.
+/// Probes, prints, and returns the verdict as an exit code.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let files = match &args.sysroot {
         None => SysFiles::host(),

@@ -1,5 +1,5 @@
-//! What the doctor prints: the verdict first, then what works in a line each, then the rest with
-//! reasons and remedies.
+//! The doctor's report. The verdict comes first, then one line for each thing that works. The rest
+//! follows with reasons and remedies.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -9,32 +9,32 @@ use serde::Serialize;
 
 use super::Diagnosis;
 
-/// Columns after which prose is broken. Lines to type never are.
+/// Width at which prose is broken. Lines for the user to type are never broken.
 const WIDTH: usize = 118;
-/// Where the text of a finding begins.
+/// Column in which the text of a finding begins.
 const INDENT: usize = 24;
-/// Where the details of a finding begin.
+/// Column in which the details of a finding begin.
 const DETAIL: usize = 35;
 
-/// The output as an object. The order of the fields is that of the JSON text.
+/// The report as an object. The JSON text has the fields in this order.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// Whether a leap as asked for is possible: one of a few pages was done, and no limit is in the
-    /// way of one of that size.
+    /// Whether the requested leap is possible: a leap of a few pages succeeded, and no limit
+    /// prevents one of the requested size.
     leap_possible: bool,
-    /// What was asked for.
+    /// The leap that was asked for.
     demand: DemandJson,
-    /// The user that it holds for.
+    /// The user for whom the report holds.
     user: &'a str,
-    /// The folder whose `/proc` and `/sys` were read; null for this machine's.
+    /// The folder whose `/proc` and `/sys` were read; null for those of this machine.
     sysroot: Option<String>,
-    /// Whether calls were tried.
+    /// Whether the doctor tried calls.
     calls_tried: bool,
-    /// The `id`s of what makes the leap impossible.
+    /// The `id`s of the findings that make the leap impossible.
     blockers: Vec<&'static str>,
-    /// Everything that was looked at.
+    /// All findings.
     findings: Vec<FindingJson<'a>>,
-    /// Each feature of userfaultfd by each way; null if nothing was tried.
+    /// Each feature of userfaultfd, for each way to open it; null if the doctor tried no calls.
     userfaultfd: Option<Vec<FeatureJson>>,
     #[serde(skip)]
     diagnosis: &'a Diagnosis,
@@ -42,11 +42,11 @@ pub struct Report<'a> {
 
 #[derive(Serialize)]
 struct DemandJson {
-    /// Bytes of the region; null for a few pages.
+    /// Bytes of the region; null means a few pages.
     bytes: Option<u64>,
     /// `4k`, `thp`, `2m` or `1g`.
     page_size: String,
-    /// The same in bytes.
+    /// The page size in bytes.
     page_bytes: usize,
 }
 
@@ -57,12 +57,12 @@ struct FindingJson<'a> {
     /// `works`, `limited`, `missing` or `unknown`.
     state: &'static str,
     summary: &'a str,
-    /// Calls with their results, files with their contents.
+    /// Calls with their results, and files with their contents.
     observed: &'a [String],
-    /// Why it is not in order; null if it is.
+    /// Why the state is not `works`; null if no reason is needed.
     reason: Option<&'a str>,
     remedies: Vec<RemedyJson<'a>>,
-    /// The function of pageleap that depends on it.
+    /// The function of pageleap that depends on this finding.
     needed_by: &'static str,
 }
 
@@ -71,25 +71,25 @@ struct RemedyJson<'a> {
     who: &'static str,
     /// The line to type or to add.
     line: &'a str,
-    /// What it grants besides, or takes away.
+    /// What else the remedy grants, or what it takes away.
     grants: &'a str,
 }
 
 #[derive(Serialize)]
 struct FeatureJson {
     name: &'static str,
-    /// The Linux version that brought it.
+    /// The Linux version that introduced the feature.
     since: &'static str,
-    /// By the system call.
+    /// Whether the system call offers it.
     call: bool,
-    /// Through `/dev/userfaultfd`.
+    /// Whether `/dev/userfaultfd` offers it.
     device: bool,
-    /// By the system call with `UFFD_USER_MODE_ONLY`.
+    /// Whether the system call with `UFFD_USER_MODE_ONLY` offers it.
     user_mode_only: bool,
 }
 
 impl<'a> Report<'a> {
-    /// Puts it together.
+    /// Makes the report of a diagnosis.
     pub fn of(diagnosis: &'a Diagnosis) -> Report<'a> {
         let capabilities = &diagnosis.capabilities;
         let has = |way: Way, bit: u64| {
@@ -125,12 +125,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// One object on several lines.
+    /// The report as one JSON object on several lines.
     pub fn json(&self) -> String {
         serde_json::to_string_pretty(self).expect("strings, numbers and lists are JSON")
     }
 
-    /// For people.
+    /// The report as text for people.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let mut told = HashMap::new();
@@ -216,8 +216,8 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// A finding with all that there is to say. `told` has the lines of remedies that were printed
-/// before, with the finding that they are under: they are not repeated.
+/// Writes a finding with all its details. `told` maps each remedy's line that was printed before to
+/// the finding above it, so that no line is printed twice.
 fn detailed<'a>(out: &mut String, finding: &'a Finding, told: &mut HashMap<&'a str, &'static str>) {
     prose(out, &format!("  {}", finding.topic.id()), &finding.summary, INDENT);
     let pad = " ".repeat(INDENT);
@@ -249,7 +249,7 @@ fn detailed<'a>(out: &mut String, finding: &'a Finding, told: &mut HashMap<&'a s
     }
 }
 
-/// Writes a label and text that begins in column `column`, broken at spaces.
+/// Writes a label, and then text that begins in column `column` and breaks at spaces.
 fn prose(out: &mut String, label: &str, text: &str, column: usize) {
     let mut line = format!("{label:column$}");
     if label.chars().count() >= column {

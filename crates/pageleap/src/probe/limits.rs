@@ -1,5 +1,5 @@
-//! Limits, judged for a leap of the requested size. Pools and jobs check the same limits again,
-//! step by step.
+//! Judges limits for a leap of the requested size. Pools and jobs check the same limits again, step
+//! by step.
 
 use pageleap_sys::{self as sys, Errno, Resource, ResourceLimit};
 
@@ -13,10 +13,11 @@ use crate::observe;
 use crate::topology::{Node, escaped};
 use crate::units::human_bytes;
 
-/// Mappings that any leap takes while it runs, beside those of its areas: reservations, aliases,
+/// Mappings that every running leap takes besides those of its areas: reservations, aliases,
 /// attributes, threads.
 const SPARE_MAPPINGS: u64 = 64;
-/// Address space for threads with their stacks and for tables of frames, beside pools and regions.
+/// Address space that a leap takes besides pools and regions: threads with their stacks, and tables
+/// of frames.
 const SPARE_ADDRESS_SPACE: u64 = 64 << 20;
 /// Bytes that pools leave free on a node and in a cgroup.
 const MARGIN: u64 = 64 << 20;
@@ -45,7 +46,7 @@ fn both_pools(demand: &Demand) -> u64 {
     demand.pool_bytes().saturating_mul(2)
 }
 
-/// The largest leap that fits, if one does.
+/// A remedy that asks for the largest leap that fits; `None` if no leap fits.
 pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
     let page_mb = (demand.page.bytes() as u64 >> 20).max(1);
     let mb = bytes >> 20;
@@ -57,7 +58,7 @@ pub(super) fn ask_for_less(bytes: u64, demand: &Demand) -> Option<Remedy> {
 }
 
 /// The most mappings that a leap can need. If no two neighbouring areas are in the same state, each
-/// needs a mapping of the region and one of the alias of the frames that it vacates.
+/// area needs two mappings: one of the region, and one of the alias of the frames that it vacates.
 fn worst_mappings(demand: &Demand) -> u64 {
     let area = (DEFAULT_AREA_BYTES as u64).max(demand.page.bytes() as u64);
     demand.pool_bytes().div_ceil(area).saturating_mul(2).saturating_add(SPARE_MAPPINGS)
@@ -124,12 +125,13 @@ fn mappings(around: &Around, demand: &Demand) -> Finding {
     finding.saw(seen).saw(used)
 }
 
-/// A limit of the process, and how it is raised.
+/// A limit of the process, and how to raise it.
 struct Limit {
     resource: Resource,
     /// Its letter for `ulimit`.
     ulimit: char,
-    /// Its name for `prlimit`; in capitals, after `RLIMIT_`, that of the kernel's man pages.
+    /// Its name for `prlimit`. In capitals after `RLIMIT_`, it is the name in the kernel's man
+    /// pages.
     name: &'static str,
 }
 
@@ -145,14 +147,13 @@ impl Limit {
         format!("RLIMIT_{name}: {}; may be raised to {}", text(limit.soft), text(limit.hard))
     }
 
-    /// The lines that raise it to `needed` bytes.
+    /// The remedies that raise the limit to `needed` bytes.
     fn raise(&self, limit: ResourceLimit, needed: u64, grants: &str) -> Vec<Remedy> {
         let (flag, name) = (self.ulimit, self.name);
         let by_user = if limit.hard.is_none() {
             Some(format!("ulimit -S -{flag} unlimited"))
         } else {
-            // In units of 1 KB, which is what bash and dash have for these (512 bytes for files in
-            // dash).
+            // Units of 1 KB, which bash and dash use for these limits (dash: 512 bytes for files).
             limit
                 .hard
                 .filter(|hard| *hard >= needed)
@@ -184,7 +185,8 @@ fn address_space(demand: &Demand) -> Finding {
         Err(errno) => return unknown_limit(topic, errno),
     };
     let seen = ADDRESS_SPACE.seen(limit);
-    // Two aliases and the region; each is aligned, to 1 GB if it is that large.
+    // A leap takes two aliases and the region. Each is aligned: to 1 GB if it is that large, else
+    // to 2 MB.
     let pool = demand.pool_bytes();
     let alignment = if pool >= 1 << 30 { 1 << 30 } else { 2 << 20 };
     let needed =
@@ -194,7 +196,8 @@ fn address_space(demand: &Demand) -> Finding {
     } else if !sys::is_over_address_space_limit(crate::BASE_PAGE, needed) {
         Finding::works(topic, format!("address space suffices for {demand}"))
     } else {
-        // What is in use already is less than the limit, or nothing would run.
+        // The address space in use is below the limit, or nothing would run. So limit plus need
+        // suffices.
         let raised = needed.saturating_add(limit.soft.unwrap_or(0));
         Finding::missing(
             topic,
@@ -381,7 +384,7 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     let Some(tightest) =
         rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left)
     else {
-        // Each is there wherever its version of cgroups is mounted.
+        // Each of these files exists wherever its version of cgroups is mounted.
         const SIGNS: [&str; 3] = [
             "sys/fs/cgroup/cgroup.controllers",
             "sys/fs/cgroup/unified/cgroup.controllers",
@@ -471,8 +474,8 @@ fn overcommit(around: &Around, demand: &Demand) -> Finding {
         human_bytes(used)
     );
     let needed = both_pools(demand);
-    // Memory that others take meanwhile, and that the kernel keeps for root and for users
-    // (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
+    // Memory that other processes take meanwhile, and memory that the kernel keeps for root and for
+    // users (vm.admin_reserve_kbytes, vm.user_reserve_kbytes).
     let slack = needed / 32 + (256 << 20);
     let finding = if left >= needed {
         Finding::works(topic, format!("the commit limit leaves enough for {}", demand))
@@ -553,7 +556,7 @@ mod tests {
         assert_eq!(mappings(&around, &of(60, PageSize::Base)).state, State::Works);
         let large = mappings(&around, &of(128, PageSize::Huge2M));
         assert_eq!(large.state, State::Limited);
-        // 65,536 areas, two mappings each, the spare ones, and all that twice.
+        // 65,536 areas with two mappings each, plus the spare mappings, and the sum doubled.
         assert_eq!(
             large.remedies[0].line,
             format!("sysctl -w vm.max_map_count={}", 2 * (2 * 65_536 + 64))
@@ -610,7 +613,7 @@ mod tests {
         assert_eq!(overcommit(&around, &of(1, PageSize::Base)).state, State::Works);
         let finding = overcommit(&around, &of(2, PageSize::Base));
         assert_eq!(finding.state, State::Missing);
-        // 1 GB in use, 4 GB of pools, and some for others.
+        // 1 GB in use, 4 GB of pools, and slack for other processes.
         let more = (256 << 10) + (4 << 20) / 32;
         assert_eq!(
             finding.remedies[1].line,

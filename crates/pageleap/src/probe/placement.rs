@@ -1,4 +1,5 @@
-//! The nodes that memory and page tables come from, and whether the process may choose them.
+//! Judges which nodes memory and page tables come from, and whether the process may choose those
+//! nodes.
 
 use pageleap_sys::{self as sys, Advice, Errno, Policy, Trial, call_apart};
 
@@ -9,7 +10,7 @@ use super::scratch::{Failed, Scratch};
 use crate::topology::{Topology, status_value};
 use crate::units::{BASE_PAGE, NodeId};
 
-/// How a call that a filter may refuse went.
+/// The outcome of a call that a seccomp filter may refuse.
 #[derive(Clone, Debug)]
 enum Attempt<T> {
     Done(T),
@@ -18,7 +19,7 @@ enum Attempt<T> {
     NotTried(Failed),
 }
 
-/// The nodes that the process may use, and all with memory.
+/// The nodes that the process may use, and all nodes with memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     pub(super) with_memory: Vec<NodeId>,
@@ -48,8 +49,8 @@ pub(super) fn findings_from_files(around: &Around, allowed: &Allowed) -> Vec<Fin
     vec![nodes(allowed), cpuset(around, allowed)]
 }
 
-/// The rest, which makes calls. Needs to know whether memory can be bound to say what AutoNUMA may
-/// do.
+/// The findings that need calls. Whether memory can be bound decides what AutoNUMA may do, so the
+/// trial of mbind comes first.
 pub(super) fn findings(around: &Around, allowed: &Allowed) -> Vec<Finding> {
     let mbind = judge_mbind(around, try_mbind(around, allowed));
     let autonuma = autonuma(around, allowed, Some(mbind.state == State::Works));
@@ -136,7 +137,8 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
     finding.saw(allowed.seen.clone())
 }
 
-/// Binds a page to each node in turn; returns where the kernel put it, if that can be asked.
+/// Binds a page to each node in turn. Returns the node on which the kernel put each page, if the
+/// kernel tells it.
 fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32>)>> {
     let nodes: Vec<u32> = if allowed.allowed.is_empty() {
         vec![0]
@@ -144,7 +146,7 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
         allowed.allowed.iter().map(|id| id.0).collect()
     };
     let first = nodes[0];
-    // SAFETY: an empty range.
+    // SAFETY: the range is empty.
     let nothing = || unsafe { sys::bind(0, 0, Policy::Preferred(first)) }.map(|()| 0);
     if let Err(killed) = around.survives("mbind", &nothing) {
         return Attempt::Killed(killed);
@@ -159,11 +161,12 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
         };
         let span = &scratch.span;
         for policy in [Policy::Preferred(node), Policy::Bind(node)] {
-            // SAFETY: the range is ours.
+            // SAFETY: the range belongs to `scratch`, and nothing else uses it.
             if let Err(errno) = unsafe { sys::bind(span.start, span.len, policy) } {
                 return Attempt::Refused(errno);
             }
-            // Under a preference, a full node leads to another node, and not to the OOM killer.
+            // Populates under the preference: then a full node leads to another node, not to the
+            // OOM killer.
             if let (Policy::Preferred(_), Err(errno)) = (policy, span.advise(Advice::PopulateWrite))
             {
                 return Attempt::NotTried(Failed {
@@ -233,7 +236,7 @@ fn has_node_folder(around: &Around) -> bool {
     matches!(around.files.text_if_there("sys/devices/system/node/online"), Ok(Some(_)))
 }
 
-/// Sets the policy in a process apart, so that no thread of this process keeps it.
+/// Sets the policy in a separate process, so that no thread of this process keeps the policy.
 fn try_set_mempolicy(allowed: &Allowed) -> Attempt<()> {
     let node = allowed.allowed.first().map_or(0, |id| id.0);
     // SAFETY: one system call, which reads a mask on the stack.
@@ -378,7 +381,7 @@ pub(super) fn autonuma(around: &Around, allowed: &Allowed, bound: Option<bool>) 
         ),
     };
     let finding = finding.saw(seen);
-    // Binding the pools would be enough.
+    // Binding the pools would be enough, so a filter that refuses mbind counts as a cause.
     if finding.state == State::Limited && bound == Some(false) {
         finding.filtered("mbind")
     } else {
