@@ -1,10 +1,10 @@
-//! The SIGSEGV handler: finds out whether a fault belongs to a migration, and leaves every other
-//! fault to whoever handled faults before.
+//! The SIGSEGV handler. It finds out whether a fault belongs to a migration, and leaves every other
+//! fault to the handler that was installed before.
 //!
-//! Inside the handler: atomics, futexes, `mprotect`, `madvise`, `mincore`, `rt_sigprocmask` and
-//! `clock_gettime` only; no allocation, no lock, no thread-local. It runs on the alternate stack
-//! where the thread has one (`SA_ONSTACK`), else on the thread's own, and needs less than 2 KB of
-//! it.
+//! The handler uses only atomics, futexes, `mprotect`, `madvise`, `mincore`, `rt_sigprocmask` and
+//! `clock_gettime`. It uses no allocation, no lock and no thread-local. It runs on the thread's
+//! alternate stack if the thread has one (`SA_ONSTACK`), else on the thread's own stack. It needs
+//! less than 2 KB of that stack.
 
 use std::path::Path;
 use std::ptr;
@@ -20,8 +20,8 @@ use crate::error::Error;
 use crate::sync::{monotonic_ns, process_wide};
 use crate::units::BASE_PAGE;
 
-/// Threads of all jobs together that can migrate at the same time in one process.
-// Few under a checker, so that they run out.
+/// The most threads that can migrate at the same time in one process, all jobs together.
+// Few under a checker, so that jobs run out of them.
 pub const MAX_THREADS: usize = if cfg!(shuttle) { 4 } else { 64 };
 
 process_wide! {
@@ -32,22 +32,22 @@ process_wide! {
 /// What handled SIGSEGV before us. Set before our handler is installed, never changed afterwards.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether it was to be called once only, and has been.
+/// Whether the previous handler was to be called only once (`SA_RESETHAND`), and has been called.
 static PREVIOUS_USED_UP: AtomicBool = AtomicBool::new(false);
 
 type Action = unsafe extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// What kind of access faulted, as far as the processor tells.
+/// The kind of access that faulted, as far as the processor tells.
 #[derive(PartialEq, Eq)]
 enum Access {
     Load,
     Store,
-    /// An instruction fetch, or a protection key: never ours.
+    /// An instruction fetch, or a violated protection key: never caused by a migration.
     Other,
 }
 
 /// # Safety
-/// `context` is the one that the kernel passed to a SIGSEGV handler.
+/// `context` is the pointer that the kernel passed to a SIGSEGV handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn access(_code: libc::c_int, context: *const libc::c_void) -> Access {
     const WRITE: i64 = 1 << 1;
@@ -66,8 +66,8 @@ unsafe fn access(_code: libc::c_int, context: *const libc::c_void) -> Access {
 }
 
 /// # Safety
-/// None needed: without the processor's error code, a missing mapping counts as a load, a forbidden
-/// access as a store.
+/// The caller has nothing to ensure: `context` is not read. Without the processor's error code, a
+/// missing mapping counts as a load, and a forbidden access as a store.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn access(code: libc::c_int, _context: *const libc::c_void) -> Access {
     if code == SEGV_MAPERR { Access::Load } else { Access::Store }
@@ -99,17 +99,17 @@ unsafe extern "C" fn on_sigsegv(
     }
 }
 
-/// Which signals are blocked in the handler, as the kernel counts them. Not SIGSEGV: others could
-/// not tell a thread that waits there from one that always blocks it. But glibc's signal for thread
-/// cancellation, which it keeps out of full sets: unwinding a thread out of the handler would leave
-/// an area closed.
+/// The signals that are blocked in the handler, as the kernel counts them. SIGSEGV stays open:
+/// another thread could not tell a thread that waits in the handler from one that always blocks
+/// SIGSEGV. glibc's signal for thread cancellation is blocked, although glibc keeps it out of full
+/// sets. Unwinding a thread out of the handler would leave an area closed.
 const MASK: u64 = !(1 << (libc::SIGSEGV - 1) | 1 << (SIGSETXID - 1));
 
-/// With these the handler is installed.
+/// The flags with which the handler is installed.
 const FLAGS: libc::c_int = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
 
-/// Has the handler's own mask while `wait` runs. The kernel has set it already, unless another
-/// handler has passed the fault on: that one may have any.
+/// Runs `wait` under the handler's own mask. The kernel has already set this mask, unless another
+/// handler has passed the fault on: its mask may be any.
 fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     if !PROMISED.load(Ordering::Relaxed) {
         return wait();
@@ -120,10 +120,10 @@ fn with_own_mask(wait: impl FnOnce() -> bool) -> bool {
     result
 }
 
-/// Sets the calling thread's mask, as the kernel counts signals, and returns the one before.
+/// Sets the calling thread's mask, as the kernel counts signals, and returns the previous mask.
 fn set_mask(new: u64) -> u64 {
     let mut before = 0u64;
-    // SAFETY: two masks of the kernel's size; only the calling thread's changes.
+    // SAFETY: both masks have the kernel's size, and only the calling thread's mask changes.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -136,20 +136,22 @@ fn set_mask(new: u64) -> u64 {
     before
 }
 
-/// Waits out or interrupts the migration that stood in the way of an access. `false` if none did.
+/// Waits out or interrupts the migration that stood in the way of an access. Returns `false` if no
+/// migration did.
 fn resolve(addr: usize, probe: Advice) -> bool {
     let entered = monotonic_ns();
     let page = addr & !(BASE_PAGE - 1);
     // SAFETY: the page lies in a region; populating it changes neither contents nor access.
     let populates = |advice| match unsafe { set_advice(page, BASE_PAGE, advice) } {
-        // Interrupted or short of something: no verdict on the access. Repeating it tells.
+        // The call was interrupted or short of a resource, and says nothing about the access.
+        // Repeating the access will tell.
         Ok(()) | Err(Errno(libc::EINTR | libc::EAGAIN)) => true,
         // Nothing is mapped, or memory is short.
         Err(Errno(libc::ENOMEM)) => is_mapped(page, BASE_PAGE),
         Err(_) => false,
     };
-    // Memory that may be written but not read can be loaded from all the same on x86-64, and the
-    // kernel populates it for writing only.
+    // On x86-64 a load from memory that is writable but not readable succeeds. The kernel populates
+    // such memory for writing only.
     let accessible =
         || populates(probe) || probe == Advice::PopulateRead && populates(Advice::PopulateWrite);
     let verdict = SLOTS.resolve(addr, &accessible, &mut |slot| {
@@ -158,17 +160,18 @@ fn resolve(addr: usize, probe: Advice) -> bool {
     verdict == Verdict::Retry
 }
 
-/// Does what the kernel would have done had our handler not been there.
+/// Does what the kernel would have done without our handler.
 ///
 /// # Safety
-/// The arguments are those of a signal handler that has nothing more to do after this call.
+/// The arguments are those of a signal handler that does nothing more after this call.
 unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: set before the handler was installed, leaked, never changed.
     let previous = unsafe { &*PREVIOUS.load(Ordering::Acquire) };
     // SAFETY: the kernel passed a valid `info`.
     let sent_by_process = unsafe { (*info).si_code } <= 0;
     let used_up = if previous.sa_flags & libc::SA_RESETHAND != 0 {
-        // The kernel would have put the default action in its place; ours stays, for the writers.
+        // The kernel would have installed the default action instead. Our handler stays, because
+        // writers need it.
         PREVIOUS_USED_UP.swap(true, Ordering::AcqRel)
     } else {
         false
@@ -177,9 +180,9 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
         return;
     }
     if used_up || matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
-        // A real fault repeats itself and ends the process as it would have without us; a sent one
-        // has to be sent again. SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an
-        // empty mask.
+        // A real fault repeats itself and ends the process, as it would have without our handler. A
+        // signal that was sent has to be sent again.
+        // SAFETY: plain system calls; a zeroed sigaction is SIG_DFL with an empty mask.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, &default, ptr::null_mut());
@@ -189,25 +192,25 @@ unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut l
         }
         return;
     }
-    // SAFETY: the kernel's mask is the first word of both sets; the previous handler gets the
-    // arguments and the mask that the kernel would have given it, and returns (or jumps) to where
-    // the kernel would have let it.
+    // SAFETY: the kernel's mask is the first word of both sets. The previous handler gets the
+    // arguments and the mask that the kernel would have given it. It returns (or jumps) to where it
+    // could have returned under the kernel.
     unsafe {
         let interrupted =
             *ptr::addr_of!((*context.cast::<libc::ucontext_t>()).uc_sigmask).cast::<u64>();
         let wanted = *ptr::addr_of!(previous.sa_mask).cast::<u64>();
         let own = if previous.sa_flags & libc::SA_NODEFER != 0 { 0 } else { 1u64 << (signal - 1) };
         let before = set_mask(interrupted | wanted | own);
-        // With SA_SIGINFO the handler takes three arguments, without it one; on all Linux ABIs the
-        // others are ignored then.
+        // With SA_SIGINFO the handler takes three arguments. Without it the handler takes one, and
+        // on all Linux ABIs it ignores the others.
         let action = std::mem::transmute::<usize, Action>(previous.sa_sigaction);
         action(signal, info, context);
-        // For whoever has passed the fault on to us.
+        // A handler that has passed the fault on to ours gets its mask back.
         set_mask(before);
     }
 }
 
-/// glibc's signal for `setuid` and its like, which all threads have to follow.
+/// glibc's signal for `setuid` and similar calls, which all threads have to carry out.
 const SIGSETXID: libc::c_int = 33;
 
 unsafe extern "C" fn forget_slots() {
@@ -223,35 +226,38 @@ fn current_action() -> libc::sigaction {
     }
 }
 
-/// Whether the program has promised that handlers which are installed over ours pass on what is not
+/// Whether the program has promised that handlers installed over ours pass on faults that are not
 /// theirs.
 static PROMISED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the SIGSEGV handler in front of the present one, which goes on getting every fault that
-/// is not about a moving page. The first job does it otherwise: engines `mprotect` and
-/// `precopy-protect` need it, and all others where their own way is refused.
+/// Installs the SIGSEGV handler in front of the present handler, which still gets every fault that
+/// does not concern a moving page. Without this call, the first job installs it. The engines
+/// `mprotect` and `precopy-protect` need it; the others need it when the kernel refuses their own
+/// calls.
 ///
-/// Jobs are refused if another handler has been installed over ours since: a writer's fault would
-/// reach that one, and end the process. If it passes faults that are not its own to the handler
-/// that it replaced, with all three arguments, call this before it is installed: the call is the
-/// promise that it does so, and jobs are then not refused, if it has SA_SIGINFO and not
-/// SA_RESETHAND. While it runs no other signal handler may store into a region: have it block all
-/// signals (`sa_mask`) if one might.
+/// If another handler was installed over ours since, jobs are refused: a writer's fault would reach
+/// that handler and end the process. The other handler may pass faults that are not its own to the
+/// handler that it replaced, with all three arguments. If it does, call this function before that
+/// handler is installed. The call is the promise that the handler passes faults on. Jobs then
+/// start, provided that the handler has SA_SIGINFO and not SA_RESETHAND.
+///
+/// While the other handler runs, no further signal handler may store into a region. If one might,
+/// let the other handler block all signals (`sa_mask`).
 pub fn install() -> Result<(), Error> {
     ensure_installed()?;
     PROMISED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-/// Whether a handler can pass on what it gets: all of it, each time.
+/// Whether a handler can pass on its signals: each time, and with all arguments.
 fn can_pass_on(action: &libc::sigaction) -> bool {
     !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
         && action.sa_flags & libc::SA_SIGINFO != 0
         && action.sa_flags & libc::SA_RESETHAND == 0
 }
 
-/// Installs the handler, once per process, or refuses if it no longer is the first and nobody has
-/// promised anything.
+/// Installs the handler, once per process. Refuses if another handler was installed over ours and
+/// the program has not promised that faults are passed on.
 pub(crate) fn ensure_installed() -> Result<(), Error> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -259,8 +265,8 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     let found = current_action();
     let is_ours = found.sa_sigaction == ours;
     let promised = PROMISED.load(Ordering::Relaxed);
-    // What is in order is not written again: it would replace a handler that somebody installs just
-    // now.
+    // An action that is in order is not written again: the write would replace a handler that
+    // another thread is just installing.
     let in_order =
         if is_ours { found.sa_flags & FLAGS == FLAGS } else { promised && can_pass_on(&found) };
     if in_order {
@@ -287,11 +293,13 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     }
     if is_first {
         PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
-        // In a child made by `fork` no migrator lives that could end what it inherits: its faults
-        // are its own. SAFETY: the function is async-signal-safe and stays.
+        // A child made by `fork` has no migrator that could end the attempts that the child
+        // inherits. The child's faults are therefore its own.
+        // SAFETY: the function is async-signal-safe and stays.
         unsafe { libc::pthread_atfork(None, None, Some(forget_slots)) };
     }
-    // Also where it is ours already: who has put it back by `signal` has lost its flags.
+    // Also needed if the handler is ours already: a program that has put it back by `signal` has
+    // lost its flags.
     // SAFETY: the handler is async-signal-safe (see the module's head) and `PREVIOUS` is set.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -303,11 +311,11 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses if a thread of the process blocks SIGSEGV: the kernel would kill the process at that
-/// thread's first write into an area that is being copied, without asking any handler.
+/// Refuses if a thread of the process blocks SIGSEGV. At that thread's first write into an area
+/// that is being copied, the kernel would kill the process without calling any handler.
 pub(crate) fn check_no_thread_blocks_sigsegv() -> Result<(), Error> {
-    /// A thread that is being created or is ending blocks all signals for a moment; only one that
-    /// does so in every look counts.
+    /// A thread that is being created or is ending blocks all signals for a moment. Only a thread
+    /// that blocks SIGSEGV in every look counts.
     const LOOKS: u32 = 500;
     const PAUSE: Duration = Duration::from_millis(2);
     let look = || threads_that_block(Path::new("/proc/self/task"), libc::SIGSEGV);
@@ -343,8 +351,8 @@ fn named(threads: &[(String, String)]) -> String {
 }
 
 /// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains
-/// `signal`, and which run code of the process: the kernel's workers among its threads (io_uring,
-/// vhost) block all signals, and get EFAULT.
+/// `signal`. The kernel's workers among them (io_uring, vhost) are left out: they run no code of
+/// the process, block all signals, and get EFAULT instead.
 fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {
@@ -365,13 +373,13 @@ fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<
     Ok(blocking)
 }
 
-/// Whether a line of `/proc/PID/stat` is that of a thread which the kernel has made for its own
+/// Whether a line of `/proc/PID/stat` belongs to a thread that the kernel has made for its own
 /// work.
 fn is_kernels(stat: &str) -> bool {
     /// PF_IO_WORKER (io_uring, since 5.12) and PF_USER_WORKER (also vhost, since 6.4), of
     /// include/linux/sched.h.
     const WORKER: u64 = 0x10 | 0x4000;
-    // The flags are the seventh field after the name, which may contain anything.
+    // The flags are the seventh field after the name. The name may contain any character.
     let flags = stat
         .rsplit(')')
         .next()

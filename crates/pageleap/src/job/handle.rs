@@ -16,27 +16,27 @@ use crate::sync::{AtomicU8, AtomicU64, Condvar, Mutex, Ordering, lock};
 pub enum Phase {
     /// Moving pages.
     Migrating,
-    /// Pages have moved, and may be moved again by others; vacated frames are made ready for use
-    /// again.
+    /// All pages have moved, and other jobs may move them again. The job makes the vacated frames
+    /// ready for use again.
     Recycling,
-    /// Done; the report is there.
+    /// The job has ended; the report is available.
     Finished,
 }
 
-/// How far a job is.
+/// How far a job has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// What it is doing.
+    /// What the job is doing.
     pub phase: Phase,
     /// Bytes that have to move.
     pub bytes_total: u64,
     /// Bytes that have moved.
     pub bytes_migrated: u64,
-    /// Bytes copied so far, those of disturbed copies included.
+    /// Bytes copied so far, including those of disturbed copies.
     pub bytes_copied: u64,
 }
 
-/// Why a job is to stop. The first reason given counts.
+/// Why a job has to stop. The first reason counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Stop {
@@ -47,7 +47,7 @@ pub(crate) enum Stop {
     CpusetChanged = 4,
 }
 
-/// What the handle, the workers and the region know of a job.
+/// The state of a job that its handle, its workers and its regions share.
 #[derive(Debug)]
 pub(crate) struct JobShared {
     stop: AtomicU8,
@@ -59,7 +59,7 @@ pub(crate) struct JobShared {
     /// Signalled when the next phase begins.
     changed: Condvar,
     event: EventFd,
-    /// The process that made it.
+    /// The process that started the job.
     process: u32,
 }
 
@@ -115,12 +115,13 @@ impl JobShared {
         self.bytes_copied.load(Ordering::Relaxed)
     }
 
-    /// Says that pages will not be moved any more, and that others may.
+    /// Announces that this job moves no more pages, so that other jobs may.
     pub(crate) fn start_recycling(&self) {
         self.enter(Phase::Recycling, None);
     }
 
-    /// Delivers the report. The last thing a job does: its claims and frames have been given back.
+    /// Delivers the report. This is the job's last step: it has already given back its claims and
+    /// frames.
     pub(crate) fn finish(&self, report: Report) {
         self.enter(Phase::Finished, Some(report));
     }
@@ -128,11 +129,11 @@ impl JobShared {
     fn enter(&self, phase: Phase, report: Option<Report>) {
         let mut slot = lock(&self.report);
         *slot = report;
-        // Under the lock: a waiter must not look at the phase before this and go to sleep after the
-        // call below.
+        // Under the lock: a waiter must not read the phase before this store and go to sleep after
+        // the notification below.
         self.phase.store(phase as u8, Ordering::Release);
-        // Also under the lock: whoever has waited for the end finds the descriptor readable, and
-        // whoever finds it readable the job finished.
+        // Also under the lock: a thread that has waited for the end finds the descriptor readable.
+        // A thread that finds the descriptor readable finds the job finished.
         if phase == Phase::Finished {
             self.event.signal();
         }
@@ -160,8 +161,8 @@ impl JobShared {
     }
 }
 
-/// A running migration. Dropping it cancels it and waits until its ranges are whole; so does
-/// leaving it out of sight.
+/// A running migration. Dropping the handle cancels the job and waits until its ranges are whole. A
+/// handle that goes out of scope does the same.
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
     shared: Arc<JobShared>,
@@ -172,7 +173,7 @@ impl Job {
         Job { shared }
     }
 
-    /// How far it is.
+    /// How far the job has come.
     pub fn progress(&self) -> Progress {
         Progress {
             phase: self.shared.phase(),
@@ -182,35 +183,35 @@ impl Job {
         }
     }
 
-    /// Asks it to stop after the areas under way. What has moved stays moved, the rest stays where
-    /// it is.
+    /// Asks the job to stop after the areas under way. Pages that have moved stay moved; the others
+    /// stay where they are.
     pub fn cancel(&self) {
         self.shared.ask_to_stop(Stop::Cancelled);
     }
 
-    /// Whether it has ended, so that [`Job::wait`] would return at once.
+    /// Whether the job has ended, so that [`Job::wait`] would return at once.
     pub fn is_finished(&self) -> bool {
         self.shared.phase() == Phase::Finished
     }
 
-    /// Waits until it moves no more pages. They may be moved again, discarded or dropped from then
-    /// on, while it makes the frames ready for use again that it has vacated; whoever needs these
-    /// waits for them.
+    /// Waits until the job moves no more pages. From then on the pages may be moved again,
+    /// discarded or dropped. Meanwhile the job makes its vacated frames ready for use again. A
+    /// caller that needs these frames waits for them.
     pub fn wait_until_moved(&self) {
         self.shared.wait_until(|phase| phase != Phase::Migrating);
     }
 
-    /// Waits until it has ended.
+    /// Waits until the job has ended.
     pub fn wait_until_finished(&self) {
         self.shared.wait_until_whole();
     }
 
-    /// What it did; `None` while it runs.
+    /// What the job did; `None` while it runs.
     pub fn report(&self) -> Option<Report> {
         lock(&self.shared.report).clone()
     }
 
-    /// Waits until it has ended and returns what it did.
+    /// Waits until the job has ended, and returns what it did.
     pub fn wait(self) -> Report {
         self.wait_until_finished();
         lock(&self.shared.report)
@@ -230,7 +231,8 @@ impl Drop for Job {
 }
 
 impl AsFd for Job {
-    /// Readable once the job has ended: for `poll`, `epoll`, io_uring. Do not read from it.
+    /// A descriptor that becomes readable once the job has ended, for `poll`, `epoll` and io_uring.
+    /// Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }

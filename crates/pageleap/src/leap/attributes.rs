@@ -1,8 +1,8 @@
-//! Keeping what a user has set on a range across a change of its frames.
+//! Keeps the attributes that a user has set on a range across a change of its frames.
 //!
-//! A mapping that replaces another starts with default attributes. Where page tables are exchanged,
-//! the alias gets the range's attributes first, and they arrive with it in the same instant; where
-//! a file is mapped, they are set again right after.
+//! A mapping that replaces another starts with default attributes. An engine that exchanges page
+//! tables gives the alias the range's attributes first, and they arrive in the same instant. An
+//! engine that maps a file sets the attributes again right after.
 
 use crate::backend::{Advice, Backend, Call, Errno};
 use crate::error::Error;
@@ -58,7 +58,7 @@ pub(crate) unsafe fn relock(
     }
     // SAFETY: forwarded to the caller.
     match unsafe { backend.lock(addr, len, wanted.lock_on_fault) } {
-        // The lock is set; only faulting in what may not be accessed did not work.
+        // The lock is set. Only the faulting-in failed, because the range may not be accessed.
         Err(Errno(libc::ENOMEM)) if !wanted.prot.readable() => Ok(()),
         other => other.map_err(|errno| Error::call(Call::Lock, addr, len, errno)),
     }

@@ -1,8 +1,8 @@
-//! Leaps of frames of regions: what to move where, and the job that does it.
+//! Migrations of regions: what to move where, and the job that moves it.
 //!
-//! [`Migration::start`] checks what was asked for ([`check`]), claims the ranges and takes the
-//! destination's frames ([`legs`]), chooses the engine, and starts a job with a mover of frames
-//! ([`mover`]). At the end vacated frames are recycled ([`recycle`]).
+//! [`Migration::start`] checks the arguments ([`check`]), claims the ranges and takes frames of the
+//! destination ([`legs`]). It then chooses the engine and starts a job with a mover of frames
+//! ([`mover`]). At the end the job recycles the vacated frames ([`recycle`]).
 
 mod attributes;
 mod check;
@@ -45,16 +45,16 @@ use mover::{FrameMover, Terrain};
 use slots::ClaimedSlot;
 use tracker::OpenTracker;
 
-/// The size of an area while nobody disturbs it, in bytes: 2 MB. The paper of page_leap recommends
-/// 16 MB (section 6); `docs/adr/0003` has the measurements that speak for less. The engine
-/// `precopy` begins with it.
+/// The size of an area while no writer disturbs it, in bytes: 2 MB. The paper of page_leap
+/// recommends 16 MB (section 6); `docs/adr/0003` has the measurements that favour less. The engine
+/// `precopy` begins with this size.
 pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 
-/// What areas of the engine `precopy` grow to while few of their pages are written: larger ones
-/// only lengthen the freeze.
+/// The largest size to which areas of the engine `precopy` grow while few of their pages are
+/// written. Larger areas would only lengthen the freeze.
 const LARGEST_AREA_BYTES: usize = 16 << 20;
 
-/// Describes a migration, then starts it. All ranges given are one job.
+/// Describes a migration, then starts it. All its ranges form one job.
 #[derive(Debug)]
 pub struct Migration<'a> {
     ranges: Vec<(&'a Region, Range<usize>, Destination)>,
@@ -76,7 +76,7 @@ impl Default for Migration<'_> {
 }
 
 impl<'a> Migration<'a> {
-    /// Nothing to move yet.
+    /// A migration without ranges, with the default settings.
     pub fn new() -> Self {
         Migration {
             ranges: Vec::new(),
@@ -92,9 +92,9 @@ impl<'a> Migration<'a> {
         }
     }
 
-    /// Adds bytes of a region, in whole pages, and where they go: `&pool` means as the pool itself
-    /// is placed, `pool.on(placement)` another placement on its nodes. Pages that lie in frames of
-    /// the right pool and node already, and unbacked ones, are left as they are.
+    /// Adds a range of a region, in bytes but whole pages, and its destination. `&pool` stands for
+    /// the pool's own placement, `pool.on(placement)` for another placement on its nodes. The job
+    /// skips unbacked pages, and pages that already lie in frames of the right pool and node.
     pub fn range(
         mut self,
         region: &'a Region,
@@ -105,90 +105,96 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Which engine to use; [`EngineChoice::Auto`] if not said.
+    /// Sets the engine. Default: [`EngineChoice::Auto`].
     pub fn engine(mut self, engine: impl Into<EngineChoice>) -> Self {
         self.engine = engine.into();
         self
     }
 
-    /// The initial size of an area, a multiple of the page size; if not said,
-    /// [`DEFAULT_AREA_BYTES`], but at least one page, and for engines that follow writes up to 16
-    /// MB, as few or many pages are written (hugetlb pages one by one). [`Engine::WpSync`] makes it
-    /// at most 4096 pages.
+    /// Sets the initial size of an area, a multiple of the page size. Default:
+    /// [`DEFAULT_AREA_BYTES`], but at least one page. Under the default, engines that follow writes
+    /// enlarge areas up to 16 MB while few pages are written, and shrink them again when many are.
+    /// They move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
     }
 
-    /// Into how many parts a disturbed area is split ([`Engine::Mprotect`]); 2 if not said, 1 means
-    /// that it is not.
+    /// Sets the number of parts into which a disturbed area is split ([`Engine::Mprotect`]).
+    /// Default: 2. With 1, areas are never split.
     pub fn reduction_factor(mut self, parts: u64) -> Self {
         self.reduction_factor = parts;
         self
     }
 
-    /// After how many disturbed copies the writers of an area are held back until it has been
-    /// moved; 3 if not said, and with 0 they are from the start. [`Engine::Precopy`] copies so many
-    /// times more what was written meanwhile, 4 if not said, before it holds up everybody for the
-    /// rest.
+    /// Sets the number of disturbed copies after which the writers of an area are held back until
+    /// it has moved. Default: 3. With 0, writers are held back from the start.
+    ///
+    /// [`Engine::Precopy`] reads it as the most further rounds that copy what was written
+    /// meanwhile. Default: 4. After these rounds the engine holds up everybody and copies the rest.
     pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
         self.max_disturbed = Some(copies);
         self
     }
 
-    /// How many threads copy, at most; if not said, one for each four CPUs of the destination node,
-    /// at least 1 and at most 8, so that the application keeps its CPUs. hugetlb pages are copied
-    /// by all of them together, one after the other: their writers wait less the more there are.
-    /// Jobs that take long try now and then whether fewer are as fast
-    /// ([`Report::threads_settled`](crate::Report::threads_settled)).
+    /// Sets the largest number of threads that copy. Default: one for each four CPUs of the
+    /// destination node, at least 1 and at most 8, so that the application keeps its CPUs. All
+    /// threads copy each hugetlb page together, one page after the other: the more threads, the
+    /// shorter the page's writers wait. A long job tries now and then whether fewer threads are as
+    /// fast ([`Report::threads_settled`](crate::Report::threads_settled)).
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// The time after which no new area is begun, from when [`Migration::start`] returns.
+    /// Sets the time after which the job begins no new area, counted from the return of
+    /// [`Migration::start`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long the job waits for guards ([`Region::pin`]) once everything else has moved, and none
-    /// of them goes; one second if not said. What is still guarded then is reported as
-    /// [`PageOutcome::Busy`](crate::PageOutcome::Busy) and stays where it is. Each piece that
-    /// guards keep behind costs some mappings; where the process has too few of them to spare,
-    /// pages between guards stay too.
+    /// Sets how long the job waits for guards ([`Region::pin`]) once everything else has moved and
+    /// no guard goes. Default: one second. Pages that are still guarded then stay where they are,
+    /// and are reported as [`PageOutcome::Busy`](crate::PageOutcome::Busy).
+    ///
+    /// Each piece that guards keep in place costs some mappings. If the process has too few
+    /// mappings to spare, pages between guards stay too.
     pub fn pin_patience(mut self, patience: Duration) -> Self {
         self.pin_patience = patience;
         self
     }
 
-    /// The longest time for which a thread of the process should have to wait for the job; one
-    /// millisecond if not said. Engines that follow writes size areas and the rest that is left to
-    /// copy in a window accordingly, from what it sees. It is no promise: every page is moved,
-    /// always, threads may have to wait for a CPU, and
-    /// [`Report::windows_over_budget`](crate::Report::windows_over_budget) says how often it was
-    /// exceeded.
+    /// Sets the longest time for which a thread of the process should wait for the job. Default:
+    /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
+    /// measures: that of an area, and that of the rest copied in a window.
+    ///
+    /// The budget is no promise: every page is moved, always, and threads may have to wait for a
+    /// CPU. [`Report::windows_over_budget`](crate::Report::windows_over_budget) counts the windows
+    /// that exceeded it.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
         self
     }
 
-    /// How many bytes per second the job copies at most, all its threads and repeated copies
-    /// together; no limit if not said. Each thread may be ahead by an attempt on an area, which is
-    /// as large as [`Migration::area_bytes`] says, else 2 MB, a page, or what the rate copies in 10
-    /// ms, whichever is most. Time in which nothing could be copied is not made up for.
+    /// Sets the most bytes per second that the job copies, all threads and repeated copies
+    /// together. Default: no limit. Each thread may be ahead of the limit by one attempt on an
+    /// area. That area is as large as [`Migration::area_bytes`] says. By default, it is 2 MB, a
+    /// page, or what the rate copies in 10 ms, whichever is most. The job does not make up for time
+    /// in which it could copy nothing.
     pub fn rate_limit(mut self, bytes_per_s: u64) -> Self {
         self.rate_limit = Some(bytes_per_s);
         self
     }
 
-    /// Checks everything, takes the destination's frames, and starts the job. Returns at once,
-    /// unless it needs frames that another job is just recycling
-    /// ([`Phase::Recycling`](crate::Phase::Recycling)): these it waits for, some 50 ms per GB.
+    /// Checks everything, takes the destination's frames, and starts the job. The call returns at
+    /// once, unless it needs frames that another job is recycling
+    /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
+    /// GB.
     ///
     /// # Errors
-    /// If an argument makes no sense, ranges overlap each other or a running job's, a destination
-    /// has too few free frames, or the engine cannot work here. Nothing has changed then.
+    /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
+    /// too few free frames, or the engine cannot work here. After an error nothing has changed.
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
         let (backend, page) = self.check_arguments()?;
@@ -223,7 +229,7 @@ impl<'a> Migration<'a> {
                 warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
             }
         }
-        // A page of reserved huge memory keeps its writers waiting for as long as its copy takes.
+        // The writers of a hugetlb page wait for as long as its copy takes.
         let together = threads > 1 && page.is_hugetlb();
         let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
         let settings = Settings {
@@ -239,7 +245,7 @@ impl<'a> Migration<'a> {
             page_bytes: page.bytes(),
             threads,
             together,
-            // A time-out beyond what the clock can show is none.
+            // A deadline that the clock cannot represent means no deadline.
             deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
             engine,
             engine_reason: reason,
@@ -264,7 +270,7 @@ impl<'a> Migration<'a> {
         Ok(Job::new(shared))
     }
 
-    /// How large the areas of a job are.
+    /// The sizes of a job's areas.
     fn pace(&self, engine: Engine, page: PageSize) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
@@ -278,12 +284,12 @@ impl<'a> Migration<'a> {
         Pace::adaptive(pages(first), pages(first), pages(most), self.wait_budget)
     }
 
-    /// The size of an area that has not been tried, as asked for.
+    /// The size of an area at its first attempt, as the caller set it or by default.
     fn first_area_bytes(&self, page: PageSize) -> usize {
         self.area_bytes.unwrap_or(DEFAULT_AREA_BYTES.max(page.bytes()))
     }
 
-    /// Lets the regions know of the job, so that dropping one ends it.
+    /// Registers the job with its regions, so that dropping a region ends the job.
     fn tell_regions(&self, shared: &Arc<JobShared>) {
         for (region, ..) in &self.ranges {
             let mut jobs = lock(&region.inner().jobs);
@@ -315,8 +321,7 @@ fn cpus_of(
     Ok(cpus)
 }
 
-/// Takes the frames for all pages that have to move. Returns whether somebody may write to one of
-/// the ranges.
+/// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable.
 fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<bool, Error> {
     let attributes = check::attributes_of(claimed)?;
     let mut needs = Needs::default();
@@ -327,7 +332,7 @@ fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<bool, Error> {
     Ok(attributes.values().flatten().any(|run| run.attributes.prot.writable()))
 }
 
-/// What the job and its mover get of claimed ranges.
+/// What the job (items, areas) and its mover (legs) take over from the claimed ranges.
 fn items_and_legs(claimed: &mut [Claimed]) -> (Vec<Item>, Vec<Leg>, Vec<Area>) {
     let item = |one: &Claimed| {
         let region = one.claim.region();
