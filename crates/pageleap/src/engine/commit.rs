@@ -1,5 +1,5 @@
-//! What attempts of all engines have in common: how they end, how new frames come into place, and
-//! calls that must not be given up.
+//! What attempts of all engines share: how they end, how the span comes to map the new frames, and
+//! calls that are repeated until they succeed.
 //!
 //! Nothing here allocates, logs, calls back or touches the span: the allocator of the process may
 //! live there.
@@ -13,7 +13,7 @@ use super::slot::Span;
 use crate::backend::{Backend, Call, Errno, Mapping, Prot};
 use crate::sync::thread;
 
-/// How an attempt ended. In each case the span is accessible as the user set it, and the slot is
+/// How an attempt ended. In each case the span has the access that the user set, and the slot is
 /// idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -25,47 +25,48 @@ pub(crate) enum Step {
     Refused(Call, Errno),
 }
 
-/// Whether the alias of the old frames received the page tables of the span.
+/// Whether the page tables of the span went to the alias of the old frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Parked {
-    /// It was not touched.
+    /// The alias was not touched.
     #[default]
     No,
-    /// It has them, with the access and the attributes of the span.
+    /// The alias has the page tables, with the access and the attributes of the span.
     Yes,
-    /// It may be a hole.
+    /// The alias may be a hole.
     Failed,
 }
 
-/// What an attempt did, besides its end.
+/// What an attempt did, apart from how it ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Effort {
-    /// Bytes copied, worthless ones included.
+    /// Bytes copied, including worthless copies.
     pub(crate) copied: u64,
-    /// The exchange was refused without side effect and will be refused again: map from now on.
+    /// The kernel refused the exchange without side effect, and will refuse it again: map from now
+    /// on.
     pub(crate) exchange_unsupported: bool,
     /// Calls that had to be repeated until they succeeded, because giving up would have left the
     /// span inaccessible.
     pub(crate) repairs: u64,
-    /// An exchange was tried, so that the alias of the new frames may be empty, or have lost
+    /// An exchange was tried. The alias of the new frames may therefore be empty, or have lost
     /// access.
     pub(crate) exchanged: bool,
-    /// The exchange put the frames in place, so that the span has the attributes of the alias.
+    /// The exchange put the frames in place. The span therefore has the attributes of the alias.
     pub(crate) by_exchange: bool,
     /// What became of the alias of the old frames.
     pub(super) parked: Parked,
-    /// The span may have lost its lock (`mlock`), which has to be set again.
+    /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
     pub(crate) unlocked: bool,
-    /// Writers were held back for this attempt: by plan, because letting one in failed, or because
-    /// they wrote faster than the copies.
+    /// Writers were held back in this attempt: by plan, because letting a writer in failed, or
+    /// because writers were faster than the copies.
     pub(crate) held: bool,
     /// Nanoseconds from closing the area to opening it, if it was closed.
     pub(crate) window_ns: u64,
-    /// Whether this thread ran before others meanwhile.
+    /// Whether this thread was scheduled before others during the attempt.
     pub(crate) hurried: bool,
-    /// Base pages that were found written after the whole area had been copied for the first time.
+    /// Base pages found written after the first copy of the whole area.
     pub(crate) written: u64,
-    /// Base pages that were copied while everybody waited.
+    /// Base pages copied while everybody waited.
     pub(crate) left: u64,
     /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the
     /// heap may lie in the area.
@@ -78,8 +79,8 @@ impl Effort {
     }
 }
 
-/// Gives a span the user's access again. `first`: why the call failed that was to take it away, or
-/// `None` if one has succeeded.
+/// Gives a span the user's access again. `first`: why the protecting call failed, or `None` if one
+/// succeeded.
 ///
 /// # Safety
 /// The span is the job's, closed, and maps its old frames.
@@ -90,12 +91,12 @@ pub(super) unsafe fn give_access_back(
     effort: &mut Effort,
 ) {
     effort.count(Call::Protect);
-    // SAFETY: forwarded to the caller. Joining mappings that were split needs no new one, so this
-    // succeeds where splitting failed.
+    // SAFETY: forwarded to the caller. To join mappings that were split, the kernel needs no new
+    // mapping. So this call succeeds where splitting failed.
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
-        // Protection changes are forbidden here as such (sealed memory, a security module): so the
-        // first one had no effect either.
+        // The kernel forbids any protection change here (sealed memory, a security module). So the
+        // first change had no effect either.
         Err(errno)
             if first == Some(errno)
                 && matches!(errno.0, libc::EPERM | libc::EACCES)
@@ -107,8 +108,9 @@ pub(super) unsafe fn give_access_back(
     });
 }
 
-/// Makes a span that is closed by protection map the new frames. With `park` its page tables go to
-/// the alias of the old frames, if page tables may be exchanged. Gives up where [`arrive`] does.
+/// Makes a span that is closed by protection map the new frames. With `park` the span's page tables
+/// go to the alias of the old frames, if page tables may be exchanged. Gives up where [`arrive`]
+/// does.
 ///
 /// # Safety
 /// As [`arrive`].
@@ -119,9 +121,9 @@ pub(super) unsafe fn change_places(
     effort: &mut Effort,
 ) -> Result<(), Errno> {
     if park && work.may_exchange {
-        // What is mapped stays mapped, read-only, with empty page tables: readers fault on the old
-        // frames meanwhile, which have the same contents. If this fails, the next call drops the
-        // old page tables instead.
+        // The mapping stays, read-only, with empty page tables. Readers meanwhile fault in the old
+        // frames, which have the same contents. If this call fails, the next call drops the old
+        // page tables instead.
         effort.count(Call::Exchange);
         // SAFETY: forwarded to the caller; the alias is that of the frames which the span maps.
         let moved = unsafe { backend.exchange(work.span.addr, work.old.alias, work.span.len) };
@@ -131,19 +133,18 @@ pub(super) unsafe fn change_places(
     unsafe { arrive(backend, work, effort) }
 }
 
-/// Forgets the lifetime of a backend for the slot, which is retired before it ends.
+/// Erases the lifetime of a backend, for a slot that is retired before that lifetime ends.
 pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
-    // SAFETY: only the lifetime changes; `publish` demands of its caller what makes later use
-    // sound.
+    // SAFETY: only the lifetime changes. The contract of `publish` makes later use sound.
     unsafe {
         std::mem::transmute::<*const (dyn Backend + '_), *const (dyn Backend + 'static)>(backend)
     }
 }
 
-/// Makes a closed span map the new frames: by the page tables of their alias if these may be
-/// exchanged, else by mapping their file. Gives up only where the kernel forbids the change as
-/// such, and so has not begun it. Otherwise the span may be a hole for which threads wait, and the
-/// call is repeated until it succeeds.
+/// Makes a closed span map the new frames. It moves the page tables of their alias if page tables
+/// may be exchanged, else it maps their file. It gives up only where the kernel forbids such a
+/// change, and so has not begun it. After any other failure the span may be a hole for which
+/// threads wait, so the call is repeated until it succeeds.
 ///
 /// # Safety
 /// As [`attempt`](super::attempt). The area is closed, and the new frames hold its contents.
@@ -156,7 +157,8 @@ pub(super) unsafe fn arrive(
     if work.may_exchange {
         effort.exchanged = true;
         // SAFETY: both ranges are the job's; threads that fault in the span wait for the slot. The
-        // alias gets the user's protection first, because the page tables bring it along.
+        // alias gets the user's protection first, because the page tables carry their protection
+        // along.
         let exchanged = unsafe {
             let same = prot == Prot::READ_WRITE;
             effort.calls[Call::Protect as usize] += u32::from(!same);
@@ -176,15 +178,15 @@ pub(super) unsafe fn arrive(
     let mapping =
         Mapping { addr, len, file: work.new.file, offset: work.new.offset, prot, populate: true };
     effort.count(Call::Map);
-    // SAFETY: as above. After a failure the range may be a hole, which another thread may have
-    // filled.
+    // SAFETY: as above. After a failure the range may be a hole, and another thread may have filled
+    // that hole.
     let map =
         |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
     persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
         Ok(()) => Some(Ok(())),
         // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
-        // the kernel looks at these before it changes anything. What is mapped then is what was
-        // mapped before.
+        // the kernel checks these before it changes anything. If the span is mapped after such an
+        // error, its mapping is the previous one.
         Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
             if refusals > 0 && backend.is_mapped(addr, len) =>
         {
@@ -195,12 +197,12 @@ pub(super) unsafe fn arrive(
     })
 }
 
-/// Maps frames again over a span that maps them already, so that its many mappings become one.
-/// `restore` sets its attributes again.
+/// Maps frames again over a span that already maps them, so that the span's many mappings become
+/// one. `restore` sets the span's attributes again.
 ///
 /// # Safety
-/// The span belongs to a region, nobody migrates, grows or discards it meanwhile, and it maps
-/// exactly what `mapping` says.
+/// The span belongs to a region and maps exactly what `mapping` says. Nobody migrates, grows or
+/// discards it meanwhile.
 #[cfg(not(loom))]
 pub(crate) unsafe fn map_again<T>(
     tools: &Tools<'_>,
@@ -218,9 +220,9 @@ pub(crate) unsafe fn map_again<T>(
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }
         {
             Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
-            // Another owner's mapping for now, or the question whose it is has failed.
+            // Another owner's mapping lies there for now, or the check of its owner failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-            // The same frames are mapped either way: only a hole must be filled.
+            // The span maps the same frames before and after. Only a hole must be filled.
             Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
             Err(_) => None,
             Ok(()) => Some(Ok(())),
@@ -231,12 +233,13 @@ pub(crate) unsafe fn map_again<T>(
     (joined, restored)
 }
 
-/// How often memory of another owner may be found in a hole of a region, in about a second. A
-/// thread that makes a pool or a region may have been given the addresses, and gives them back.
+/// How often a hole of a region may hold memory of another owner, over about a second. The kernel
+/// may have given the addresses to a thread that makes a pool or a region, and that thread gives
+/// them back.
 const FOREIGN_LOOKS: u64 = 100;
 
-/// Ends the process: another thread has mapped memory where a call had left a hole in a region, and
-/// both would write to the same addresses.
+/// Ends the process. A call had left a hole in a region, and another thread has mapped memory
+/// there. Both would write to the same addresses.
 fn end_process() -> ! {
     let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
     // SAFETY: plain system calls on a constant.
@@ -246,8 +249,8 @@ fn end_process() -> ! {
     }
 }
 
-/// Repeats a call until it says how it ended, after pauses that grow. `call` is told how often it
-/// has been refused. These calls fail for a shortage (of mappings, address space or kernel memory)
+/// Repeats a call, after growing pauses, until `call` returns a result. `call` gets the number of
+/// refusals so far. These calls fail for a shortage (of mappings, address space or kernel memory)
 /// that other threads cause and end. Giving up would leave threads waiting, or a hole.
 pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Option<T>) -> T {
     /// The longest pause between two tries.

@@ -1,5 +1,6 @@
-//! Which pages of an area somebody was let write to, where the kernel does not note it: shared by a
-//! migrator and the thread that serves its tracker, which reads the messages of writers who wait.
+//! Notes of the pages of an area that writers were let write to, for engines where the kernel keeps
+//! no such notes. A migrator shares the notes with the thread that serves its tracker. That thread,
+//! the server, reads the messages of waiting writers.
 //!
 //! ```text
 //!          begin                    close
@@ -10,10 +11,12 @@
 //!                    Letting
 //! ```
 //!
-//! * **Following**: a writer who waits for a protected page is let in, and the page is noted.
-//! * **Letting**: the server is at it. Nobody else leaves this phase, so that a migrator who has
-//!   closed the area knows that no page becomes writable any more, and that all that did are noted.
-//! * **Closed**, **Idle**: writers go on waiting, until the migrator wakes them.
+//! * **Following**: the server lets in a writer that waits for a protected page, and notes the
+//!   page.
+//! * **Letting**: the server is letting a writer in. Nobody else leaves this phase. So a migrator
+//!   that has closed the area knows that no page becomes writable any more, and that every page
+//!   that became writable is noted.
+//! * **Closed**, **Idle**: writers go on waiting until the migrator wakes them.
 
 use std::ops::Range;
 
@@ -23,7 +26,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering, WaitWord, array_of, const_un
 pub(crate) const MOST_PAGES: usize = if cfg!(any(loom, shuttle)) { 64 } else { 4096 };
 const WORDS: usize = MOST_PAGES / 64;
 
-/// Bits of the word that hold the phase; above them a count, so that values do not repeat.
+/// Bits of the word that hold the phase. A count lies above them, so that values do not repeat.
 const PHASE_BITS: u32 = 2;
 const PHASE_MASK: u64 = (1 << PHASE_BITS) - 1;
 const IDLE: u64 = 0;
@@ -31,14 +34,14 @@ const FOLLOWING: u64 = 1;
 const LETTING: u64 = 2;
 const CLOSED: u64 = 3;
 
-/// What was written in one worker's current attempt.
+/// The pages written in one worker's current attempt.
 pub(crate) struct WriteNotes {
     word: WaitWord,
     start: AtomicUsize,
     pages: AtomicUsize,
     page_bytes: AtomicUsize,
     written: [AtomicU64; WORDS],
-    /// How often somebody was let in.
+    /// How often the server let a writer in.
     lettings: AtomicU64,
 }
 
@@ -56,7 +59,7 @@ impl WriteNotes {
         }
     }
 
-    /// As new, for a process that has no other thread.
+    /// Sets the notes to their initial state, in a process that has no other thread.
     #[cfg(not(loom))]
     pub(crate) fn reset(&self) {
         self.word.reset();
@@ -69,9 +72,9 @@ impl WriteNotes {
     // Migrator's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Has writers of `len` bytes from `start` on let in from now on. Must come before the first
-    /// call that holds them up: who comes earlier and finds nobody at it waits until the attempt is
-    /// over.
+    /// Lets writers into the `len` bytes from `start` from now on. The call must come before the
+    /// first call that holds writers up. A writer that was held up earlier would not be let in, and
+    /// would wait until the attempt is over.
     pub(crate) fn begin(&self, start: usize, len: usize, page_bytes: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & PHASE_MASK, IDLE, "one attempt at a time");
@@ -80,17 +83,17 @@ impl WriteNotes {
         self.pages.store(len / page_bytes, Ordering::Relaxed);
         self.page_bytes.store(page_bytes, Ordering::Relaxed);
         self.written.iter().for_each(|bits| bits.store(0, Ordering::Relaxed));
-        // Releases these.
+        // Releases the stores above.
         self.word.set_and_wake(Self::next(word, FOLLOWING));
     }
 
-    /// Has writers go on waiting. When it returns, nobody is being let in, and all who were are
-    /// noted.
+    /// Makes writers go on waiting. When the call returns, no writer is being let in, and the pages
+    /// of all writers that were let in are noted.
     pub(crate) fn close(&self) {
         self.leave(CLOSED);
     }
 
-    /// Ends the attempt, in whatever phase it is.
+    /// Ends the attempt, in any phase.
     pub(crate) fn end(&self) {
         self.leave(IDLE);
     }
@@ -106,15 +109,15 @@ impl WriteNotes {
         }
     }
 
-    /// How often somebody was let in since this was asked last.
+    /// How often the server let a writer in since the last call.
     #[cfg(not(loom))]
     pub(crate) fn take_lettings(&self) -> u64 {
         self.lettings.swap(0, Ordering::Relaxed)
     }
 
-    /// Shows `each` the pages noted, as bytes from the start of the area, neighbours together,
-    /// until it says that this is enough or fails. With `forget` those that it is shown are noted
-    /// no longer.
+    /// Passes the noted pages to `each`, as bytes from the start of the area. Neighbouring pages
+    /// come as one range. Stops when `each` returns `false` or fails. With `forget`, the notes of
+    /// the pages are erased.
     pub(crate) fn written<E>(
         &self,
         forget: bool,
@@ -123,8 +126,8 @@ impl WriteNotes {
         let page_bytes = self.page_bytes.load(Ordering::Relaxed);
         let words = self.pages.load(Ordering::Relaxed).div_ceil(64);
         for (i, bits) in self.written[..words].iter().enumerate() {
-            // Acquire: the page was let go before it was noted, so whoever protects it again now
-            // comes after that.
+            // Acquire: the page became writable before it was noted. So a caller that now protects
+            // the page again does so after that.
             let mut left =
                 if forget { bits.swap(0, Ordering::AcqRel) } else { bits.load(Ordering::Acquire) };
             while left != 0 {
@@ -143,9 +146,9 @@ impl WriteNotes {
     // Server's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Somebody waits to write to `addr`: calls `let_in` for the page (address, bytes) if writers
-    /// are let in now, and notes it. `let_in` may fail, with or without effect: then they wait
-    /// until the attempt is over, or have written.
+    /// Handles a writer that waits to write to `addr`. If writers are let in now, calls `let_in`
+    /// for the page (address, bytes) and notes the page. `let_in` may fail, with or without effect.
+    /// Writers then wait until the attempt is over, or have written.
     pub(crate) fn wanted(&self, addr: usize, let_in: impl FnOnce(usize, usize)) {
         let word = self.word.load();
         let start = self.start.load(Ordering::Relaxed);
@@ -158,9 +161,11 @@ impl WriteNotes {
         if !self.word.exchange(word, letting) {
             return; // The migrator has closed it: nobody else changes the word now.
         }
-        // The kernel lifts any protection there, also another worker's: so `leave` waits for us.
-        // Noted afterwards: else the page could be taken for noted and protected again, and then be
-        // let go.
+        // The kernel lifts any protection of the page, even another worker's. So `leave` waits for
+        // us.
+        //
+        // The note comes after the call. Otherwise the migrator could find the note and protect the
+        // page again, and this call would then make the page writable.
         let_in(start + page * page_bytes, page_bytes);
         self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);
         self.lettings.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A processor of the modelled machine: a load or store that faults goes through the real handler's
-//! decision, and is repeated.
+//! A processor of the modelled machine. When a load or store faults, the real handler's code
+//! decides about it, and the processor repeats it.
 
 use super::slot::{SlotTable, Verdict};
 use crate::backend::{Backend, Model};
@@ -9,19 +9,19 @@ use crate::units::BASE_PAGE;
 #[derive(Clone, Copy)]
 pub(crate) struct Processor<'a, const N: usize> {
     pub(crate) model: &'a Model,
-    /// The slots of those who may be migrating.
+    /// The slots of all workers that may be migrating.
     pub(crate) table: &'a SlotTable<N>,
 }
 
 impl<const N: usize> Processor<'_, N> {
-    /// A store, which faults as often as it must.
+    /// Stores, and repeats the store until it no longer faults.
     pub(crate) fn store(self, addr: usize, value: u64) {
         while self.model.store(addr, value).is_err() {
             self.fault(addr, true);
         }
     }
 
-    /// A load, which does the same.
+    /// Loads, and repeats the load until it no longer faults.
     pub(crate) fn load(self, addr: usize) -> u64 {
         loop {
             match self.model.load(addr) {
@@ -31,10 +31,10 @@ impl<const N: usize> Processor<'_, N> {
         }
     }
 
-    /// What the handler does about a fault at an address that the program may access.
+    /// Does what the handler does about a fault at an address that the program may access.
     pub(crate) fn fault(self, addr: usize, write: bool) {
         let page = addr / BASE_PAGE * BASE_PAGE;
-        // SAFETY: asks, changes nothing.
+        // SAFETY: the call only asks, and changes nothing.
         let accessible = || unsafe { self.model.populate(page, BASE_PAGE, write) }.is_ok();
         let verdict = self.table.resolve(addr, &accessible, &mut |_| {});
         assert_eq!(

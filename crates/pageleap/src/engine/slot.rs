@@ -1,9 +1,9 @@
 //! The state of an area while it is being migrated, and the rules by which the migrator and
 //! faulting writers change it.
 //!
-//! A migrating worker owns one [`Slot`]. While it works on an area, the slot says which addresses
-//! are concerned and in which phase they are. A thread whose access faults looks its address up in
-//! the [`SlotTable`] and does what the phase asks for.
+//! A migrating worker owns one [`Slot`]. While the worker moves an area, the slot holds the area's
+//! addresses and phase. A thread whose access faults looks up the address in the [`SlotTable`] and
+//! does what the phase asks for.
 //!
 //! ```text
 //!            publish                track                     close
@@ -21,16 +21,16 @@
 //! * **Closed**: only the migrator changes mappings of the area. A faulting thread sleeps until the
 //!   phase changes.
 //! * **Tracking**: the area is read-only and is being copied. A faulting writer takes it to
-//!   *Opening*; nobody else leaves this phase except the migrator, by [`Slot::close`]. Exactly one
-//!   of the two compare-and-swaps succeeds: this is what protocols without it get wrong (a writer
-//!   that is let in between the dirty check and the remap loses its write).
-//! * **Opening**: only that writer changes mappings of the area. The migrator waits for it, so a
-//!   late `mprotect` cannot hit a later attempt.
+//!   *Opening*. Apart from such a writer only the migrator leaves this phase, by [`Slot::close`].
+//!   Exactly one of the two compare-and-swaps succeeds. Protocols without this rule are wrong: a
+//!   writer that is let in between the dirty check and the remap loses its write.
+//! * **Opening**: only that writer changes mappings of the area. The migrator waits for the writer,
+//!   so a late `mprotect` cannot hit a later attempt.
 //! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a
 //!   retry.
 //!
-//! The word carries a generation, raised by each publish, so that a thread that slept through
-//! several attempts neither acts on a later one nor waits for it.
+//! The word carries a generation, which each publish raises. So a thread that slept through several
+//! attempts neither acts on a later attempt nor waits for it.
 
 use crate::backend::{Backend, Errno, Prot};
 use crate::sync::{
@@ -41,7 +41,7 @@ use super::waits::WaitCounters;
 use crate::engine::crew::Crew;
 use crate::engine::notes::WriteNotes;
 
-/// Bits of the word that hold the phase; the generation is above.
+/// Bits of the word that hold the phase. The generation lies above them.
 const PHASE_BITS: u32 = 3;
 const PHASE_MASK: u64 = (1 << PHASE_BITS) - 1;
 
@@ -80,7 +80,7 @@ impl Word {
     }
 }
 
-/// The addresses of one attempt and the access that the user has given them.
+/// The addresses of one attempt, and the access that the user has set on them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) addr: usize,
@@ -95,35 +95,35 @@ pub(crate) enum Close {
     Closed,
     /// A writer was let in: the copy is worthless, the area is writable.
     Opened,
-    /// A writer wanted in, and the call that should have let it in failed, perhaps after its side
-    /// effect. The area is closed, the copy is worthless, and writers wait.
+    /// A writer wanted to enter, but the call that should have let it in failed, perhaps after its
+    /// side effect. The area is closed, the copy is worthless, and writers wait.
     HandedOver,
 }
 
-/// State of one worker's current attempt. Shared with every thread that may fault.
+/// State of one worker's current attempt, shared with every thread that may fault.
 pub(crate) struct Slot {
     word: WaitWord,
     start: AtomicUsize,
     len: AtomicUsize,
     prot: AtomicU32,
-    /// The job's backend, for the writer that opens the area. Written by `publish` while the slot
-    /// is idle; read only by the thread whose compare-and-swap entered `Opening`, and the migrator
-    /// does not go on before that thread has left it.
+    /// The job's backend, for the writer that opens the area. `publish` writes it while the slot is
+    /// idle. Only the thread whose compare-and-swap entered `Opening` reads it, and the migrator
+    /// does not go on before that thread has left `Opening`.
     backend: UnsafeCell<Option<*const dyn Backend>>,
     /// How long faulting threads were held up.
     pub(crate) waits: WaitCounters,
-    /// Here, because it must not lie on the heap, which may be what is frozen.
+    /// The notes lie in the slot because they must not lie on the heap: the heap may be frozen.
     pub(crate) notes: WriteNotes,
-    /// Who copies with its worker. Here for the same reason.
+    /// The threads that copy with the worker. They lie here for the same reason.
     pub(crate) crew: Crew,
 }
 
-// SAFETY: `backend` is the only field without its own synchronisation. It is written while the word
-// is Idle and read in Opening, by one thread each; the word, released by `publish` and acquired by
-// `covering`, orders the write before the read, and, released by the opener and acquired by the
-// migrator, the read before the next write. The pointee is `Send + Sync`.
+// SAFETY: `backend` is the only field without its own synchronisation. One thread writes it while
+// the word is Idle, and one thread reads it in Opening. `publish` releases the word and `covering`
+// acquires it: this orders the write before the read. The opener releases the word and the migrator
+// acquires it: this orders the read before the next write. The pointee is `Send + Sync`.
 unsafe impl Sync for Slot {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: nothing in a slot belongs to a thread.
 unsafe impl Send for Slot {}
 
 impl Slot {
@@ -158,8 +158,8 @@ impl Slot {
     // Migrator's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. Must
-    /// come before the first call that forbids access to the span.
+    /// Announces an attempt, closed: from now on threads that fault in `span` wait for it. The call
+    /// must come before the first call that forbids access to the span.
     ///
     /// # Safety
     /// `backend` must stay valid until [`Slot::retire`].
@@ -171,9 +171,10 @@ impl Slot {
     ) {
         let word = self.load();
         debug_assert_eq!(word.phase(), Phase::Idle, "a slot serves one attempt at a time");
-        // Relaxed: who sees the new generation sees these (`change` releases). Who sees the old one
-        // and these fields decides wrongly, and finds out: it opens nothing, because the word has
-        // changed, and declares nothing foreign, because the epoch has.
+        // Relaxed: a thread that sees the new generation sees these fields (`change` releases). A
+        // thread that sees the old generation with these fields decides wrongly, and finds out. It
+        // opens nothing, because the word has changed. It declares nothing foreign, because the
+        // epoch has changed.
         self.start.store(span.addr, Ordering::Relaxed);
         self.len.store(span.len, Ordering::Relaxed);
         self.prot.store(span.prot.0 as u32, Ordering::Relaxed);
@@ -181,23 +182,24 @@ impl Slot {
         self.backend.with_mut(|cell| unsafe { *cell = Some(backend) });
         self.change(word.next_generation(Phase::Closed));
         // After the word, and before the first protection change; see `SlotTable::resolve`.
-        // Release: who sees the new epoch sees the word.
+        // Release: a thread that sees the new epoch sees the word.
         epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Lets writers interrupt the attempt from now on. The span must be read-only by now: a writer
-    /// that is let in earlier would be shut out again by our own protection change, with nobody
-    /// left to let it in.
+    /// Lets writers interrupt the attempt from now on. The span must already be read-only. Our own
+    /// protection change would shut out again a writer that was let in earlier, and nobody would be
+    /// left to let that writer in.
     pub(crate) fn track(&self) {
         self.change(self.load().with(Phase::Tracking));
     }
 
-    /// Whether no writer has interrupted yet: only a hint, to stop copying early.
+    /// Whether no writer has interrupted the attempt yet. This is only a hint, to stop copying
+    /// early.
     pub(crate) fn is_undisturbed(&self) -> bool {
         matches!(self.load().phase(), Phase::Tracking | Phase::Closed)
     }
 
-    /// Shuts the area for the commit, unless a writer was faster.
+    /// Closes the area for the commit, unless a writer was faster.
     pub(crate) fn close(&self) -> Close {
         let tracking = self.load().with(Phase::Tracking);
         let closed = tracking.with(Phase::Closed);
@@ -218,13 +220,13 @@ impl Slot {
         }
     }
 
-    /// Ends the attempt: the span is fully accessible again, through old or new frames. Wakes
-    /// everybody.
+    /// Ends the attempt: the span is fully accessible again, through old or new frames. Wakes all
+    /// sleepers.
     pub(crate) fn retire(&self) {
         self.change(self.load().with(Phase::Idle));
     }
 
-    /// Threads asleep on this slot, or just about to be or just awake.
+    /// Number of threads that sleep on this slot, are about to sleep, or have just woken.
     pub(crate) fn sleepers(&self) -> u32 {
         self.word.sleepers()
     }
@@ -233,7 +235,7 @@ impl Slot {
     // ---------------------------------------------------------------------------------------------
 
     /// The word, if the slot's attempt covers `addr`. If the attempt ends meanwhile, the answer may
-    /// be wrong either way (see `publish`).
+    /// be wrong in both directions (see `publish`).
     pub(super) fn covering(&self, addr: usize) -> Option<Word> {
         let word = self.load();
         let covers = word.phase() != Phase::Idle
@@ -242,8 +244,8 @@ impl Slot {
         covers.then_some(word)
     }
 
-    /// A writer's attempt to enter: makes the area writable again if it is still the attempt that
-    /// `seen` belongs to.
+    /// A writer's attempt to enter: makes the area writable again, if the attempt that `seen`
+    /// belongs to is still current.
     fn open(&self, seen: Word) {
         let opening = seen.with(Phase::Opening);
         if !self.word.exchange(seen.0, opening.0) {
@@ -256,9 +258,9 @@ impl Slot {
         };
         self.waits.count_opening();
         let opened: Result<(), Errno> = self.backend.with(|cell| {
-            // SAFETY: we entered Opening, so the cell is ours to read and the attempt, hence the
-            // backend, lives until we leave it; the span belongs to a region under migration, and
-            // giving access back is what its users expect.
+            // SAFETY: we entered Opening, so only we read the cell. The attempt, and with it the
+            // backend, lives until we leave Opening. The span belongs to a region under migration,
+            // and its users expect that access is given back.
             unsafe {
                 match *cell {
                     Some(backend) => (*backend).protect(span.addr, span.len, span.prot),
@@ -266,8 +268,8 @@ impl Slot {
                 }
             }
         });
-        // The last thing done for this attempt: now the migrator may go on. Nobody else leaves
-        // Opening, so this succeeds.
+        // The last step for this attempt: now the migrator may go on. Nobody else leaves Opening,
+        // so the exchange succeeds.
         let next = if opened.is_ok() { Phase::Open } else { Phase::Closed };
         if self.word.exchange(opening.0, opening.with(next).0) {
             self.word.wake();
@@ -278,18 +280,18 @@ impl Slot {
 /// What a faulting thread is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The access was held up by a migration: repeat it.
+    /// A migration held up the access: repeat it.
     Retry,
-    /// The access is not allowed, migration or not: leave it to whoever handled such faults before.
+    /// The access is not allowed, with or without a migration: leave it to the previous handler.
     Foreign,
 }
 
-/// All slots of the process (one table in real life, one per execution in a model checker).
+/// All slots of the process. A real process has one table; a model checker has one per execution.
 pub(crate) struct SlotTable<const N: usize> {
     pub(crate) slots: [Slot; N],
     /// Counts publishes.
     pub(crate) epoch: AtomicU64,
-    /// Slots that have ever been claimed lie below this index: no need to look further.
+    /// All slots that have ever been claimed lie below this index, so searches end here.
     high: AtomicUsize,
     claimed: [AtomicU32; N],
 }
@@ -311,13 +313,13 @@ impl<const N: usize> SlotTable<N> {
         let free =
             |c: &AtomicU32| c.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let index = self.claimed.iter().position(free)?;
-        // Before any publish in this slot, hence visible to whoever sees the epoch that the publish
-        // raised.
+        // Before any publish in this slot, hence visible to each thread that sees the epoch that
+        // the publish raised.
         self.high.fetch_max(index + 1, Ordering::Relaxed);
         Some(index)
     }
 
-    /// Looks no further, in a child made by `fork`. Async-signal-safe.
+    /// Makes all slots free and idle again, in a child made by `fork`. Async-signal-safe.
     #[cfg(not(loom))]
     pub(crate) fn forget(&self) {
         self.high.store(0, Ordering::Relaxed);
@@ -329,21 +331,21 @@ impl<const N: usize> SlotTable<N> {
         self.claimed.iter().for_each(|claimed| claimed.store(0, Ordering::Relaxed));
     }
 
-    /// Gives a slot back. It must be idle.
+    /// Gives a slot back. The slot must be idle.
     pub(crate) fn release(&self, index: usize) {
         debug_assert_eq!(self.slots[index].load().phase(), Phase::Idle);
         self.claimed[index].store(0, Ordering::Release);
     }
 
     /// Decides about a load or store at `addr` that faulted. `accessible` asks the kernel whether
-    /// the same access would succeed now; it is asked only when no attempt covers the address.
+    /// the same access would succeed now. It is called only if no attempt covers the address.
     /// `held_up` gets the slot whose attempt stood in the way.
     ///
-    /// A fault for which no slot is found is either a left-over (the attempt that caused it is
-    /// over, and the access will succeed now) or foreign. It is foreign only if the kernel still
-    /// refuses it *and* no attempt was published since before the slots were looked at: a refusal
-    /// caused by an attempt published earlier would mean that this attempt is still visible in its
-    /// slot, for it is retired only after access has been given back.
+    /// A fault without a covering slot is either a left-over or foreign. A left-over's attempt is
+    /// over, and the access will succeed now. The fault is foreign only if the kernel still refuses
+    /// the access *and* no attempt was published since before the search. Suppose that an attempt
+    /// published earlier caused the refusal. Then the search would have found that attempt in its
+    /// slot, because an attempt is retired only after access has been given back.
     pub(crate) fn resolve(
         &self,
         addr: usize,
@@ -351,7 +353,7 @@ impl<const N: usize> SlotTable<N> {
         held_up: &mut dyn FnMut(&Slot),
     ) -> Verdict {
         loop {
-            // Acquire: the slots are looked at as they were when the epoch was, or later.
+            // Acquire: the search sees the slots as they were at this epoch, or later.
             let epoch = self.epoch.load(Ordering::Acquire);
             let high = self.high.load(Ordering::Relaxed);
             let found = self.slots[..high]
@@ -359,8 +361,7 @@ impl<const N: usize> SlotTable<N> {
                 .find_map(|slot| slot.covering(addr).map(|word| (slot, word)));
             if let Some((slot, word)) = found {
                 match word.phase() {
-                    // Only spans that the user may write are ever tracked, so this is no foreign
-                    // fault.
+                    // Only spans that the user may write are tracked, so this fault is not foreign.
                     Phase::Tracking => slot.open(word),
                     Phase::Closed | Phase::Opening => slot.sleep(word),
                     Phase::Open | Phase::Idle => {}

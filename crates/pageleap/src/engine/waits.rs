@@ -1,15 +1,16 @@
-//! How long faulting threads were held up, counted without locks from inside the fault handler.
+//! How long faulting threads were held up. The fault handler counts without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bits of a time that its bucket tells: buckets are at most 1/16 of a time wide.
+/// Leading bits of a time that its bucket preserves. A bucket is at most 1/16 of its times wide.
 const PRECISION: u32 = 4;
 const STEPS: usize = 1 << PRECISION;
-/// Buckets of a histogram: up to 18 minutes; the last one has all longer times.
+/// Number of buckets of a histogram. The buckets reach up to 18 minutes; the last one holds all
+/// longer times.
 const BUCKETS: usize = (40 - PRECISION as usize + 1) * STEPS;
 
-/// The bucket of a time: the first ones are a nanosecond wide, then each doubling has as many as
-/// there are steps.
+/// The bucket of a time. The first buckets are a nanosecond wide. After them each doubling of the
+/// time has [`STEPS`] buckets.
 fn bucket(ns: u64) -> usize {
     if ns < STEPS as u64 {
         return ns as usize;
@@ -19,7 +20,7 @@ fn bucket(ns: u64) -> usize {
     bucket.min(BUCKETS - 1)
 }
 
-/// The longest time of a bucket but the last.
+/// The longest time of a bucket, except for the last bucket.
 fn longest(bucket: usize) -> u64 {
     let next = bucket + 1;
     if next < STEPS {
@@ -29,7 +30,8 @@ fn longest(bucket: usize) -> u64 {
     }
 }
 
-/// Counters of one slot. Plain statistics: they order nothing, so they need no model checker.
+/// Counters of one slot. They are plain statistics and order nothing, so they need no model
+/// checker.
 pub(crate) struct WaitCounters {
     total_ns: AtomicU64,
     max_ns: AtomicU64,
@@ -53,7 +55,7 @@ impl WaitCounters {
         self.openings.fetch_add(1, Relaxed);
     }
 
-    /// How many there were; starts again from zero.
+    /// Returns how many openings were counted, and starts again from zero.
     pub(crate) fn take_openings(&self) -> u64 {
         self.openings.swap(0, Relaxed)
     }
@@ -65,7 +67,7 @@ impl WaitCounters {
         self.max_ns.fetch_max(ns, Relaxed);
     }
 
-    /// Adds what was counted to `waits` and starts again from zero.
+    /// Adds the counts to `waits` and starts again from zero.
     pub(crate) fn take_into(&self, waits: &mut Waits) {
         for (sum, bucket) in waits.histogram.iter_mut().zip(&self.histogram) {
             let n = bucket.swap(0, Relaxed);
@@ -77,14 +79,14 @@ impl WaitCounters {
     }
 }
 
-/// Times: how long threads were held up, or areas closed.
+/// Statistics of times for which threads were held up, or areas were closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// How many there were.
+    /// Number of times.
     pub count: u64,
-    /// All together, in nanoseconds.
+    /// Sum of all times, in nanoseconds.
     pub total_ns: u64,
-    /// The longest one, in nanoseconds.
+    /// The longest time, in nanoseconds.
     pub max_ns: u64,
     histogram: Vec<u64>,
 }
@@ -96,7 +98,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Adds all of `other`.
+    /// Adds all times of `other`.
     pub fn join(&mut self, other: &Waits) {
         self.count += other.count;
         self.total_ns += other.total_ns;
@@ -104,7 +106,7 @@ impl Waits {
         self.histogram.iter_mut().zip(&other.histogram).for_each(|(sum, n)| *sum += n);
     }
 
-    /// Counts one more.
+    /// Counts one more time.
     pub(crate) fn record(&mut self, ns: u64) {
         self.count += 1;
         self.total_ns += ns;
@@ -112,8 +114,8 @@ impl Waits {
         self.histogram[bucket(ns)] += 1;
     }
 
-    /// The shortest time, in nanoseconds, that a share `q` (0 to 1) of them did not exceed, at most
-    /// 7 % too high; 0 if there were none.
+    /// The shortest time, in nanoseconds, that a share `q` (0 to 1) of the times did not exceed.
+    /// The result is at most 7 % too high, and 0 if no time was counted.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = (q.clamp(0.0, 1.0) * self.count as f64).ceil() as u64;
         let mut seen = 0;
