@@ -1,11 +1,11 @@
-//! Whole jobs under long random schedules: pools, regions, workers, writers, and everything that a
-//! user may call beside them, on the modelled machine.
+//! Tests of whole jobs under long random schedules, on the modelled machine: pools, regions,
+//! workers, writers, and all calls that a user may make meanwhile.
 //!
-//! Shuttle runs all threads of a test on one, and chooses at each atomic, lock and modelled access
-//! who goes on. Each test runs [`ITERATIONS_VAR`] schedules; one that fails is printed as a string,
-//! which [`REPLAY_VAR`] takes when the test is run alone. A schedule includes all random numbers
-//! and all readings of the clock. What orders memory accesses it does not tell: that is loom's
-//! part.
+//! Shuttle runs all threads of a test on one thread. At each atomic, lock and modelled access it
+//! chooses which thread goes on. Each test runs [`ITERATIONS_VAR`] schedules. A schedule that fails
+//! is printed as a string, which [`REPLAY_VAR`] replays when the test runs alone. A schedule
+//! includes all random numbers and all readings of the clock. Shuttle does not check memory
+//! orderings; loom does.
 
 use std::env;
 use std::ops::Range;
@@ -29,22 +29,22 @@ use crate::{
 
 /// Environment variable: how many schedules each test runs.
 const ITERATIONS_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
-/// Some ten seconds in all.
+/// The default, which takes some ten seconds in all.
 const ITERATIONS: usize = 8000;
 
-/// Environment variable: the one schedule to run, as a failed test has printed it.
+/// Environment variable: the only schedule to run, as a failed test printed it.
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
 const REGIONS: usize = 2;
-/// Pages of a region that live as long as it and that writers write to.
+/// Pages of a region that stay backed for the region's life. Writers write to these pages.
 const STEADY: usize = 3;
-/// Pages at its end that are discarded and backed again; one more is added by growing.
+/// Pages at the region's end that are discarded and backed again. Growing adds one more.
 const VOLATILE: usize = 2;
 const CAPACITY: usize = STEADY + VOLATILE + 1;
 const WRITERS: usize = 2;
-/// The word of a page that marks whose memory it is. The writers' come before.
+/// The word of a page that marks its contents. The writers' words come before it.
 const MARK: usize = WRITERS;
 
 fn below(bound: usize) -> usize {
@@ -54,8 +54,8 @@ fn below(bound: usize) -> usize {
 // What is run
 // -------------------------------------------------------------------------------------------------
 
-/// What happened over all schedules of a test: proof that they met what they are for. Plain
-/// statistics, outside the schedules.
+/// What happened over all schedules of a test: the proof that they met the cases that they are for.
+/// Plain statistics, outside the schedules.
 #[derive(Default)]
 struct Seen {
     completed: AtomicU64,
@@ -77,7 +77,7 @@ struct Seen {
 }
 
 /// The modelled machine with its pools, and regions that several threads use. A lock stands for the
-/// rule that whoever discards has the region alone.
+/// rule that a thread that discards pages has the region alone.
 struct Scene {
     model: Arc<Model>,
     backend: Arc<dyn Backend>,
@@ -85,7 +85,7 @@ struct Scene {
     regions: Vec<RwLock<Region>>,
     starts: Vec<usize>,
     seen: Arc<Seen>,
-    /// Refuses one call.
+    /// The backend that refuses one call, if the test wants that.
     failing: Option<Arc<FailAt>>,
 }
 
@@ -115,7 +115,7 @@ impl Scene {
         let regions: Vec<Region> = pools[..REGIONS].iter().map(region).collect();
         let starts = regions.iter().map(|region| region.as_ptr().as_ptr() as usize).collect();
         let regions = regions.into_iter().map(RwLock::new).collect();
-        // What came before always works.
+        // The calls above always work; only later ones may fail.
         failing.iter().for_each(|failing| failing.arm());
         Scene { model, backend, pools, regions, starts, seen, failing }
     }
@@ -132,8 +132,8 @@ impl Scene {
         &self.pools[below(POOLS)]
     }
 
-    /// Only these refusals are no defect: what is asked for is in use by another thread of the
-    /// test, or a call was made to fail.
+    /// Counts a refusal that is no defect, and panics at any other. It is no defect if another
+    /// thread of the test uses the resource, or if a call was made to fail.
     fn expect_refusal(&self, error: &Error) {
         let count = match error {
             Error::RangeBusy { .. } => &self.seen.busy_ranges,
@@ -147,8 +147,8 @@ impl Scene {
         count.fetch_add(1, Relaxed);
     }
 
-    /// A thread of the program that stores rising values to its own word of any steady page.
-    /// Returns the last ones.
+    /// A thread of the program that stores rising values to its own word of random steady pages.
+    /// Returns the last value of each page.
     fn write(&self, writer: usize, stores: u64) -> [[u64; STEADY]; REGIONS] {
         let mut last = [[0; STEADY]; REGIONS];
         for value in 1..=stores {
@@ -165,7 +165,7 @@ impl Scene {
         last
     }
 
-    /// A user who starts jobs on any parts of the regions and ends them in any way.
+    /// A user who starts jobs on random parts of the regions, and ends them in random ways.
     fn migrate(&self, jobs: usize) {
         let mut running = Vec::new();
         for _ in 0..jobs {
@@ -204,7 +204,7 @@ impl Scene {
         }
     }
 
-    /// A job on one or two random ranges, and how many pages it is to move.
+    /// Starts a job on one or two random ranges. Returns the job and the number of its pages.
     fn start(&self) -> Option<(Job, u64)> {
         let regions: Vec<_> = self.regions.iter().map(|region| region.read().unwrap()).collect();
         let mut migration = self.settings();
@@ -268,12 +268,12 @@ impl Scene {
 
     /// A user who discards the volatile part of regions, backs it again, and grows them.
     fn rebuild(&self, rounds: usize) {
-        /// What is known of a volatile page.
+        /// The known state of a volatile page.
         #[derive(Clone, Copy, PartialEq)]
         enum Page {
             Unbacked,
             Marked(u64),
-            /// A call on it was refused: it may be either.
+            /// A call on the page was refused: the page may be backed or not.
             Unknown,
         }
         let marked = Page::Marked(0);
@@ -342,7 +342,7 @@ impl Scene {
         }
     }
 
-    /// A user who keeps pages where they are for a while, as for a device that has their frames.
+    /// A user who pins pages for a while, as for a device that accesses their frames.
     fn pin(&self, guards: usize) {
         for _ in 0..guards {
             let which = below(REGIONS);
@@ -362,7 +362,7 @@ impl Scene {
         }
     }
 
-    /// A region that lives for a moment, with a job at work on it when it goes.
+    /// A region that lives for a moment, and is dropped while a job works on it.
     fn come_and_go(&self) {
         const PAGES: usize = 2;
         let region = match Region::new(self.any_pool(), PAGES * BASE_PAGE) {
@@ -390,7 +390,7 @@ impl Scene {
         }
     }
 
-    /// After the last thread: everything that must be true of a machine at rest.
+    /// Checks, after the last thread, everything that must hold for a machine at rest.
     fn check(self, written: &[[[u64; STEADY]; REGIONS]]) {
         let Scene { model, backend, pools, regions, starts, failing, seen, .. } = self;
         failing.iter().for_each(|failing| failing.disarm());
@@ -412,8 +412,8 @@ impl Scene {
             }
         }
         if struck == Some(Call::Release) {
-            // A region that could not be unmapped keeps its frames, and the model does not let
-            // files go that are mapped.
+            // A region that could not be unmapped keeps its frames, and the model refuses to
+            // release files that are mapped.
             std::mem::forget(pools);
             return;
         }
@@ -425,7 +425,7 @@ impl Scene {
         drop(regions);
         for pool in &pools {
             assert_eq!(pool.free_bytes(), pool.bytes(), "frames leaked");
-            // Also mends what could not be mapped when it was given back.
+            // Also repairs frames that could not be mapped when they were given back.
             let [share] = pool.shares() else { panic!("a pool of one node has one share") };
             let frames = share.take_zeroed(POOL_PAGES as u64, 0).unwrap();
             let alias = (0..POOL_PAGES as u64).map(|frame| share.0.alias_of(frame));
@@ -453,7 +453,7 @@ impl Scene {
     }
 }
 
-/// A random, not empty part of `0..pages`.
+/// A random part of `0..pages` that is not empty.
 fn part_of(pages: usize) -> Range<usize> {
     let start = below(pages);
     start..start + 1 + below(pages - start)
@@ -463,7 +463,7 @@ fn any_engine() -> Engine {
     Engine::ALL[below(Engine::ALL.len())]
 }
 
-/// All kinds of threads at once.
+/// Runs all kinds of threads at once.
 fn everything_at_once(scene: Scene) {
     let scene = Arc::new(scene);
     let run = |body: fn(&Scene)| {
@@ -494,11 +494,11 @@ fn iterations() -> usize {
     env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))
 }
 
-/// Runs `body` under each schedule of the scheduler, or under the one that is to be replayed.
+/// Runs `body` under each schedule of the scheduler, or only under the schedule to replay.
 fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.silence_warnings = true;
-    // What is found by a scan lies on the stack.
+    // A scan keeps its findings on the stack.
     config.stack_size = 256 << 10;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
     let runs = match env::var(REPLAY_VAR) {
@@ -510,8 +510,7 @@ fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 
     eprintln!("{runs} schedules");
 }
 
-/// Says what the schedules have met, and fails if there were many and one of the things to meet is
-/// missing.
+/// Prints what the schedules have met. Fails if many schedules ran and met one of the cases never.
 fn expect(seen: &[(&str, &AtomicU64)]) {
     let text: Vec<String> =
         seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
@@ -522,8 +521,8 @@ fn expect(seen: &[(&str, &AtomicU64)]) {
 }
 
 fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    /// With few switches there are some ten disturbed copies in as many schedules as usual, and now
-    /// and then none: then others are run.
+    /// With few switches, the default number of schedules meets some ten disturbed copies, and now
+    /// and then no such copy. Then more schedules run.
     const MOST_RUNS: usize = 4;
     let seen = Arc::new(Seen::default());
     for _ in 0..MOST_RUNS {
@@ -558,15 +557,15 @@ fn shuttle_everything_at_once_at_random() {
     without_refusals(|| RandomScheduler::new(iterations()));
 }
 
-/// Threads run for long and are interrupted at three places: what needs one thread to sleep through
-/// much that others do.
+/// Threads run for long and are interrupted at three places. This finds defects for which one
+/// thread must sleep through much work of others.
 #[test]
 fn shuttle_everything_at_once_with_few_switches() {
     without_refusals(|| PctScheduler::new(4, iterations()));
 }
 
-/// Who gets the claims on what a job has moved gets the frames too that it has vacated, and needs
-/// no luck for it.
+/// A caller that can claim the ranges that a job has moved also gets the frames that the job has
+/// vacated, without luck.
 #[test]
 fn shuttle_a_leap_back_finds_its_frames() {
     const PAGES: usize = 4;
@@ -586,7 +585,7 @@ fn shuttle_a_leap_back_finds_its_frames() {
             job.area_bytes((1 + below(3)) * BASE_PAGE).threads(1 + below(2)).start()
         };
         let there = start(&pools[1]).unwrap();
-        // A cancelled job also has frames that it did not use.
+        // A cancelled job also holds frames that it did not use.
         if below(3) == 0 {
             there.cancel();
         }
@@ -604,12 +603,14 @@ fn shuttle_a_leap_back_finds_its_frames() {
         assert_eq!(pools[1].free_bytes(), pools[1].bytes());
     };
     explore(RandomScheduler::new(iterations()), body.clone());
-    // The moment between claims and frames is short: a thread must be held up just there.
+    // The moment between giving back claims and frames is short: a thread must be held up just
+    // there.
     explore(PctScheduler::new(3, iterations()), body);
     expect(&[("starts that came too early", &busy)]);
 }
 
-/// Several wait for frames of several jobs, and each job has some for each of them.
+/// Several threads wait for frames of several jobs, and the jobs vacate enough frames for all of
+/// them.
 #[test]
 fn shuttle_everybody_who_waits_for_frames_gets_some() {
     const JOBS: usize = 2;
@@ -645,8 +646,7 @@ fn shuttle_everybody_who_waits_for_frames_gets_some() {
     expect(&[("times when no frame was free yet", &waited)]);
 }
 
-/// Who gets a guard has pages that nobody discards, and who discards pages leaves none of them to a
-/// guard.
+/// Pages under a guard cannot be discarded, and discarded pages cannot get a guard.
 #[test]
 fn shuttle_guards_and_discards_exclude_each_other() {
     const PAGES: u64 = 4;
@@ -679,10 +679,10 @@ fn shuttle_guards_and_discards_exclude_each_other() {
     expect(&[("guards", &given), ("discards", &discarded)]);
 }
 
-/// The same while one call, any, is refused: before its effect, after it, or half-way.
+/// The same, while one random call is refused: before its effect, after it, or half-way.
 #[test]
 fn shuttle_everything_at_once_and_one_call_is_refused() {
-    /// Most schedules make more calls than that.
+    /// The latest call that may be refused. Most schedules make more calls than that.
     const LATEST: usize = 120;
     let seen = Arc::new(Seen::default());
     let counts = seen.clone();

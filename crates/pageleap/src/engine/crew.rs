@@ -1,8 +1,7 @@
-//! Threads that copy one area together, where everybody who writes to it waits for as long as the
-//! copy takes.
+//! Threads that copy one area together, for areas whose writers wait for as long as the copy takes.
 //!
-//! One thread leads: it says what is to be copied, copies as well, and returns when all has been
-//! copied and nobody is at it any more.
+//! One thread leads. The leader says what to copy, and copies as well. It returns when everything
+//! has been copied and no helper copies any more.
 //!
 //! ```text
 //!           leader                  leader
@@ -12,55 +11,56 @@
 //!                  one more inside               one less
 //! ```
 //!
-//! Helpers come in by a compare-and-swap of the word that says *open*, and the leader shuts by
-//! another one: so a helper that is late, or was not running for a while, neither copies what
-//! nobody asked for any more nor holds the leader up.
+//! A helper enters by a compare-and-swap of the *open* word, and the leader shuts by another one.
+//! So a helper that is late, or was not running for a while, never copies what is no longer asked
+//! for. Nor does it hold the leader up.
 //!
-//! It lies in a slot, because between the freeze and the commit nobody may look at the heap.
+//! The crew lies in a slot, because no thread of a job may access the heap between the freeze and
+//! the commit.
 
 use crate::backend::Backend;
 use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
-/// Bytes that a thread takes at a time: some 10 us.
+/// Bytes that a thread takes at a time. Their copy takes some 10 us.
 #[cfg(not(any(loom, shuttle)))]
 const PIECE: usize = 64 << 10;
 #[cfg(any(loom, shuttle))]
 const PIECE: usize = crate::units::BASE_PAGE;
 
-/// Less is copied sooner than anybody is woken.
+/// The least bytes for which helpers are woken. A smaller copy ends before a helper has woken.
 const LEAST: usize = 2 * PIECE;
 
 const HELPERS_MASK: u64 = 0xff;
 
-/// So often the word is looked at before a thread goes to sleep: some 50 us, which is what the
-/// calls between two areas take.
+/// How often a thread polls the word before it sleeps: for some 50 us, as long as the calls between
+/// two areas take.
 const LOOKS: u32 = if cfg!(any(loom, shuttle)) { 0 } else { 1500 };
 
 // Bits of the word.
 const OPEN: u64 = 1;
 const ENDED: u64 = 1 << 1;
-/// Somebody waits for the copy.
+/// A thread of the program waits for the copy.
 const URGENT: u64 = 1 << 2;
-/// One helper inside.
+/// One helper that is inside.
 const INSIDE: u64 = 1 << 3;
 const INSIDE_MASK: u64 = 0xff * INSIDE;
-/// One copy more: values do not repeat, except while helpers come and go.
+/// Added for each copy, so that values do not repeat, except while helpers enter and leave.
 const COPY: u64 = 1 << 11;
 
-/// Copies so many bytes: to where, from where, how many.
+/// Copies bytes. The arguments are the destination, the source and the length.
 type Copy<'a> = dyn Fn(usize, usize, usize) + 'a;
 
 /// One worker's helpers.
 pub(crate) struct Crew {
     word: WaitWord,
-    /// How many helpers take part, and above [`HELPERS_MASK`] how often that was said, so that
-    /// values do not repeat: who is about to sleep on it, because it does not take part, must not
-    /// miss that all are to end.
+    /// How many helpers take part. Above [`HELPERS_MASK`] lies a count of the changes, so that
+    /// values do not repeat. A helper that does not take part sleeps on this word. If it is just
+    /// about to sleep, it must not miss that all helpers have to end.
     helpers: WaitWord,
     dst: AtomicUsize,
     src: AtomicUsize,
     len: AtomicUsize,
-    /// Where the next piece begins that nobody has taken.
+    /// Where the next piece begins that no thread has taken.
     next: AtomicUsize,
 }
 
@@ -78,7 +78,7 @@ impl Crew {
         }
     }
 
-    /// As new, for a process that has no other thread.
+    /// Sets the crew to its initial state, in a process that has no other thread.
     #[cfg(not(loom))]
     pub(crate) fn reset(&self) {
         self.word.reset();
@@ -88,8 +88,8 @@ impl Crew {
     // Leader's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Has so many helpers take part, which are to be started after this for the first time. At
-    /// most 255.
+    /// Begins a job with `helpers` helpers, at most 255. The caller starts their threads after this
+    /// call.
     pub(crate) fn begin(&self, helpers: usize) {
         let word = self.word.load();
         debug_assert_eq!(word & (OPEN | INSIDE_MASK), 0, "one job at a time");
@@ -97,29 +97,29 @@ impl Crew {
         self.set_helpers(helpers);
     }
 
-    /// Has so many of them take part from the next copy on.
+    /// Sets how many helpers take part from the next copy on.
     pub(crate) fn set_helpers(&self, helpers: usize) {
         debug_assert!(helpers as u64 <= HELPERS_MASK);
         let said = self.helpers.load() & !HELPERS_MASK;
         self.helpers.set_and_wake(said.wrapping_add(HELPERS_MASK + 1) | helpers as u64);
     }
 
-    /// Has all helpers end.
+    /// Ends all helpers.
     pub(crate) fn end(&self) {
         self.word.set_and_wake(self.word.load() | ENDED);
         self.set_helpers(0);
     }
 
-    /// How many threads copy, the leader included.
+    /// How many threads copy, including the leader.
     pub(crate) fn members(&self) -> usize {
         (self.helpers.load() & HELPERS_MASK) as usize + 1
     }
 
-    /// Copies `len` bytes from `src` to `dst`, together with the helpers. When it returns, all is
-    /// copied, and none of them accesses it any more.
+    /// Copies `len` bytes from `src` to `dst`, together with the helpers. When the call returns,
+    /// all bytes are copied, and no helper accesses them any more.
     ///
     /// # Safety
-    /// As [`Backend::copy`]. One thread leads.
+    /// As [`Backend::copy`]. Only one thread leads.
     pub(crate) unsafe fn copy(
         &self,
         backend: &dyn Backend,
@@ -136,7 +136,8 @@ impl Crew {
         if len < LEAST || self.members() == 1 {
             return copy(dst, src, len);
         }
-        // Relaxed: nobody is inside, and who comes in has seen the word that releases these.
+        // Relaxed: no helper is inside, and a helper that enters has seen the word that releases
+        // these stores.
         self.dst.store(dst, Ordering::Relaxed);
         self.src.store(src, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
@@ -153,7 +154,7 @@ impl Crew {
             }
         }
         loop {
-            // Acquires what those have copied who have left.
+            // Acquires the copies of the helpers that have left.
             let word = self.word.load();
             if word & INSIDE_MASK == 0 {
                 return;
@@ -165,11 +166,11 @@ impl Crew {
     // Helper's side
     // ---------------------------------------------------------------------------------------------
 
-    /// A helper's life, until [`Crew::end`]. With `hurry` it is put before others while somebody
-    /// waits for a copy.
+    /// Runs a helper until [`Crew::end`]. With `hurry` the helper is scheduled before others during
+    /// urgent copies.
     ///
     /// # Safety
-    /// `backend` is the one that the leader copies with.
+    /// `backend` is the leader's backend.
     pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, hurry: bool) {
         // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies
         // it.
@@ -197,8 +198,8 @@ impl Crew {
             let hurries = word & URGENT != 0 && hurry(true);
             if self.word.exchange(word, word + INSIDE) {
                 last = this;
-                // The leader does not return before we have left, and nothing else is asked for
-                // until then.
+                // The leader does not return before we have left, and begins no other copy until
+                // then.
                 self.take_pieces(copy);
                 self.leave();
             }
@@ -212,7 +213,7 @@ impl Crew {
         loop {
             let word = self.word.load();
             let left = word - INSIDE;
-            // Releases what was copied.
+            // Releases our copies.
             if self.word.exchange(word, left) {
                 if left & (OPEN | INSIDE_MASK) == 0 {
                     self.word.wake();
@@ -222,8 +223,7 @@ impl Crew {
         }
     }
 
-    /// Copies pieces until there are none that nobody has taken. The caller leads a copy, or is
-    /// inside.
+    /// Copies pieces until all pieces are taken. The caller leads a copy, or is inside.
     fn take_pieces(&self, copy: &Copy<'_>) {
         let [dst, src, len] =
             [&self.dst, &self.src, &self.len].map(|word| word.load(Ordering::Relaxed));
@@ -236,7 +236,7 @@ impl Crew {
         }
     }
 
-    /// Waits until the word is no longer `seen`, or not even so long.
+    /// Waits until the word is no longer `seen`. May return early.
     fn pause(&self, seen: u64) {
         for _ in 0..LOOKS {
             if self.word.load() != seen {
@@ -261,15 +261,15 @@ mod tests {
     #[cfg(not(any(loom, shuttle)))]
     use std::thread;
 
-    /// Three pieces and a bit of memory, of which each piece is one number: what is copied is
-    /// checked to be copied by one thread, and only while somebody leads.
+    /// Memory of three pieces and a remainder; each piece is one number. The checkers see whether
+    /// one thread alone copies a piece, and only while a leader leads.
     struct Memory {
         crew: Crew,
         target: [UnsafeCell<u64>; 4],
     }
 
-    // SAFETY: that the crew orders the accesses to the cells is what is tested; the checkers see
-    // whether it does.
+    // SAFETY: the crew has to order the accesses to the cells. This is what the tests test, and the
+    // checkers see any failure.
     unsafe impl Sync for Memory {}
     // SAFETY: as above.
     unsafe impl Send for Memory {}
@@ -284,11 +284,11 @@ mod tests {
             })
         }
 
-        /// Adds what is to be copied (`src`), for each piece.
+        /// Adds the amount `src - dst` to each piece.
         fn copy(&self, dst: usize, src: usize, len: usize) {
             assert!(len == LEN || len == PIECE || dst == 3 * PIECE && len == 64);
             for cell in &self.target[dst / PIECE..(dst + len).div_ceil(PIECE)] {
-                // SAFETY: each piece is taken by one thread.
+                // SAFETY: one thread takes each piece.
                 cell.with_mut(|cell| unsafe { *cell += (src - dst) as u64 });
             }
         }
@@ -361,7 +361,7 @@ mod tests {
     fn shuttle_crew() {
         shuttle::check_random(|| everything_is_copied_once_and_nobody_is_late(2), 5_000);
         shuttle::check_random(helpers_come_and_go, 5_000);
-        // Who misses that the job ends has to be held up at several places.
+        // A helper misses the job's end only if it is held up at several places.
         shuttle::check_pct(helpers_come_and_go, 20_000, 5);
     }
 

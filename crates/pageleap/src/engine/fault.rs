@@ -283,10 +283,12 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
             }
         };
         let remedy = if promised {
-            "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on what is not its own, each time and with all arguments"
+            "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on faults that are not its \
+             own, each time and with all arguments"
         } else {
-            "install that handler before the first job, so that pageleap passes on to it what is not its own; or, if it does so \
-             itself, call install_fault_handler before that"
+            "install that handler before the first job, so that pageleap passes faults of others on \
+             to it; or, if it passes such faults on itself, call install_fault_handler before you \
+             install it"
         };
         let reason = format!("{what}, and would receive the faults of writers");
         return Err(Error::EngineRefused { engine: "mprotect", reason, remedy: remedy.into() });

@@ -1,49 +1,50 @@
-//! How large areas are, and when they are frozen. Pure: no system calls, no locks, no clocks.
+//! Decides how large areas are, and when they are frozen. Pure: no system calls, no locks, no
+//! clocks.
 //!
-//! What is paced is the time for which somebody may have to wait: the window of an engine that
-//! follows writes, or the whole call of a mover that holds everybody up for as long as it lasts.
+//! The pace controls the time for which a thread may have to wait. That is the window of an engine
+//! that follows writes. For a mover whose call holds everybody up, it is the whole call.
 
 use std::time::Duration;
 
-/// Pages that may be left to copy when an area is frozen, at most: some 30 us.
+/// The most pages that may be left to copy when an area is frozen. Their copy takes some 30 us.
 const MOST_LEFT: u64 = 24;
 
-/// What was seen of an area that was moved.
+/// What was measured while an area moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Base pages that had been written when all had been copied once.
+    /// Base pages that writers had written by the end of the first copy.
     pub(crate) written: u64,
-    /// Base pages that were copied while everybody waited.
+    /// Base pages copied while everybody waited.
     pub(crate) left: u64,
-    /// How long that was, in nanoseconds.
+    /// How long everybody waited, in nanoseconds.
     pub(crate) window_ns: u64,
 }
 
-/// Sizes areas and freezes, from what is seen and what was asked for.
+/// Sizes areas and chooses the moment to freeze, from measurements and the caller's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     now: u64,
     least: u64,
     most: u64,
     budget_ns: u64,
-    /// What a window takes in which nothing is left to copy, lately.
+    /// Recent duration of a window in which no page is left to copy.
     empty_ns: f64,
-    /// What a page more takes, lately.
+    /// Recent extra duration for each page left.
     page_ns: f64,
 }
 
 impl Pace {
     /// Weight of the latest window in the running figures.
     const WEIGHT: f64 = 1.0 / 8.0;
-    /// A window counts as so many times what was expected, at most.
+    /// A window counts at most as this multiple of its expected duration.
     const MOST: f64 = 4.0;
 
-    /// Areas of always as many pages.
+    /// All areas have `pages` pages.
     pub(crate) fn fixed(pages: u64, budget: Duration) -> Self {
         Pace::adaptive(pages, pages, pages, budget)
     }
 
-    /// Areas of `first` pages at first, and then of `least` to `most`.
+    /// The first area has `first` pages, later areas have `least` to `most`.
     pub(crate) fn adaptive(first: u64, least: u64, most: u64, budget: Duration) -> Self {
         let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
         Pace {
@@ -56,32 +57,33 @@ impl Pace {
         }
     }
 
-    /// How many pages the next area has.
+    /// Number of pages of the next area.
     pub(crate) fn area_pages(&self) -> u64 {
         self.now
     }
 
-    /// How many an area has at most.
+    /// The most pages of an area.
     pub(crate) fn most_pages(&self) -> u64 {
         self.most
     }
 
-    /// How long somebody may have to wait for a window, in nanoseconds.
+    /// How long a thread may have to wait for a window, in nanoseconds.
     pub(crate) fn budget_ns(&self) -> u64 {
         self.budget_ns
     }
 
-    /// With how many base pages left to copy an area is frozen.
+    /// The number of base pages left to copy at which an area is frozen.
     pub(crate) fn freeze_at(&self) -> u64 {
         let room = (self.budget_ns as f64 - self.empty_ns) / self.page_ns;
         (room as u64).clamp(1, MOST_LEFT)
     }
 
-    /// Takes an area into account: large ones cost fewer calls, small ones have fewer pages
-    /// written, and shorter windows.
+    /// Takes an area into account. Large areas cost fewer calls; small areas have fewer written
+    /// pages and shorter windows.
     pub(crate) fn observe(&mut self, seen: Seen) {
         let (ns, left) = (seen.window_ns as f64, seen.left as f64);
-        // Now and then somebody takes the CPU away in a window, which says nothing of the next one.
+        // Now and then another thread takes the CPU during a window. That says nothing about the
+        // next window.
         let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
         if self.empty_ns == 0.0 || ns < self.empty_ns {
             self.empty_ns = ns;
@@ -132,7 +134,7 @@ mod tests {
         (0..8).for_each(|_| pace.observe(seen(0, 0, 1001)));
         assert_eq!(pace.area_pages(), 16);
         assert!(pace.freeze_at() >= 1);
-        // A tenth of a millisecond for each page: nine of them are what 1 ms leaves room for.
+        // A page takes a tenth of a millisecond, so that 1 ms leaves room for nine pages.
         let mut slow = Pace::adaptive(512, 16, 4096, BUDGET);
         slow.observe(seen(0, 0, 100));
         (0..100).for_each(|_| slow.observe(seen(10, 10, 1100)));

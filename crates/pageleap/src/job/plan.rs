@@ -1,29 +1,30 @@
-//! What happens to an area that was disturbed or refused. Pure: no system calls, no locks, no
-//! clocks.
+//! Decides what happens to an area that was disturbed or refused. Pure: no system calls, no locks,
+//! no clocks.
 
 use std::ops::Range;
 
 use super::area::Area;
 
-/// When an area that was disturbed is split, and when its writers are held back.
+/// How a disturbed area is split, when its writers are held back, and when an area is given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetryPolicy {
-    /// Into how many parts a disturbed area is split (page_leap, section 4.2: reduction factor).
+    /// The number of parts into which a disturbed area is split (page_leap, section 4.2: reduction
+    /// factor).
     pub(crate) reduction_factor: u64,
-    /// After this many disturbed copies the writers of an area wait until it has been moved: what
-    /// makes every job end.
+    /// After this many disturbed copies the writers of an area wait until it has moved. This makes
+    /// every job end.
     pub(crate) max_disturbed: u32,
     /// After this many refused system calls an area is given up as failed.
     pub(crate) max_refused: u32,
 }
 
-/// How often writers disturb areas that are tried for the first time, lately.
+/// The recent share of areas that writers disturbed at the first attempt.
 ///
-/// Tracking pays while most copies get through. When every third or more is disturbed, it costs
-/// more than it spares: signals, calls and copies in vain, for writers as for the migrator. Then
-/// areas are held from the start, and every sixteenth is tracked to notice when the pressure is
-/// over. (An addition to page_leap, whose method only ever splits; `docs/adr/0003` has the
-/// measurements.)
+/// Tracking pays while most copies succeed. When more than a third of them are disturbed, tracking
+/// costs more than it saves. The costs are signals, calls and copies in vain, for writers as for
+/// the migrator. Then areas are held from the start. Every sixteenth area is still tracked, to
+/// notice the end of the pressure. (This is an addition to page_leap, whose method only splits;
+/// `docs/adr/0003` has the measurements.)
 #[derive(Debug, Default)]
 pub(crate) struct Pressure {
     disturbed_share: f64,
@@ -33,18 +34,18 @@ pub(crate) struct Pressure {
 impl Pressure {
     /// Weight of the latest attempt in the running share.
     const WEIGHT: f64 = 1.0 / 8.0;
-    /// Above this share areas are held from the start.
+    /// Above this share, areas are held from the start.
     const HOLD_ABOVE: f64 = 1.0 / 3.0;
-    /// One in so many areas is tracked all the same.
+    /// Under pressure, one in this many areas is still tracked.
     const TRACK_EVERY: u32 = 16;
 
-    /// Takes the end of a first, tracked attempt into account.
+    /// Takes the result of a first, tracked attempt into account.
     pub(crate) fn observe(&mut self, disturbed: bool) {
         self.disturbed_share +=
             (f64::from(u8::from(disturbed)) - self.disturbed_share) * Self::WEIGHT;
     }
 
-    /// Whether the next new area is to be held from the start.
+    /// Whether to hold the next new area from the start.
     pub(crate) fn holds_next(&mut self) -> bool {
         if self.disturbed_share <= Self::HOLD_ABOVE {
             return false;
@@ -55,13 +56,12 @@ impl Pressure {
 }
 
 impl RetryPolicy {
-    /// Whether the writers of this area are to be held back.
+    /// Whether to hold back the writers of this area.
     pub(crate) fn holds(&self, area: &Area) -> bool {
         area.disturbed >= self.max_disturbed
     }
 
-    /// What to retry instead of an area that was disturbed: its parts, as equal as whole pages
-    /// allow.
+    /// The areas to retry instead of a disturbed area: its parts, as equal as whole pages allow.
     pub(crate) fn after_disturbance(&self, area: &Area) -> Vec<Area> {
         let len = area.pages.end - area.pages.start;
         let parts = self.reduction_factor.clamp(1, len);
@@ -71,14 +71,14 @@ impl RetryPolicy {
         (0..parts).map(again).collect()
     }
 
-    /// What to retry after a refused system call; `None` if the area is to be given up.
+    /// The area to retry after a refused system call; `None` if the area has to be given up.
     pub(crate) fn after_refusal(&self, area: &Area) -> Option<Area> {
         (area.refused + 1 < self.max_refused)
             .then(|| Area { refused: area.refused + 1, ..area.clone() })
     }
 }
 
-/// Joins neighbouring ranges, which come in ascending order.
+/// Joins neighbouring ranges. The ranges must come in ascending order.
 pub(crate) fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
@@ -90,7 +90,7 @@ pub(crate) fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<
     joined
 }
 
-/// Cuts `range` at those of the `boundaries` that lie inside it.
+/// Cuts `range` at the `boundaries` that lie inside it.
 pub(crate) fn cut(range: Range<u64>, boundaries: impl IntoIterator<Item = u64>) -> Vec<Range<u64>> {
     let mut cuts: Vec<u64> = boundaries.into_iter().filter(|b| range.contains(b)).collect();
     cuts.extend([range.start, range.end]);
@@ -138,8 +138,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
-        /// However often every area is disturbed, the pages stay the same and a hold is reached
-        /// after `max_disturbed` rounds.
+        /// Even if every area is disturbed each time, the pages stay the same, and each area is
+        /// held after `max_disturbed` rounds.
         #[test]
         fn disturbance_always_ends_in_a_hold(start in 0u64..100, len in 1u64..300, factor in 1u64..9, max in 0u32..6) {
             let policy = RetryPolicy { reduction_factor: factor, max_disturbed: max, max_refused: 1 };

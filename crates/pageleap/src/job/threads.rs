@@ -1,28 +1,30 @@
-//! How many of a job's threads copy. Pure: no system calls, no locks, no clocks.
+//! Decides how many of a job's threads copy. Pure: no system calls, no locks, no clocks.
 //!
-//! A few threads can take all that a node's memory, or the way to it, lets through; more of them
-//! only take CPUs from the application. Now and then a thread less is tried, or one more, in turns
-//! with as many as before, and the best turns of both are compared.
+//! A few threads can use up the bandwidth of a node's memory, or of the path to it. More threads
+//! only take CPUs from the application. Now and then a trial compares the present number of threads
+//! with one less, or with one more. Turns with both numbers alternate, and the best turns are
+//! compared.
 
 use std::time::Duration;
 
-/// When it is tried for the first time: jobs that take no longer have nothing to gain. (Shuttle's
-/// jobs are short, and its clock advances by a millisecond for each look.)
+/// When the first trial begins: a shorter job has nothing to gain. (Shuttle's jobs are short, and
+/// its clock advances by a millisecond at each reading.)
 const FIRST: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 250 });
-/// When again, if nothing has changed.
+/// Time from a trial to the next one, unless the trial's result calls for another at once.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long a turn lasts, at least, once the areas that were under way when it began have moved:
-/// they are as large as what a thread moves in some milliseconds.
+/// The shortest duration of a turn, after [`SETTLE`].
 const TURN: Duration = Duration::from_millis(if cfg!(shuttle) { 5 } else { 20 });
-/// How long that takes.
+/// How long the areas under way at the beginning of a turn may take to move. An area is as large as
+/// what a thread moves in some milliseconds.
 const SETTLE: Duration = Duration::from_millis(if cfg!(shuttle) { 2 } else { 10 });
-/// Turns of a trial, half of them with a thread more than the others: with, without, with, without.
-/// Two of each, because others use the machine as well.
+/// Turns of a trial: with the last thread, without, with, without. Each kind has two turns, because
+/// other programs use the machine too.
 const TURNS: usize = 4;
-/// Of what the last thread would add if nothing were shared it has to add this much.
+/// The share of its ideal gain that the last thread has to add. The ideal gain is what it would add
+/// if threads shared nothing.
 const WORTH: f64 = 0.25;
 
-/// Decides how many threads copy, from how fast a job gets on.
+/// Decides how many threads copy, from the speed of the job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadCount {
     most: usize,
@@ -32,19 +34,19 @@ pub(crate) struct ThreadCount {
 
 #[derive(Clone, Copy, Debug)]
 enum Trial {
-    /// The next one begins at a time; whether it looks for fewer threads.
+    /// The next trial begins at `at`. With `fewer` it looks for fewer threads.
     Later { at: Duration, fewer: bool },
-    /// `more` threads are compared with one less.
+    /// A trial compares `more` threads with one less.
     Under { more: usize, turn: usize, settled: bool, since: Duration, bytes: u64, best: [f64; 2] },
 }
 
 impl ThreadCount {
-    /// All of `most` at first.
+    /// Begins with all of `most` threads.
     pub(crate) fn new(most: usize) -> Self {
         ThreadCount { most, now: most, trial: Trial::Later { at: FIRST, fewer: true } }
     }
 
-    /// How many copy for now.
+    /// How many threads copy at present, in a trial too.
     pub(crate) fn active(&self) -> usize {
         match self.trial {
             Trial::Later { .. } => self.now,
@@ -52,13 +54,13 @@ impl ThreadCount {
         }
     }
 
-    /// How many do as a rule.
+    /// How many threads copy outside trials.
     pub(crate) fn settled(&self) -> usize {
         self.now
     }
 
-    /// Takes into account that `bytes` have moved since the job began, `elapsed` ago. Returns
-    /// whether the number of active threads is another one now.
+    /// Takes into account that `bytes` have moved in the `elapsed` time since the job began.
+    /// Returns whether the number of active threads has changed.
     pub(crate) fn observe(&mut self, elapsed: Duration, bytes: u64) -> bool {
         let before = self.active();
         match &mut self.trial {
@@ -105,7 +107,7 @@ impl ThreadCount {
         if on {
             self.begin(fewer, elapsed, bytes);
         } else {
-            // The other way next time: what was right may be so no longer.
+            // The next trial looks the other way: the right number may have changed.
             self.trial = Trial::Later { at: elapsed + AGAIN, fewer: !fewer };
         }
     }
@@ -115,8 +117,8 @@ impl ThreadCount {
 mod tests {
     use super::*;
 
-    /// Runs for `seconds` on a machine that moves `rate(threads)` bytes per millisecond, and tells
-    /// how many threads copied in each of them.
+    /// Runs for `seconds` on a machine that moves `rate(threads)` bytes per millisecond. Returns
+    /// the settled number of threads at the end of each second.
     fn run(
         count: &mut ThreadCount,
         from_s: u64,
@@ -139,9 +141,9 @@ mod tests {
     #[test]
     fn threads_that_add_nothing_are_left_out() {
         let mut count = ThreadCount::new(8);
-        // Three of them take all that there is.
+        // Three threads use all bandwidth.
         assert_eq!(run(&mut count, 0, 6, |threads| 1000 * threads.min(3) as u64), [3; 6]);
-        // Now there is room for five.
+        // Now the machine has room for five threads.
         assert_eq!(run(&mut count, 6, 10, |threads| 1000 * threads.min(5) as u64).last(), Some(&5));
         assert_eq!(run(&mut count, 16, 10, |_| 1000).last(), Some(&1));
         assert_eq!(run(&mut count, 26, 10, |threads| 1000 * threads as u64).last(), Some(&8));
@@ -181,7 +183,7 @@ mod tests {
         let mut count = ThreadCount::new(4);
         let (mut at, mut bytes) = (Duration::ZERO, 0);
         for _ in 0..80 {
-            // One page of 1 GB after the other, no faster with more threads than two.
+            // Pages of 1 GB, one after the other. More than two threads make the copy no faster.
             at += Duration::from_millis(400 / count.active().min(2) as u64);
             bytes += 1 << 30;
             count.observe(at, bytes);

@@ -1,6 +1,7 @@
-//! The engines that follow writes against a modelled machine: the real attempt while threads access
-//! the span, under loom (all interleavings up to `LOOM_MAX_PREEMPTIONS` forced switches), and
-//! single paths with plain threads, so that they run under Miri too.
+//! Tests of the engines that follow writes, on a modelled machine. Under loom, the real attempt
+//! runs while threads access the span, in all interleavings up to `LOOM_MAX_PREEMPTIONS` forced
+//! switches. The other tests check single paths with plain threads, so that they run under Miri
+//! too.
 
 use std::sync::Arc;
 
@@ -28,7 +29,8 @@ struct By {
 }
 
 impl By {
-    /// Each engine that follows writes; and once more with writers held back, if it can do that.
+    /// Each engine that follows writes, and each engine that can hold writers back once more with
+    /// writers held.
     fn each() -> Vec<By> {
         let engines = Engine::ALL.into_iter().filter(|engine| engine.follows());
         let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold }));
@@ -56,7 +58,7 @@ impl By {
     }
 }
 
-/// A region of two pages over one file, the alias of another, and the alias of the first.
+/// A region of two pages over one file, the alias of another file, and the alias of the first file.
 struct Fixture {
     model: Arc<Model>,
     table: SlotTable<1>,
@@ -86,8 +88,8 @@ impl Fixture {
         Fixture { model, table, view, alias, park, files, tracker, by }
     }
 
-    /// An attempt on the view, from frames of one file to those of another: each file with its
-    /// alias.
+    /// An attempt on the view, from frames of one file to frames of another. Each file comes with
+    /// its alias.
     fn attempt_to(
         &self,
         backend: &dyn Backend,
@@ -113,8 +115,8 @@ impl Fixture {
             }),
         };
         let tools = Tools { slot: &self.table.slots[0], epoch: &self.table.epoch, backend };
-        // SAFETY: the fixture's span and frames are used by this migrator only; the trackers of
-        // the model that need service have it.
+        // SAFETY: only this migrator uses the fixture's span and frames. Each tracker of the model
+        // that needs service is served.
         unsafe { attempt(self.by.engine, &tools, &work) }
     }
 
@@ -123,7 +125,7 @@ impl Fixture {
         self.attempt_to(backend, from, to, freeze_at, max_rounds)
     }
 
-    /// Serves the tracker in a thread, if that is needed, while `body` runs.
+    /// Runs `body`. If the tracker needs service, a thread serves it meanwhile.
     fn served<T>(self: &Arc<Self>, backend: Arc<dyn Backend>, body: impl FnOnce() -> T) -> T {
         if !self.by.is_served() {
             return body();
@@ -143,7 +145,7 @@ impl Fixture {
         result
     }
 
-    /// Tries until it is done, as a job does.
+    /// Repeats attempts until the area has moved, as a job does.
     fn migrate(self: &Arc<Self>, backend: Arc<dyn Backend>) -> Vec<Step> {
         self.served(backend.clone(), || self.migrate_served(&*backend))
     }
@@ -182,7 +184,7 @@ impl Fixture {
         (0..PAGES).all(|i| self.model.frame_at(self.page(i)) == Some((self.files[1], i)))
     }
 
-    /// Whether any access succeeds at once.
+    /// Whether every access succeeds at once.
     fn is_open(&self) -> bool {
         let mine = |i| self.model.attributes_at(self.page(i)).unwrap().0 == Prot::READ_WRITE;
         (0..PAGES).all(mine) && !self.model.holds(self.view, LEN)
@@ -252,7 +254,7 @@ mod loom_tests {
             .for_each(|by| check_with(by, if by.is_served() { 2 } else { 3 }, test));
     }
 
-    /// The kernel may drop page table entries at any time; what it knows of writes goes with them.
+    /// The kernel may drop page table entries at any time, and with them what it knows of writes.
     #[test]
     fn loom_precopy_entries_are_dropped_under_a_writer() {
         check(|by| {
@@ -262,7 +264,7 @@ mod loom_tests {
                 thread::spawn(move || {
                     f.processor().store(f.page(1), 7);
                     f.model.forget(f.page(1));
-                    // Those that have been moved to the alias too.
+                    // Also drops the entry that may have moved to the alias.
                     f.model.forget(f.park + BASE_PAGE);
                 })
             };
@@ -273,8 +275,8 @@ mod loom_tests {
         });
     }
 
-    /// Any call fails once, in any way, while a writer stores: nothing is lost, nobody sleeps for
-    /// ever.
+    /// Any call fails once, in any way, while a writer stores. No write is lost, and no thread
+    /// sleeps for ever.
     #[test]
     fn loom_precopy_a_call_fails_under_a_writer() {
         let modes = [FailMode::Before, FailMode::After, FailMode::Partial];
@@ -283,7 +285,7 @@ mod loom_tests {
                 let mut builder = loom::model::Builder::new();
                 builder.preemption_bound = Some(1);
                 builder.max_branches = 10_000;
-                // The standard library's: it counts over all executions.
+                // The standard library's atomic keeps its value over all executions.
                 let struck = Arc::new(std::sync::atomic::AtomicBool::new(false));
                 let seen = struck.clone();
                 builder.check(move || {
@@ -301,14 +303,14 @@ mod loom_tests {
                     assert!(f.is_migrated() && f.is_open());
                     seen.fetch_or(failing.struck().is_some(), std::sync::atomic::Ordering::Relaxed);
                 });
-                // Each way makes at least these: track, mark, map or exchange, wake.
+                // Each way makes at least these four calls: track, mark, map or exchange, wake.
                 let struck = struck.load(std::sync::atomic::Ordering::Relaxed);
                 assert!(struck || at > 4, "{by:?}: call {at} was not made to fail");
             }
         }
     }
 
-    /// A reader never sees anything but the old value or a newer one.
+    /// A reader sees only the old value or a newer one.
     #[test]
     fn loom_precopy_reader() {
         check(|by| {
@@ -338,7 +340,8 @@ mod plain_tests {
             assert_eq!(step, Step::Migrated);
             let Effort { copied, by_exchange, repairs, written, held, .. } = effort;
             assert_eq!((copied, by_exchange, repairs), (LEN as u64, true, 0));
-            // Of pages that were held back nobody knows who would have written to them.
+            // If writers were held back, no engine knows which pages they would have written: all
+            // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });
             let tables = OldAlias::HasTables { marked: true };
             assert_eq!(old_alias, if by.is_served() { OldAlias::Untouched } else { tables });
@@ -384,7 +387,7 @@ mod plain_tests {
         }
     }
 
-    /// Real threads: what a checker's threads cannot show.
+    /// Uses real threads, for behaviour that a checker's threads cannot show.
     #[test]
     fn writers_and_migrator_run_against_each_other() {
         use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! The protocol against a modelled machine: engines, slots and the handler's decision, unchanged,
-//! one migrator against one or two threads on areas of two pages.
+//! Tests of the protocol on a modelled machine. Engines, slots and the handler's decision run
+//! unchanged. One migrator runs against one or two threads, on areas of two pages.
 
 mod follow;
 mod mprotect;

@@ -1,9 +1,9 @@
-//! The engine `mprotect` against a modelled machine.
+//! Tests of the engine `mprotect` on a modelled machine.
 //!
-//! The `loom_` tests run the real attempt and the real [`SlotTable::resolve`] under loom, which
+//! The `loom_` tests run the real attempt and the real [`SlotTable::resolve`] under loom. Loom
 //! tries all interleavings of a migrator and writers up to `LOOM_MAX_PREEMPTIONS` forced switches
-//! (3 unless set: seconds; 4: minutes). The others check single paths with plain threads, so that
-//! they run under Miri too.
+//! (3 by default: seconds; 4: minutes). The other tests check single paths with plain threads, so
+//! that they run under Miri too.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ struct Fixture {
     model: Arc<Model>,
     table: SlotTable<1>,
     view: usize,
-    /// What the view maps at first.
+    /// The view's first mapping.
     source: Mapping,
     old: Frames,
     new: Frames,
@@ -98,7 +98,8 @@ impl Fixture {
         self.attempt_work(&*self.model, &work).step
     }
 
-    /// Tries until it is done, as a job does: tracked once, then held.
+    /// Repeats attempts until the area has moved, as a job does: the first is tracked, the others
+    /// are held.
     fn migrate(&self, backend: &dyn Backend) -> Vec<Step> {
         let mut steps = vec![self.attempt(backend, false).0];
         while *steps.last().unwrap() != Step::Migrated {
@@ -144,7 +145,7 @@ mod loom_tests {
         builder.check(test);
     }
 
-    /// One writer against a migrator that retries: the write survives, whatever the order.
+    /// One writer runs against a migrator that retries: the writes survive in any order.
     fn one_writer(exchange: bool) {
         check(move || {
             let f = Arc::new(Fixture::new(exchange));
@@ -193,8 +194,8 @@ mod loom_tests {
         });
     }
 
-    /// A writer that was held up in one attempt must not act on the next: the area is migrated
-    /// twice, with tracking each time.
+    /// A writer that was held up in one attempt must not act on the next attempt. The first two
+    /// attempts track writes.
     #[test]
     fn loom_late_writer_meets_the_next_attempt() {
         check(|| {
@@ -215,8 +216,9 @@ mod loom_tests {
         });
     }
 
-    /// Pages move one after the other through the same slot, while a writer is at the page that
-    /// moves next or moved before: the slot is reused under the writer's eyes.
+    /// Pages move one after the other through the same slot. A writer stores to the page that moves
+    /// next, or to the one that moved before. So the slot is reused while the writer may still look
+    /// at it.
     #[test]
     fn loom_a_slot_is_reused_for_the_next_area() {
         check(|| {
@@ -241,7 +243,7 @@ mod loom_tests {
         });
     }
 
-    /// A thread arrives in the handler for a fault whose cause is over, just as the next attempt
+    /// A thread enters the handler for a fault whose cause is over, just as the next attempt
     /// begins.
     #[test]
     fn loom_a_left_over_fault_is_not_foreign() {
@@ -257,13 +259,14 @@ mod loom_tests {
         });
     }
 
-    /// The call that lets a writer in fails, without effect or after it.
+    /// The call that lets a writer in fails: before, after or in the middle of its effect.
     #[test]
     fn loom_writer_cannot_open() {
         for mode in [FailMode::Before, FailMode::After, FailMode::Partial] {
             check(move || {
                 let f = Arc::new(Fixture::new(true));
-                // The first protection change is the migrator's, the second, if any, the writer's.
+                // The first protection change is the migrator's. The second, if it happens, is the
+                // writer's.
                 let failing = Arc::new(FailAt::new(f.model.clone(), 2, mode, Errno(libc::ENOMEM)));
                 failing.arm();
                 let addr = f.view + BASE_PAGE;
@@ -279,15 +282,15 @@ mod loom_tests {
         }
     }
 
-    /// A reader never sees anything but the old value or a newer one, through holes too (the commit
-    /// fails half-way).
+    /// A reader sees only the old value or a newer one, even through holes (the commit fails
+    /// half-way).
     #[test]
     fn loom_reader_and_a_commit_that_fails_half_way() {
         check(|| {
             let f = Arc::new(Fixture::new(true));
             let addr = f.view;
             f.model.store(addr, 1).unwrap();
-            // 1 protects, 2 parks the old page tables, 3 brings the new ones.
+            // Call 1 protects, call 2 parks the old page tables, call 3 brings the new ones.
             let failing =
                 Arc::new(FailAt::new(f.model.clone(), 3, FailMode::Partial, Errno(libc::ENOMEM)));
             failing.arm();
@@ -405,8 +408,8 @@ mod plain_tests {
         assert_eq!(counting.seen(), 3, "one protection change of the alias and two exchanges");
     }
 
-    /// The same as the model checker's tests, with real threads and real futexes: what a checker's
-    /// futex cannot show.
+    /// Does what the model checker's tests do, but with real threads and real futexes: a checker's
+    /// futex cannot show all that a real one does.
     #[test]
     fn writers_and_migrator_run_against_each_other() {
         let moves = if cfg!(miri) { 5 } else { 20_000 };
@@ -416,7 +419,7 @@ mod plain_tests {
         let writers: Vec<_> = (0..2)
             .map(|w| {
                 let (f, stop) = (f.clone(), stop.clone());
-                // Returns the last value that it has written.
+                // Returns the last value that this thread has written.
                 std::thread::spawn(move || {
                     let running = (1u64..).take_while(|_| !stop.load(Ordering::Relaxed));
                     running
@@ -428,8 +431,8 @@ mod plain_tests {
             .collect();
         for _ in 0..moves {
             f.migrate(&*f.model);
-            // Back, by hand, while the slot is closed for a held attempt: the alias shows the file
-            // that is copied to.
+            // Moves the area back by a held attempt, whose slot is closed. First the alias is
+            // mapped by hand to the file that receives the copy.
             let mut work = f.work(true);
             work.new = Frames { file: other.file, ..f.new };
             // SAFETY: the alias is the fixture's.
