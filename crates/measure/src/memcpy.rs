@@ -75,7 +75,7 @@ impl<'a> Target<'a> {
     /// meanwhile.
     pub fn copy(&self, step: usize) -> Copy {
         let (start, cpu_start) = (Instant::now(), cpu_ns());
-        // SAFETY: both regions have so many bytes and do not overlap; no other thread knows the
+        // SAFETY: both regions have this many bytes and do not overlap; no other thread knows the
         // copy, and nobody looks at its contents.
         unsafe { copy_in_steps(self.copy.as_ptr(), self.region.as_ptr(), self.region.len(), step) };
         let ns = start.elapsed().as_nanos() as u64;

@@ -269,7 +269,7 @@ impl Engine {
         most.map_or(usize::MAX, |pages| (pages * followed_page_bytes(page)).max(page.bytes()))
     }
 
-    /// Whether writers may be held back from an area of so many pages because of what other areas
+    /// Whether writers may be held back from an area of this many pages because of what other areas
     /// have met, and not only because of its own disturbed copies.
     pub(crate) fn holds_early(self, pages: u64) -> bool {
         self.profile().hold != Hold::Pages || pages == 1

@@ -88,7 +88,7 @@ struct PageMover {
     memory: Arc<Memory>,
     /// Pages keep their frames, and only the entries of the page tables move.
     tables_only: bool,
-    /// The job is to be stopped after so many attempts.
+    /// How many attempts are left until the mover stops the job.
     attempts_left: AtomicU32,
 }
 

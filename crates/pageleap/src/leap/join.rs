@@ -1,8 +1,8 @@
 //! Joining mappings that the kernel does not join by itself: those of hugetlb pages, of which each
 //! area leaves one behind.
 //!
-//! One call maps what is mapped already, as one mapping, a block at a time: while it lasts whoever
-//! touches the block waits, some 2 us for each of its pages.
+//! One call maps a block again, as one mapping, to the frames that it maps already. While the call
+//! lasts, threads that touch the block wait: some 2 us for each of its pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -363,9 +363,9 @@ impl Mover for FrameMover {
         }
     }
 
-    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages:
-    /// whoever changed it wants this process off that node. The pages that have moved are the
-    /// kernel's to move on.
+    /// Stops the job if the cpuset no longer allows one of the nodes to which it moves pages. An
+    /// administrator who changes the cpuset wants this process off that node. The kernel moves the
+    /// pages on that have moved already.
     fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
         /// The look takes some 30 us.
         const EVERY_NS: u64 = 25_000_000;
