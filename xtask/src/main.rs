@@ -22,6 +22,7 @@ mod process;
 mod scratch;
 mod soak;
 mod steps;
+mod syntax;
 mod table;
 mod tally;
 mod width;

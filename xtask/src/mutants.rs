@@ -105,8 +105,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "open-before-the-call",
         file: SLOT,
-        find: "let opening = seen.with(Phase::Opening);",
-        replace: "let opening = seen.with(Phase::Open);",
+        find: "let opening = seen.with(SlotPhase::Opening);",
+        replace: "let opening = seen.with(SlotPhase::Open);",
         why: "no handshake: the migrator may start the next attempt before the writer's mprotect has run",
         caught_by: Checker::Loom,
     },
@@ -121,8 +121,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "opener-failure-ignored",
         file: SLOT,
-        find: "if opened.is_ok() { Phase::Open } else { Phase::Closed }",
-        replace: "if opened.is_ok() { Phase::Open } else { Phase::Open }",
+        find: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Closed }",
+        replace: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Open }",
         why: "a failed mprotect in the handler counts as done: the area stays read-only and writers fault for ever",
         caught_by: Checker::Loom,
     },

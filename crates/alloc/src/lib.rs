@@ -22,7 +22,7 @@
 //! [talc](https://docs.rs/talc) keeps the places of a region; its notes on free places lie between
 //! them and leap along.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
 use std::alloc::Layout;
 use std::fmt;

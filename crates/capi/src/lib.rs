@@ -6,7 +6,7 @@
 //! the calling thread. Numbers that stand for names (engines, page sizes) are plain integers here,
 //! because a C program may pass any number.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![allow(non_camel_case_types)]
 // The comments are written for C: a function's comment and the header's first one say what a caller
 // has to keep to, as `# Safety` would.

@@ -164,37 +164,59 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(strstr(json, pageleap_engine_name(figures.engine)) != NULL);
 }
 
-int main(void) {
-    see_the_version();
-    CHECK(strcmp(pageleap_last_error(), "") == 0);
-    see_the_machine();
-    see_what_is_allowed();
+/* A region that lies in one of two pools. */
+struct scene {
     uint32_t nodes[2];
-    two_nodes(nodes);
+    pageleap_pool *near, *far;
+    pageleap_region *region;
+    uint64_t *words;
+    /* The pool that has most of the region's pages. */
+    const pageleap_pool *home;
+};
 
-    pageleap_pool *near, *far = pool_on(nodes[1], BYTES + BYTES / 2);
+/* The pool to leap to. */
+static const pageleap_pool *away(const struct scene *scene) {
+    return scene->home == scene->near ? scene->far : scene->near;
+}
+
+/* The whole region, to the other pool. */
+static pageleap_range all_of(const struct scene *scene) {
+    pageleap_range all = PAGELEAP_INIT(pageleap_range);
+    all.region = scene->region;
+    all.pool = away(scene);
+    return all;
+}
+
+static void make_pools(struct scene *scene) {
+    two_nodes(scene->nodes);
+    scene->far = pool_on(scene->nodes[1], BYTES + BYTES / 2);
     struct told told = {0};
     pageleap_pool_options options = PAGELEAP_INIT(pageleap_pool_options);
     options.progress = pool_progress;
     options.progress_data = &told;
     options.threads = 1;
-    OK(pageleap_pool_new(PAGELEAP_ON(nodes[0]), BYTES, &options, &near));
+    pageleap_pool *near;
+    OK(pageleap_pool_new(PAGELEAP_ON(scene->nodes[0]), BYTES, &options, &near));
     CHECK(told.calls > 0 && told.done == told.total);
     CHECK(pageleap_pool_bytes(near) == BYTES && pageleap_pool_free_bytes(near) == BYTES);
-    CHECK(pageleap_pool_free_bytes_on(near, nodes[0]) == BYTES &&
+    CHECK(pageleap_pool_free_bytes_on(near, scene->nodes[0]) == BYTES &&
           pageleap_pool_free_bytes_on(near, 4000) == 0);
     CHECK(pageleap_pool_page_size(near) == PAGELEAP_PAGE_4K &&
           pageleap_page_bytes(PAGELEAP_PAGE_2M) == 2 << 20);
     uint32_t its_node = 99;
     size_t its_nodes = 0;
     OK(pageleap_pool_nodes(near, &its_node, 1, &its_nodes));
-    CHECK(its_nodes == 1 && its_node == nodes[0]);
+    CHECK(its_nodes == 1 && its_node == scene->nodes[0]);
     pageleap_verification right = PAGELEAP_INIT(pageleap_verification);
     OK(pageleap_pool_verify(near, &right));
     CHECK(right.pages == PAGES && right.misplaced == 0 && right.absent == 0);
+    scene->near = near;
+    scene->home = near;
+}
 
+static void make_the_region(struct scene *scene) {
     pageleap_region *region;
-    OK(pageleap_region_new(near, NULL, BYTES, &region));
+    OK(pageleap_region_new(scene->near, NULL, BYTES, &region));
     uint64_t *words = pageleap_region_start(region);
     CHECK(pageleap_region_length(region) == BYTES && words[0] == 0 && words[BYTES / 8 - 1] == 0);
     fill(words, 1);
@@ -202,20 +224,22 @@ int main(void) {
     OK(pageleap_region_view(region, 4096, 100, &part));
     CHECK(part == (char *)words + 4096);
     pageleap_node_pages where[2];
+    size_t its_nodes = 0;
     OK(pageleap_region_placement(region, where, 2, &its_nodes));
-    CHECK(its_nodes == 1 && where[0].node == nodes[0] && where[0].pages == PAGES);
+    CHECK(its_nodes == 1 && where[0].node == scene->nodes[0] && where[0].pages == PAGES);
+    scene->region = region;
+    scene->words = words;
+}
 
-    /* To the other pool, with progress and a report; back again without either. */
-    pageleap_range all = PAGELEAP_INIT(pageleap_range);
-    all.region = region;
-    all.pool = far;
+static void leap_with_progress(struct scene *scene) {
+    pageleap_range all = all_of(scene);
     pageleap_job *job;
     pageleap_report *report;
     OK(pageleap_job_start(&all, 1, NULL, &job));
-    told = (struct told){0};
+    struct told told = {0};
     OK(pageleap_job_wait_with_progress(job, 1, job_progress, &told, &report));
     CHECK(told.calls >= 1 && told.done == BYTES && told.total == BYTES);
-    read_the_report(report, region, PAGELEAP_ENGINE_AUTO);
+    read_the_report(report, scene->region, PAGELEAP_ENGINE_AUTO);
     pageleap_report_free(report);
     struct pollfd ready = { .fd = pageleap_job_fd(job), .events = POLLIN };
     CHECK(poll(&ready, 1, 0) == 1 && pageleap_job_is_finished(job));
@@ -225,44 +249,55 @@ int main(void) {
     OK(pageleap_job_wait(job, &report)); /* any number of times */
     pageleap_report_free(report);
     pageleap_job_free(job);
-    check(words, 1);
-    CHECK(pageleap_pool_free_bytes(near) == BYTES);
-    OK(pageleap_region_verify(region, &right));
+    check(scene->words, 1);
+    CHECK(pageleap_pool_free_bytes(scene->home) == pageleap_pool_bytes(scene->home));
+    scene->home = all.pool;
+    pageleap_verification right = PAGELEAP_INIT(pageleap_verification);
+    OK(pageleap_region_verify(scene->region, &right));
     CHECK(right.pages == PAGES && right.misplaced == 0);
-    for (uint32_t engine = PAGELEAP_ENGINE_AUTO; engine <= PAGELEAP_ENGINE_MPROTECT; engine++) {
-        pageleap_job_options chosen = PAGELEAP_INIT(pageleap_job_options);
-        chosen.engine = engine;
-        chosen.threads = 2;
-        chosen.timeout_ns = 60000000000;
-        chosen.wait_budget_ns = 500000;
-        chosen.area_bytes = 1 << 20;
-        all.pool = pageleap_pool_free_bytes(near) == BYTES ? near : far;
-        pageleap_status started = pageleap_job_start(&all, 1, &chosen, &job);
-        if (started == PAGELEAP_ENGINE_REFUSED && engine != PAGELEAP_ENGINE_AUTO) {
-            printf("%s: %s\n", pageleap_engine_name(engine), pageleap_last_error());
-            CHECK(job == NULL);
-            continue;
-        }
-        OK(started);
-        OK(pageleap_job_wait(job, &report));
-        struct pollfd ended = { .fd = pageleap_job_fd(job), .events = POLLIN };
-        CHECK(poll(&ended, 1, 0) == 1);
-        read_the_report(report, region, engine);
-        pageleap_report_figures asked = PAGELEAP_INIT(pageleap_report_figures);
-        OK(pageleap_report_get_figures(report, &asked));
-        CHECK(asked.threads == 2 && asked.area_bytes == 1 << 20);
-        pageleap_report_free(report);
-        pageleap_job_free(job);
-        check(words, 1);
-    }
+}
 
-    /* A guard keeps its page. */
-    leap(region, pageleap_pool_free_bytes(near) == BYTES ? near : far, PAGELEAP_ENGINE_AUTO);
-    all.pool = pageleap_pool_free_bytes(near) == BYTES ? near : far;
+static void leap_with(struct scene *scene, uint32_t engine) {
+    pageleap_job_options chosen = PAGELEAP_INIT(pageleap_job_options);
+    chosen.engine = engine;
+    chosen.threads = 2;
+    chosen.timeout_ns = 60000000000;
+    chosen.wait_budget_ns = 500000;
+    chosen.area_bytes = 1 << 20;
+    pageleap_range all = all_of(scene);
+    pageleap_job *job;
+    pageleap_report *report;
+    pageleap_status started = pageleap_job_start(&all, 1, &chosen, &job);
+    if (started == PAGELEAP_ENGINE_REFUSED && engine != PAGELEAP_ENGINE_AUTO) {
+        printf("%s: %s\n", pageleap_engine_name(engine), pageleap_last_error());
+        CHECK(job == NULL);
+        return;
+    }
+    OK(started);
+    OK(pageleap_job_wait(job, &report));
+    struct pollfd ended = { .fd = pageleap_job_fd(job), .events = POLLIN };
+    CHECK(poll(&ended, 1, 0) == 1);
+    read_the_report(report, scene->region, engine);
+    pageleap_report_figures asked = PAGELEAP_INIT(pageleap_report_figures);
+    OK(pageleap_report_get_figures(report, &asked));
+    CHECK(asked.threads == 2 && asked.area_bytes == 1 << 20);
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+    check(scene->words, 1);
+    scene->home = all.pool;
+}
+
+/* A guard keeps its page. */
+static void keep_what_is_guarded(struct scene *scene) {
+    leap(scene->region, away(scene), PAGELEAP_ENGINE_AUTO);
+    scene->home = away(scene);
+    pageleap_range all = all_of(scene);
     pageleap_guard *guard;
-    OK(pageleap_region_pin(region, 5 * 4096 + 7, 1, &guard));
+    OK(pageleap_region_pin(scene->region, 5 * 4096 + 7, 1, &guard));
     pageleap_job_options impatient = PAGELEAP_INIT(pageleap_job_options);
     impatient.pin_patience_ns = -1;
+    pageleap_job *job;
+    pageleap_report *report;
     OK(pageleap_job_start(&all, 1, &impatient, &job));
     OK(pageleap_job_wait(job, &report));
     pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
@@ -275,13 +310,18 @@ int main(void) {
     CHECK(strstr(pageleap_report_json(report), "{\"code\":\"guarded\"") != NULL);
     pageleap_report_free(report);
     pageleap_job_free(job);
-    FAILS(PAGELEAP_PINNED, "guard", pageleap_region_discard(region, 4096, 8 * 4096));
+    FAILS(PAGELEAP_PINNED, "guard", pageleap_region_discard(scene->region, 4096, 8 * 4096));
     pageleap_guard_drop(guard);
+    scene->home = all.pool;
+}
 
-    /* Cancelling, and a second job on the same range. */
+/* Cancels jobs in each way, and starts a second job on the same range. */
+static void cancel_jobs(struct scene *scene) {
+    pageleap_range all = all_of(scene);
     pageleap_job_options slow = PAGELEAP_INIT(pageleap_job_options), brief = slow;
     slow.rate_limit_bytes_per_s = 1 << 20;
-    all.pool = all.pool == near ? far : near;
+    pageleap_job *job;
+    pageleap_report *report;
     OK(pageleap_job_start(&all, 1, &slow, &job));
     pageleap_job *second = job;
     FAILS(PAGELEAP_RANGE_BUSY, "in use by a running job",
@@ -290,6 +330,7 @@ int main(void) {
     OK(pageleap_job_cancel(job));
     OK(pageleap_job_wait_until_moved(job));
     OK(pageleap_job_wait(job, &report));
+    pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
     OK(pageleap_report_get_figures(report, &figures));
     CHECK(figures.ended == PAGELEAP_CANCELLED && figures.pages_migrated < PAGES);
     pageleap_report_free(report);
@@ -306,50 +347,65 @@ int main(void) {
     pageleap_job_free(job);
     OK(pageleap_job_start(&all, 1, &slow, &job));
     pageleap_job_free(job); /* cancels */
-    check(words, 1);
+    check(scene->words, 1);
 
-    /* Two ranges in one job, one of them without a length. */
     OK(pageleap_job_start(&all, 1, NULL, &job));
     OK(pageleap_job_wait(job, NULL));
     pageleap_job_free(job);
-    pageleap_pool *home = (pageleap_pool *)(all.pool == near ? far : near);
-    pageleap_range two[2] = { all, all };
-    two[0].pool = two[1].pool = home;
+    scene->home = all.pool;
+}
+
+/* Two ranges in one job, one of them without a length. */
+static void leap_two_ranges(struct scene *scene) {
+    pageleap_range two[2] = { all_of(scene), all_of(scene) };
     two[0].length = 16 * 4096;
     two[1].offset = 32 * 4096;
     two[1].length = BYTES - two[1].offset;
+    pageleap_job *job;
+    pageleap_report *report;
     OK(pageleap_job_start(two, 2, NULL, &job));
     OK(pageleap_job_wait(job, &report));
+    pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
     OK(pageleap_report_get_figures(report, &figures));
     CHECK(figures.pages_migrated == PAGES - 16);
     pageleap_report_free(report);
     pageleap_job_free(job);
     two[1].length = 0; /* computed wrongly, perhaps */
     FAILS(PAGELEAP_BAD_RANGE, "empty", pageleap_job_start(two, 2, NULL, &job));
-    check(words, 1);
+    check(scene->words, 1);
+    scene->home = away(scene);
+}
 
-    /* Gives memory back, and takes it again. */
-    OK(pageleap_region_discard(region, 0, 4096));
-    FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(region, 0, 8, &part));
-    OK(pageleap_region_back(region, 0, 4096, home, NULL));
-    CHECK(words[0] == 0 && words[512] == 1 + 512 * 3);
+/* Gives memory back, and takes it again. */
+static void discard_and_back(const struct scene *scene) {
+    void *part;
+    OK(pageleap_region_discard(scene->region, 0, 4096));
+    FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(scene->region, 0, 8, &part));
+    OK(pageleap_region_back(scene->region, 0, 4096, scene->home, NULL));
+    CHECK(scene->words[0] == 0 && scene->words[512] == 1 + 512 * 3);
+}
+
+static void grow_another_region(const struct scene *scene) {
     pageleap_region *growing;
+    void *part;
     OK(pageleap_region_reserve(1 << 30, PAGELEAP_PAGE_4K, &growing));
     CHECK(pageleap_region_length(growing) == 0);
-    OK(pageleap_region_grow(growing, 10000, far, NULL));
+    OK(pageleap_region_grow(growing, 10000, scene->far, NULL));
     CHECK(pageleap_region_length(growing) == 3 * 4096);
     memset(pageleap_region_start(growing), 7, 3 * 4096);
-    OK(pageleap_region_grow(growing, 5 * 4096, far, PAGELEAP_ON(nodes[1])));
+    OK(pageleap_region_grow(growing, 5 * 4096, scene->far, PAGELEAP_ON(scene->nodes[1])));
     CHECK(((char *)pageleap_region_start(growing))[10000] == 7);
     OK(pageleap_region_grow(growing, 9 * 4096, NULL, NULL));
     FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(growing, 8 * 4096, 8, &part));
-    OK(pageleap_region_back(growing, 7 * 4096, 2 * 4096, far, NULL));
+    OK(pageleap_region_back(growing, 7 * 4096, 2 * 4096, scene->far, NULL));
     OK(pageleap_region_view(growing, 8 * 4096, 8, &part));
     CHECK(*(uint64_t *)part == 0);
     pageleap_region_free(growing);
+}
 
-    /* Faults that are not the library's end the process, as without the library. A sanitizer has
-     * a handler of its own. */
+/* Faults that are not the library's end the process, as without the library. A sanitizer has a
+ * handler of its own. */
+static void leave_other_faults_alone(void) {
 #ifndef __SANITIZE_ADDRESS__
     OK(pageleap_install_fault_handler());
     pid_t child = fork();
@@ -362,11 +418,32 @@ int main(void) {
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
           WTERMSIG(status) == SIGSEGV);
 #endif
+}
+
+int main(void) {
+    see_the_version();
+    CHECK(strcmp(pageleap_last_error(), "") == 0);
+    see_the_machine();
+    see_what_is_allowed();
+
+    struct scene scene = {0};
+    make_pools(&scene);
+    make_the_region(&scene);
+    leap_with_progress(&scene);
+    for (uint32_t engine = PAGELEAP_ENGINE_AUTO; engine <= PAGELEAP_ENGINE_MPROTECT; engine++) {
+        leap_with(&scene, engine);
+    }
+    keep_what_is_guarded(&scene);
+    cancel_jobs(&scene);
+    leap_two_ranges(&scene);
+    discard_and_back(&scene);
+    grow_another_region(&scene);
+    leave_other_faults_alone();
 
     /* Handles in any order. */
-    pageleap_pool_free(near);
-    CHECK(words[512] == 1 + 512 * 3);
-    pageleap_region_free(region);
-    pageleap_pool_free(far);
+    pageleap_pool_free(scene.near);
+    CHECK(scene.words[512] == 1 + 512 * 3);
+    pageleap_region_free(scene.region);
+    pageleap_pool_free(scene.far);
     return 0;
 }

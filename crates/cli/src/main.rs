@@ -1,6 +1,6 @@
 //! The `pageleap` command.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
 mod bench;
 mod bytes;

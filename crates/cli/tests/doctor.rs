@@ -609,7 +609,7 @@ fn text_begins_with_the_verdict_and_never_breaks_a_line_to_type() {
     let output = program.run(&HERE, &["doctor", "--size", "64t"]);
     assert_eq!((output.status.code(), code), (Some(1), 1));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text.lines().next(), Some("A leap of 64 TB in pages of 4k is possible here: no"));
+    assert_eq!(text.lines().next(), Some("A leap of 64 TiB in pages of 4k is possible here: no"));
     for finding in value["findings"].as_array().unwrap() {
         let id = finding["id"].as_str().unwrap();
         assert!(text.contains(&format!("\n  {id}")), "{id} is not told");

@@ -21,7 +21,7 @@
 //! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
 //! * [`export`]: one file for each format. A further format is one file and one line.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 
 pub mod document;
 pub mod export;

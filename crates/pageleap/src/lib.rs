@@ -21,7 +21,7 @@
 //! `ARCHITECTURE.md` is the map, `docs/protocol.md` the argument why nothing is lost. Read [the
 //! contract of a region](Region) before you use one.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
 // Loom builds the protocol alone; what it leaves out uses the rest.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]

@@ -2,21 +2,24 @@
 //! workers, writers, and all calls that a user may make meanwhile.
 //!
 //! Shuttle runs all threads of a test on one thread. At each atomic, lock and modelled access it
-//! chooses which thread goes on. Each test runs [`ITERATIONS_VAR`] schedules. A schedule that fails
-//! is printed as a string, which [`REPLAY_VAR`] replays when the test runs alone. A schedule
-//! includes all random numbers and all readings of the clock. Shuttle does not check memory
-//! orderings; loom does.
+//! chooses which thread goes on. Each test runs `PAGELEAP_SHUTTLE_ITERATIONS` schedules. A schedule
+//! that fails is printed as a string, which `PAGELEAP_SHUTTLE_REPLAY` replays when the test runs
+//! alone. A schedule includes all random numbers and all readings of the clock. Shuttle does not
+//! check memory orderings; loom does.
 
-use std::env;
+mod explore;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::RwLock;
 use shuttle::thread;
+
+use explore::{expect, explore, iterations};
 
 use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::fault::{MAX_THREADS, SLOTS};
@@ -26,14 +29,6 @@ use crate::{
     BASE_PAGE, Ended, Engine, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
     Region, Report, audit,
 };
-
-/// Environment variable: how many schedules each test runs.
-const ITERATIONS_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
-/// The default, which takes some ten seconds in all.
-const ITERATIONS: usize = 8000;
-
-/// Environment variable: the only schedule to run, as a failed test printed it.
-const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
 const POOLS: usize = 3;
 const POOL_PAGES: usize = 9;
@@ -489,36 +484,6 @@ fn everything_at_once(scene: Scene) {
 
 // The tests
 // -------------------------------------------------------------------------------------------------
-
-fn iterations() -> usize {
-    env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))
-}
-
-/// Runs `body` under each schedule of the scheduler, or only under the schedule to replay.
-fn explore(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
-    let mut config = shuttle::Config::new();
-    config.silence_warnings = true;
-    // A scan keeps its findings on the stack.
-    config.stack_size = 256 << 10;
-    config.ungraceful_shutdown_config.immediately_return_on_panic = true;
-    let runs = match env::var(REPLAY_VAR) {
-        Ok(schedule) => {
-            shuttle::Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(body)
-        }
-        Err(_) => shuttle::Runner::new(scheduler, config).run(body),
-    };
-    eprintln!("{runs} schedules");
-}
-
-/// Prints what the schedules have met. Fails if many schedules ran and met one of the cases never.
-fn expect(seen: &[(&str, &AtomicU64)]) {
-    let text: Vec<String> =
-        seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
-    eprintln!("{}", text.join(", "));
-    let enough = iterations() >= 500 && env::var(REPLAY_VAR).is_err();
-    let missing = seen.iter().find(|(_, n)| n.load(Relaxed) == 0);
-    assert!(!enough || missing.is_none(), "never seen: {missing:?}");
-}
 
 fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
     /// With few switches, the default number of schedules meets some ten disturbed copies, and now

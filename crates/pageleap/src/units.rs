@@ -243,9 +243,9 @@ impl fmt::Display for Call {
     }
 }
 
-/// A number of bytes for messages: `512 KB`, `1.5 GB` (binary units).
+/// A number of bytes for messages: `512 KiB`, `1.5 GiB`.
 pub(crate) fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
     while value >= 1024.0 && unit + 1 < UNITS.len() {

@@ -358,7 +358,7 @@ fn impossible_sizes_are_refused() {
         scene.refused(build(0), true, &["pool size", "0 bytes"]);
         scene.refused(build((1 << 46) + 1), true, &["pool size", "2^46"]);
         scene.refused(build(u64::MAX), true, &["pool size", "2^46"]);
-        let error = scene.refused(build(1 << 45), false, &["32 TB more are needed"]);
+        let error = scene.refused(build(1 << 45), false, &["32 TiB more are needed"]);
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
         for bytes in [0, 1 << 60, usize::MAX] {
             scene.refused(
@@ -397,7 +397,7 @@ fn more_huge_pages_than_are_free_are_refused() {
     let error = scene.refused(
         pool,
         false,
-        &["2 MB huge pages", "echo ", "nr_hugepages", &node.id.to_string()],
+        &["2 MiB huge pages", "echo ", "nr_hugepages", &node.id.to_string()],
     );
     let Error::OutOfMemory { needed_bytes, .. } = error else { panic!("{error:?}") };
     assert_eq!(needed_bytes, pages * (2 << 20));

@@ -7,7 +7,7 @@
 //! error numbers, unchanged. The documentation of each function names the call and the kernel
 //! version that brought it.
 
-#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+#![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
 #![cfg(target_os = "linux")]
 
 mod apart;

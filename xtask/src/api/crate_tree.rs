@@ -5,9 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use syn::punctuated::Punctuated;
-use syn::{Attribute, Item, Meta, Token, UseTree, Visibility};
+use syn::{Attribute, Item, Meta, Token, Visibility};
 
 use crate::files::read;
+use crate::syntax::{attributes, imports};
 
 /// How far one `use` may lead to the next before that counts as a circle.
 const USES_MAX: usize = 16;
@@ -28,15 +29,6 @@ pub enum Target {
     Module(ModulePath),
     /// An item of the crate: its module, and its name there.
     Item(ModulePath, String),
-}
-
-/// One name that a `use` brings into a module.
-#[derive(Debug)]
-pub struct Import {
-    /// The path that the source has, without the new name.
-    pub path: Vec<String>,
-    /// The name in the importing module; `None` for `*`.
-    pub name: Option<String>,
 }
 
 impl CrateTree {
@@ -149,31 +141,6 @@ impl CrateTree {
     }
 }
 
-/// The names that a `use` brings, one by one.
-pub fn imports(tree: &UseTree) -> Vec<Import> {
-    let mut found = Vec::new();
-    let mut open = vec![(Vec::new(), tree)];
-    while let Some((path, tree)) = open.pop() {
-        let with = |name: &syn::Ident| [path.as_slice(), &[name.to_string()]].concat();
-        match tree {
-            UseTree::Path(inner) => open.push((with(&inner.ident), &inner.tree)),
-            UseTree::Group(group) => open.extend(group.items.iter().map(|one| (path.clone(), one))),
-            UseTree::Glob(_) => found.push(Import { path, name: None }),
-            UseTree::Name(last) if last.ident == "self" => {
-                found.push(Import { name: path.last().cloned(), path })
-            }
-            UseTree::Name(last) => {
-                found.push(Import { path: with(&last.ident), name: Some(last.ident.to_string()) })
-            }
-            UseTree::Rename(last) => {
-                let path = if last.ident == "self" { path } else { with(&last.ident) };
-                found.push(Import { path, name: Some(last.rename.to_string()) });
-            }
-        }
-    }
-    found
-}
-
 /// The name of an item that can be named.
 pub fn name(item: &Item) -> Option<String> {
     let ident = match item {
@@ -210,24 +177,6 @@ pub fn is_public(item: &Item) -> bool {
         _ => return false,
     };
     matches!(visibility, Visibility::Public(_))
-}
-
-pub fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Union(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
 }
 
 /// Whether an item with these attributes is there for other crates: on x86-64, outside of tests and

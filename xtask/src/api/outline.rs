@@ -9,7 +9,8 @@ use syn::{
     parse_quote,
 };
 
-use super::crate_tree::{CrateTree, Import, Target, imports, is_compiled, is_public, name};
+use super::crate_tree::{CrateTree, Target, is_compiled, is_public, name};
+use crate::syntax::{Import, imports};
 
 /// Attributes that users see the effect of.
 const KEPT: [&str; 5] = ["derive", "non_exhaustive", "must_use", "repr", "deprecated"];

@@ -12,11 +12,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, Meta, Token, UseTree};
+
+use crate::syntax::{self, attributes};
 
 /// What a library consists of.
 #[derive(Debug, Default)]
@@ -53,9 +55,8 @@ pub fn read(root: &Path, lib: &Path) -> Result<Library> {
                 reader.library.modules.insert(module.ident.to_string(), at);
             }
             Item::Use(item) => {
-                let mut leaves = Vec::new();
-                flatten(&item.tree, &mut Vec::new(), &mut leaves);
-                handed_on.extend(leaves.into_iter().map(|leaf| (leaf.name, leaf.path)));
+                let named = |one: syntax::Import| Some((one.name?, one.path));
+                handed_on.extend(syntax::imports(&item.tree).into_iter().filter_map(named));
             }
             _ => {}
         }
@@ -213,51 +214,58 @@ impl Finder<'_> {
     }
 
     fn note_use(&mut self, tree: &UseTree) {
-        let mut leaves = Vec::new();
-        flatten(tree, &mut Vec::new(), &mut leaves);
-        leaves.into_iter().for_each(|leaf| self.note_import(leaf.line, leaf.path));
+        for mut import in syntax::imports(tree) {
+            if import.name.is_none() {
+                import.path.push("*".to_owned());
+            }
+            self.note_import(import.line, import.path);
+        }
     }
 
     /// Notes the paths among the tokens of a macro.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-        let is_colon =
-            |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == ':');
         let mut at = 0;
         while at < tokens.len() {
-            let start = at;
-            at += 1;
-            match &tokens[start] {
-                TokenTree::Group(group) => self.note_tokens(group.stream()),
+            at += match &tokens[at] {
+                TokenTree::Group(group) => {
+                    self.note_tokens(group.stream());
+                    1
+                }
                 TokenTree::Ident(first)
                     if *first == "crate" || *first == "self" || *first == "super" =>
                 {
-                    let mut path = vec![first.to_string()];
-                    while is_colon(at) && is_colon(at + 1) {
-                        match tokens.get(at + 2) {
-                            Some(TokenTree::Ident(step)) => path.push(step.to_string()),
-                            Some(TokenTree::Punct(star)) if star.as_char() == '*' => {
-                                path.push("*".to_owned())
-                            }
-                            // The rest of a `use`: looked at as one.
-                            Some(rest @ TokenTree::Group(_)) => {
-                                let tree = tokens[start..at + 2].iter().chain([rest]);
-                                if let Ok(tree) = syn::parse2(tree.cloned().collect()) {
-                                    self.note_use(&tree);
-                                }
-                                path.clear();
-                            }
-                            _ => break,
-                        }
-                        at += 3;
-                    }
-                    if !path.is_empty() {
-                        self.note(first.span().start().line, path);
-                    }
+                    self.note_path(first, &tokens[at..])
                 }
-                _ => {}
-            }
+                _ => 1,
+            };
         }
+    }
+
+    /// Notes the path that begins with the first of these tokens. Returns how many tokens it has.
+    fn note_path(&mut self, first: &Ident, tokens: &[TokenTree]) -> usize {
+        let is_colon =
+            |at: usize| matches!(tokens.get(at), Some(TokenTree::Punct(p)) if p.as_char() == ':');
+        let mut path = vec![first.to_string()];
+        let mut len = 1;
+        while is_colon(len) && is_colon(len + 1) {
+            match tokens.get(len + 2) {
+                Some(TokenTree::Ident(step)) => path.push(step.to_string()),
+                Some(TokenTree::Punct(star)) if star.as_char() == '*' => path.push("*".to_owned()),
+                // The rest of a `use`: looked at as one.
+                Some(TokenTree::Group(_)) => {
+                    let len = len + 3;
+                    if let Ok(tree) = syn::parse2(tokens[..len].iter().cloned().collect()) {
+                        self.note_use(&tree);
+                    }
+                    return len;
+                }
+                _ => break,
+            }
+            len += 3;
+        }
+        self.note(first.span().start().line, path);
+        len
     }
 }
 
@@ -302,55 +310,6 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     /// `pub(in crate::x)` imports nothing, and attributes hold docs.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
-}
-
-/// A leaf of a `use`.
-struct Leaf {
-    line: usize,
-    path: Vec<String>,
-    /// What the item is called from then on.
-    name: String,
-}
-
-fn flatten(tree: &UseTree, before: &mut Vec<String>, leaves: &mut Vec<Leaf>) {
-    let leaf = |ident: &proc_macro2::Ident, name: String| {
-        let path = before.iter().cloned().chain([ident.to_string()]).collect();
-        Leaf { line: ident.span().start().line, path, name }
-    };
-    match tree {
-        UseTree::Path(path) => {
-            before.push(path.ident.to_string());
-            flatten(&path.tree, before, leaves);
-            before.pop();
-        }
-        UseTree::Group(group) => {
-            group.items.iter().for_each(|tree| flatten(tree, before, leaves));
-        }
-        UseTree::Name(name) => leaves.push(leaf(&name.ident, name.ident.to_string())),
-        UseTree::Rename(renamed) => leaves.push(leaf(&renamed.ident, renamed.rename.to_string())),
-        UseTree::Glob(glob) => {
-            let path = before.iter().cloned().chain(["*".to_owned()]).collect();
-            let line = glob.star_token.span().start().line;
-            leaves.push(Leaf { line, path, name: "*".to_owned() });
-        }
-    }
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
 }
 
 /// Whether `#[cfg]` keeps an item for tests.

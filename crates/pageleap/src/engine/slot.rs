@@ -48,7 +48,7 @@ const PHASE_MASK: u64 = (1 << PHASE_BITS) - 1;
 /// Where the attempt on an area stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub(crate) enum Phase {
+pub(crate) enum SlotPhase {
     Idle = 0,
     Closed = 1,
     Tracking = 2,
@@ -61,21 +61,21 @@ pub(crate) enum Phase {
 pub(crate) struct Word(u64);
 
 impl Word {
-    pub(crate) fn phase(self) -> Phase {
+    pub(crate) fn phase(self) -> SlotPhase {
         match self.0 & PHASE_MASK {
-            0 => Phase::Idle,
-            1 => Phase::Closed,
-            2 => Phase::Tracking,
-            3 => Phase::Opening,
-            _ => Phase::Open,
+            0 => SlotPhase::Idle,
+            1 => SlotPhase::Closed,
+            2 => SlotPhase::Tracking,
+            3 => SlotPhase::Opening,
+            _ => SlotPhase::Open,
         }
     }
 
-    fn with(self, phase: Phase) -> Word {
+    fn with(self, phase: SlotPhase) -> Word {
         Word(self.0 & !PHASE_MASK | phase as u64)
     }
 
-    fn next_generation(self, phase: Phase) -> Word {
+    fn next_generation(self, phase: SlotPhase) -> Word {
         Word((self.0 & !PHASE_MASK).wrapping_add(1 << PHASE_BITS) | phase as u64)
     }
 }
@@ -170,7 +170,7 @@ impl Slot {
         backend: *const dyn Backend,
     ) {
         let word = self.load();
-        debug_assert_eq!(word.phase(), Phase::Idle, "a slot serves one attempt at a time");
+        debug_assert_eq!(word.phase(), SlotPhase::Idle, "a slot serves one attempt at a time");
         // Relaxed: a thread that sees the new generation sees these fields (`change` releases). A
         // thread that sees the old generation with these fields decides wrongly, and finds out. It
         // opens nothing, because the word has changed. It declares nothing foreign, because the
@@ -180,7 +180,7 @@ impl Slot {
         self.prot.store(span.prot.0 as u32, Ordering::Relaxed);
         // SAFETY: the word is Idle, so no thread can be in Opening and read the cell (see `Sync`).
         self.backend.with_mut(|cell| unsafe { *cell = Some(backend) });
-        self.change(word.next_generation(Phase::Closed));
+        self.change(word.next_generation(SlotPhase::Closed));
         // After the word, and before the first protection change; see `SlotTable::resolve`.
         // Release: a thread that sees the new epoch sees the word.
         epoch.fetch_add(1, Ordering::Release);
@@ -190,19 +190,19 @@ impl Slot {
     /// protection change would shut out again a writer that was let in earlier, and nobody would be
     /// left to let that writer in.
     pub(crate) fn track(&self) {
-        self.change(self.load().with(Phase::Tracking));
+        self.change(self.load().with(SlotPhase::Tracking));
     }
 
     /// Whether no writer has interrupted the attempt yet. This is only a hint, to stop copying
     /// early.
     pub(crate) fn is_undisturbed(&self) -> bool {
-        matches!(self.load().phase(), Phase::Tracking | Phase::Closed)
+        matches!(self.load().phase(), SlotPhase::Tracking | SlotPhase::Closed)
     }
 
     /// Closes the area for the commit, unless a writer was faster.
     pub(crate) fn close(&self) -> Close {
-        let tracking = self.load().with(Phase::Tracking);
-        let closed = tracking.with(Phase::Closed);
+        let tracking = self.load().with(SlotPhase::Tracking);
+        let closed = tracking.with(SlotPhase::Closed);
         // The exchange that makes the paper's protocol correct.
         if self.word.exchange(tracking.0, closed.0) { Close::Closed } else { self.await_opener() }
     }
@@ -212,10 +212,12 @@ impl Slot {
         loop {
             let word = self.load();
             match word.phase() {
-                Phase::Opening => self.sleep(word),
-                Phase::Open => return Close::Opened,
-                Phase::Closed => return Close::HandedOver,
-                Phase::Idle | Phase::Tracking => unreachable!("only the opener leaves Opening"),
+                SlotPhase::Opening => self.sleep(word),
+                SlotPhase::Open => return Close::Opened,
+                SlotPhase::Closed => return Close::HandedOver,
+                SlotPhase::Idle | SlotPhase::Tracking => {
+                    unreachable!("only the opener leaves Opening")
+                }
             }
         }
     }
@@ -223,7 +225,7 @@ impl Slot {
     /// Ends the attempt: the span is fully accessible again, through old or new frames. Wakes all
     /// sleepers.
     pub(crate) fn retire(&self) {
-        self.change(self.load().with(Phase::Idle));
+        self.change(self.load().with(SlotPhase::Idle));
     }
 
     /// Number of threads that sleep on this slot, are about to sleep, or have just woken.
@@ -238,7 +240,7 @@ impl Slot {
     /// be wrong in both directions (see `publish`).
     pub(super) fn covering(&self, addr: usize) -> Option<Word> {
         let word = self.load();
-        let covers = word.phase() != Phase::Idle
+        let covers = word.phase() != SlotPhase::Idle
             && addr.wrapping_sub(self.start.load(Ordering::Relaxed))
                 < self.len.load(Ordering::Relaxed);
         covers.then_some(word)
@@ -247,7 +249,7 @@ impl Slot {
     /// A writer's attempt to enter: makes the area writable again, if the attempt that `seen`
     /// belongs to is still current.
     fn open(&self, seen: Word) {
-        let opening = seen.with(Phase::Opening);
+        let opening = seen.with(SlotPhase::Opening);
         if !self.word.exchange(seen.0, opening.0) {
             return; // somebody else was faster; look again
         }
@@ -270,7 +272,7 @@ impl Slot {
         });
         // The last step for this attempt: now the migrator may go on. Nobody else leaves Opening,
         // so the exchange succeeds.
-        let next = if opened.is_ok() { Phase::Open } else { Phase::Closed };
+        let next = if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Closed };
         if self.word.exchange(opening.0, opening.with(next).0) {
             self.word.wake();
         }
@@ -333,7 +335,7 @@ impl<const N: usize> SlotTable<N> {
 
     /// Gives a slot back. The slot must be idle.
     pub(crate) fn release(&self, index: usize) {
-        debug_assert_eq!(self.slots[index].load().phase(), Phase::Idle);
+        debug_assert_eq!(self.slots[index].load().phase(), SlotPhase::Idle);
         self.claimed[index].store(0, Ordering::Release);
     }
 
@@ -362,9 +364,9 @@ impl<const N: usize> SlotTable<N> {
             if let Some((slot, word)) = found {
                 match word.phase() {
                     // Only spans that the user may write are tracked, so this fault is not foreign.
-                    Phase::Tracking => slot.open(word),
-                    Phase::Closed | Phase::Opening => slot.sleep(word),
-                    Phase::Open | Phase::Idle => {}
+                    SlotPhase::Tracking => slot.open(word),
+                    SlotPhase::Closed | SlotPhase::Opening => slot.sleep(word),
+                    SlotPhase::Open | SlotPhase::Idle => {}
                 }
                 held_up(slot);
                 return Verdict::Retry;

@@ -6,7 +6,7 @@ use super::Mover;
 use super::books::Tally;
 use super::outcomes::{PageCounts, PageOutcome, PageRun};
 use super::report::{Ended, EngineUse, Report, SYSTEM_CALLS_MAY_FAIL};
-use super::run::{Run, Settings};
+use super::run::{Running, Settings};
 use crate::backend::Call;
 use crate::engine::Engine;
 use crate::engine::choice::Why;
@@ -26,11 +26,11 @@ struct Times {
     recycle_cpu_ns: Option<u64>,
 }
 
-impl<M: Mover> Run<M> {
+impl<M: Mover> Running<M> {
     /// After the last page: gives everything back and delivers the report.
     pub(super) fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
-        let Run { mover, items, settings, state, shared, .. } = self;
+        let Running { mover, items, settings, state, shared, .. } = self;
         warn_of_fallen_back(&mut lock(&state).tally, &settings);
         let mut recycling = None;
         mover.finish(super::Books(&state), &mut || {

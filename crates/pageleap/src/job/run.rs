@@ -52,7 +52,7 @@ pub(crate) struct State {
 }
 
 /// A job before and while it runs.
-pub(crate) struct Run<M> {
+pub(crate) struct Running<M> {
     pub(super) mover: M,
     pub(super) items: Vec<Item>,
     pub(super) settings: Settings,
@@ -65,7 +65,7 @@ pub(crate) struct Run<M> {
     pub(super) began: Instant,
 }
 
-impl<M: Mover> Run<M> {
+impl<M: Mover> Running<M> {
     /// A job that moves these areas of these items. All other pages of the items stay as they are.
     pub(crate) fn new(
         mover: M,
@@ -74,7 +74,7 @@ impl<M: Mover> Run<M> {
         settings: Settings,
         warnings: Vec<String>,
         began: Instant,
-    ) -> Result<Run<M>, Error> {
+    ) -> Result<Running<M>, Error> {
         let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
         let bytes_total = areas.iter().map(bytes).sum();
         let new = |item: &Item| Outcomes::new(item.pages.clone());
@@ -93,7 +93,7 @@ impl<M: Mover> Run<M> {
             over: false,
             tally: Tally { warnings, ..Tally::default() },
         };
-        Ok(Run {
+        Ok(Running {
             mover,
             items,
             settings,
@@ -139,15 +139,7 @@ impl<M: Mover> Run<M> {
         }
         thread::scope(|scope| {
             for worker in 1..self.settings.threads {
-                let work = move || {
-                    if together {
-                        self.mover.help(worker - 1)
-                    } else {
-                        self.work(worker)
-                    }
-                    self.books().count_cpu_time();
-                };
-                if let Err(e) = scope.start(c"pageleap", work) {
+                if let Err(e) = scope.start(c"pageleap", move || self.work_beside(worker)) {
                     self.books().warn(format!("fewer threads than asked for: {e}"));
                 }
             }
@@ -156,6 +148,16 @@ impl<M: Mover> Run<M> {
                 self.mover.dismiss_helpers();
             }
         });
+    }
+
+    /// What a thread does that the job has started besides its own.
+    fn work_beside(&self, worker: usize) {
+        if self.settings.together {
+            self.mover.help(worker - 1);
+        } else {
+            self.work(worker);
+        }
+        self.books().count_cpu_time();
     }
 
     /// A worker's life: moves areas until none are left.

@@ -13,7 +13,7 @@ use super::outcomes::{Item, PageOutcome};
 use super::pace::{Pace, Seen};
 use super::plan::RetryPolicy;
 use super::report::{Ended, Report};
-use super::run::{Run, Settings};
+use super::run::{Running, Settings};
 use super::source::Source;
 use super::{Mover, Terms};
 use crate::backend::{Call, Errno};
@@ -212,7 +212,7 @@ fn run_by(
         engine_reason: "asked for".into(),
     };
     let areas = vec![Area::new(0, 0, 0..PAGES)];
-    let run = Run::new(mover, vec![item], areas, settings, Vec::new(), Instant::now()).unwrap();
+    let run = Running::new(mover, vec![item], areas, settings, Vec::new(), Instant::now()).unwrap();
     let shared = run.shared().clone();
     run.spawn().unwrap();
     Job::new(shared).wait()

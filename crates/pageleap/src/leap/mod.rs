@@ -32,7 +32,7 @@ use crate::job::pace::Pace;
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
 use crate::job::report::SYSTEM_CALLS_MAY_FAIL;
-use crate::job::run::{Run, Settings};
+use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::limits::check_address_space;
 use crate::pool::{Destination, Needs};
@@ -263,7 +263,7 @@ impl<'a> Migration<'a> {
         };
         let (items, legs, areas) = items_and_legs(&mut claimed);
         let mover = FrameMover::new(terrain, claimed, legs, slots);
-        let run = Run::new(mover, items, areas, settings, warnings, began)?;
+        let run = Running::new(mover, items, areas, settings, warnings, began)?;
         let shared = run.shared().clone();
         self.tell_regions(&shared);
         run.spawn()?;
