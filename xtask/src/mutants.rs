@@ -478,6 +478,22 @@ pub const TABLE: &[Mutant] = &[
         why: "a frame can get a second owner unnoticed",
         caught_by: Checker::Unit,
     },
+    Mutant {
+        name: "copied-without-being-stopped",
+        file: STOP_COPY,
+        find: "unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {",
+        replace: "Ok::<(), Errno>(()).map_err(|errno| {",
+        why: "an area is copied and replaced although its page tables have not been taken away",
+        caught_by: Checker::Loom,
+    },
+    Mutant {
+        name: "stopped-and-faulted-in",
+        file: TRACKER,
+        find: "let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
+        replace: "let (least, whole) = (uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
+        why: "a thread that touches an area in the window of stop-copy finds the old frames in the file, and writes to them",
+        caught_by: Checker::Stress,
+    },
 ];
 
 const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
@@ -488,6 +504,8 @@ const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const FOLLOW: &str = "crates/pageleap/src/engine/follow.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy.rs";
 const PRECOPY_PROTECT: &str = "crates/pageleap/src/engine/precopy_protect.rs";
+const STOP_COPY: &str = "crates/pageleap/src/engine/stop_copy.rs";
+const TRACKER: &str = "crates/pageleap/src/backend/tracker.rs";
 const WP_SYNC: &str = "crates/pageleap/src/engine/wp_sync.rs";
 const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";

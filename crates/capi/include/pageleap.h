@@ -385,9 +385,10 @@ typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
     /* The topic: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Three topics concern engines: precopy works if "freeze"
-     * does (but not for hugetlb pages), wp-sync if "write-barrier" does, precopy-protect if
-     * "write-tracking" does. The engine mprotect works wherever a job can. */
+     * "hugetlb-2m" or "free-memory". Four topics concern engines: precopy works if "freeze"
+     * does (but not for hugetlb pages), wp-sync if "write-barrier" does, stop-copy if "hold"
+     * does (but not for hugetlb pages), precopy-protect if "write-tracking" does. The engine
+     * mprotect works wherever a job can. */
     const char *topic;
     /* Its state. */
     enum pageleap_state state;
@@ -732,6 +733,10 @@ typedef enum pageleap_engine {
     /* Makes pages read-only while they are copied: system calls that write into them fail with
      * EFAULT. Works on every kernel, without privilege. */
     PAGELEAP_ENGINE_MPROTECT = 4,
+    /* Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
+     * for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
+     * as precopy does. Not for hugetlb pages. */
+    PAGELEAP_ENGINE_STOP_COPY = 5,
 } pageleap_engine;
 
 /* A range of a job: bytes of a region, in whole pages, and where they go. */
@@ -896,7 +901,7 @@ typedef struct pageleap_report_figures {
     /* What came after that: making vacated frames ready for use again, in nanoseconds. */
     uint64_t recycle_ns;
     /* The longest window, in nanoseconds: how long an area was closed to writers (with the
-     * engine precopy to readers, too). */
+     * engines precopy and stop-copy to readers, too). */
     uint64_t window_max_ns;
     /* 99 of 100 windows were not longer, in nanoseconds. */
     uint64_t window_p99_ns;

@@ -36,6 +36,10 @@ pub enum pageleap_engine {
     /// Makes pages read-only while they are copied: system calls that write into them fail with
     /// EFAULT. Works on every kernel, without privilege.
     PAGELEAP_ENGINE_MPROTECT = 4,
+    /// Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
+    /// for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
+    /// as precopy does. Not for hugetlb pages.
+    PAGELEAP_ENGINE_STOP_COPY = 5,
 }
 
 impl pageleap_engine {
@@ -46,6 +50,7 @@ impl pageleap_engine {
         pageleap_engine::PAGELEAP_ENGINE_WP_SYNC,
         pageleap_engine::PAGELEAP_ENGINE_PRECOPY_PROTECT,
         pageleap_engine::PAGELEAP_ENGINE_MPROTECT,
+        pageleap_engine::PAGELEAP_ENGINE_STOP_COPY,
     ];
 
     /// The number of an engine that has moved pages.

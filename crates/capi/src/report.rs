@@ -94,7 +94,7 @@ pub struct pageleap_report_figures {
     /// What came after that: making vacated frames ready for use again, in nanoseconds.
     pub recycle_ns: u64,
     /// The longest window, in nanoseconds: how long an area was closed to writers (with the
-    /// engine precopy to readers, too).
+    /// engines precopy and stop-copy to readers, too).
     pub window_max_ns: u64,
     /// 99 of 100 windows were not longer, in nanoseconds.
     pub window_p99_ns: u64,

@@ -430,7 +430,7 @@ int main(void) {
     make_pools(&scene);
     make_the_region(&scene);
     leap_with_progress(&scene);
-    for (uint32_t engine = PAGELEAP_ENGINE_AUTO; engine <= PAGELEAP_ENGINE_MPROTECT; engine++) {
+    for (uint32_t engine = PAGELEAP_ENGINE_AUTO; engine <= PAGELEAP_ENGINE_STOP_COPY; engine++) {
         leap_with(&scene, engine);
     }
     keep_what_is_guarded(&scene);

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{
-    PAGE_SIZES, Random, address, check_engine, engines, ladder, nodes, own_descriptors,
-    pool_mappings, region_flags, repeated, skip_page_size, surprises, turn,
+    PAGE_SIZES, Random, address, check_engine, engines, engines_for, ladder, nodes,
+    own_descriptors, pool_mappings, region_flags, repeated, skip_page_size, surprises, turn,
 };
 use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
@@ -408,7 +408,7 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             skip_page_size(NAME, page, error);
             continue;
         }
-        for engine in engines() {
+        for engine in engines_for(page) {
             if page.is_hugetlb() && engine.forced() == ladder(page).first().copied() {
                 continue; // `auto` chooses this engine
             }
@@ -622,14 +622,15 @@ fn without_exchanges_files_are_mapped() {
             });
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
-            // The engine `precopy` freezes an area by an exchange. Without one it cannot hold
-            // threads up, and `mprotect` moves the area.
+            // The engines `precopy` and `stop-copy` freeze an area by an exchange. Without one
+            // they cannot hold threads up, and `mprotect` moves the area.
             let told = report
                 .warnings
                 .iter()
                 .filter(|w| w.contains("moved by the engine mprotect"))
                 .count();
-            assert_eq!(told, usize::from(report.engine == Engine::Precopy), "{report}");
+            let needed = matches!(report.engine, Engine::Precopy | Engine::StopCopy);
+            assert_eq!(told, usize::from(needed), "{report}");
             assert_eq!(surprises(&report).len(), told, "{report}");
         }
         assert!(refused.load(Relaxed) > 0);

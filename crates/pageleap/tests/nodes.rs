@@ -17,16 +17,17 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use common::{
     End, address, become_nobody, can_follow, case, check_stamp, is_root, leap, run_case,
-    set_dumpable, skip, skip_page_size, soon, stamp, surprises, turn,
+    set_dumpable, skip, skip_page_size, soon, stamp, surprises, turn, works,
 };
 use machine_settings::Cpuset;
 use on_nodes::{
-    check_bound, check_on, for_page_sizes, go, go_part, lab_machine, numa_maps, pools_on, several,
+    check_bound, check_on, for_page_sizes, go, go_by, go_part, lab_machine, numa_maps, pools_on,
+    several,
 };
 use pageleap::topology::{Access, Topology};
 use pageleap::{
-    Ended, Engine, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool, Region, audit,
-    observe,
+    Ended, Engine, EngineChoice, Error, Migration, NodeId, PageSize, PageTables, Placement, Pool,
+    Region, audit, observe,
 };
 
 const MB: usize = 1 << 20;
@@ -328,8 +329,12 @@ type Leg = (usize, Option<usize>);
 /// Makes a region as the first leg says, and moves it as the others say. Then unmaps the region
 /// without the library. The kernel's counters tell on which node its page tables were freed. Page
 /// tables of pools, which come and go with leaps, are not in that difference. Ends the process.
-fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
-    let pools = pools_on(nodes, PageSize::Base, WIDE).unwrap();
+fn check_page_tables(nodes: &[NodeId], way: Way, legs: &[Leg]) -> ! {
+    let Way { engine, shifted } = way;
+    // Room for one page more: the frames of a region begin behind it, or where it would lie.
+    let pools = pools_on(nodes, PageSize::Base, WIDE + 4096).unwrap();
+    let taken = |pool: &Pool| Region::new(pool, 4096).unwrap();
+    let _shifts: Vec<Region> = pools[1..].iter().filter(|_| shifted).map(taken).collect();
     let place = |(data, tables): Leg| match tables {
         None => pools[data].on(nodes[data]),
         Some(tables) => {
@@ -339,9 +344,10 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     let region = Region::new(place(legs[0]), WIDE).unwrap();
     stamp(&region, 0..WIDE, 1);
     for leg in &legs[1..] {
-        let report = go(&region, place(*leg));
+        let report = go_by(engine, &region, place(*leg));
         // The kernels of the lab lead to different engines.
-        assert_eq!(report.engine == Engine::Precopy, can_follow(), "{report}");
+        let auto = engine == EngineChoice::Auto;
+        assert!(!auto || (report.engine == Engine::Precopy) == can_follow(), "{report}");
         let surprising =
             surprises(&report).into_iter().filter(|warning| !warning.contains("has no CPUs"));
         assert_eq!(surprising.count(), 0, "{report}");
@@ -369,17 +375,31 @@ fn check_page_tables(nodes: &[NodeId], legs: &[Leg]) -> ! {
     unsafe { libc::_exit(0) }
 }
 
+/// How the regions move.
+#[derive(Clone, Copy)]
+struct Way {
+    engine: EngineChoice,
+    /// Whether the addresses of the region and of the pools' frames do not agree modulo 2 MB, so
+    /// that page tables cannot move as wholes.
+    shifted: bool,
+}
+
+const AUTO: Way = Way { engine: EngineChoice::Auto, shifted: false };
+
 /// Runs [`check_page_tables`] for each list of legs, each in a process of its own. `legs_of` gets
 /// the number of the last node.
-fn page_tables(test: &str, legs_of: impl Fn(usize) -> Vec<Vec<Leg>>) {
+fn page_tables(test: &str, way: Way, legs_of: impl Fn(usize) -> Vec<Vec<Leg>>) {
     let _turn = turn();
+    if !works(way.engine) {
+        return skip(test, &format!("the engine {} does not work here", way.engine));
+    }
     let Some(nodes) = several(test) else { return };
     if !is_root() {
         return skip(test, &"only root can make the kernel's counters exact");
     }
     let all = legs_of(nodes.len() - 1);
     if let Some(number) = case() {
-        check_page_tables(&nodes, &all[number.parse::<usize>().unwrap()]);
+        check_page_tables(&nodes, way, &all[number.parse::<usize>().unwrap()]);
     }
     for (number, legs) in all.iter().enumerate() {
         let (end, text) = run_case(test, &number.to_string());
@@ -389,7 +409,7 @@ fn page_tables(test: &str, legs_of: impl Fn(usize) -> Vec<Vec<Leg>>) {
 
 #[test]
 fn page_tables_move_with_the_data() {
-    page_tables("page_tables_move_with_the_data", |last| {
+    page_tables("page_tables_move_with_the_data", AUTO, |last| {
         let on = |node| (node, None);
         let all_around = (0..=last).chain([0]).map(on).collect();
         let mut legs = vec![vec![on(0)], vec![on(last)], vec![on(0), on(last), on(0)], all_around];
@@ -398,9 +418,32 @@ fn page_tables_move_with_the_data() {
     });
 }
 
+/// The kernel makes page tables for what it takes away, and those go with the frames.
+#[test]
+fn page_tables_move_by_stop_and_copy() {
+    let way = Way { engine: Engine::StopCopy.into(), shifted: false };
+    page_tables("page_tables_move_by_stop_and_copy", way, |last| {
+        let told = |data, tables| (data, Some(tables));
+        vec![
+            [0, last, 0].map(|node| (node, None)).to_vec(),
+            [0, last, 0, last].map(|node| (node, None)).to_vec(),
+            vec![told(0, last), (last, None), (0, None)],
+        ]
+    });
+}
+
+/// Where page tables cannot move as wholes, the kernel makes new ones, for the region too.
+#[test]
+fn page_tables_that_are_made_by_stop_and_copy_lie_with_the_data() {
+    let way = Way { engine: Engine::StopCopy.into(), shifted: true };
+    page_tables("page_tables_that_are_made_by_stop_and_copy_lie_with_the_data", way, |last| {
+        vec![[0, last].map(|node| (node, None)).to_vec(), vec![(0, None), (last, None), (0, None)]]
+    });
+}
+
 #[test]
 fn page_tables_go_where_they_are_told() {
-    page_tables("page_tables_go_where_they_are_told", |last| {
+    page_tables("page_tables_go_where_they_are_told", AUTO, |last| {
         let told = |data, tables| (data, Some(tables));
         let swapped = vec![told(0, last), told(last, 0), told(0, 0), told(last, last)];
         vec![

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Random, StopOnDrop, check_stamp, engines, for_page_sizes, pool_mappings, pools, soon, stamp,
-    surprises, turn,
+    Random, StopOnDrop, check_stamp, engines, engines_for, for_page_sizes, pool_mappings, pools,
+    soon, stamp, surprises, turn,
 };
 use load::{each_frame_once, word_of};
 use pageleap::{Ended, Engine, Migration, PageSize, Pool, Region, Report, audit};
@@ -156,7 +156,9 @@ fn a_checkered_region_leaps_whole() {
     let _turn = turn();
     for_page_sizes("a_checkered_region_leaps_whole", PAGES, |pools| {
         let page = pools[0].page_size().bytes();
-        for (round, engine) in engines().into_iter().cycle().take(6).enumerate() {
+        for (round, engine) in
+            engines_for(pools[0].page_size()).into_iter().cycle().take(6).enumerate()
+        {
             let region = Region::new(&pools[0], PAGES * page).unwrap();
             let mappings = pool_mappings().len();
             let to = |pool: usize| {
@@ -236,6 +238,45 @@ fn a_leap_back_begins_while_frames_are_recycled() {
         });
         audit(&[&pools[0], &pools[1]], &[region]).unwrap();
         assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), (2 * pool_bytes - bytes) as u64);
+    }
+}
+
+/// The mappings of a job do not become more with its areas: each attempt leaves mappings that the
+/// kernel joins with their neighbours.
+#[test]
+fn a_job_of_many_areas_takes_few_mappings() {
+    const AREAS: usize = 1024;
+    let _turn = turn();
+    let bytes = AREAS * (16 << 10);
+    let pools = pools(PageSize::Base, bytes as u64).unwrap();
+    let region = Region::new(&pools[0], bytes).unwrap();
+    stamp(&region, 0..bytes, 3);
+    let before = pool_mappings().len();
+    let engines = Engine::ALL.into_iter().filter(|engine| common::works((*engine).into()));
+    // With the attributes of a new region, with those that an alias has, and with one that keeps
+    // page tables from being exchanged.
+    let ways = [libc::MADV_DODUMP, libc::MADV_DONTDUMP, libc::MADV_NOHUGEPAGE]
+        .into_iter()
+        .flat_map(|advice| engines.clone().map(move |engine| (advice, engine)));
+    for (leap, (advice, engine)) in ways.enumerate() {
+        // SAFETY: the region's own memory. The advice changes no contents.
+        let advised = unsafe { libc::madvise(region.as_ptr().as_ptr().cast(), bytes, advice) };
+        assert_eq!(advised, 0, "{}", std::io::Error::last_os_error());
+        let to = &pools[(leap + 1) % 2];
+        let job = Migration::new().engine(engine).area_bytes(bytes / AREAS).threads(1);
+        // At this rate the job is looked at many times before it is over.
+        let job = job.range(&region, 0..bytes, to).rate_limit(256 << 20).start().unwrap();
+        let mut most = before;
+        while !job.is_finished() {
+            most = most.max(pool_mappings().len());
+        }
+        let report = job.wait();
+        assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
+        assert_eq!(report.engine, engine);
+        assert!(report.windows.count >= AREAS as u64, "{report}");
+        assert!(most <= before + 12, "{engine}: {before} mappings before, {most} during the job");
+        assert_eq!(pool_mappings().len(), before, "{engine}: mappings are left");
+        check_stamp(&region, 0..bytes, 3);
     }
 }
 

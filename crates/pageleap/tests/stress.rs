@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use calls::pipe;
 use common::{
-    Random, StopOnDrop, engines, in_lab, pool_mappings, pools, skip, skip_page_size,
+    Random, StopOnDrop, engines_for, in_lab, pool_mappings, pools, skip, skip_page_size,
     stress_seconds, surprises, turn, works,
 };
 use load::{bystander, each_frame_once, word_of};
@@ -349,7 +349,7 @@ fn no_write_is_lost_on_huge_pages() {
     let bytes = 32 << 20;
     for (page, engine) in [PageSize::Thp, PageSize::Huge2M]
         .into_iter()
-        .flat_map(|page| engines().into_iter().map(move |e| (page, e)))
+        .flat_map(|page| engines_for(page).into_iter().map(move |e| (page, e)))
     {
         match pools(page, bytes as u64) {
             Ok(pools) => run(Case { engine, page, bytes, pause: 0, skew: 0 }, pools),

@@ -1,5 +1,5 @@
-//! System calls that read or write a region while it leaps by the engine `precopy`: no call fails,
-//! and nothing that a call writes is lost.
+//! System calls that read or write a region while it leaps by engines that raise no signal: no call
+//! fails, and nothing that a call writes is lost.
 //!
 //! Calls that pin pages (`process_vm_writev`, O_DIRECT, registered buffers) are tested in
 //! `pins.rs`: the contract forbids them in a moving area.
@@ -14,8 +14,8 @@ use std::io;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use calls::{Ends, READING, WRITING};
-use common::{can_follow, pools, skip, turn};
-use pageleap::{Engine, Migration, PageSize, Region};
+use common::{pools, skip, skip_page_size, turn, works};
+use pageleap::{Engine, Migration, PageSize, Pool, Region};
 
 const BYTES: usize = 4 << 20;
 /// Bytes of each call: several pages, and a part of one.
@@ -26,21 +26,35 @@ fn rounds() -> usize {
     130 * common::stress_seconds() as usize
 }
 
-/// Leaps by `precopy`, in areas of all sizes, while `body` runs. `body` gets the region's bytes,
-/// and a function that waits until all pages have leapt once more.
+/// The engines that work here and promise that no system call fails.
+fn engines() -> Vec<Engine> {
+    let promises = |engine: &Engine| !engine.signals() && works((*engine).into());
+    Engine::ALL.into_iter().filter(promises).collect()
+}
+
+/// Leaps by each of [`engines`] in turn, in areas of all sizes, while `body` runs. `body` gets the
+/// region's bytes, and a function that waits until all pages have leapt once more.
 fn while_leaping(body: impl FnOnce(&[AtomicU8], &dyn Fn())) {
-    let pools = pools(PageSize::Base, BYTES as u64).unwrap();
+    while_pools_leap(&pools(PageSize::Base, BYTES as u64).unwrap(), &engines(), body);
+}
+
+fn while_pools_leap(
+    pools: &[Pool; 2],
+    engines: &[Engine],
+    body: impl FnOnce(&[AtomicU8], &dyn Fn()),
+) {
     let region = Region::new(&pools[0], BYTES).unwrap();
     // SAFETY: all accesses to the region have this size.
     let bytes = unsafe { region.atomics_u8(0..BYTES) }.unwrap();
     let leap = |number: usize| {
+        let engine = engines[number % engines.len()];
         let job = Migration::new()
             .range(&region, 0..BYTES, &pools[(number + 1) % 2])
-            .engine(Engine::Precopy)
-            .area_bytes(4096 << (number % 10));
+            .engine(engine)
+            .area_bytes(pools[0].page_size().bytes().max(4096 << (number / engines.len() % 10)));
         let report = job.start().unwrap().wait();
         assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
-        assert_eq!(report.engine, Engine::Precopy);
+        assert_eq!(report.engine, engine);
     };
     moving::while_leaping(leap, |leap_again| body(bytes, leap_again));
 }
@@ -84,8 +98,8 @@ fn check_shadow(region: &[AtomicU8], shadow: &[u8], what: &str) {
 fn what_the_kernel_writes_into_a_leaping_region_is_kept() {
     const NAME: &str = "what_the_kernel_writes_into_a_leaping_region_is_kept";
     let _turn = turn();
-    if !can_follow() {
-        return skip(NAME, &"the engine precopy does not work here");
+    if engines().is_empty() {
+        return skip(NAME, &"no engine that raises no signal works here");
     }
     let mut ends = Ends::new();
     for writing in &WRITING {
@@ -108,8 +122,8 @@ fn what_the_kernel_writes_into_a_leaping_region_is_kept() {
 fn the_kernel_reads_from_a_leaping_region_what_is_there() {
     const NAME: &str = "the_kernel_reads_from_a_leaping_region_what_is_there";
     let _turn = turn();
-    if !can_follow() {
-        return skip(NAME, &"the engine precopy does not work here");
+    if engines().is_empty() {
+        return skip(NAME, &"no engine that raises no signal works here");
     }
     let mut ends = Ends::new();
     for reading in &READING {
@@ -129,8 +143,8 @@ fn the_kernel_reads_from_a_leaping_region_what_is_there() {
 fn entries_that_are_dropped_under_writers_lose_nothing() {
     const NAME: &str = "entries_that_are_dropped_under_writers_lose_nothing";
     let _turn = turn();
-    if !can_follow() {
-        return skip(NAME, &"the engine precopy does not work here");
+    if engines().is_empty() {
+        return skip(NAME, &"no engine that raises no signal works here");
     }
     while_leaping(|region, leap_again| {
         let mut shadow = vec![0u8; BYTES];
@@ -151,4 +165,45 @@ fn entries_that_are_dropped_under_writers_lose_nothing() {
         leap_again();
         check_shadow(region, &shadow, "stores");
     });
+}
+
+/// The kernel may put a huge entry into a range whose page tables have been taken away. A store
+/// through that entry would go to a frame that the page is about to leave.
+#[test]
+fn pages_that_are_collapsed_under_writers_lose_nothing() {
+    const NAME: &str = "pages_that_are_collapsed_under_writers_lose_nothing";
+    let _turn = turn();
+    let pools = match pools(PageSize::Thp, BYTES as u64) {
+        Ok(pools) => pools,
+        Err(error) => return skip_page_size(NAME, PageSize::Thp, error),
+    };
+    // Each alone: how many of its windows a call meets depends on how long they are.
+    for engine in engines() {
+        while_pools_leap(&pools, &[engine], |region, leap_again| {
+            collapse_and_store(engine, region, leap_again);
+        });
+    }
+    if engines().is_empty() {
+        skip(NAME, &"no engine that raises no signal works here");
+    }
+}
+
+/// Collapses huge pages and stores to them while they leap. One thread does both: in a window it
+/// does not touch a page before the call that may have made an entry for it.
+fn collapse_and_store(engine: Engine, region: &[AtomicU8], leap_again: &dyn Fn()) {
+    let bytes = || region.iter().step_by(64 << 10);
+    let mut value = 0u8;
+    for _ in 0..20 * common::stress_seconds() {
+        for _ in 0..500 {
+            // Where the kernel refuses it, nothing can be lost by it. SAFETY: the call changes no
+            // contents.
+            unsafe { libc::madvise(region[0].as_ptr().cast(), BYTES, libc::MADV_COLLAPSE) };
+            // A store to a frame that the page leaves is missing when the page has left it.
+            let lost = bytes().filter(|byte| byte.load(Relaxed) != value).count();
+            assert_eq!(lost, 0, "{engine}: LOST a write");
+            value = value.wrapping_add(1);
+            bytes().for_each(|byte| byte.store(value, Relaxed));
+        }
+        leap_again();
+    }
 }

@@ -39,6 +39,8 @@ pub fn test(workspace: &Workspace, prefix: &Path, outcome: &mut Outcome) {
 fn build_and_run(workspace: &Workspace, prefix: &Path, is_static: &str) -> Result<()> {
     let folder = workspace.target.join("capi-tests").join(format!("cmake-{is_static}"));
     let mut configure = Command::new("cmake");
+    // Also where the folder was made for a checkout that has moved.
+    configure.arg("--fresh");
     configure.arg("-S").arg(workspace.root.join("crates/capi/examples")).arg("-B").arg(&folder);
     configure.arg(format!("-DPAGELEAP_STATIC={is_static}"));
     configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.canonicalize()?.display()));

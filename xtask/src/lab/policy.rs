@@ -24,7 +24,7 @@ const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
 /// The findings of doctor that depend on the kernel or the user: their ids, and their text in the
 /// table.
-const FEATURES: [(&str, &str); 16] = [
+const FEATURES: [(&str, &str); 17] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
     ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
@@ -40,6 +40,7 @@ const FEATURES: [(&str, &str); 16] = [
     ("userfaultfd-user-mode", "`userfaultfd(UFFD_USER_MODE_ONLY)`"),
     ("write-tracking", "writes tracked without a fault handler"),
     ("write-barrier", "writers held back, the kernel's writes included"),
+    ("hold", "pages that are taken away held against user code and kernel"),
     ("freeze", "a range held against user code and kernel"),
 ];
 

@@ -186,7 +186,7 @@ unsafe impl Backend for Linux {
         len: usize,
         hold: bool,
     ) -> Result<(), Errno> {
-        let mode = sys::uffd_mode::WP | if hold { sys::uffd_mode::MINOR } else { 0 };
+        let mode = tracker.modes[usize::from(hold)];
         unsafe { sys::uffd_register(tracker::faults(tracker), addr, len, mode) }.map(drop)
     }
     unsafe fn untrack(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {

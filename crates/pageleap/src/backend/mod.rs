@@ -52,6 +52,10 @@ pub enum Ability {
     NoteAndHold,
     /// It notes writes, and holds up no thread. Needs no privilege.
     Note,
+    /// It notes nothing, and holds up threads that touch pages which have been taken away. An
+    /// exchange ends the registration of the mapping that moves, and waits for no message. Needs
+    /// the same privilege as `NoteAndHold`, but works since Linux 5.14.
+    Hold,
     /// It notes nothing, and holds up threads that write to a page which is marked clean, until
     /// [`Backend::let_write`] or [`Backend::wake`]. Needs the same privilege as `NoteAndHold`, but
     /// works on older kernels.
@@ -66,8 +70,10 @@ pub struct Tracker {
     pub(crate) faults: i32,
     /// The pagemap of the process; -1 in a tracker that notes nothing.
     pub(crate) pagemap: i32,
-    /// An eventfd that ends [`Backend::serve_tracker`].
+    /// An eventfd that ends [`Backend::serve_tracker`]; -1 in a tracker that needs no service.
     pub(crate) end: i32,
+    /// Which faults of a range it gets, as [`Backend::track`] is called without `hold` and with it.
+    pub(crate) modes: [u64; 2],
 }
 
 /// A fixed mapping of part of a memory file.
@@ -172,7 +178,7 @@ pub unsafe trait Backend: Send + Sync {
     /// Follows the writes to a mapped range. Each page counts as written until
     /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table
     /// entry waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such
-    /// pages behind. A second call changes `hold`.
+    /// pages behind. A second call changes `hold`. A tracker with [`Ability::Hold`] always holds.
     unsafe fn track(
         &self,
         tracker: Tracker,

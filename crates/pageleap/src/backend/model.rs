@@ -54,7 +54,11 @@ struct Entry {
 
 impl Entry {
     fn untrack(&mut self) {
-        (self.tracked, self.held, self.clean) = (None, false, false);
+        *self = self.untracked();
+    }
+
+    fn untracked(self) -> Entry {
+        Entry { tracked: None, held: false, clean: false, ..self }
     }
 }
 
@@ -357,7 +361,11 @@ unsafe impl Backend for Model {
             source.iter().all(|e| e.frame.is_some()),
             "page tables of a hole were to be exchanged"
         );
-        state.put(to, len, |i| source[i]);
+        let State { trackers, .. } = &*state;
+        let ends = |e: &Entry| e.tracked.is_some_and(|by| trackers[&by] == Ability::Hold);
+        let moved: Vec<Entry> =
+            source.iter().map(|e| if ends(e) { e.untracked() } else { *e }).collect();
+        state.put(to, len, |i| moved[i]);
         state.each(from, len, |e| {
             e.absent = true;
             e.clean = false;
@@ -441,7 +449,7 @@ unsafe impl Backend for Model {
         state.next_tracker += 1;
         let faults = state.next_tracker;
         state.trackers.insert(faults, ability);
-        Ok(Tracker { faults, pagemap: -1, end: -1 })
+        Ok(Tracker { faults, pagemap: -1, end: -1, modes: [0; 2] })
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         let mut state = self.state();
@@ -480,6 +488,7 @@ unsafe impl Backend for Model {
         hold: bool,
     ) -> Result<(), Errno> {
         let (mut state, tracker) = (self.state(), Some(tracker.faults));
+        let hold = hold || tracker.is_some_and(|by| state.trackers[&by] == Ability::Hold);
         let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
         if pages(addr, len).any(|page| tracked(page).is_some() && tracked(page) != tracker) {
             return Err(Errno(libc::EBUSY));

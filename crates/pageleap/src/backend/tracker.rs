@@ -7,32 +7,40 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use pageleap_sys::{self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag};
+use pageleap_sys::{
+    self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
+};
 
-use super::uffd::{BARRIER, EXCHANGE, open_device};
+use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, open_device};
 use super::{Ability, Call, Tracker};
 
 /// Opens the descriptors: by the system call, or else through the device.
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     let refused = |errno| (Call::OpenTracker, errno);
-    let faults = match ability {
-        Ability::NoteAndHold | Ability::HoldWriters => {
-            sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))
-        }
+    let follows = [uffd_mode::WP, uffd_mode::WP | uffd_mode::MINOR];
+    let (faults, modes) = match ability {
+        Ability::NoteAndHold => (privileged(EXCHANGE), follows),
         // A tracker that holds up no thread can do without faults of the kernel.
-        Ability::Note => sys::userfaultfd(true),
+        Ability::Note => (sys::userfaultfd(true).and_then(|fd| shake_hands(fd, EXCHANGE)), follows),
+        Ability::HoldWriters => (privileged(BARRIER), follows),
+        Ability::Hold => {
+            // A page that is missing in the file, too: whoever touches it waits, instead of getting
+            // a new one that nobody copies.
+            let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);
+            match privileged(whole) {
+                Err(Errno(libc::EINVAL)) => (privileged(HOLD), [least; 2]),
+                faults => (faults, [least | uffd_mode::WP; 2]),
+            }
+        }
     };
     let faults = faults.map_err(refused)?;
-    let features = if ability == Ability::HoldWriters { BARRIER } else { EXCHANGE };
-    let known = sys::uffd_handshake(faults.as_fd(), features).map_err(refused)?;
-    // Some kernels ignore features that they do not know.
-    if known & features != features {
-        return Err(refused(Errno(libc::EINVAL)));
+    if ability == Ability::Hold {
+        return Ok(Tracker { faults: faults.into_raw_fd(), pagemap: -1, end: -1, modes });
     }
     let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
     if ability == Ability::HoldWriters {
         let [faults, end] = [faults, end.into()].map(OwnedFd::into_raw_fd);
-        return Ok(Tracker { faults, pagemap: -1, end });
+        return Ok(Tracker { faults, pagemap: -1, end, modes });
     }
     let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
     // An empty range only asks whether the kernel knows the request.
@@ -40,7 +48,20 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
     let [faults, pagemap, end] = [faults, pagemap.into(), end.into()].map(OwnedFd::into_raw_fd);
-    Ok(Tracker { faults, pagemap, end })
+    Ok(Tracker { faults, pagemap, end, modes })
+}
+
+/// A userfaultfd that holds up the kernel's accesses too, with these features.
+fn privileged(features: u64) -> Result<OwnedFd, Errno> {
+    let opened = sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))?;
+    shake_hands(opened, features)
+}
+
+/// Asks a new userfaultfd for features, and makes sure that it has them.
+fn shake_hands(faults: OwnedFd, features: u64) -> Result<OwnedFd, Errno> {
+    let known = sys::uffd_handshake(faults.as_fd(), features)?;
+    // Some kernels ignore features that they do not know.
+    if known & features == features { Ok(faults) } else { Err(Errno(libc::EINVAL)) }
 }
 
 fn from_device() -> Result<OwnedFd, Errno> {

@@ -23,6 +23,14 @@ pub(crate) const EXCHANGE: u64 = TRACKING | uffd_feature::EVENT_REMAP | uffd_fea
 pub(crate) const BARRIER: u64 =
     uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM | uffd_feature::POISON;
 
+/// Features for holding up who touches a page that has been taken away.
+pub(crate) const HOLD: u64 = uffd_feature::MISSING_SHMEM | uffd_feature::MINOR_SHMEM;
+/// The same with write-protection of memory files (Linux 5.19). No page is protected by it. But the
+/// kernel puts no huge entry into a range that is registered for it (MADV_COLLAPSE, which came with
+/// Linux 6.1, looks at nothing else), and a store through such an entry would be lost.
+pub(crate) const HOLD_AGAINST_COLLAPSE: u64 =
+    HOLD | uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM;
+
 /// Opens the device. [`pageleap_sys::userfaultfd_from_device`] asks it for a descriptor.
 pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
     let opened =

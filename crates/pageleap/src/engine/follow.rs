@@ -1,5 +1,6 @@
-//! What the engines share that follow writes: copy while writers write, copy again what they have
-//! written, and close the area only for the last few pages.
+//! What the engines share that have a tracker. Those that follow writes copy while writers write,
+//! copy again what they have written, and close the area only for the last few pages. The others
+//! close it first ([`Way::copies_beside`]).
 //!
 //! ```text
 //! track ─► mark ─► copy ─► look ─► few written? ─► prepare ─► publish ─► close, look, copy, commit
@@ -35,7 +36,7 @@ pub(super) type Refusal = (Call, Errno);
 /// whether to go on.
 pub(super) type Each<'a> = dyn FnMut(Range<usize>) -> Result<bool, Refusal> + 'a;
 
-/// One attempt of an engine that follows writes.
+/// One attempt of an engine that has a tracker.
 pub(super) struct Attempt<'a> {
     pub(super) tools: Tools<'a>,
     pub(super) work: &'a Work,
@@ -282,7 +283,7 @@ pub(super) unsafe fn attempt(
         Err((call, errno)) => {
             // SAFETY: the span maps its old frames.
             unsafe { way.reopen(at, (call, errno), effort) };
-            // What has moved to the alias is still registered, and a thread that reads it would
+            // What has moved to the alias may still be registered, and a thread that reads it would
             // wait.
             if effort.parked != Parked::No {
                 effort.parked = Parked::Failed;

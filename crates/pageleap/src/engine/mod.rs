@@ -28,6 +28,7 @@ mod precopy_protect;
 #[cfg(test)]
 pub(crate) mod processor;
 pub(crate) mod slot;
+mod stop_copy;
 pub(crate) mod waits;
 mod wp_sync;
 
@@ -56,6 +57,11 @@ pub enum Engine {
     /// writers it holds back while many write. System calls do not fail because of it
     /// (FUTEX_WAKE_OP may).
     WpSync,
+    /// The page tables of an area are taken away, the area is copied, and the page tables of the
+    /// new frames come. Nothing is followed: this is the cheapest engine where few threads touch
+    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later,
+    /// and not for hugetlb pages. System calls do not fail because of it (FUTEX_WAKE_OP may).
+    StopCopy,
     /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
     /// does it all the time: system calls that write into an area in that window fail with EFAULT.
     /// Needs no privilege.
@@ -84,8 +90,8 @@ pub(crate) struct Profile {
     needs_exchange: bool,
     /// How large its areas are, unless the user says it.
     pub(crate) areas: Areas,
-    /// The most pages of an area by which it follows writes, if that is limited.
-    most_followed_pages: Option<usize>,
+    /// The most pages of an area, if that is limited: hugetlb pages, or base pages.
+    most_pages: Option<usize>,
     /// How it deals with writers who spoil one copy after the other.
     hold: Hold,
 }
@@ -107,6 +113,8 @@ pub(crate) enum Messages {
     Exchanges,
     /// It lets in those who wait to write.
     Writers,
+    /// There is no such thread: threads that wait are woken together, by the worker.
+    None,
 }
 
 /// How large the areas of an engine are.
@@ -118,6 +126,8 @@ pub(crate) enum Areas {
     /// Areas of hugetlb pages do not: the longer the copy of a page's neighbours takes, the more of
     /// them are written meanwhile.
     Adaptive,
+    /// As large as is copied in half of the time that threads may have to wait.
+    Budgeted,
 }
 
 /// Whether writers can be kept out of an area before it is copied, where copies beside them are
@@ -151,7 +161,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: false,
         needs_exchange: true,
         areas: Areas::Adaptive,
-        most_followed_pages: None,
+        most_pages: None,
         hold: Hold::No,
     },
     Profile {
@@ -168,8 +178,26 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: false,
         needs_exchange: false,
         areas: Areas::Adaptive,
-        most_followed_pages: Some(notes::MOST_PAGES),
+        most_pages: Some(notes::MOST_PAGES),
         hold: Hold::Pages,
+    },
+    Profile {
+        engine: Engine::StopCopy,
+        name: "stop-copy",
+        number: 5,
+        tracker: Some(TrackerNeed {
+            ability: Ability::Hold,
+            words: "the kernel's accesses held up",
+            messages: Messages::None,
+        }),
+        follows: false,
+        hugetlb: false,
+        signals: false,
+        needs_exchange: true,
+        areas: Areas::Budgeted,
+        // 16 MB: whoever touches an area waits for the copy of it.
+        most_pages: Some(4096),
+        hold: Hold::No,
     },
     Profile {
         engine: Engine::PrecopyProtect,
@@ -185,7 +213,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: true,
         needs_exchange: false,
         areas: Areas::Adaptive,
-        most_followed_pages: None,
+        most_pages: None,
         hold: Hold::HugetlbByLastResort,
     },
     Profile {
@@ -198,7 +226,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: true,
         needs_exchange: false,
         areas: Areas::Fixed,
-        most_followed_pages: None,
+        most_pages: None,
         hold: Hold::Areas,
     },
 ];
@@ -214,8 +242,13 @@ const _: () = {
 
 impl Engine {
     /// All of them, the best first.
-    pub const ALL: [Engine; 4] =
-        [Engine::Precopy, Engine::WpSync, Engine::PrecopyProtect, Engine::Mprotect];
+    pub const ALL: [Engine; 5] = [
+        Engine::Precopy,
+        Engine::WpSync,
+        Engine::StopCopy,
+        Engine::PrecopyProtect,
+        Engine::Mprotect,
+    ];
 
     /// The engine that needs nothing: it works on every kernel, for all pages.
     pub(crate) const LAST_RESORT: Engine = Engine::ALL[Engine::ALL.len() - 1];
@@ -249,7 +282,7 @@ impl Engine {
     /// Whether its areas grow and shrink with what is seen of the writers, unless the user gives a
     /// size.
     pub const fn areas_grow(self) -> bool {
-        matches!(self.profile().areas, Areas::Adaptive)
+        !matches!(self.profile().areas, Areas::Fixed)
     }
 
     /// Whether it can move pages of this size.
@@ -265,8 +298,15 @@ impl Engine {
 
     /// The most bytes of an area, for pages of this size.
     pub(crate) fn most_area_bytes(self, page: PageSize) -> usize {
-        let most = self.profile().most_followed_pages;
+        let most = self.profile().most_pages;
         most.map_or(usize::MAX, |pages| (pages * followed_page_bytes(page)).max(page.bytes()))
+    }
+
+    /// Whether the kernel moves the entries of a span to the alias of its frames one by one, into
+    /// page tables that it makes for them. It does if the userfaultfd has not asked for messages
+    /// about moved mappings, in some kernels (from Linux 6.13 on, and in stable ones).
+    pub(crate) fn moves_single_entries(self) -> bool {
+        self.needs() == Some(Ability::Hold)
     }
 
     /// Whether writers may be held back from an area of this many pages because of what other areas
@@ -405,14 +445,26 @@ pub(crate) struct Following {
 pub(crate) enum OldAlias {
     /// As it was.
     Untouched,
-    /// It has the page tables of the span, with the access and the attributes of the span. If
-    /// `marked`, their entries are registered with the tracker and do not allow writing.
-    HasTables { marked: bool },
+    /// It has the page tables of the span, with the access and the attributes of the span.
+    HasTables(Entries),
     /// It must be mapped anew: it has page tables for base pages, or attributes that no call takes
-    /// back.
-    Spoilt,
+    /// back. If `apart`, the kernel has not joined its mapping with its neighbours
+    /// ([`Entries::Apart`]).
+    Spoilt { apart: bool },
     /// It may be a hole.
     Torn,
+}
+
+/// What page table entries have brought along from a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entries {
+    /// Nothing.
+    Plain,
+    /// They are registered with the tracker and do not allow writing.
+    Marked,
+    /// Their mapping was registered until it moved. So the kernel has not joined it with its
+    /// neighbours, and may have moved the entries into new page tables.
+    Apart,
 }
 
 /// How an attempt ended, and what it has left.
@@ -421,9 +473,8 @@ pub(crate) struct Ended {
     pub(crate) step: Step,
     pub(crate) effort: Effort,
     pub(crate) old_alias: OldAlias,
-    /// Whether writes were followed, so that windows and written pages say something of the next
-    /// area.
-    pub(crate) followed: bool,
+    /// Whether windows and written pages say something of the next area.
+    pub(crate) telling: bool,
     /// Whether writers disturbed the copy that was made beside them; `None` if no such copy tells.
     pub(crate) disturbed: Option<bool>,
 }
@@ -443,6 +494,7 @@ pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> 
         match engine {
             Engine::Precopy => precopy::attempt(tools, work, &mut effort),
             Engine::WpSync => wp_sync::attempt(tools, work, &mut effort),
+            Engine::StopCopy => stop_copy::attempt(tools, work, &mut effort),
             Engine::PrecopyProtect => precopy_protect::attempt(tools, work, &mut effort),
             Engine::Mprotect => mprotect::attempt(tools, work, &mut effort),
         }
@@ -458,22 +510,30 @@ impl Ended {
     }
 
     fn of(engine: Engine, work: &Work, step: Step, effort: Effort) -> Ended {
-        let followed = engine.follows();
+        let profile = engine.profile();
+        let followed = profile.follows;
         // Writes to transparent huge pages are followed by base pages.
         let split = followed && work.page == PageSize::Thp;
         let old_alias = match effort.parked {
             Parked::No => OldAlias::Untouched,
-            Parked::Yes if split || !work.may_exchange => OldAlias::Spoilt,
-            Parked::Yes => OldAlias::HasTables { marked: followed && step == Step::Migrated },
+            Parked::Yes if split || !work.may_exchange => {
+                OldAlias::Spoilt { apart: engine.moves_single_entries() }
+            }
+            Parked::Yes if step != Step::Migrated || profile.tracker.is_none() => {
+                OldAlias::HasTables(Entries::Plain)
+            }
+            Parked::Yes if followed => OldAlias::HasTables(Entries::Marked),
+            Parked::Yes => OldAlias::HasTables(Entries::Apart),
             Parked::Failed => OldAlias::Torn,
         };
-        let disturbed = match followed {
+        let disturbed = match profile.hold {
             _ if work.hold => None,
-            false => Some(step == Step::Dirty),
-            true if work.page.is_hugetlb() && step == Step::Migrated => Some(effort.written > 0),
-            true => None,
+            Hold::Areas => Some(step == Step::Dirty),
+            _ if work.page.is_hugetlb() && step == Step::Migrated => Some(effort.written > 0),
+            _ => None,
         };
-        Ended { step, effort, old_alias, followed, disturbed }
+        let telling = step == Step::Migrated && profile.areas != Areas::Fixed;
+        Ended { step, effort, old_alias, telling, disturbed }
     }
 }
 
@@ -490,7 +550,13 @@ mod tests {
         }
         // What C programs were compiled with never changes.
         let numbers = Engine::ALL.map(|engine| (engine.name(), engine.number()));
-        let known = [("precopy", 1), ("wp-sync", 2), ("precopy-protect", 3), ("mprotect", 4)];
+        let known = [
+            ("precopy", 1),
+            ("wp-sync", 2),
+            ("precopy-protect", 3),
+            ("mprotect", 4),
+            ("stop-copy", 5),
+        ];
         assert!(known.iter().all(|known| numbers.contains(known)), "{numbers:?}");
     }
 

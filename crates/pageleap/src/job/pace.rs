@@ -20,9 +20,28 @@ pub(crate) struct Seen {
     pub(crate) window_ns: u64,
 }
 
+/// What the size of the next area follows from.
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// How many pages were written, and whether windows keep to the budget.
+    Written,
+    /// How long the copy of a page takes, because windows contain the copy.
+    Copied(Unit),
+}
+
+/// The sizes between which [`Pace::by_copies`] chooses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unit {
+    /// Larger areas are multiples of so many pages, smaller ones are halves of it, and so on.
+    pub(crate) pages: u64,
+    /// Base pages of a page.
+    pub(crate) base_pages: u64,
+}
+
 /// Sizes areas and chooses the moment to freeze, from measurements and the caller's settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
+    rule: Rule,
     now: u64,
     least: u64,
     most: u64,
@@ -48,6 +67,7 @@ impl Pace {
     pub(crate) fn adaptive(first: u64, least: u64, most: u64, budget: Duration) -> Self {
         let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
         Pace {
+            rule: Rule::Written,
             now: first.clamp(least, most),
             least,
             most,
@@ -55,6 +75,18 @@ impl Pace {
             empty_ns: 0.0,
             page_ns: 1000.0,
         }
+    }
+
+    /// The first area has `first` pages. Later areas have so many that their copy takes half of the
+    /// budget: the other half is for what else a window takes, and for hosts that are not steady.
+    pub(crate) fn by_copies(
+        first: u64,
+        least: u64,
+        most: u64,
+        unit: Unit,
+        budget: Duration,
+    ) -> Self {
+        Pace { rule: Rule::Copied(unit), ..Pace::adaptive(first, least, most, budget) }
     }
 
     /// Number of pages of the next area.
@@ -85,6 +117,15 @@ impl Pace {
         // Now and then another thread takes the CPU during a window. That says nothing about the
         // next window.
         let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
+        if let Rule::Copied(unit) = self.rule {
+            if seen.left > 0 {
+                let first = self.empty_ns == 0.0;
+                self.page_ns = if first { ns / left } else { towards(self.page_ns, ns / left) };
+                self.empty_ns = 1.0;
+                self.now = self.copied_in_half_the_budget(unit);
+            }
+            return;
+        }
         if self.empty_ns == 0.0 || ns < self.empty_ns {
             self.empty_ns = ns;
         } else if seen.left == 0 {
@@ -98,6 +139,17 @@ impl Pace {
         } else if seen.written <= limit / 4 && seen.window_ns <= self.budget_ns / 2 {
             self.now = (self.now * 2).min(self.most);
         }
+    }
+
+    /// How many pages are copied in half of the budget.
+    fn copied_in_half_the_budget(&self, unit: Unit) -> u64 {
+        let base_pages = self.budget_ns as f64 / 2.0 / self.page_ns.max(1.0);
+        let pages = (base_pages / unit.base_pages as f64) as u64;
+        let rounded = match pages / unit.pages {
+            0 => unit.pages >> unit.pages.div_ceil(pages.max(1)).next_power_of_two().ilog2(),
+            units => units * unit.pages,
+        };
+        rounded.clamp(self.least, self.most)
     }
 }
 
@@ -142,6 +194,37 @@ mod tests {
         let mut hopeless = Pace::fixed(512, Duration::from_nanos(1));
         hopeless.observe(seen(0, 0, 100));
         assert_eq!(hopeless.freeze_at(), 1);
+    }
+
+    #[test]
+    fn copies_in_windows_take_half_of_the_budget() {
+        let unit = Unit { pages: 512, base_pages: 1 };
+        let after = |budget: Duration, ns_of_a_page: u64| {
+            let mut pace = Pace::by_copies(512, 32, 4096, unit, budget);
+            for _ in 0..4 {
+                let left = pace.area_pages();
+                pace.observe(Seen { written: 0, left, window_ns: left * ns_of_a_page });
+            }
+            pace.area_pages()
+        };
+        // 5 us for 4 KB is 0.8 GB/s, and 100 ns are 40 GB/s.
+        assert_eq!(
+            [100, 200, 300, 700, 976].map(|ns| after(BUDGET, ns)),
+            [4096, 2048, 1536, 512, 512]
+        );
+        assert_eq!([977, 1000, 5000, 100_000].map(|ns| after(BUDGET, ns)), [256, 256, 64, 32]);
+        assert_eq!(after(Duration::from_micros(200), 200), 256);
+        assert_eq!(after(Duration::from_secs(1), 200), 4096);
+        assert_eq!(after(Duration::from_nanos(1), 200), 32);
+        // Transparent huge pages: one of them is a unit.
+        let huge = Unit { pages: 1, base_pages: 512 };
+        let mut pace = Pace::by_copies(1, 1, 8, huge, BUDGET);
+        pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 200 });
+        assert_eq!(pace.area_pages(), 4);
+        pace.observe(Seen { written: 0, left: 2048, window_ns: 2048 * 5000 });
+        assert_eq!(pace.area_pages(), 3, "one slow window counts at most four times");
+        (0..40).for_each(|_| pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 5000 }));
+        assert_eq!(pace.area_pages(), 1);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::job::area::Area;
 use crate::job::handle::{Job, JobShared};
 use crate::job::outcomes::Item;
-use crate::job::pace::Pace;
+use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
 use crate::job::report::SYSTEM_CALLS_MAY_FAIL;
@@ -39,7 +39,7 @@ use crate::pool::{Destination, Needs};
 use crate::region::Region;
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
-use crate::units::{NodeId, PageSize};
+use crate::units::{BASE_PAGE, NodeId, PageSize};
 use legs::{Claimed, Leg};
 use mover::{FrameMover, Terrain};
 use slots::ClaimedSlot;
@@ -53,6 +53,10 @@ pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
 /// The largest size to which areas of the engine `precopy` grow while few of their pages are
 /// written. Larger areas would only lengthen the freeze.
 const LARGEST_AREA_BYTES: usize = 16 << 20;
+
+/// The least size to which areas of the engine `stop-copy` shrink, where page tables may stay on
+/// their node. In smaller areas the calls take longer than the copy.
+const LEAST_AREA_BYTES: usize = 128 << 10;
 
 /// Describes a migration, then starts it. All its ranges form one job.
 #[derive(Debug)]
@@ -167,7 +171,12 @@ impl<'a> Migration<'a> {
 
     /// Sets the longest time for which a thread of the process should wait for the job. Default:
     /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
-    /// measures: that of an area, and that of the rest copied in a window.
+    /// measures: that of an area, and that of the rest copied in a window. Areas of
+    /// [`Engine::StopCopy`] are so large that their copy takes half of it.
+    ///
+    /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
+    /// keeps there is twice the time in which 2 MB are copied: 0.25 ms at 16 GB/s, 0.8 ms at 5
+    /// GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.1 ms.
     ///
     /// The budget is no promise: every page is moved, always, and threads may have to wait for a
     /// CPU. [`Report::windows_over_budget`](crate::Report::windows_over_budget) counts the windows
@@ -232,13 +241,14 @@ impl<'a> Migration<'a> {
         // The writers of a hugetlb page wait for as long as its copy takes.
         let together = threads > 1 && page.is_hugetlb();
         let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
+        let (items, legs, areas) = items_and_legs(&mut claimed);
         let settings = Settings {
             policy: RetryPolicy {
                 reduction_factor: self.reduction_factor,
                 max_disturbed: self.max_disturbed.unwrap_or(3),
                 max_refused: 4,
             },
-            pace: self.pace(engine, page),
+            pace: self.pace(engine, page, &legs),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
             most_pieces,
@@ -261,7 +271,6 @@ impl<'a> Migration<'a> {
             tracker,
             began,
         };
-        let (items, legs, areas) = items_and_legs(&mut claimed);
         let mover = FrameMover::new(terrain, claimed, legs, slots);
         let run = Running::new(mover, items, areas, settings, warnings, began)?;
         let shared = run.shared().clone();
@@ -271,17 +280,25 @@ impl<'a> Migration<'a> {
     }
 
     /// The sizes of a job's areas.
-    fn pace(&self, engine: Engine, page: PageSize) -> Pace {
+    fn pace(&self, engine: Engine, page: PageSize, legs: &[Leg]) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
-        let adaptive = engine.profile().areas == Areas::Adaptive && !page.is_hugetlb();
-        if self.area_bytes.is_some() || !adaptive {
+        let areas = if page.is_hugetlb() { Areas::Fixed } else { engine.profile().areas };
+        if self.area_bytes.is_some() || areas == Areas::Fixed {
             return Pace::fixed(pages(first), self.wait_budget);
         }
         let limit = self.rate_limit.map_or(u64::MAX, rate::area_bytes_at);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let most = LARGEST_AREA_BYTES.min(limit).max(first);
-        Pace::adaptive(pages(first), pages(first), pages(most), self.wait_budget)
+        if areas == Areas::Adaptive {
+            return Pace::adaptive(pages(first), pages(first), pages(most), self.wait_budget);
+        }
+        // Page tables that are to lie on a node move as wholes, each of which maps 2 MB.
+        let tables_move = legs.iter().any(|leg| leg.tables.is_some());
+        let least = if tables_move { first } else { LEAST_AREA_BYTES };
+        let base_pages = (page.bytes() / BASE_PAGE) as u64;
+        let unit = Unit { pages: pages(DEFAULT_AREA_BYTES), base_pages };
+        Pace::by_copies(pages(first), pages(least), pages(most), unit, self.wait_budget)
     }
 
     /// The size of an area at its first attempt, as the caller set it or by default.

@@ -18,7 +18,7 @@ use crate::engine::choice::{self, AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, SLOTS};
 use crate::engine::slot::{Slot, Span};
-use crate::engine::{self, Ended, Engine, Following, Frames, OldAlias, Tools, Work};
+use crate::engine::{self, Ended, Engine, Entries, Following, Frames, OldAlias, Tools, Work};
 use crate::error::Error;
 use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::job::books::Books;
@@ -90,6 +90,8 @@ pub(super) struct Worker {
     pub(super) slot: &'static Slot,
     /// Where the page tables come from that calls of this thread allocate, if that has been said.
     preferred: Option<NodeId>,
+    /// From where they cannot come.
+    refused: Option<NodeId>,
     /// The tracker, if one is served, and whether this worker may run before others while they wait
     /// for it.
     follow: Option<(Tracker, bool)>,
@@ -158,9 +160,8 @@ impl FrameMover {
         }
     }
 
-    /// Makes new page tables of this worker's calls come from where a leg wants them.
-    fn prefer_tables(&self, leg: &Leg, now: &mut Option<NodeId>, books: Books<'_>) {
-        let wanted = leg.tables;
+    /// Makes new page tables of this worker's calls come from that node, if one is wanted.
+    fn prefer_tables(&self, wanted: Option<NodeId>, now: &mut Option<NodeId>, books: Books<'_>) {
         if wanted == *now || wanted.is_none() {
             return;
         }
@@ -176,6 +177,18 @@ impl FrameMover {
                     ));
                 }
             }
+        }
+    }
+
+    /// Makes new page tables of this worker's calls come from where those of the old frames' alias
+    /// belong. Page tables that lie elsewhere are noted (`settle_aliases`) and mapped anew before
+    /// they are used. So a refusal (the node has left the cpuset, say) is no news.
+    fn prefer_source_tables(&self, leg: &Leg, worker: &mut Worker) {
+        let wanted = leg.from.0.tables.filter(|node| worker.preferred != Some(*node));
+        let Some(node) = wanted.filter(|node| worker.refused != Some(*node)) else { return };
+        match self.backend().prefer_tables_on(Some(node.0)) {
+            Ok(()) => worker.preferred = Some(node),
+            Err(_) => worker.refused = Some(node),
         }
     }
 
@@ -276,14 +289,24 @@ impl FrameMover {
         }
         match ended.old_alias {
             OldAlias::Untouched => {}
-            OldAlias::Spoilt => leg.from.mark_spoilt(old),
-            OldAlias::HasTables { .. } => {
+            OldAlias::Spoilt { apart } => {
+                if apart {
+                    leg.from.rejoin(old);
+                }
+                leg.from.mark_spoilt(old);
+            }
+            OldAlias::HasTables(entries) => {
                 leg.from.mark_borrowed(old);
                 // Where whole page-table pages could not move, the kernel has made new ones, under
                 // this worker's policy.
-                let congruent = (work.old.alias ^ work.span.addr).is_multiple_of(PAGE_TABLE_SPAN);
-                if !congruent && leg.from.0.tables != preferred {
+                let congruent = is_congruent(work.old.alias, work.span.addr);
+                let moved_whole = congruent && entries != Entries::Apart;
+                if !moved_whole && leg.from.0.tables != preferred {
                     leg.from.note_tables(old, None);
+                }
+                if entries == Entries::Apart {
+                    leg.from.rejoin(old);
+                    leg.from.reclaim(old);
                 }
             }
             // Perhaps a hole, where another thread's next mapping could land: fill it at once.
@@ -333,7 +356,7 @@ impl FrameMover {
             Extent { pages: area.pages.clone(), share: leg.to.clone(), first_frame: new.first };
         let replaced = lock(&region.extents).replace(extent);
         debug_assert!(replaced.iter().all(|e| e.share == leg.from));
-        let marked = old_alias == OldAlias::HasTables { marked: true };
+        let marked = old_alias == OldAlias::HasTables(Entries::Marked);
         ledger.vacated.push(Vacated { share: leg.from.clone(), run: old, marked });
         ledger.claimed[leg.item].mark_used(&leg.to, new);
         let joined = ledger.unjoined.dealt_with(leg.item, &area.pages, true);
@@ -359,6 +382,7 @@ impl Mover for FrameMover {
         Worker {
             slot: self.slots[number].slot(),
             preferred: None,
+            refused: None,
             follow: tracker.map(|tracker| (tracker, hurry)),
         }
     }
@@ -393,14 +417,20 @@ impl Mover for FrameMover {
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
         let place = self.place(area);
-        self.prefer_tables(place.leg, &mut worker.preferred, terms.books);
+        self.prefer_tables(place.leg.tables, &mut worker.preferred, terms.books);
         let (by, work) = self.plan(worker, &place, area, terms);
         let _moving = match place.region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
             Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
         };
+        let prepared = self.prepare(&place, &work, by, worker.preferred);
+        let congruent = is_congruent(work.new.alias, work.span.addr);
+        if by.engine.moves_single_entries() && work.may_exchange && congruent {
+            // The kernel makes page tables for the alias of the old frames, and none for the span.
+            self.prefer_source_tables(place.leg, worker);
+        }
         let preferred = worker.preferred;
-        let ended = match self.prepare(&place, &work, by, preferred) {
+        let ended = match prepared {
             // SAFETY: the job's claim keeps everybody else from migrating, discarding or growing
             // these pages; the frames are the job's until a page maps them; the backend lives as
             // long as the job; the tracker is served while workers work.
@@ -408,7 +438,7 @@ impl Mover for FrameMover {
             Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
         };
         let usable = self.settle_aliases(&place, &work, &ended, preferred);
-        let Ended { step, effort, followed, disturbed, old_alias } = ended;
+        let Ended { step, effort, telling, disturbed, old_alias } = ended;
         let restored = match step {
             Step::Migrated => self.restore_attributes(place.leg, &work.span, effort.by_exchange),
             _ if effort.unlocked => self.restore_attributes(place.leg, &work.span, true),
@@ -437,8 +467,7 @@ impl Mover for FrameMover {
             }
         };
         let Effort { written, left, window_ns, .. } = effort;
-        let seen =
-            (followed && step == Step::Migrated).then_some(Seen { written, left, window_ns });
+        let seen = telling.then_some(Seen { written, left, window_ns });
         Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }
     }
 
@@ -486,6 +515,11 @@ impl Mover for FrameMover {
     fn dismiss_helpers(&self) {
         self.slots[0].slot().crew.end();
     }
+}
+
+/// Whether whole pages of page table can move between two addresses.
+fn is_congruent(one: usize, other: usize) -> bool {
+    (one ^ other).is_multiple_of(PAGE_TABLE_SPAN)
 }
 
 /// Where frames of a share lie.

@@ -46,8 +46,10 @@ impl FrameMover {
             books.warn("the workers may not run on the destination node's CPUs".into());
         }
         let need = self.terrain.engine.profile().tracker;
-        let served = need.is_some_and(|need| {
-            need.messages == Messages::Writers || self.backend().is_host_memory()
+        let served = need.is_some_and(|need| match need.messages {
+            Messages::Writers => true,
+            Messages::Exchanges => self.backend().is_host_memory(),
+            Messages::None => false,
         });
         let Some(open) = self.terrain.tracker.as_ref().filter(|_| served) else {
             return work();

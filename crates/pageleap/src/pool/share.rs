@@ -338,10 +338,7 @@ impl Share {
             Ok(()) => AliasEvent::Mended,
             Err(_) => AliasEvent::Spoilt,
         };
-        for part in self.alias_runs(run, AliasState::Borrowed) {
-            let reclaimed = self.0.reclaim_alias(part);
-            lock(&self.0.state).aliases.note(part, outcome(&reclaimed));
-        }
+        self.reclaim(run);
         let hollow = self.alias_runs(run, AliasState::Hollow);
         for part in hollow.into_iter().flat_map(|run| self.0.steps(run)) {
             let filled = self.0.refill_alias(part);
@@ -445,6 +442,29 @@ impl Share {
     /// Notes that the alias of `run` is filled, with the access and the attributes of a region.
     pub(crate) fn mark_borrowed(&self, run: Run) {
         lock(&self.0.state).aliases.note(run, AliasEvent::Lent);
+    }
+
+    /// Gives the borrowed alias of frames its own access and attributes again, before the frames
+    /// are free. Nobody uses the frames. If that fails, the alias is mapped anew later.
+    pub(crate) fn reclaim(&self, run: Run) {
+        for part in self.alias_runs(run, AliasState::Borrowed) {
+            let event = match self.0.reclaim_alias(part) {
+                Ok(()) => AliasEvent::Mended,
+                Err(_) => AliasEvent::Spoilt,
+            };
+            lock(&self.0.state).aliases.note(part, event);
+        }
+    }
+
+    /// Has the kernel join the alias of frames that nobody uses with its neighbours, where it has
+    /// not. The kernel tries to whenever an attribute changes, so one is changed and changed back.
+    /// If that fails, the alias stays apart until the frames are free.
+    pub(crate) fn rejoin(&self, run: Run) {
+        let (addr, len) = (self.0.alias_of(run.first), run.frames as usize * self.0.page.bytes());
+        for advice in [Advice::DoDump, Advice::DontDump] {
+            // SAFETY: the alias is the share's own.
+            let _ = unsafe { self.0.backend.advise(addr, len, advice) };
+        }
     }
 
     /// Maps the alias of `run` again, after a call has failed that may have left a hole.

@@ -60,6 +60,8 @@ pub enum Topic {
     /// Holding user code and kernel back from a range, which an exchange of page tables under
     /// writes needs.
     Freeze,
+    /// The same without noting writes: holding threads that touch pages which have been taken away.
+    Hold,
     /// Mappings that a process may have.
     Mappings,
     /// Address space that the process may use.
@@ -109,6 +111,7 @@ impl Topic {
             Topic::WriteTracking => "write-tracking",
             Topic::WriteBarrier => "write-barrier",
             Topic::Freeze => "freeze",
+            Topic::Hold => "hold",
             Topic::Mappings => "mappings",
             Topic::AddressSpace => "address-space",
             Topic::FileSize => "file-size",
@@ -141,7 +144,8 @@ impl Topic {
             | Topic::FrameNumbers
             | Topic::WriteTracking
             | Topic::WriteBarrier
-            | Topic::Freeze => "tracking",
+            | Topic::Freeze
+            | Topic::Hold => "tracking",
             Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => {
                 "userfaultfd"
             }
@@ -202,7 +206,8 @@ impl Topic {
             | Topic::UserfaultfdUserMode
             | Topic::WriteTracking
             | Topic::WriteBarrier
-            | Topic::Freeze => Need::Following,
+            | Topic::Freeze
+            | Topic::Hold => Need::Following,
             Topic::LockedMemory | Topic::Swap => Need::Residency,
             Topic::Kernel => Need::Nothing,
         }
@@ -252,7 +257,7 @@ impl Need {
             Need::Residency => "keeping pools in memory (mlock)",
             Need::Verification => "the proof that frames have changed; leaps do without",
             Need::Following => {
-                "the engines precopy and wp-sync, with which no system call fails because of a leap; others do without"
+                "the engines precopy, wp-sync and stop-copy, with which no system call fails because of a leap; others do without"
             }
             Need::Nothing => "nothing by itself",
         }

@@ -11,7 +11,7 @@ use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 use super::finding::{Finding, Topic};
 use super::scratch::{Failed, Scratch, Span};
 use super::userfaultfd::{Way, WayFound};
-use crate::backend::uffd::{BARRIER, EXCHANGE};
+use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD};
 use crate::units::BASE_PAGE;
 
 /// A way to hold accesses back.
@@ -32,7 +32,7 @@ const WRITE_PROTECT: u64 = 1 << 6;
 /// `_UFFDIO_CONTINUE`.
 const CONTINUE: u64 = 1 << 7;
 
-const HOLDS: [Hold; 2] = [
+const HOLDS: [Hold; 3] = [
     Hold {
         topic: Topic::WriteBarrier,
         features: BARRIER,
@@ -48,6 +48,14 @@ const HOLDS: [Hold; 2] = [
         requests: WAKE | CONTINUE,
         works: "a range can be held against user code and kernel",
         fails: "a range cannot be held against user code and kernel at once",
+    },
+    Hold {
+        topic: Topic::Hold,
+        features: HOLD,
+        mode: uffd_mode::MISSING | uffd_mode::MINOR,
+        requests: WAKE | CONTINUE,
+        works: "pages that are taken away can be held against user code and kernel",
+        fails: "pages that are taken away cannot be held against user code and kernel at once",
     },
 ];
 
@@ -181,9 +189,8 @@ mod tests {
 
     #[test]
     fn only_what_waits_works() {
-        let [barrier, freeze] = &HOLDS;
         let state = |hold, seen| judge(hold, &[], Some((Way::ALL[0], Ok(seen)))).state;
-        for hold in [barrier, freeze] {
+        for hold in &HOLDS {
             assert_eq!(state(hold, Seen::Waited), State::Works);
             assert_eq!(state(hold, Seen::WentOn), State::Missing);
             assert_eq!(state(hold, Seen::Lacks), State::Missing);

@@ -139,7 +139,7 @@ impl Capabilities {
 }
 
 /// Topics that files say nothing about.
-const NOT_WITHOUT_CALLS: [Topic; 20] = [
+const NOT_WITHOUT_CALLS: [Topic; 21] = [
     Topic::BasePage,
     Topic::MemoryFiles,
     Topic::Seals,
@@ -157,6 +157,7 @@ const NOT_WITHOUT_CALLS: [Topic; 20] = [
     Topic::WriteTracking,
     Topic::WriteBarrier,
     Topic::Freeze,
+    Topic::Hold,
     Topic::AddressSpace,
     Topic::FileSize,
     Topic::LockedMemory,

@@ -106,6 +106,7 @@ pub fn works(engine: EngineChoice) -> bool {
     let Some(engine) = engine.forced() else { return true };
     engine.needs().is_none_or(|ability| match ability {
         Ability::NoteAndHold => has(Topic::Freeze) && has(Topic::WriteTracking),
+        Ability::Hold => has(Topic::Hold),
         Ability::HoldWriters => has(Topic::WriteBarrier),
         Ability::Note => has(Topic::WriteTracking),
     })
@@ -133,6 +134,12 @@ pub fn repeated() -> Vec<EngineChoice> {
 pub fn engines() -> Vec<EngineChoice> {
     let most = if in_lab() { 2 } else { usize::MAX };
     repeated().into_iter().take(most).filter(|engine| works(*engine)).collect()
+}
+
+/// Those of [`engines`] that move pages of this size.
+pub fn engines_for(page: PageSize) -> Vec<EngineChoice> {
+    let moves = |choice: &EngineChoice| choice.forced().is_none_or(|engine| engine.moves(page));
+    engines().into_iter().filter(moves).collect()
 }
 
 /// Whether this is a machine of the lab. Every instruction is emulated there, so tests do less.

@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use crate::common::{self, address, skip};
 use pageleap::topology::Topology;
-use pageleap::{Destination, Error, Migration, NodeId, PageSize, Pool, Region, Report};
+use pageleap::{
+    Destination, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
+};
 
 /// The nodes with memory. With only one such node the test is skipped.
 pub fn several(test: &str) -> Option<Vec<NodeId>> {
@@ -96,7 +98,16 @@ pub fn go(region: &Region, to: impl Into<Destination>) -> Report {
 
 /// Moves a part of a region, and checks that the job has completed.
 pub fn go_part(region: &Region, range: Range<usize>, to: impl Into<Destination>) -> Report {
-    let report = Migration::new().range(region, range, to).start().unwrap().wait();
+    complete(Migration::new().range(region, range, to))
+}
+
+/// Moves a region by an engine, and checks that the job has completed.
+pub fn go_by(engine: EngineChoice, region: &Region, to: impl Into<Destination>) -> Report {
+    complete(Migration::new().engine(engine).range(region, 0..region.len(), to))
+}
+
+fn complete(migration: Migration<'_>) -> Report {
+    let report = migration.start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
     report
 }

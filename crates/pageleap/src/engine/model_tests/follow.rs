@@ -1,4 +1,4 @@
-//! Tests of the engines that follow writes, on a modelled machine. Under loom, the real attempt
+//! Tests of the engines that have a tracker, on a modelled machine. Under loom, the real attempt
 //! runs while threads access the span, in all interleavings up to `LOOM_MAX_PREEMPTIONS` forced
 //! switches. The other tests check single paths with plain threads, so that they run under Miri
 //! too.
@@ -10,7 +10,7 @@ use crate::engine::commit::{Effort, Step};
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
 use crate::engine::{
-    Ended, Engine, Following, Frames, Messages, OldAlias, Tools, Work, attempt, choice,
+    Ended, Engine, Entries, Following, Frames, Messages, OldAlias, Tools, Work, attempt, choice,
 };
 use crate::units::{BASE_PAGE, PageSize};
 #[cfg(loom)]
@@ -29,10 +29,10 @@ struct By {
 }
 
 impl By {
-    /// Each engine that follows writes, and each engine that can hold writers back once more with
+    /// Each engine that has a tracker, and each engine that can hold writers back once more with
     /// writers held.
     fn each() -> Vec<By> {
-        let engines = Engine::ALL.into_iter().filter(|engine| engine.follows());
+        let engines = Engine::ALL.into_iter().filter(|engine| engine.needs().is_some());
         let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold }));
         ways.filter(|by| !by.hold || by.can_hold()).collect()
     }
@@ -343,8 +343,12 @@ mod plain_tests {
             // If writers were held back, no engine knows which pages they would have written: all
             // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });
-            let tables = OldAlias::HasTables { marked: true };
-            assert_eq!(old_alias, if by.is_served() { OldAlias::Untouched } else { tables });
+            let left = match by.engine.follows() {
+                true if by.is_served() => OldAlias::Untouched,
+                true => OldAlias::HasTables(Entries::Marked),
+                false => OldAlias::HasTables(Entries::Apart),
+            };
+            assert_eq!(old_alias, left);
             assert_eq!(held, by.hold);
             assert_eq!(f.model.load(f.page(1) + 8), Ok(42));
             assert!(f.is_migrated() && f.is_open());

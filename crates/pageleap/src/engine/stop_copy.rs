@@ -1,0 +1,85 @@
+//! The engine `stop-copy`: the page tables of the area are taken away, the area is copied, and the
+//! page tables of the new frames come. The word is live migration's: stop-and-copy.
+//!
+//! Nothing is followed, so nothing is marked, looked at or copied again. A thread that touches the
+//! area in the window, reading or writing, user code or kernel, sleeps in a page fault until the
+//! new frames have come. The window contains the copy. So the engine is for areas that few threads
+//! touch meanwhile, and how long these may wait decides how large areas are (`job/pace.rs`).
+//!
+//! The kernel sends no message for an exchange of page tables here, and forgets the registration of
+//! what was exchanged (`mremap` without UFFD_FEATURE_EVENT_REMAP). So no thread has to read
+//! messages, and the alias of the old frames can be read: nobody waits for a page of it. It is
+//! complete and writable, and needs nothing before its frames can be used again.
+//!
+//! The engine promises: system calls that read or write the area do not fail because of a leap
+//! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
+
+use super::commit::{Effort, Parked, Step, arrive};
+use super::follow::{self, Attempt, Refusal, Way};
+use super::slot::Span;
+use super::{Tools, Work};
+use crate::backend::{Call, Errno};
+use crate::units::BASE_PAGE;
+
+struct StopCopy;
+
+/// Runs one attempt.
+///
+/// # Safety
+/// As [`attempt`](super::attempt).
+pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+    // SAFETY: forwarded to the caller.
+    unsafe { follow::attempt(&StopCopy, tools, work, effort) }
+}
+
+impl Way for StopCopy {
+    fn copies_beside(&self, _at: &Attempt<'_>) -> bool {
+        false
+    }
+
+    /// No: the window contains the copy, and a thread that copied at a real-time priority would
+    /// keep its CPU from everybody else for as long as the job lasts.
+    fn hurries(&self, _at: &Attempt<'_>) -> bool {
+        false
+    }
+
+    unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
+        // SAFETY: forwarded to the caller.
+        unsafe { at.unlock(effort) }
+    }
+
+    /// Moves the page tables of the span to the alias, copies the frames, and brings the page
+    /// tables of the new ones.
+    unsafe fn close_and_commit(
+        &self,
+        at: &Attempt<'_>,
+        effort: &mut Effort,
+    ) -> Result<(), Refusal> {
+        let Work { span: Span { addr, len, prot }, old, new, .. } = *at.work;
+        let backend = at.tools.backend;
+        effort.count(Call::Exchange);
+        effort.parked = Parked::Failed;
+        // SAFETY: the span is the job's; threads that touch it from now on wait. The alias is that
+        // of its own frames.
+        unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {
+            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            (Call::Exchange, errno)
+        })?;
+        effort.parked = Parked::Yes;
+        // Nobody can store to the old frames any more, so this copy is the last one.
+        if prot.readable() {
+            // SAFETY: the alias maps the old frames and holds up nobody; the new frames are ours.
+            unsafe { at.tools.slot.crew.copy(backend, new.alias, old.alias, len, false) };
+        } else {
+            effort.count(Call::ReadFile);
+            // The alias has the access of the span. SAFETY: the new frames are ours.
+            unsafe { backend.read_file(old.file, old.offset, new.alias, len) }
+                .map_err(|errno| (Call::ReadFile, errno))?;
+        }
+        effort.copied += len as u64;
+        effort.left = (len / BASE_PAGE) as u64;
+        // SAFETY: the span is closed, and all its pages have been copied since the last store to
+        // them.
+        unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))
+    }
+}
