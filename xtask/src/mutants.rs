@@ -481,8 +481,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "copied-without-being-stopped",
         file: STOP_COPY,
-        find: "unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {",
-        replace: "Ok::<(), Errno>(()).map_err(|errno| {",
+        find: "unsafe { at.freeze(effort) }?;",
+        replace: "",
         why: "an area is copied and replaced although its page tables have not been taken away",
         caught_by: Checker::Loom,
     },

@@ -150,6 +150,24 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Moves the page tables of the span to the alias of its frames. Threads that touch the span
+    /// from then on wait.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt). The slot is published, and the tracker holds the span.
+    pub(super) unsafe fn freeze(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let Work { span: Span { addr, len, .. }, old, .. } = *self.work;
+        effort.count(Call::Exchange);
+        effort.parked = Parked::Failed;
+        // SAFETY: the span is the job's, and the alias is that of its own frames.
+        unsafe { self.tools.backend.exchange(addr, old.alias, len) }.map_err(|errno| {
+            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            (Call::Exchange, errno)
+        })?;
+        effort.parked = Parked::Yes;
+        Ok(())
+    }
+
     /// Copies pages of the closed area, together with the crew.
     ///
     /// # Safety

@@ -10,11 +10,11 @@
 //! (FUTEX_WAKE_OP may); writers are neither signalled nor throttled. It needs a userfaultfd that
 //! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
 
-use super::commit::{Effort, Parked, Step, arrive};
+use super::commit::{Effort, Step, arrive};
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
-use crate::backend::{Call, Errno};
+use crate::backend::Call;
 use crate::units::BASE_PAGE;
 
 struct Precopy;
@@ -49,17 +49,10 @@ impl Way for Precopy {
         at: &Attempt<'_>,
         effort: &mut Effort,
     ) -> Result<(), Refusal> {
-        let Work { span: Span { addr, len, .. }, old, new, .. } = *at.work;
+        let Work { span: Span { len, .. }, old, new, .. } = *at.work;
         let backend = at.tools.backend;
-        effort.count(Call::Exchange);
-        effort.parked = Parked::Failed;
-        // SAFETY: the span is the job's; threads that touch it from now on wait. The alias is that
-        // of its own frames.
-        unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {
-            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
-            (Call::Exchange, errno)
-        })?;
-        effort.parked = Parked::Yes;
+        // SAFETY: the span is published, and registered.
+        unsafe { at.freeze(effort) }?;
         let (mut copied, mut reads) = (0, 0);
         // Nobody can store to these frames any more, so this look is the last one.
         // SAFETY: the alias holds the page tables of the frames; the new frames are ours.

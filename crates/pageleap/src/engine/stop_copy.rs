@@ -14,11 +14,11 @@
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
 
-use super::commit::{Effort, Parked, Step, arrive};
+use super::commit::{Effort, Step, arrive};
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
-use crate::backend::{Call, Errno};
+use crate::backend::Call;
 use crate::units::BASE_PAGE;
 
 struct StopCopy;
@@ -55,17 +55,10 @@ impl Way for StopCopy {
         at: &Attempt<'_>,
         effort: &mut Effort,
     ) -> Result<(), Refusal> {
-        let Work { span: Span { addr, len, prot }, old, new, .. } = *at.work;
+        let Work { span: Span { len, prot, .. }, old, new, .. } = *at.work;
         let backend = at.tools.backend;
-        effort.count(Call::Exchange);
-        effort.parked = Parked::Failed;
-        // SAFETY: the span is the job's; threads that touch it from now on wait. The alias is that
-        // of its own frames.
-        unsafe { backend.exchange(addr, old.alias, len) }.map_err(|errno| {
-            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
-            (Call::Exchange, errno)
-        })?;
-        effort.parked = Parked::Yes;
+        // SAFETY: the span is published, and registered.
+        unsafe { at.freeze(effort) }?;
         // Nobody can store to the old frames any more, so this copy is the last one.
         if prot.readable() {
             // SAFETY: the alias maps the old frames and holds up nobody; the new frames are ours.
