@@ -144,13 +144,11 @@ fn pools_lie_on_their_nodes() {
                     let wanted = if i == j { (BYTES / page.bytes()) as u64 } else { 0 };
                     assert_eq!(taken, wanted, "{page} pages of {} for a pool on {node}", nodes[j]);
                 } else {
-                    let wanted = if i == j { BYTES } else { 0 };
-                    assert_eq!(
-                        after[j].saturating_sub(before[j]),
-                        wanted,
-                        "on {} for a pool on {node}",
-                        nodes[j]
-                    );
+                    // Memory of others may be freed meanwhile, a process' that has ended, say.
+                    // Where each page lies is looked at below.
+                    let grown = after[j].saturating_sub(before[j]);
+                    let right = if i == j { grown > BYTES / 4 * 3 } else { grown < BYTES / 4 };
+                    assert!(right, "{grown} bytes on {} for a pool on {node}", nodes[j]);
                 }
             }
             let verified = pool.verify().unwrap();
