@@ -24,8 +24,8 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         Ability::Note => (sys::userfaultfd(true).and_then(|fd| shake_hands(fd, EXCHANGE)), follows),
         Ability::HoldWriters => (privileged(BARRIER), follows),
         Ability::Hold => {
-            // A page that is missing in the file, too: whoever touches it waits, instead of getting
-            // a new one that nobody copies.
+            // MISSING for pages that the file lacks: a thread that touches one waits. Otherwise the
+            // kernel would give it a new page, which nobody copies.
             let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);
             match privileged(whole) {
                 Err(Errno(libc::EINVAL)) => (privileged(HOLD), [least; 2]),

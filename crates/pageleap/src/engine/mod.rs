@@ -195,7 +195,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         signals: false,
         needs_exchange: true,
         areas: Areas::Budgeted,
-        // 16 MB: whoever touches an area waits for the copy of it.
+        // 16 MB: a thread that touches an area waits for its copy.
         most_pages: Some(4096),
         hold: Hold::No,
     },

@@ -32,7 +32,8 @@ enum Rule {
 /// The sizes between which [`Pace::by_copies`] chooses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit {
-    /// Larger areas are multiples of so many pages, smaller ones are halves of it, and so on.
+    /// Larger areas are multiples of this number of pages. Smaller areas have a half, a quarter,
+    /// and so on.
     pub(crate) pages: u64,
     /// Base pages of a page.
     pub(crate) base_pages: u64,
@@ -77,8 +78,8 @@ impl Pace {
         }
     }
 
-    /// The first area has `first` pages. Later areas have so many that their copy takes half of the
-    /// budget: the other half is for what else a window takes, and for hosts that are not steady.
+    /// The first area has `first` pages. The copy of a later area takes half of the budget. The
+    /// other half is for the calls of a window, and for hosts that are not steady.
     pub(crate) fn by_copies(
         first: u64,
         least: u64,
