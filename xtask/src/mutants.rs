@@ -491,7 +491,7 @@ pub const TABLE: &[Mutant] = &[
         file: TRACKER,
         find: "let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
         replace: "let (least, whole) = (uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
-        why: "a thread that touches an area in the window of stop-copy finds the old frames in the file, and writes to them",
+        why: "in the window of stop-copy a store finds the old frame in the file, and does not wait",
         caught_by: Checker::Stress,
     },
 ];

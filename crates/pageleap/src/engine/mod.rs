@@ -279,8 +279,8 @@ impl Engine {
         self.profile().tracker.map(|need| need.ability)
     }
 
-    /// Whether its areas grow and shrink with what is seen of the writers, unless the user gives a
-    /// size.
+    /// Whether its areas grow and shrink with what is seen of writers and windows, unless the user
+    /// gives a size.
     pub const fn areas_grow(self) -> bool {
         !matches!(self.profile().areas, Areas::Fixed)
     }

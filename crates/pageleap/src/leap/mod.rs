@@ -118,7 +118,9 @@ impl<'a> Migration<'a> {
     /// Sets the initial size of an area, a multiple of the page size. Default:
     /// [`DEFAULT_AREA_BYTES`], but at least one page. Under the default, engines that follow writes
     /// enlarge areas up to 16 MB while few pages are written, and shrink them again when many are.
-    /// They move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages.
+    /// They move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages, and
+    /// [`Engine::StopCopy`] to 16 MB. Without a size, areas of the latter follow from
+    /// [`Migration::wait_budget`].
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
