@@ -330,7 +330,7 @@ pub const TABLE: &[Mutant] = &[
         name: "read-where-everybody-waits",
         file: PRECOPY,
         find: "let read = backend.read_file(old.file, offset, dst, pages.len());",
-        replace: "let _ = offset; backend.copy(dst, old.alias + pages.start, pages.len()); let read: Result<(), Errno> = Ok(());",
+        replace: "let _ = offset; backend.copy(dst, old.alias + pages.start, pages.len()); let read: Result<(), crate::backend::Errno> = Ok(());",
         why: "the migrator waits for itself",
         caught_by: Checker::Loom,
     },
