@@ -263,6 +263,14 @@ pub const TABLE: &[Mutant] = &[
         caught_by: Checker::Unit,
     },
     Mutant {
+        name: "who-waits-is-not-counted",
+        file: RUN,
+        find: "closing.closed(area.item, seen, waiters)",
+        replace: "closing.closed(area.item, seen, waiters * 0)",
+        why: "areas that threads use all the time are closed for as long as their copies take",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
         name: "refused-protect-not-undone",
         file: MPROTECT,
         find: "unsafe {\n                    give_access_back(backend, &work.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
@@ -369,8 +377,8 @@ pub const TABLE: &[Mutant] = &[
     Mutant {
         name: "held-and-never-woken",
         file: FOLLOW,
-        find: "        Ok(()) => {\n            at.wake(effort);",
-        replace: "        Ok(()) => {",
+        find: "            at.wake(effort);\n            Step::Migrated",
+        replace: "            Step::Migrated",
         why: "threads that touched the area while it was frozen sleep for ever",
         caught_by: Checker::Loom,
     },

@@ -163,7 +163,7 @@ fn invalid_settings_are_refused() {
     scene.refused(
         engine,
         true,
-        &["engine", "`move_pages`", "auto, precopy, wp-sync, stop-copy, precopy-protect, mprotect"],
+        &["engine", "`move_pages`", "auto, precopy, stop-copy, wp-sync, precopy-protect, mprotect"],
     );
     scene.refused("3m".parse::<PageSize>(), true, &["page size", "`3m`", "use 4k, thp, 2m or 1g"]);
     scene.still_works();

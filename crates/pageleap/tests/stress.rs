@@ -331,7 +331,7 @@ fn check_writes(
 fn no_write_is_lost() {
     let _turn = turn();
     let bytes = if in_lab() { 4 << 20 } else { 16 << 20 };
-    for engine in EngineChoice::ALL.into_iter().filter(|engine| *engine != EngineChoice::Auto) {
+    for engine in EngineChoice::ALL {
         if !works(engine) {
             skip(&format!("no_write_is_lost ({engine})"), &"the engine does not work here");
             continue;

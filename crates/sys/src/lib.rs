@@ -42,6 +42,7 @@ pub use process::{
 };
 pub use threads::Thread;
 pub use uffd::{
-    uffd_drain, uffd_feature, uffd_handshake, uffd_let_write, uffd_mode, uffd_register,
-    uffd_unregister, uffd_wake, uffd_write_protect, userfaultfd, userfaultfd_from_device,
+    uffd_count_faults, uffd_drain, uffd_feature, uffd_handshake, uffd_let_write, uffd_mode,
+    uffd_register, uffd_unregister, uffd_wake, uffd_write_protect, userfaultfd,
+    userfaultfd_from_device,
 };

@@ -287,6 +287,23 @@ unsafe fn write_protect(
 /// A call such as `mremap` that waits for its message to be read goes on. A thread that waits for a
 /// page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
 pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
+    read_messages(uffd, &mut |message| {
+        if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
+            write(message.address as usize);
+        }
+    });
+}
+
+/// Reads all messages that are waiting (`read(2)`), and counts those of page faults: the threads
+/// that have come to wait since the last call. Allocates nothing. The threads stay asleep until
+/// [`uffd_wake`].
+pub fn uffd_count_faults(uffd: BorrowedFd<'_>) -> u64 {
+    let mut faults = 0;
+    read_messages(uffd, &mut |message| faults += u64::from(message.event == EVENT_PAGEFAULT));
+    faults
+}
+
+fn read_messages(uffd: BorrowedFd<'_>, each: &mut dyn FnMut(&Message)) {
     let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 }; 8];
     loop {
         // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
@@ -294,11 +311,7 @@ pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
             libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages))
         };
         let Some(read @ 1..) = usize::try_from(read).ok() else { return };
-        for message in &messages[..read / size_of::<Message>()] {
-            if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
-                write(message.address as usize);
-            }
-        }
+        messages[..read / size_of::<Message>()].iter().for_each(&mut *each);
     }
 }
 

@@ -239,6 +239,9 @@ unsafe impl<I: Interposer> Backend for I {
             self.inner().wake(tracker, addr, part.of(len))
         })
     }
+    fn count_waiting(&self, tracker: Tracker) -> u64 {
+        self.inner().count_waiting(tracker)
+    }
     unsafe fn read_file(
         &self,
         file: MemoryFile,

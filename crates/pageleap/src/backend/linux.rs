@@ -217,6 +217,9 @@ unsafe impl Backend for Linux {
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         sys::uffd_wake(tracker::faults(tracker), addr, len)
     }
+    fn count_waiting(&self, tracker: Tracker) -> u64 {
+        sys::uffd_count_faults(tracker::faults(tracker))
+    }
     unsafe fn read_file(
         &self,
         file: MemoryFile,

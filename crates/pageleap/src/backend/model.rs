@@ -74,6 +74,8 @@ struct State {
     waiting: BTreeMap<u64, usize>,
     /// How many have waited so far.
     waits: u64,
+    /// How many have come to wait for each tracker, and were not counted.
+    came: BTreeMap<i32, u64>,
     /// Trackers that are open, and what each can do.
     trackers: BTreeMap<i32, Ability>,
     next_tracker: i32,
@@ -127,6 +129,7 @@ impl Model {
             // Without an entry too: a marker has taken its place.
             let barrier = entry.tracked.filter(|_| write && entry.clean);
             let barrier = barrier.filter(|tracker| trackers[tracker] == Ability::HoldWriters);
+            let tracker = entry.tracked;
             if !(entry.absent && entry.held) && barrier.is_none() {
                 entry.absent = false;
                 entry.clean &= !write;
@@ -135,6 +138,9 @@ impl Model {
             state.waits += 1;
             let ticket = state.waits;
             state.waiting.insert(ticket, addr);
+            if let Some(tracker) = tracker {
+                *state.came.entry(tracker).or_default() += 1;
+            }
             if let Some(tracker) = barrier {
                 state.messages.push_back((tracker, addr));
                 self.woken.notify_all();
@@ -561,6 +567,9 @@ unsafe impl Backend for Model {
         state.waiting.retain(|_, waits_for| !(addr..addr + len).contains(waits_for));
         self.woken.notify_all();
         Ok(())
+    }
+    fn count_waiting(&self, tracker: Tracker) -> u64 {
+        self.state().came.remove(&tracker.faults).unwrap_or(0)
     }
     unsafe fn read_file(
         &self,

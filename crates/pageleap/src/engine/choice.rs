@@ -16,8 +16,10 @@ pub(crate) struct Chosen<T> {
     pub(crate) engine: Engine,
     /// Why that one, in words.
     pub(crate) reason: String,
-    /// What was opened for it, if it follows writes.
+    /// What was opened for it, if it needs that.
     pub(crate) tracker: Option<T>,
+    /// The engine for areas for which few threads come to wait, and what was opened for it.
+    pub(crate) while_few_wait: Option<(Engine, Option<T>)>,
 }
 
 /// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
@@ -33,12 +35,20 @@ pub(crate) fn for_job<T>(
         let found = try_engine(engine, page, &mut open);
         match found {
             Ok(tracker) => {
+                let mut while_few_wait = None;
+                let other = engine.profile().while_few_wait;
+                if let Some(other) = other.filter(|_| forced.is_none() && !page.is_hugetlb()) {
+                    match try_engine(other, page, &mut open) {
+                        Ok(tracker) => while_few_wait = Some((other, tracker)),
+                        Err((reason, _)) => why_not.push(reason),
+                    }
+                }
                 let reason = match forced {
                     Some(_) => "asked for".into(),
                     None if why_not.is_empty() => "follows writes without signals".into(),
                     None => why_not.join("; "),
                 };
-                return Ok(Chosen { engine, reason, tracker });
+                return Ok(Chosen { engine, reason, tracker, while_few_wait });
             }
             Err((reason, remedy)) if forced.is_some() => {
                 return Err(Error::EngineRefused {
@@ -92,6 +102,10 @@ pub(crate) struct Situation {
     pub(crate) page: PageSize,
     /// Whether its writers are to be held back from the start.
     pub(crate) hold: bool,
+    /// The job's engine for areas for which few threads come to wait.
+    pub(crate) while_few_wait: Option<Engine>,
+    /// Whether few threads would come to wait for this area.
+    pub(crate) few_wait: bool,
 }
 
 /// The engine that moves an area.
@@ -112,20 +126,30 @@ pub(crate) enum Why {
     ReadOnly,
     /// The job's engine was refused.
     NotFollowed,
+    /// Few threads come to wait, so the area is closed before it is copied.
+    FewWait,
+    /// Too many threads would wait if the area was closed before it is copied.
+    ManyWait,
 }
 
 /// Chooses the engine for one attempt on an area.
 pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     let Situation { engine, may_fall_back, has_tracker, exchange_unsupported, .. } = *situation;
-    let Situation { refused, writable, page, hold, .. } = *situation;
+    let Situation { refused, writable, page, hold, while_few_wait, few_wait, .. } = *situation;
     let profile = engine.profile();
-    let refused = profile.needs_exchange && exchange_unsupported || refused >= MOST_REFUSALS;
+    let given_up = profile.needs_exchange && exchange_unsupported || refused >= MOST_REFUSALS;
     let last_resort = |why| AreaEngine { engine: Engine::LAST_RESORT, why };
     if !writable {
         return last_resort(Why::ReadOnly);
     }
-    if profile.tracker.is_some() && (!has_tracker || may_fall_back && refused) {
+    if profile.tracker.is_some() && (!has_tracker || may_fall_back && given_up) {
         return last_resort(Why::NotFollowed);
+    }
+    let other = while_few_wait
+        .filter(|other| refused == 0 && !(other.profile().needs_exchange && exchange_unsupported));
+    if let Some(other) = other {
+        let why = if few_wait { Why::FewWait } else { Why::ManyWait };
+        return AreaEngine { engine: if few_wait { other } else { engine }, why };
     }
     match profile.hold {
         Hold::Areas | Hold::Pages if hold => AreaEngine { engine, why: Why::Held },
@@ -147,6 +171,8 @@ mod tests {
         writable: true,
         page: PageSize::Base,
         hold: false,
+        while_few_wait: None,
+        few_wait: false,
     };
 
     /// All engines that need something.
@@ -206,6 +232,45 @@ mod tests {
             assert_eq!(for_area(&forced).engine, engine);
             let apart = Situation { exchange_unsupported: true, ..calm };
             assert_eq!(for_area(&apart) == fallen, engine.profile().needs_exchange);
+        }
+    }
+
+    #[test]
+    fn auto_opens_what_it_needs_while_few_threads_wait_and_does_without() {
+        let works = |ability| Ok(ability);
+        for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M] {
+            let chosen = for_job(EngineChoice::Auto, page, works).unwrap();
+            let other = chosen.engine.profile().while_few_wait;
+            let wanted = other.filter(|_| !page.is_hugetlb()).map(|other| (other, other.needs()));
+            assert_eq!(chosen.while_few_wait, wanted);
+            let asked = for_job(chosen.engine.into(), page, works).unwrap();
+            assert_eq!(asked.while_few_wait, None, "nothing else was asked for");
+        }
+        let first = Engine::ALL[0];
+        let other = first.profile().while_few_wait.unwrap();
+        let only_first = |ability| {
+            let opens = Some(ability) != other.needs();
+            opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EMFILE)))
+        };
+        let chosen = for_job(EngineChoice::Auto, PageSize::Base, only_first).unwrap();
+        assert_eq!((chosen.engine, chosen.while_few_wait), (first, None));
+        assert!(chosen.reason.contains(other.name()), "{}", chosen.reason);
+    }
+
+    #[test]
+    fn areas_for_which_few_threads_wait_are_closed_first() {
+        for engine in Engine::ALL {
+            let Some(other) = engine.profile().while_few_wait else { continue };
+            let few = Situation { engine, while_few_wait: Some(other), few_wait: true, ..CALM };
+            let at = |situation: Situation| for_area(&situation);
+            assert_eq!(at(few), AreaEngine { engine: other, why: Why::FewWait });
+            let many = Situation { few_wait: false, ..few };
+            assert_eq!(at(many), AreaEngine { engine, why: Why::ManyWait });
+            // What was refused once is tried as it always was.
+            assert_eq!(at(Situation { refused: 1, ..few }).why, Why::AsChosen);
+            assert_eq!(at(Situation { writable: false, ..few }).why, Why::ReadOnly);
+            let apart = at(Situation { exchange_unsupported: true, ..few });
+            assert_eq!(apart.why == Why::FewWait, !other.profile().needs_exchange);
         }
     }
 

@@ -68,6 +68,8 @@ pub(crate) struct Effort {
     pub(crate) written: u64,
     /// Base pages copied while everybody waited.
     pub(crate) left: u64,
+    /// Threads that came to wait while the area was closed, if they can be counted.
+    pub(crate) waiters: u64,
     /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the
     /// heap may lie in the area.
     pub(crate) calls: [u32; Call::ALL.len()],

@@ -56,6 +56,11 @@ pub(super) trait Way {
         true
     }
 
+    /// Whether the messages of the tracker tell who has come to wait, and nobody else reads them.
+    fn counts_waiters(&self, _at: &Attempt<'_>) -> bool {
+        false
+    }
+
     /// Makes all pages count as clean until they are written. Unless the engine has its own way,
     /// the kernel notes the writes.
     unsafe fn mark(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
@@ -295,6 +300,9 @@ pub(super) unsafe fn attempt(
     way.end(at);
     let step = match committed {
         Ok(()) => {
+            if way.counts_waiters(at) {
+                effort.waiters = backend.count_waiting(following.tracker);
+            }
             at.wake(effort);
             Step::Migrated
         }

@@ -51,17 +51,17 @@ pub enum Engine {
     /// are taken away until the new ones come. System calls do not fail because of it
     /// (FUTEX_WAKE_OP may).
     Precopy,
+    /// The page tables of an area are taken away, the area is copied, and the page tables of the
+    /// new frames come. Nothing is followed: this is the cheapest engine where few threads touch
+    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later,
+    /// and not for hugetlb pages. System calls do not fail because of it (FUTEX_WAKE_OP may).
+    StopCopy,
     /// Pages are write-protected and copied. Writers are let in one by one, page by page, and what
     /// they have written is copied again; at last everybody who writes waits until the new frames
     /// have come. For Linux 6.6, which cannot note writes by itself, and for hugetlb pages, whose
     /// writers it holds back while many write. System calls do not fail because of it
     /// (FUTEX_WAKE_OP may).
     WpSync,
-    /// The page tables of an area are taken away, the area is copied, and the page tables of the
-    /// new frames come. Nothing is followed: this is the cheapest engine where few threads touch
-    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later,
-    /// and not for hugetlb pages. System calls do not fail because of it (FUTEX_WAKE_OP may).
-    StopCopy,
     /// Pages are copied as by [`Engine::Precopy`], but then made read-only, as [`Engine::Mprotect`]
     /// does it all the time: system calls that write into an area in that window fail with EFAULT.
     /// Needs no privilege.
@@ -94,6 +94,9 @@ pub(crate) struct Profile {
     most_pages: Option<usize>,
     /// How it deals with writers who spoil one copy after the other.
     hold: Hold,
+    /// Which engine `auto` takes in its place while few threads come to wait: one that closes areas
+    /// before it copies them. Not for hugetlb pages.
+    pub(crate) while_few_wait: Option<Engine>,
 }
 
 /// What an engine needs of its tracker.
@@ -163,23 +166,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Adaptive,
         most_pages: None,
         hold: Hold::No,
-    },
-    Profile {
-        engine: Engine::WpSync,
-        name: "wp-sync",
-        number: 2,
-        tracker: Some(TrackerNeed {
-            ability: Ability::HoldWriters,
-            words: "the kernel's writes held up",
-            messages: Messages::Writers,
-        }),
-        follows: true,
-        hugetlb: true,
-        signals: false,
-        needs_exchange: false,
-        areas: Areas::Adaptive,
-        most_pages: Some(notes::MOST_PAGES),
-        hold: Hold::Pages,
+        while_few_wait: Some(Engine::StopCopy),
     },
     Profile {
         engine: Engine::StopCopy,
@@ -198,6 +185,25 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         // 16 MB: a thread that touches an area waits for its copy.
         most_pages: Some(4096),
         hold: Hold::No,
+        while_few_wait: None,
+    },
+    Profile {
+        engine: Engine::WpSync,
+        name: "wp-sync",
+        number: 2,
+        tracker: Some(TrackerNeed {
+            ability: Ability::HoldWriters,
+            words: "the kernel's writes held up",
+            messages: Messages::Writers,
+        }),
+        follows: true,
+        hugetlb: true,
+        signals: false,
+        needs_exchange: false,
+        areas: Areas::Adaptive,
+        most_pages: Some(notes::MOST_PAGES),
+        hold: Hold::Pages,
+        while_few_wait: None,
     },
     Profile {
         engine: Engine::PrecopyProtect,
@@ -215,6 +221,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Adaptive,
         most_pages: None,
         hold: Hold::HugetlbByLastResort,
+        while_few_wait: Some(Engine::Mprotect),
     },
     Profile {
         engine: Engine::Mprotect,
@@ -228,6 +235,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         areas: Areas::Fixed,
         most_pages: None,
         hold: Hold::Areas,
+        while_few_wait: None,
     },
 ];
 
@@ -244,8 +252,8 @@ impl Engine {
     /// All of them, the best first.
     pub const ALL: [Engine; 5] = [
         Engine::Precopy,
-        Engine::WpSync,
         Engine::StopCopy,
+        Engine::WpSync,
         Engine::PrecopyProtect,
         Engine::Mprotect,
     ];
@@ -325,7 +333,9 @@ impl fmt::Display for Engine {
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// The best that works here.
+    /// The best that works here. For each area anew: while few threads come to wait, an engine that
+    /// closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`] with
+    /// writers held back); otherwise one that follows writes.
     #[default]
     Auto,
     /// This one, or an error. Areas that it cannot move stay where they are, *failed*.

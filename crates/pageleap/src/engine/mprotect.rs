@@ -19,6 +19,7 @@ use super::slot::{Close, Slot, Span};
 use super::{Tools, Work};
 use crate::backend::{Backend, Call};
 use crate::sync::monotonic_ns;
+use crate::units::BASE_PAGE;
 
 /// Bytes that each thread copies between two looks at whether a writer has interrupted. 64 KB take
 /// about 10 us.
@@ -39,6 +40,7 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
     let mut hold = work.hold;
     // Whether a call of ours has taken access away.
     let mut protected = false;
+    slot.waits.take_waiters();
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &work.span, erase(backend)) };
     loop {
@@ -94,6 +96,10 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
             return Step::Refused(Call::Map, errno);
         }
         effort.held = hold && trackable;
+        if hold {
+            effort.left = (len / BASE_PAGE) as u64;
+        }
+        effort.waiters = slot.waits.take_waiters();
         effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
         slot.retire();
         return Step::Migrated;

@@ -365,7 +365,10 @@ impl<const N: usize> SlotTable<N> {
                 match word.phase() {
                     // Only spans that the user may write are tracked, so this fault is not foreign.
                     SlotPhase::Tracking => slot.open(word),
-                    SlotPhase::Closed | SlotPhase::Opening => slot.sleep(word),
+                    SlotPhase::Closed | SlotPhase::Opening => {
+                        slot.waits.count_waiter();
+                        slot.sleep(word);
+                    }
                     SlotPhase::Open | SlotPhase::Idle => {}
                 }
                 held_up(slot);

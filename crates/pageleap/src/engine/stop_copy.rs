@@ -43,6 +43,10 @@ impl Way for StopCopy {
         false
     }
 
+    fn counts_waiters(&self, _at: &Attempt<'_>) -> bool {
+        true
+    }
+
     unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         // SAFETY: forwarded to the caller.
         unsafe { at.unlock(effort) }

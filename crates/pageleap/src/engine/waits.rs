@@ -38,6 +38,8 @@ pub(crate) struct WaitCounters {
     histogram: [AtomicU64; BUCKETS],
     /// Protection changes by which writers opened areas.
     openings: AtomicU64,
+    /// Threads that have come to wait.
+    waiters: AtomicU64,
 }
 
 impl WaitCounters {
@@ -47,6 +49,7 @@ impl WaitCounters {
             max_ns: AtomicU64::new(0),
             histogram: [const { AtomicU64::new(0) }; BUCKETS],
             openings: AtomicU64::new(0),
+            waiters: AtomicU64::new(0),
         }
     }
 
@@ -58,6 +61,16 @@ impl WaitCounters {
     /// Returns how many openings were counted, and starts again from zero.
     pub(crate) fn take_openings(&self) -> u64 {
         self.openings.swap(0, Relaxed)
+    }
+
+    /// Counts a thread that is about to wait. Async-signal-safe.
+    pub(crate) fn count_waiter(&self) {
+        self.waiters.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many threads have come to wait, and starts again from zero.
+    pub(crate) fn take_waiters(&self) -> u64 {
+        self.waiters.swap(0, Relaxed)
     }
 
     /// Counts one wait. Async-signal-safe.

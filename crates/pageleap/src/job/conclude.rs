@@ -17,6 +17,13 @@ const HELD: &str = "writers were held back: as asked for, or because copies besi
 /// Why pages that nobody may write are moved by the last resort.
 const READ_ONLY: &str = "nobody may write there, so there is nothing to follow";
 
+/// Why areas are closed before they are copied.
+const FEW_WAIT: &str = "few threads came to wait, so areas were closed before they were copied";
+
+/// Why writes are followed where areas can be closed first.
+const MANY_WAIT: &str =
+    "threads would have had to wait too often or too long, so writes were followed";
+
 /// How long the two parts of a job took.
 struct Times {
     migrate_ns: u64,
@@ -72,6 +79,8 @@ impl<M: Mover> Running<M> {
 fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
     match why {
         Why::AsChosen => &settings.engine_reason,
+        Why::ManyWait => MANY_WAIT,
+        Why::FewWait => FEW_WAIT,
         Why::Held => HELD,
         Why::ReadOnly => READ_ONLY,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),

@@ -15,6 +15,7 @@
 pub(crate) mod area;
 pub(crate) mod books;
 mod conclude;
+pub(crate) mod contention;
 pub(crate) mod handle;
 pub(crate) mod outcomes;
 pub(crate) mod pace;
@@ -106,6 +107,9 @@ pub(crate) trait Mover: Send + Sync + Sized + 'static {
 pub(crate) struct Terms<'a> {
     /// Whether writers are to be held back from the start.
     pub(crate) hold: bool,
+    /// Whether few threads would come to wait for the area, so that it may be closed before it is
+    /// copied.
+    pub(crate) few_wait: bool,
     /// With how many base pages left to copy an area is frozen.
     pub(crate) freeze_at: u64,
     pub(crate) books: Books<'a>,

@@ -51,6 +51,8 @@ pub(crate) struct Pace {
     empty_ns: f64,
     /// Recent extra duration for each page left.
     page_ns: f64,
+    /// How many windows that contain the copy have been seen.
+    copies: u32,
 }
 
 impl Pace {
@@ -75,6 +77,7 @@ impl Pace {
             budget_ns,
             empty_ns: 0.0,
             page_ns: 1000.0,
+            copies: 0,
         }
     }
 
@@ -105,6 +108,16 @@ impl Pace {
         self.budget_ns
     }
 
+    /// Whether the least area can be copied within the budget, as far as is known
+    /// ([`Pace::by_copies`]).
+    pub(crate) fn copies_in_budget(&self) -> bool {
+        /// So many windows are needed to tell.
+        const TELLING: u32 = 8;
+        let Rule::Copied(unit) = self.rule else { return false };
+        let least_ns = self.page_ns * (self.least * unit.base_pages) as f64;
+        self.copies < TELLING || least_ns <= self.budget_ns as f64
+    }
+
     /// The number of base pages left to copy at which an area is frozen.
     pub(crate) fn freeze_at(&self) -> u64 {
         let room = (self.budget_ns as f64 - self.empty_ns) / self.page_ns;
@@ -120,9 +133,13 @@ impl Pace {
         let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
         if let Rule::Copied(unit) = self.rule {
             if seen.left > 0 {
-                let first = self.empty_ns == 0.0;
-                self.page_ns = if first { ns / left } else { towards(self.page_ns, ns / left) };
-                self.empty_ns = 1.0;
+                self.page_ns = match self.copies {
+                    0 => ns / left,
+                    // Another thread may have taken the CPU in one of the two.
+                    1 => self.page_ns.min(ns / left),
+                    _ => towards(self.page_ns, ns / left),
+                };
+                self.copies = self.copies.saturating_add(1);
                 self.now = self.copied_in_half_the_budget(unit);
             }
             return;
@@ -222,10 +239,31 @@ mod tests {
         let mut pace = Pace::by_copies(1, 1, 8, huge, BUDGET);
         pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 200 });
         assert_eq!(pace.area_pages(), 4);
-        pace.observe(Seen { written: 0, left: 2048, window_ns: 2048 * 5000 });
+        let slow = Seen { written: 0, left: 2048, window_ns: 2048 * 5000 };
+        pace.observe(slow);
+        assert_eq!(pace.area_pages(), 4, "of two windows the shorter one counts");
+        pace.observe(slow);
         assert_eq!(pace.area_pages(), 3, "one slow window counts at most four times");
         (0..40).for_each(|_| pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 5000 }));
         assert_eq!(pace.area_pages(), 1);
+    }
+
+    #[test]
+    fn areas_whose_least_copy_takes_longer_than_the_budget_are_told() {
+        let unit = Unit { pages: 512, base_pages: 1 };
+        let copies_in_budget = |least, windows, ns_of_a_page| {
+            let mut pace = Pace::by_copies(512, least, 4096, unit, BUDGET);
+            for _ in 0..windows {
+                let left = pace.area_pages();
+                pace.observe(Seen { written: 0, left, window_ns: left * ns_of_a_page });
+            }
+            pace.copies_in_budget()
+        };
+        assert!(copies_in_budget(512, 100, 1900));
+        assert!(!copies_in_budget(512, 100, 2000));
+        assert!(copies_in_budget(32, 100, 2000));
+        assert!(copies_in_budget(512, 7, 2000), "some windows may be unlucky");
+        assert!(!Pace::fixed(512, BUDGET).copies_in_budget());
     }
 
     #[test]

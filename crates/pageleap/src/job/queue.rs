@@ -49,8 +49,8 @@ impl Queue {
         !(self.areas.is_empty() && self.kept.is_empty())
     }
 
-    /// Takes the next area. New ones come in pieces of `pages` pages.
-    pub(super) fn next(&mut self, pages: u64) -> Next {
+    /// Takes the next area. New ones come in pieces of as many pages as `pages` says.
+    pub(super) fn next(&mut self, pages: impl FnOnce(&Area) -> u64) -> Next {
         let Some(mut area) = self.areas.pop_front() else {
             return match (self.in_flight, self.kept.is_empty()) {
                 (0, true) => Next::Nothing,
@@ -60,7 +60,7 @@ impl Queue {
         };
         self.in_flight += 1;
         if area.is_new() {
-            let front = area.take_front(pages);
+            let front = area.take_front(pages(&area));
             if !area.pages.is_empty() {
                 self.areas.push_front(area);
             }
@@ -139,16 +139,16 @@ mod tests {
     #[test]
     fn new_areas_come_in_pieces_and_others_as_they_are() {
         let mut queue = Queue::new([Area::new(0, 0, 3..20)]);
-        let Next::Area(first) = queue.next(8) else { panic!() };
+        let Next::Area(first) = queue.next(|_| 8) else { panic!() };
         assert_eq!(first.pages, 3..8);
         queue.push_first(Area { disturbed: 1, ..Area::new(0, 0, 0..100) });
-        let Next::Area(again) = queue.next(8) else { panic!() };
+        let Next::Area(again) = queue.next(|_| 8) else { panic!() };
         assert_eq!(again.pages, 0..100);
-        let Next::Area(second) = queue.next(100) else { panic!() };
+        let Next::Area(second) = queue.next(|_| 100) else { panic!() };
         assert_eq!(second.pages, 8..20);
-        assert_eq!(queue.next(8), Next::Wait);
+        assert_eq!(queue.next(|_| 8), Next::Wait);
         (0..3).for_each(|_| queue.done());
-        assert_eq!(queue.next(8), Next::Nothing);
+        assert_eq!(queue.next(|_| 8), Next::Nothing);
     }
 
     #[test]
@@ -156,10 +156,10 @@ mod tests {
         let mut queue = Queue::new([]);
         queue.keep(Area::new(0, 0, 0..1));
         queue.keep(Area::new(0, 0, 5..6));
-        assert_eq!(queue.next(8), Next::Kept);
+        assert_eq!(queue.next(|_| 8), Next::Kept);
         assert_eq!(queue.retry_kept(MS, 5 * MS, |_| true), (false, true));
         assert_eq!(queue.retry_kept(2 * MS, 5 * MS, |area| area.pages.start > 0), (true, true));
-        assert!(matches!(queue.next(8), Next::Area(_)));
+        assert!(matches!(queue.next(|_| 8), Next::Area(_)));
         queue.moved();
         queue.done();
         // The time begins again.

@@ -62,13 +62,16 @@ impl Ended {
 pub struct Report {
     /// Why it ended. What moved has moved, the rest has not, and both are whole.
     pub ended: Ended,
-    /// The engine that was used.
+    /// The job's engine: the one that was asked for, or with which
+    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) moves areas that threads use all the time.
+    /// [`Report::engines`] says what has moved by which engine.
     pub engine: Engine,
     /// Why that one.
     pub engine_reason: String,
     /// What has moved, by range and engine: within a job
-    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one where the first is
-    /// refused, where nobody may write, and where writers are too fast to be followed.
+    /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one while few threads come
+    /// to wait, where the first is refused, where nobody may write, and where writers are too fast
+    /// to be followed.
     pub engines: Vec<EngineUse>,
     /// The size of an area, in bytes, at most.
     pub area_bytes: usize,
@@ -92,7 +95,8 @@ pub struct Report {
     /// Areas that were split because of that.
     pub splits: u64,
     /// Areas whose writers were held back although much was left to copy: "every page, always" won
-    /// over short waits.
+    /// over short waits. Areas that were closed first because few threads come to wait are not
+    /// among them.
     pub holds: u64,
     /// Calls that were repeated because giving up would have left part of a region inaccessible.
     pub repairs: u64,
@@ -162,7 +166,8 @@ impl fmt::Display for Report {
                 _ => String::new(),
             }
         )?;
-        for part in self.engines.iter().filter(|_| self.engines.len() > 1) {
+        let told = self.engines.len() > 1 || self.engines.iter().any(|p| p.engine != self.engine);
+        for part in self.engines.iter().filter(|_| told) {
             let EngineUse { source, range, engine, pages, why } = part;
             writeln!(f, "{source}, bytes {range:?}: {pages} pages by {engine} ({why})")?;
         }

@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use super::area::{Area, Outcome, Reason, Runs, Verdict};
 use super::books::{Books, Tally};
+use super::contention::Closing;
 use super::handle::{JobShared, Stop};
 use super::outcomes::{Item, Outcomes, PageOutcome};
-use super::pace::Pace;
+use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
+use crate::engine::choice::Why;
 use crate::error::Error;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 
@@ -22,6 +24,9 @@ use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
     pub(crate) pace: Pace,
+    /// The sizes of areas that are closed before they are copied, if the mover can do that where
+    /// few threads come to wait.
+    pub(crate) closing_pace: Option<Pace>,
     /// Bytes per second.
     pub(crate) rate_limit: Option<u64>,
     /// How long the job waits for what keeps areas, when nothing else is left to do.
@@ -44,6 +49,7 @@ pub(crate) struct State {
     pub(super) outcomes: Vec<Outcomes>,
     pressure: Pressure,
     pub(super) pace: Pace,
+    closing: Option<Closing>,
     rate: Option<Rate>,
     pub(super) threads: ThreadCount,
     /// Nothing is left to do, or the job is to stop.
@@ -88,6 +94,7 @@ impl<M: Mover> Running<M> {
             outcomes,
             pressure: Pressure::default(),
             pace: settings.pace,
+            closing: settings.closing_pace.map(|pace| Closing::new(pace, items.len())),
             rate: settings.rate_limit.map(Rate::new),
             threads: ThreadCount::new(settings.threads),
             over: false,
@@ -166,9 +173,10 @@ impl<M: Mover> Running<M> {
         // process says so; going on would look like a hang.
         let bomb = AbortOnUnwind;
         let mut worker = self.mover.worker(number, self.books());
-        while let Some(area) = self.next(number).and_then(|area| self.keep_rate(area)) {
+        while let Some((area, few_wait)) = self.next(number) {
+            let Some(area) = self.keep_rate(area) else { break };
             self.look_around();
-            let terms = self.terms(&area);
+            let terms = self.terms(&area, few_wait);
             let outcome = self.mover.attempt(&mut worker, &area, &terms);
             if self.record(&area, outcome) {
                 // Mappings join again as neighbours are done; give them, or other threads, the
@@ -188,8 +196,9 @@ impl<M: Mover> Running<M> {
     // Which area is next, and when
     // ---------------------------------------------------------------------------------------------
 
-    /// The next area for a worker, or `None` when there will be none or the job is to stop.
-    fn next(&self, worker: usize) -> Option<Area> {
+    /// The next area for a worker, and whether it is to be closed before it is copied. `None` when
+    /// there will be none or the job is to stop.
+    fn next(&self, worker: usize) -> Option<(Area, bool)> {
         let mut state = lock(&self.state);
         loop {
             // The first worker is always active.
@@ -202,9 +211,14 @@ impl<M: Mover> Running<M> {
             if self.shared.stop().is_some() {
                 return None;
             }
-            let pages = state.pace.area_pages();
-            match state.queue.next(pages) {
-                Next::Area(area) => return Some(area),
+            let State { queue, pace, closing, .. } = &mut *state;
+            let mut closing_pages = None;
+            let next = queue.next(|area| {
+                closing_pages = closing.as_ref().and_then(|closing| closing.area_pages(area.item));
+                closing_pages.unwrap_or_else(|| pace.area_pages())
+            });
+            match next {
+                Next::Area(area) => return Some((area, closing_pages.is_some())),
                 Next::Wait => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
@@ -295,11 +309,11 @@ impl<M: Mover> Running<M> {
     // What follows from an attempt
     // ---------------------------------------------------------------------------------------------
 
-    fn terms(&self, area: &Area) -> Terms<'_> {
+    fn terms(&self, area: &Area, few_wait: bool) -> Terms<'_> {
         let early = area.is_new() && self.mover.holds_early(area);
         let mut state = lock(&self.state);
         let hold = self.settings.policy.holds(area) || early && state.pressure.holds_next();
-        Terms { hold, freeze_at: state.pace.freeze_at(), books: self.books() }
+        Terms { hold, few_wait, freeze_at: state.pace.freeze_at(), books: self.books() }
     }
 
     /// Does what follows from an attempt. Returns whether a call was refused and is to be tried
@@ -314,7 +328,7 @@ impl<M: Mover> Running<M> {
         self.shared.count(effort.copied, moved * self.items[area.item].page_bytes as u64);
         let state = &mut *lock(&self.state);
         if let Some(seen) = seen {
-            state.pace.observe(seen);
+            self.learn(state, area, by.why, seen, effort.waiters);
         }
         if let Some(disturbed) = disturbed.filter(|_| area.is_new()) {
             state.pressure.observe(disturbed);
@@ -341,6 +355,19 @@ impl<M: Mover> Running<M> {
             state.queue.push_first(area.with_pages(pages));
         }
         again
+    }
+
+    /// Draws conclusions for the next areas.
+    fn learn(&self, state: &mut State, area: &Area, why: Why, seen: Seen, waiters: u64) {
+        let State { pace, closing, .. } = state;
+        match closing {
+            Some(closing) if why == Why::FewWait => closing.closed(area.item, seen, waiters),
+            Some(closing) if why == Why::ManyWait => {
+                pace.observe(seen);
+                closing.followed(area.item, area.len(), seen.written);
+            }
+            _ => pace.observe(seen),
+        }
     }
 
     /// Each piece that is left behind costs mappings, of which the process has only so many: when

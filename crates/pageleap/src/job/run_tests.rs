@@ -10,7 +10,7 @@ use super::area::{Area, Outcome, Reason, Verdict};
 use super::books::Books;
 use super::handle::{Job, Stop};
 use super::outcomes::{Item, PageOutcome};
-use super::pace::{Pace, Seen};
+use super::pace::{Pace, Seen, Unit};
 use super::plan::RetryPolicy;
 use super::report::{Ended, Report};
 use super::run::{Running, Settings};
@@ -45,6 +45,8 @@ struct Memory {
     gone: BTreeSet<u64>,
     /// Pages that are kept where they are until they have been asked for this often.
     kept: Vec<AtomicU32>,
+    /// Pages that threads touch all the time. While they are closed, a thread waits.
+    busy_from: u64,
     /// Sizes of areas, in the order of attempts at untried ones.
     sizes: std::sync::Mutex<Vec<u64>>,
     recycled: AtomicU32,
@@ -62,6 +64,7 @@ impl Memory {
             busy: zeros(),
             gone: BTreeSet::new(),
             kept: zeros(),
+            busy_from: PAGES,
             sizes: std::sync::Mutex::default(),
             recycled: AtomicU32::new(0),
         }
@@ -90,6 +93,8 @@ struct PageMover {
     tables_only: bool,
     /// How many attempts are left until the mover stops the job.
     attempts_left: AtomicU32,
+    /// Why it moves areas that it does not close first.
+    why: Why,
 }
 
 impl PageMover {
@@ -135,7 +140,8 @@ impl Mover for PageMover {
         }
         // Each area by an engine of its own.
         let engine = Engine::ALL[(area.pages.start / BUDGET_PAGES) as usize % Engine::ALL.len()];
-        let by = AreaEngine { engine, why: Why::AsChosen };
+        let why = if terms.few_wait { Why::FewWait } else { self.why };
+        let by = AreaEngine { engine, why };
         if let Some(page) = area.pages.clone().find(|page| self.is_page_kept(*page)) {
             return Outcome::kept(by, page..page + 1, Reason::Guarded);
         }
@@ -149,7 +155,11 @@ impl Mover for PageMover {
         let window_ns = area.len() * PAGE_NS;
         terms.books.count(Call::QueryNodes, 1);
         effort.window_ns = window_ns;
-        let seen = Some(Seen { window_ns, ..Seen::default() });
+        let touched = area.pages.end > self.memory.busy_from;
+        effort.waiters = u64::from(touched && terms.few_wait);
+        let written = if touched && !terms.few_wait { area.len() } else { 0 };
+        let left = if terms.few_wait { area.len() } else { 0 };
+        let seen = Some(Seen { written, left, window_ns });
         Outcome { runs, by, effort, seen, disturbed: None }
     }
 
@@ -193,14 +203,26 @@ fn run_by(
     attempts: u32,
     patience: Duration,
 ) -> Report {
-    let mover =
-        PageMover { memory: memory.clone(), tables_only, attempts_left: AtomicU32::new(attempts) };
+    let attempts_left = AtomicU32::new(attempts);
+    let memory = memory.clone();
+    let mover = PageMover { memory, tables_only, attempts_left, why: Why::AsChosen };
+    run_mover(mover, threads, patience, None)
+}
+
+/// Lets a mover move its memory, and waits for it.
+fn run_mover(
+    mover: PageMover,
+    threads: usize,
+    patience: Duration,
+    closing_pace: Option<Pace>,
+) -> Report {
     let item =
         Item { source: Source::Region(RegionId(7)), pages: 0..PAGES, page_bytes: PAGE_BYTES };
     let budget = Duration::from_nanos(BUDGET_PAGES * PAGE_NS);
     let settings = Settings {
         policy: RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 4 },
         pace: Pace::adaptive(64, 1, 128, budget),
+        closing_pace,
         rate_limit: None,
         patience,
         most_pieces: usize::MAX,
@@ -266,6 +288,32 @@ fn areas_are_paced_by_how_long_a_call_takes() {
     assert!(sizes[2..].iter().all(|pages| *pages == BUDGET_PAGES), "{sizes:?}");
     assert_eq!((report.windows_over_budget, report.windows.count), (2, sizes.len() as u64));
     assert_eq!(report.calls.values().sum::<u64>(), sizes.len() as u64);
+}
+
+#[test]
+fn areas_are_closed_first_while_few_threads_come_to_wait() {
+    let mut memory = Memory::new();
+    memory.busy_from = PAGES / 2;
+    let memory = Arc::new(memory);
+    let attempts_left = AtomicU32::new(u32::MAX);
+    let why = Why::ManyWait;
+    let mover = PageMover { memory: memory.clone(), tables_only: false, attempts_left, why };
+    let unit = Unit { pages: 1, base_pages: 1 };
+    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(8 * PAGE_NS));
+    let report = run_mover(mover, 1, LONG, Some(closing));
+    memory.shows_all(|_| true);
+    let few: u64 = report
+        .engines
+        .iter()
+        .filter(|part| part.why.contains("closed before"))
+        .map(|part| part.pages)
+        .sum();
+    // The quiet half, and the areas after which it was noticed that threads wait.
+    assert_eq!(few, PAGES / 2 + 11 * 4, "{report}");
+    assert_eq!(report.pages.migrated, PAGES, "{report}");
+    let sizes = memory.sizes.lock().unwrap();
+    assert!(sizes[..few as usize / 4].iter().all(|pages| *pages == 4), "{sizes:?}");
+    assert!(sizes[few as usize / 4..].iter().all(|pages| *pages > 4), "{sizes:?}");
 }
 
 #[test]

@@ -173,8 +173,8 @@ impl<'a> Migration<'a> {
 
     /// Sets the longest time for which a thread of the process should wait for the job. Default:
     /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
-    /// measures: that of an area, and that of the rest copied in a window. Areas of
-    /// [`Engine::StopCopy`] are so large that their copy takes half of it.
+    /// measures: that of an area, and that of the rest copied in a window. Areas that
+    /// are closed before they are copied are so large that their copy takes half of it.
     ///
     /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
     /// keeps there is twice the time in which 2 MB are copied: 0.25 ms at 16 GB/s, 0.8 ms at 5
@@ -231,7 +231,8 @@ impl<'a> Migration<'a> {
             check_address_space(&*backend, threads + 1)?;
         }
         let open = |ability| OpenTracker::new(&backend, ability);
-        let Chosen { engine, reason, tracker } = choice::for_job(self.engine, page, open)?;
+        let Chosen { engine, reason, tracker, while_few_wait } =
+            choice::for_job(self.engine, page, open)?;
         if engine.signals() {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;
@@ -251,6 +252,7 @@ impl<'a> Migration<'a> {
                 max_refused: 4,
             },
             pace: self.pace(engine, page, &legs),
+            closing_pace: while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
             most_pieces,
@@ -271,6 +273,7 @@ impl<'a> Migration<'a> {
             cpus,
             nodes,
             tracker,
+            while_few_wait,
             began,
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots);
@@ -286,21 +289,37 @@ impl<'a> Migration<'a> {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
         let areas = if page.is_hugetlb() { Areas::Fixed } else { engine.profile().areas };
-        if self.area_bytes.is_some() || areas == Areas::Fixed {
-            return Pace::fixed(pages(first), self.wait_budget);
+        match areas {
+            _ if self.area_bytes.is_some() => Pace::fixed(pages(first), self.wait_budget),
+            Areas::Fixed => Pace::fixed(pages(first), self.wait_budget),
+            Areas::Adaptive => {
+                let most = pages(self.most_area_bytes(first));
+                Pace::adaptive(pages(first), pages(first), most, self.wait_budget)
+            }
+            Areas::Budgeted => self.closing_pace(page, legs),
         }
-        let limit = self.rate_limit.map_or(u64::MAX, rate::area_bytes_at);
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let most = LARGEST_AREA_BYTES.min(limit).max(first);
-        if areas == Areas::Adaptive {
-            return Pace::adaptive(pages(first), pages(first), pages(most), self.wait_budget);
-        }
+    }
+
+    /// The sizes of areas that are closed before they are copied.
+    fn closing_pace(&self, page: PageSize, legs: &[Leg]) -> Pace {
+        let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
+        let first = self.first_area_bytes(page);
         // Page tables that are to lie on a node move as wholes, each of which maps 2 MB.
         let tables_move = legs.iter().any(|leg| leg.tables.is_some());
-        let least = if tables_move { first } else { LEAST_AREA_BYTES };
+        let (least, most) = match self.area_bytes {
+            Some(_) => (first, first),
+            None if tables_move => (first, self.most_area_bytes(first)),
+            None => (LEAST_AREA_BYTES, self.most_area_bytes(first)),
+        };
         let base_pages = (page.bytes() / BASE_PAGE) as u64;
         let unit = Unit { pages: pages(DEFAULT_AREA_BYTES), base_pages };
         Pace::by_copies(pages(first), pages(least), pages(most), unit, self.wait_budget)
+    }
+
+    /// The most bytes of an area while no size is set.
+    fn most_area_bytes(&self, first: usize) -> usize {
+        let limit = self.rate_limit.map_or(u64::MAX, rate::area_bytes_at);
+        LARGEST_AREA_BYTES.min(usize::try_from(limit).unwrap_or(usize::MAX)).max(first)
     }
 
     /// The size of an area at its first attempt, as the caller set it or by default.

@@ -49,6 +49,8 @@ pub(super) struct Terrain {
     pub(super) nodes: BTreeSet<NodeId>,
     /// If the engine needs one.
     pub(super) tracker: Option<OpenTracker>,
+    /// The engine for areas for which few threads come to wait, with its tracker if it needs one.
+    pub(super) while_few_wait: Option<(Engine, Option<OpenTracker>)>,
     pub(super) began: Instant,
 }
 
@@ -183,9 +185,10 @@ impl FrameMover {
     /// Makes new page tables of this worker's calls come from where those of the old frames' alias
     /// belong. Page tables that lie elsewhere are noted (`settle_aliases`) and mapped anew before
     /// they are used. So a refusal (the node has left the cpuset, say) is no news.
-    fn prefer_source_tables(&self, leg: &Leg, worker: &mut Worker) {
+    fn prefer_source_tables(&self, leg: &Leg, worker: &mut Worker, books: Books<'_>) {
         let wanted = leg.from.0.tables.filter(|node| worker.preferred != Some(*node));
         let Some(node) = wanted.filter(|node| worker.refused != Some(*node)) else { return };
+        books.count(Call::PreferTables, 1);
         match self.backend().prefer_tables_on(Some(node.0)) {
             Ok(()) => worker.preferred = Some(node),
             Err(_) => worker.refused = Some(node),
@@ -214,7 +217,10 @@ impl FrameMover {
             writable: span.prot.writable(),
             page,
             hold: terms.hold,
+            while_few_wait: self.terrain.while_few_wait.as_ref().map(|(engine, _)| *engine),
+            few_wait: terms.few_wait,
         });
+        let few_wait = by.why == Why::FewWait;
         let work = Work {
             span,
             old: frames_of(&leg.from, old),
@@ -222,8 +228,8 @@ impl FrameMover {
             page,
             locked: leg.attributes.locked,
             may_exchange: leg.exchange && !exchange_unsupported,
-            hold: terms.hold,
-            following: worker.follow.map(|(tracker, hurry)| Following {
+            hold: terms.hold || few_wait,
+            following: self.tracker_for(worker, few_wait).map(|(tracker, hurry)| Following {
                 tracker,
                 freeze_at: terms.freeze_at,
                 max_rounds,
@@ -231,6 +237,15 @@ impl FrameMover {
             }),
         };
         (by, work)
+    }
+
+    /// The tracker for an attempt, and whether the worker may run before others meanwhile.
+    fn tracker_for(&self, worker: &Worker, few_wait: bool) -> Option<(Tracker, bool)> {
+        if !few_wait {
+            return worker.follow;
+        }
+        let (_, open) = self.terrain.while_few_wait.as_ref()?;
+        open.as_ref().map(|open| (open.tracker(), false))
     }
 
     /// Makes everything ready for an attempt, or says why it cannot be made.
@@ -427,7 +442,7 @@ impl Mover for FrameMover {
         let congruent = is_congruent(work.new.alias, work.span.addr);
         if by.engine.moves_single_entries() && work.may_exchange && congruent {
             // The kernel makes page tables for the alias of the old frames, and none for the span.
-            self.prefer_source_tables(place.leg, worker);
+            self.prefer_source_tables(place.leg, worker, terms.books);
         }
         let preferred = worker.preferred;
         let ended = match prepared {
@@ -438,7 +453,11 @@ impl Mover for FrameMover {
             Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
         };
         let usable = self.settle_aliases(&place, &work, &ended, preferred);
-        let Ended { step, effort, telling, disturbed, old_alias } = ended;
+        let Ended { step, mut effort, mut telling, disturbed, old_alias } = ended;
+        if by.why == Why::FewWait {
+            // By choice, and not because writers were too fast. Its copy is what the pace is about.
+            (effort.held, telling) = (false, step == Step::Migrated);
+        }
         let restored = match step {
             Step::Migrated => self.restore_attributes(place.leg, &work.span, effort.by_exchange),
             _ if effort.unlocked => self.restore_attributes(place.leg, &work.span, true),

@@ -47,6 +47,8 @@ impl By {
             writable: true,
             page: PageSize::Base,
             hold: true,
+            while_few_wait: None,
+            few_wait: false,
         };
         choice::for_area(&situation).why == choice::Why::Held
     }

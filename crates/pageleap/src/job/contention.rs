@@ -1,0 +1,300 @@
+//! Decides whether an area is closed before it is copied, or copied while its writes are followed.
+//! Pure: no system calls, no locks, no clocks.
+//!
+//! An area that is closed first costs the job least, and each thread that touches it waits for its
+//! copy. Following costs more, and threads hardly wait. So areas are closed first while few threads
+//! come to wait, and followed while many would.
+//!
+//! While areas are closed first, the threads that wait are counted: writers and readers. While
+//! areas are followed, nobody waits, and the pages that were written tell how many threads would.
+//! Nobody sees readers then. So a return is a trial, and each trial that fails makes the next one
+//! rarer.
+
+use super::pace::{Pace, Seen};
+
+/// What a job knows of areas that are closed before they are copied.
+pub(crate) struct Closing {
+    pace: Pace,
+    /// By item; `None` if no area of it has moved.
+    items: Vec<Option<Contention>>,
+    /// That of the last area that has moved.
+    latest: Contention,
+}
+
+impl Closing {
+    /// For a job with so many items.
+    pub(crate) fn new(pace: Pace, items: usize) -> Closing {
+        Closing { pace, items: vec![None; items], latest: Contention::default() }
+    }
+
+    /// The number of pages of the item's next area, if that is to be closed before it is copied.
+    pub(crate) fn area_pages(&self, item: usize) -> Option<u64> {
+        let closes_first = self.of(item).closes_first() && self.pace.copies_in_budget();
+        closes_first.then(|| self.pace.area_pages())
+    }
+
+    /// Takes an area into account that was closed first, for which so many threads came to wait.
+    pub(crate) fn closed(&mut self, item: usize, seen: Seen, waiters: u64) {
+        self.pace.observe(seen);
+        self.change(item, |contention| contention.closed(waiters));
+    }
+
+    /// Takes an area of so many pages into account that was followed, and the base pages that were
+    /// written while it was copied.
+    pub(crate) fn followed(&mut self, item: usize, pages: u64, written: u64) {
+        let closed_pages = self.pace.area_pages();
+        let seen = Followed { written, pages, closed_pages };
+        self.change(item, |contention| contention.followed(seen));
+    }
+
+    fn of(&self, item: usize) -> Contention {
+        self.items[item].unwrap_or_else(|| self.latest.of_another())
+    }
+
+    fn change(&mut self, item: usize, change: impl FnOnce(&mut Contention)) {
+        let mut contention = self.of(item);
+        change(&mut contention);
+        (self.items[item], self.latest) = (Some(contention), contention);
+    }
+}
+
+/// How threads get in the way of one item's areas, lately.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Contention {
+    closes_first: bool,
+    /// Threads for each closed area: those that came to wait, or would have. A running mean.
+    waiters: f64,
+    /// For how many closed areas this has been the choice, or for as much memory.
+    lasted: f64,
+    /// How long following lasts at least.
+    patience: f64,
+}
+
+/// What was seen of an area that was followed.
+#[derive(Clone, Copy, Debug)]
+struct Followed {
+    /// Base pages that were written while it was copied.
+    written: u64,
+    /// Its pages.
+    pages: u64,
+    /// Pages of an area that is closed first.
+    closed_pages: u64,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Contention { closes_first: true, waiters: 0.0, lasted: 0.0, patience: Self::PATIENCE }
+    }
+}
+
+impl Contention {
+    /// Weight of one closed area in the running mean.
+    const WEIGHT: f64 = 1.0 / 16.0;
+    /// Above this mean, areas are followed.
+    const MANY: f64 = 0.5;
+    /// Below this mean, areas are closed first again.
+    const FEW: f64 = 0.4;
+    /// The mean when a choice begins again: some areas that meet threads end it.
+    const WARY: f64 = 0.25;
+    /// Most threads that one area counts for.
+    const MOST: f64 = 4.0;
+    /// How long following lasts at least, in closed areas.
+    const PATIENCE: f64 = 16.0;
+    /// How long at most that is after trials that failed.
+    const MOST_PATIENCE: f64 = 512.0;
+    /// A trial that has lasted for so many areas has not failed.
+    const PASSED: f64 = 64.0;
+
+    /// Whether the next area is to be closed before it is copied.
+    fn closes_first(&self) -> bool {
+        self.closes_first
+    }
+
+    /// Takes an area into account that was closed first, for which so many threads came to wait.
+    fn closed(&mut self, waiters: u64) {
+        self.observe(waiters as f64, 1.0);
+        if self.closes_first && self.lasted >= Self::PASSED {
+            self.patience = Self::PATIENCE;
+        }
+        if self.closes_first && self.waiters > Self::MANY {
+            (self.closes_first, self.waiters, self.lasted) = (false, 1.0, 0.0);
+        }
+    }
+
+    /// Takes an area into account that was followed.
+    fn followed(&mut self, seen: Followed) {
+        let Followed { written, pages, closed_pages } = seen;
+        let part = closed_pages as f64 / pages.max(1) as f64;
+        // A smaller area has fewer of the pages that threads write, and its copy takes less time in
+        // which they do.
+        self.observe(written as f64 * part * part, (1.0 / part).clamp(1.0, 1.0 / Self::WEIGHT));
+        if !self.closes_first && self.waiters < Self::FEW && self.lasted >= self.patience {
+            let patience = (self.patience * 2.0).min(Self::MOST_PATIENCE);
+            *self = Contention { closes_first: true, waiters: Self::WARY, lasted: 0.0, patience };
+        }
+    }
+
+    /// The same for another item of the job, which has met nobody yet.
+    fn of_another(&self) -> Contention {
+        Contention { lasted: 0.0, patience: Self::PATIENCE, ..*self }
+    }
+
+    fn observe(&mut self, waiters: f64, areas: f64) {
+        let kept = (1.0 - Self::WEIGHT).powf(areas);
+        self.waiters = self.waiters * kept + waiters.min(Self::MOST) * (1.0 - kept);
+        self.lasted += areas;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Base pages of an area that is closed first, and of one that is followed.
+    const CLOSED: u64 = 512;
+    const FOLLOWED: u64 = 2048;
+
+    /// A generator of values from 0 to 1.
+    struct Chance(u64);
+
+    impl Chance {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        /// How often something happens that happens `mean` times on average (Poisson).
+        fn times(&mut self, mean: f64) -> u64 {
+            let (limit, mut product, mut times) = ((-mean).exp(), self.next(), 0);
+            while product > limit {
+                product *= self.next();
+                times += 1;
+            }
+            times
+        }
+    }
+
+    /// A load: how often writers and readers touch an area while its copy closes it.
+    #[derive(Clone, Copy)]
+    struct Load {
+        writes: f64,
+        reads: f64,
+    }
+
+    const QUIET: Load = Load { writes: 0.0, reads: 0.0 };
+    const BUSY: Load = Load { writes: 40.0, reads: 0.0 };
+
+    /// Moves an area, as a job would whose load is of two threads. Returns whether it was closed
+    /// first.
+    fn step(contention: &mut Contention, chance: &mut Chance, load: Load) -> bool {
+        let first = contention.closes_first();
+        if first {
+            let came = |touches: f64, chance: &mut Chance| chance.times(touches).min(1);
+            let waiters = came(load.writes, chance) + came(load.reads, chance);
+            contention.closed(waiters);
+        } else {
+            let longer = (FOLLOWED / CLOSED) as f64;
+            let written = chance.times(load.writes * longer * longer).min(FOLLOWED);
+            contention.followed(Followed { written, pages: FOLLOWED, closed_pages: CLOSED });
+        }
+        first
+    }
+
+    /// Moves so many areas. Returns how many were closed first, and how often that changed.
+    fn areas(
+        contention: &mut Contention,
+        n: usize,
+        load: impl Fn(usize) -> Load,
+    ) -> (usize, usize) {
+        let mut chance = Chance(7);
+        let choices: Vec<bool> = (0..n).map(|i| step(contention, &mut chance, load(i))).collect();
+        let changes = choices.windows(2).filter(|two| two[0] != two[1]).count();
+        (choices.into_iter().filter(|first| *first).count(), changes)
+    }
+
+    fn from_start(n: usize, load: impl Fn(usize) -> Load) -> (usize, usize) {
+        areas(&mut Contention::default(), n, load)
+    }
+
+    #[test]
+    fn steady_loads_get_one_choice() {
+        assert_eq!(from_start(1000, |_| QUIET), (1000, 0));
+        let (first, changes) = from_start(1000, |_| BUSY);
+        assert!(first < 16 && changes == 1, "{first}, {changes}");
+        let (first, changes) = from_start(1000, |_| Load { writes: 0.1, reads: 0.1 });
+        assert_eq!((first, changes), (1000, 0));
+        // One thread in three areas is few, and one in most of them is many.
+        let (first, changes) = from_start(1000, |_| Load { writes: 0.4, reads: 0.0 });
+        assert!(first > 900 && changes < 10, "{first}, {changes}");
+        let (first, changes) = from_start(1000, |_| Load { writes: 1.5, reads: 0.0 });
+        assert!(first < 64 && changes <= 5, "{first}, {changes}");
+    }
+
+    #[test]
+    fn readers_that_only_a_closed_area_shows_are_tried_ever_less_often() {
+        let readers = |_| Load { writes: 0.0, reads: 40.0 };
+        let mut contention = Contention::default();
+        let (first, changes) = areas(&mut contention, 1000, readers);
+        assert!(first < 100 && changes < 30, "{first}, {changes}");
+        let (first, changes) = areas(&mut contention, 4000, readers);
+        assert!(first < 250 && changes < 70, "{first}, {changes}");
+        // They have gone.
+        let (first, _) = areas(&mut contention, 1000, |_| QUIET);
+        assert!(first > 800, "{first}");
+        assert_eq!(contention.patience, Contention::PATIENCE);
+    }
+
+    #[test]
+    fn a_burst_is_no_phase() {
+        // One area in fifty meets both threads, and then four areas in a row do.
+        let (first, changes) = from_start(1000, |i| if i % 50 == 0 { BUSY } else { QUIET });
+        assert_eq!((first, changes), (1000, 0));
+        let (first, changes) = from_start(1000, |i| if i % 100 < 4 { BUSY } else { QUIET });
+        assert_eq!((first, changes), (1000, 0));
+    }
+
+    #[test]
+    fn skew_leaves_most_areas_closed_first() {
+        // All writes go to one part in sixteen of the memory.
+        let hot = |i| Load { writes: if i % 256 < 16 { 600.0 } else { 0.0 }, reads: 0.0 };
+        let (first, changes) = from_start(1024, hot);
+        assert!(first > 800 && changes <= 8, "{first}, {changes}");
+    }
+
+    #[test]
+    fn phases_are_followed_and_left() {
+        let mut contention = Contention::default();
+        for _ in 0..20 {
+            let (first, changes) = areas(&mut contention, 200, |_| BUSY);
+            assert!(first < 16 && changes <= 1, "{first}, {changes}");
+            let (first, changes) = areas(&mut contention, 200, |_| QUIET);
+            assert!(first > 190 && changes <= 1, "{first}, {changes}");
+        }
+    }
+
+    #[test]
+    fn larger_followed_areas_say_more() {
+        let calm = |pages| {
+            let mut contention = Contention::default();
+            areas(&mut contention, 50, |_| BUSY);
+            let mut areas = 0;
+            while !contention.closes_first() {
+                contention.followed(Followed { written: 0, pages, closed_pages: CLOSED });
+                areas += 1;
+            }
+            areas
+        };
+        assert!(calm(CLOSED) > 2 * calm(4 * CLOSED));
+        // An area of the size of a closed one or less counts as one.
+        assert_eq!(calm(CLOSED), calm(CLOSED / 4));
+    }
+
+    #[test]
+    fn another_item_begins_as_the_last_one_ended() {
+        let mut contention = Contention::default();
+        areas(&mut contention, 50, |_| BUSY);
+        let other = contention.of_another();
+        assert!(!other.closes_first());
+        assert_eq!((other.lasted, other.patience), (0.0, Contention::PATIENCE));
+    }
+}

@@ -1,0 +1,207 @@
+//! How `auto` chooses between closing an area before it is copied and following its writes. Whether
+//! a thread comes to wait is no matter of chance here: a thread touches an area when its window has
+//! begun, and the window ends when that thread sleeps.
+
+mod common;
+#[path = "common/refusing.rs"]
+mod refusing;
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::{
+    End, address, become_nobody, case, check_stamp, is_root, nodes, run_case, set_dumpable, skip,
+    soon, stamp, turn, works,
+};
+use pageleap::backend::{Call, Linux};
+use pageleap::{Engine, Migration, Pool, Region, Report, audit};
+use refusing::Refusing;
+
+const AREA: usize = 64 << 10;
+const AREAS: usize = 128;
+const BYTES: usize = AREAS * AREA;
+
+/// A thread that touches an address when it is told to.
+struct Toucher {
+    shared: Arc<Touch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Touch {
+    /// The address to touch; 0: nothing to do.
+    target: AtomicUsize,
+    /// Whether the thread writes there, or only reads.
+    writes: AtomicBool,
+    /// The thread's number.
+    thread: AtomicI32,
+    over: AtomicBool,
+}
+
+impl Toucher {
+    fn start() -> Toucher {
+        let shared = Arc::new(Touch::default());
+        let touch = shared.clone();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: the call cannot fail.
+            touch.thread.store(unsafe { libc::gettid() }, SeqCst);
+            while !touch.over.load(SeqCst) {
+                let target = touch.target.load(SeqCst) as *mut u8;
+                if target.is_null() {
+                    // It never sleeps of its own accord.
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // SAFETY: an address of a region, which outlives this thread. Nobody else writes to
+                // it, and the value stays.
+                unsafe {
+                    let value = target.read_volatile();
+                    if touch.writes.load(SeqCst) {
+                        target.write_volatile(value);
+                    }
+                }
+                touch.target.store(0, SeqCst);
+            }
+        });
+        assert!(soon(|| shared.thread.load(SeqCst) != 0));
+        Toucher { shared, thread: Some(thread) }
+    }
+}
+
+impl Drop for Toucher {
+    fn drop(&mut self) {
+        self.shared.over.store(true, SeqCst);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl Touch {
+    /// Has the thread touch `addr`, and returns when it waits for it.
+    fn touch(&self, addr: usize) {
+        assert!(soon(|| self.target.load(SeqCst) == 0), "the thread waits for the last window");
+        self.target.store(addr, SeqCst);
+        assert!(soon(|| self.sleeps()), "the thread does not wait");
+    }
+
+    fn sleeps(&self) -> bool {
+        let thread = self.thread.load(SeqCst);
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        let state = stat.rsplit(") ").next().unwrap().chars().next();
+        self.target.load(SeqCst) != 0 && matches!(state, Some('S' | 'D'))
+    }
+}
+
+/// A region with its pools, and a thread that touches each area of `touched` in its window.
+struct Scene {
+    region: Region,
+    pools: [Pool; 2],
+    /// The pool in which the region lies.
+    at: Cell<usize>,
+    touched: Arc<[AtomicUsize; 2]>,
+    toucher: Toucher,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let toucher = Toucher::start();
+        let touched: Arc<[AtomicUsize; 2]> = Arc::default();
+        let (touch, addresses) = (toucher.shared.clone(), touched.clone());
+        let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+            let [start, end] = [0, 1].map(|at| addresses[at].load(SeqCst));
+            // The page tables of the new frames are about to come.
+            if request.call == Call::Exchange && (start..end).contains(&request.addr) {
+                touch.touch(request.addr);
+            }
+            None
+        }));
+        let pools = nodes().map(|node| {
+            Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap()
+        });
+        let region = Region::new(&pools[0], BYTES).unwrap();
+        stamp(&region, 0..BYTES, 1);
+        Scene { region, pools, at: Cell::new(0), touched, toucher }
+    }
+
+    /// Moves the region while a thread touches some of its areas. Each area and window fits the
+    /// budget.
+    fn leap(&self, touched: Range<usize>, writes: bool) -> Report {
+        self.at.set(1 - self.at.get());
+        let addresses = [touched.start, touched.end].map(|at| address(&self.region) + at * AREA);
+        self.toucher.shared.writes.store(writes, SeqCst);
+        self.touched.iter().zip(addresses).for_each(|(word, addr)| word.store(addr, SeqCst));
+        let job = Migration::new().range(&self.region, 0..BYTES, &self.pools[self.at.get()]);
+        let job = job.area_bytes(AREA).threads(1).wait_budget(Duration::from_secs(600));
+        let report = job.start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        check_stamp(&self.region, 0..BYTES, 1);
+        audit(&[&self.pools[0], &self.pools[1]], &[&self.region]).unwrap();
+        report
+    }
+}
+
+/// How many areas were moved by an engine, for a reason that contains `why`.
+fn areas_by(report: &Report, engine: Engine, why: &str) -> u64 {
+    let parts = report.engines.iter().filter(|part| part.engine == engine);
+    parts.filter(|part| part.why.contains(why)).map(|part| part.pages).sum::<u64>()
+        / (AREA / 4096) as u64
+}
+
+/// Checks what a job does that can close areas first by one engine and follow writes by another.
+fn check_choices(closes: Engine, follows: Engine, readers_wait: bool) {
+    const FEW: &str = "few threads came to wait";
+    const MANY: &str = "would have had to wait";
+    let scene = Scene::new();
+    let split = |report: &Report| {
+        let [few, many] =
+            [areas_by(report, closes, FEW), areas_by(report, follows, MANY)].map(|n| n as usize);
+        assert_eq!((few + many, report.engine), (AREAS, follows), "{report}");
+        assert_eq!(report.holds, 0, "{report}");
+        few
+    };
+    assert_eq!(split(&scene.leap(0..0, true)), AREAS);
+    // A thread waits for each area. That is noticed after 11 areas. Following lasts for 16 areas,
+    // then for 32 and 64, with 7 areas of trial in between.
+    assert_eq!(split(&scene.leap(0..AREAS, true)), 11 + 7 + 7);
+    if readers_wait {
+        assert_eq!(split(&scene.leap(0..AREAS, false)), 11 + 7 + 7);
+    }
+    // Some areas in a row are no reason to follow, and after a phase areas are closed first again.
+    assert_eq!(split(&scene.leap(40..48, true)), AREAS);
+    assert_eq!(split(&scene.leap(20..40, true)), AREAS - 16);
+    assert_eq!(split(&scene.leap(0..0, true)), AREAS, "the next job begins anew");
+}
+
+#[test]
+fn areas_are_followed_while_threads_come_to_wait() {
+    const NAME: &str = "areas_are_followed_while_threads_come_to_wait";
+    let _turn = turn();
+    for engine in [Engine::Precopy, Engine::StopCopy] {
+        if !works(engine.into()) {
+            return skip(NAME, &format!("{engine} does not work here"));
+        }
+    }
+    check_choices(Engine::StopCopy, Engine::Precopy, true);
+}
+
+#[test]
+fn an_unprivileged_job_chooses_too() {
+    const NAME: &str = "an_unprivileged_job_chooses_too";
+    let _turn = turn();
+    if case().is_some() {
+        become_nobody();
+        set_dumpable(true);
+        return check_choices(Engine::Mprotect, Engine::PrecopyProtect, false);
+    }
+    if !works(Engine::PrecopyProtect.into()) {
+        return skip(NAME, &"precopy-protect does not work here");
+    }
+    if !is_root() {
+        return skip(NAME, &"the engines of another user are known to root alone");
+    }
+    let (end, text) = run_case(NAME, "inside");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
