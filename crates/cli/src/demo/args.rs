@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pageleap::{EngineChoice, PageSize};
-use pageleap_measure::load::{Load, Rate, Rows, Work, Writing};
+use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
@@ -113,8 +113,7 @@ impl DemoArgs {
     /// The load that runs beside the leap and the queries.
     pub fn load(&self) -> Load {
         let writing = Writing {
-            rate: self.writes_per_s,
-            rows: Rows::Uniform,
+            pattern: Pattern::Steady { rate: self.writes_per_s, rows: Rows::Uniform },
             writers: 1,
             readers: 0,
             kernel: false,

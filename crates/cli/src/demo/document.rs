@@ -4,6 +4,7 @@ use pageleap_measure::document::{Body, Document, Fact, Section, Table, Value, co
 use pageleap_measure::figures::{grouped, human_bytes, human_ns};
 use pageleap_measure::load::Rate;
 use pageleap_measure::memcpy::{Copies, STEPS};
+use pageleap_measure::phase::Phase;
 
 use super::summary::{NodePages, Query, Summary};
 
@@ -142,11 +143,18 @@ impl Summary {
         let rows = [("Q1", &self.q1), ("Q6", &self.q6)];
         let columns = [
             column("", "query", "", |(name, _): &(&str, &Query)| (*name).into()),
-            column("", "before", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[0])),
-            column("", "during", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[1])),
-            column("", "after", "", |(_, query): &(&str, &Query)| Value::ns(query.median_ns[2])),
+            column("", "before", "", |(_, query): &(&str, &Query)| {
+                Value::ns(query.median_ns[Phase::Before as usize])
+            }),
+            column("", "during", "", |(_, query): &(&str, &Query)| {
+                Value::ns(query.median_ns[Phase::During as usize])
+            }),
+            column("", "after", "", |(_, query): &(&str, &Query)| {
+                Value::ns(query.median_ns[Phase::After as usize])
+            }),
             column("", "runs", "", |(_, query): &(&str, &Query)| {
-                Value::List(query.runs.iter().map(|runs| Value::Count(*runs)).collect())
+                let phases = [Phase::Before, Phase::During, Phase::After];
+                Value::List(phases.map(|phase| Value::Count(query.runs[phase as usize])).into())
             }),
             column("", "results", "", |(_, query): &(&str, &Query)| {
                 if query.equal { "all equal" } else { "DIFFER" }.into()
@@ -290,18 +298,18 @@ fn by_node(pages: &NodePages) -> Value {
 
 fn query_map(query: &Query) -> Value {
     let entry = |name: &str, value| (name.to_owned(), value);
-    let counts = |phase: usize| {
-        let pairs = query.counts[phase].iter();
+    let counts = |phase: Phase| {
+        let pairs = query.counts[phase as usize].iter();
         Value::List(pairs.map(|(ns, times)| pair(Value::Ns(*ns), Value::Count(*times))).collect())
     };
     Value::Map(vec![
-        entry("before_ns", Value::ns(query.median_ns[0])),
-        entry("during_ns", Value::ns(query.median_ns[1])),
-        entry("after_ns", Value::ns(query.median_ns[2])),
+        entry("before_ns", Value::ns(query.median_ns[Phase::Before as usize])),
+        entry("during_ns", Value::ns(query.median_ns[Phase::During as usize])),
+        entry("after_ns", Value::ns(query.median_ns[Phase::After as usize])),
         entry("equal", Value::Flag(query.equal)),
-        entry("before_ns_counts", counts(0)),
-        entry("during_ns_counts", counts(1)),
-        entry("after_ns_counts", counts(2)),
+        entry("before_ns_counts", counts(Phase::Before)),
+        entry("during_ns_counts", counts(Phase::During)),
+        entry("after_ns_counts", counts(Phase::After)),
     ])
 }
 
@@ -340,9 +348,9 @@ mod tests {
 
     fn summary() -> Summary {
         let query = Query {
-            median_ns: [Some(61_200_000), Some(72_000_000), Some(60_900_000)],
-            runs: [12, 3, 12],
-            counts: [vec![(61_200_000, 12)], vec![(72_000_000, 3)], vec![(60_900_000, 12)]],
+            median_ns: [Some(61_200_000), None, Some(72_000_000), Some(60_900_000)],
+            runs: [12, 0, 3, 12],
+            counts: [vec![(61_200_000, 12)], vec![], vec![(72_000_000, 3)], vec![(60_900_000, 12)]],
             equal: true,
         };
         let copy = Copy { ns: 200_000_000, cpu_ns: Some(190_000_000) };
