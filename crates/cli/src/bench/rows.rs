@@ -526,7 +526,7 @@ mod tests {
     fn text_and_json_have_the_same_figures() {
         let document = bench(0, 0).document();
         let json: Json = serde_json::from_str(&Format::Json.write(&document)).unwrap();
-        let text = Format::Text.write(&document);
+        let text = Format::WIDE.write(&document);
         let rows = json["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 6);
         // The lines of the table begin with the name of the engine that was asked for.
@@ -562,7 +562,7 @@ mod tests {
 
     #[test]
     fn text_fits_explains_its_heads_and_says_what_one_node_means() {
-        let text = Format::Text.write(&bench(0, 0).document());
+        let text = Format::WIDE.write(&bench(0, 0).document());
         for line in text.lines() {
             assert!(line.chars().count() <= 160, "{}: {line}", line.chars().count());
         }
@@ -573,7 +573,7 @@ mod tests {
         }
         assert!(text.contains("no NUMA speed-up") && text.contains("none free"), "{text}");
         let mut two = bench(0, 1);
-        assert!(!Format::Text.write(&two.document()).contains("NUMA"));
+        assert!(!Format::WIDE.write(&two.document()).contains("NUMA"));
         assert_eq!((two.rows(), two.lost()), (6, 0));
         two.groups.clear();
         assert_eq!(two.rows(), 0);
