@@ -13,12 +13,12 @@ const QUIET_FOR: Duration = Duration::from_secs(2);
 
 /// A bar over bytes.
 pub fn bytes(title: &str, total: u64) -> ProgressBar {
-    bar(title, total, "{prefix} [{bar:32}] {bytes} of {total_bytes}  {elapsed}")
+    bar(title, total, "{prefix} [{bar:16}] {bytes} of {total_bytes}  {elapsed}")
 }
 
 /// A bar over rows.
 pub fn rows(title: &str, total: u64) -> ProgressBar {
-    bar(title, total, "{prefix} [{bar:32}] {human_pos} of {human_len} rows  {elapsed}")
+    bar(title, total, "{prefix} [{bar:16}] {human_pos} of {human_len} rows  {elapsed}")
 }
 
 /// A spinner for a step of unknown length. It moves when the caller ticks it.
@@ -69,7 +69,7 @@ pub struct Steps {
 impl Steps {
     /// A table of `rows` rows.
     pub fn new(title: &str, rows: usize, steps_per_row: usize) -> Steps {
-        let template = "{prefix} [{bar:32}] {pos} of {len}  {msg}  {elapsed}";
+        let template = "{prefix} [{bar:16}] {pos} of {len}  {msg}  {elapsed}";
         let style =
             ProgressStyle::with_template(template).expect("valid template").progress_chars("=> ");
         let steps = (rows * steps_per_row) as u64;

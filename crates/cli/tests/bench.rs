@@ -10,7 +10,7 @@ use pageleap::Engine;
 use serde_json::Value;
 
 /// The keys of a row.
-const KEYS: [&str; 38] = [
+const KEYS: [&str; 39] = [
     "area_bytes",
     "copy_threads",
     "copy_threads_settled",
@@ -19,6 +19,7 @@ const KEYS: [&str; 38] = [
     "engine",
     "extra_copied_ratio",
     "first_touch_ns",
+    "gap_beyond_memcpy_ns",
     "load",
     "lost",
     "mappings_after",
@@ -70,7 +71,53 @@ fn object(flags: &[&str]) -> (Value, String) {
     let object: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)));
     check_samples(&object);
+    check_gaps(&object);
     (object, stderr(&output))
+}
+
+/// Checks that each row with a load has the gaps of all its threads, beside a memcpy as well, and
+/// that the gaps of all runs follow from those of each run.
+fn check_gaps(object: &Value) {
+    let list = |key: &str| object[key].as_array().unwrap_or_else(|| panic!("{key} is no list"));
+    for row in list("rows") {
+        let expected: Vec<&str> = match row["load"].as_str().unwrap() {
+            "quiet" => vec![],
+            "bystander" => vec!["writers"],
+            _ if row["readers"] == 0 => vec!["writers", "kernel"],
+            _ => vec!["writers", "readers", "kernel"],
+        };
+        let group = |other: &&Value| {
+            ["page_size", "load", "writes_per_s"].into_iter().all(|key| other[key] == row[key])
+        };
+        let gaps: Vec<&Value> = list("gaps").iter().filter(group).collect();
+        let leaps: Vec<&&Value> = gaps.iter().filter(|gap| gap["row"] == row["row"]).collect();
+        let memcpys: Vec<&&Value> = gaps.iter().filter(|gap| gap["beside"] == "memcpy").collect();
+        assert_eq!((leaps.len(), memcpys.len()), (expected.len(), expected.len()), "{row}");
+        for (leap, memcpy) in leaps.into_iter().zip(memcpys) {
+            assert_eq!((&leap["threads"], &leap["beside"]), (&memcpy["threads"], &"leap".into()));
+            [leap, memcpy].into_iter().for_each(|gap| check_spread(gap, object));
+        }
+        let writers = gaps.iter().find(|gap| gap["row"] == row["row"]);
+        let beyond = writers.map_or(&Value::Null, |gap| &gap["beyond_memcpy_ns"]);
+        assert_eq!(beyond, &row["gap_beyond_memcpy_ns"], "{row}");
+    }
+}
+
+/// Checks one distribution of gaps, and that it is that of its two runs.
+fn check_spread(gap: &Value, object: &Value) {
+    let same = |other: &&Value| {
+        ["page_size", "load", "writes_per_s", "threads", "beside", "row"]
+            .into_iter()
+            .all(|key| other[key] == gap[key])
+    };
+    let runs: Vec<&Value> = object["gap_samples"].as_array().unwrap().iter().filter(same).collect();
+    assert_eq!(runs.len(), 2, "{gap}");
+    let of = |key: &str| runs.iter().map(|run| run[key].as_u64()).collect::<Vec<_>>();
+    // A load that is quiet throughout a leap of a few milliseconds has no gap.
+    assert_eq!(of("count").iter().flatten().sum::<u64>(), gap["count"].as_u64().unwrap_or(0));
+    assert_eq!(of("max_ns").into_iter().flatten().max(), gap["max_ns"].as_u64(), "{gap}");
+    let quantiles = ["p50_ns", "p99_ns", "p999_ns", "max_ns"].map(|key| gap[key].as_u64());
+    assert!(quantiles.is_sorted(), "{gap}");
 }
 
 /// Runs a benchmark that must succeed. Returns its checked rows and its standard error.
@@ -177,15 +224,20 @@ fn check(row: &Value) {
     assert_eq!(row["lost"], 0);
     let windows = ["window_p50_ns", "window_p99_ns", "window_max_ns"].map(number);
     assert!(windows.is_sorted() && windows[0] > 0.0, "{row}");
-    let kernel_writes = ["uniform", "skewed"].contains(&row["load"].as_str().unwrap());
+    let kernel_writes = ["uniform", "skewed", "changing"].contains(&row["load"].as_str().unwrap());
     assert_eq!(row["efault_count"].is_u64(), kernel_writes, "{row}");
     // An engine without signals makes the kernel wait like other writers, so no call fails.
     assert!(engine.signals() || !kernel_writes || row["efault_count"] == 0, "{row}");
     if row["load"] == "quiet" {
         assert_eq!(row["writes_per_s"], 0);
         assert_eq!(number("extra_copied_ratio"), 0.0);
-        for key in ["writes_kept_ratio", "writes_beside_memcpy_per_s", "max_gap_ns", "p999_gap_ns"]
-        {
+        for key in [
+            "writes_kept_ratio",
+            "writes_beside_memcpy_per_s",
+            "max_gap_ns",
+            "p999_gap_ns",
+            "gap_beyond_memcpy_ns",
+        ] {
             assert!(row[key].is_null(), "{key} of {row}");
         }
     } else {
@@ -204,7 +256,8 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
     let (rows, said) = rows(&["--all", "--page-size", "4k"]);
     let measured = measured(&said);
     let name = |row: &Value| {
-        let rate = row["writes_per_s"].as_u64().unwrap();
+        // A changing load has no rate.
+        let rate = row["writes_per_s"].as_u64().unwrap_or(0);
         (row["load"].as_str().unwrap().to_owned(), rate, row["area_bytes"].as_u64().unwrap())
     };
     let grown = |engine: &Engine| if engine.areas_grow() { 16 << 20 } else { 2 << 20 };
@@ -226,6 +279,7 @@ fn every_load_has_a_row_of_each_engine_and_loses_nothing() {
         ("uniform", 10_000_000),
         ("skewed", 100_000),
         ("skewed", 10_000_000),
+        ("changing", 0),
     ] {
         expected.extend(areas.iter().map(|area| (load.to_owned(), rate, *area)));
     }

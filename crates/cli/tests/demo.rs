@@ -30,9 +30,24 @@ fn result(flags: &[&str]) -> Value {
 
 fn check(result: &Value) {
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
-    for key in ["bytes", "migrate_ns", "memcpy_ns", "ratio_to_memcpy", "area_bytes", "nodes"] {
+    for key in [
+        "bytes",
+        "migrate_ns",
+        "memcpy_ns",
+        "ratio_to_memcpy",
+        "memcpy_under_load_ns",
+        "ratio_to_memcpy_under_load",
+        "area_bytes",
+        "nodes",
+    ] {
         assert!(number(&result[key]) > 0.0, "{key}");
     }
+    let cost = |of: &str| result[format!("{of}_load_cost_ns")].as_i64().unwrap();
+    let ns = |key: &str| result[key].as_i64().unwrap();
+    assert_eq!(cost("memcpy"), ns("memcpy_under_load_ns") - ns("memcpy_ns"));
+    let quiet = result["quiet"]["migrate_ns"].as_i64().unwrap();
+    assert_eq!(cost("leap"), ns("migrate_ns") - quiet);
+    assert_eq!(result["quiet"]["samples_ns"].as_array().unwrap().len(), 4);
     for key in ["extra_copied_ratio", "max_wait_ns", "huge_mapped_ratio", "from", "to"] {
         assert!(number(&result[key]) >= 0.0, "{key}");
     }
@@ -89,7 +104,7 @@ fn every_rate_and_engine_keeps_all_writes() {
     let none = result(&["--writes-per-s", "0"]);
     check(&none);
     assert_eq!(none["writes"]["requested_per_s"], 0);
-    for key in ["achieved_ratio", "max_gap_ns", "p999_gap_ns"] {
+    for key in ["achieved_ratio", "max_gap_ns", "p999_gap_ns", "gap_beyond_memcpy_ns"] {
         assert!(none["writes"][key].is_null(), "{key}");
     }
     check(&result(&["--writes-per-s", "5m", "--threads", "2", "--timeout", "60s"]));

@@ -7,9 +7,10 @@
 //! steps of that size.
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pageleap::{Pool, Region};
+use pageleap::{BASE_PAGE, Pool, Region};
 
 use crate::Error;
 use crate::statistics::median;
@@ -63,12 +64,18 @@ pub struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Takes as much memory from `pool` as `region` has.
+    /// Takes as much memory from `pool` as `region` has, and touches all of it, so that no copy
+    /// meets page faults.
     ///
     /// # Errors
     /// If the pool has too few free frames.
     pub fn new(region: &'a Region, pool: &Pool) -> Result<Target<'a>, Error> {
-        Ok(Target { region, copy: Region::new(pool, region.len())? })
+        let copy = Region::new(pool, region.len())?;
+        let words = copy.atomics_u64(0..copy.len())?;
+        for word in words.iter().step_by(BASE_PAGE / size_of::<u64>()) {
+            word.store(0, Ordering::Relaxed);
+        }
+        Ok(Target { region, copy })
     }
 
     /// Copies the whole region in steps of `step` bytes. Other threads may write to the region
@@ -85,7 +92,7 @@ impl<'a> Target<'a> {
     /// Copies once in each of [`STEPS`], starting with another size in each run; `None` as soon as
     /// `stopped` says so.
     pub fn copy_in_all_steps(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
-        // The first copy meets a new mapping.
+        // The first copy finds the caches as something else has left them.
         self.copy(STEPS[0]);
         let mut copies = [Copy { ns: 0, cpu_ns: None }; STEPS.len()];
         for turn in 0..STEPS.len() {

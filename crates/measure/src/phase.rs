@@ -11,14 +11,16 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 const FIGURES: u8 = 3;
 
 /// All phases, in the order of arrays that have an entry for each phase.
-pub const PHASES: [Phase; 3] = [Phase::Before, Phase::During, Phase::After];
+pub const PHASES: [Phase; 4] = [Phase::Before, Phase::Memcpy, Phase::During, Phase::After];
 
-/// A part of the run, by its relation to the leap.
+/// A part of the run, by what goes on beside the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// The leap has not started.
+    /// Nothing: the leap has not started.
     Before,
+    /// A thread copies the region by memcpy, for comparison with the leap.
+    Memcpy,
     /// The job is under way.
     During,
     /// The job has ended.
@@ -27,9 +29,13 @@ pub enum Phase {
 
 impl Phase {
     /// The phase of an interval that began in `from` and ended in `to`: an interval that overlaps
-    /// the leap is `During`.
+    /// the leap is `During`. Of the others, one that overlaps the memcpy is `Memcpy`.
     pub fn of_interval(from: Phase, to: Phase) -> Phase {
-        if from == to { from } else { Phase::During }
+        match (from, to) {
+            (Phase::Before, Phase::Memcpy) | (Phase::Memcpy, Phase::Before) => Phase::Memcpy,
+            _ if from == to => from,
+            _ => Phase::During,
+        }
     }
 }
 
@@ -59,7 +65,8 @@ impl Stage {
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Relaxed) {
             0 => Phase::Before,
-            1 => Phase::During,
+            1 => Phase::Memcpy,
+            2 => Phase::During,
             _ => Phase::After,
         }
     }
@@ -92,7 +99,7 @@ impl Drop for StopOnDrop<'_> {
 
 /// Times by phase.
 #[derive(Debug)]
-pub struct Times([Histogram<u64>; PHASES.len()]);
+pub struct Times([Histogram<u32>; PHASES.len()]);
 
 impl Default for Times {
     fn default() -> Times {
@@ -106,7 +113,7 @@ impl Times {
         // Fixed bounds: recording never allocates.
         let empty =
             || Histogram::new_with_bounds(1, LONGEST_NS, FIGURES).expect("the bounds are valid");
-        Times([empty(), empty(), empty()])
+        Times(PHASES.map(|_| empty()))
     }
 
     /// Adds one time to those of `phase`.
@@ -133,12 +140,39 @@ impl Times {
         (!histogram.is_empty()).then(|| histogram.value_at_quantile(share))
     }
 
+    /// The times of `phase` in five numbers; `None` without times.
+    pub fn spread(&self, phase: Phase) -> Option<Spread> {
+        let quantile = |share| self.quantile_ns(phase, share);
+        Some(Spread {
+            count: self.count(phase),
+            p50_ns: quantile(0.5)?,
+            p99_ns: quantile(0.99)?,
+            p999_ns: quantile(0.999)?,
+            max_ns: quantile(1.0)?,
+        })
+    }
+
     /// The times of `phase` that occurred, each with how often, the shortest first. Times are kept
     /// to three significant figures.
     pub fn counts(&self, phase: Phase) -> impl Iterator<Item = (u64, u64)> {
         let recorded = self.0[phase as usize].iter_recorded();
-        recorded.map(|step| (step.value_iterated_to(), step.count_at_value()))
+        recorded.map(|step| (step.value_iterated_to(), u64::from(step.count_at_value())))
     }
+}
+
+/// Times in five numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// How many times there are.
+    pub count: u64,
+    /// Half of the times are not longer.
+    pub p50_ns: u64,
+    /// 99 of 100 times are not longer.
+    pub p99_ns: u64,
+    /// 999 of 1,000 times are not longer.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
 }
 
 #[cfg(test)]
@@ -147,9 +181,14 @@ mod tests {
 
     #[test]
     fn an_interval_that_overlaps_the_leap_is_during() {
-        use Phase::{After, Before, During};
+        use Phase::{After, Before, During, Memcpy};
         for (from, to, phase) in [
             (Before, Before, Before),
+            (Before, Memcpy, Memcpy),
+            (Memcpy, Memcpy, Memcpy),
+            (Memcpy, Before, Memcpy),
+            (Memcpy, During, During),
+            (Memcpy, After, During),
             (Before, During, During),
             (Before, After, During),
             (During, During, During),
@@ -174,11 +213,18 @@ mod tests {
         assert!(close(times.quantile_ns(Phase::During, 1.0), 1000e6));
         assert!(close(times.quantile_ns(Phase::After, 1.0), LONGEST_NS as f64));
         assert_eq!(times.quantile_ns(Phase::Before, 0.5), None);
-        assert_eq!(PHASES.map(|phase| times.count(phase)), [0, 1000, 1]);
+        let Spread { count, p50_ns, p99_ns, p999_ns, max_ns } =
+            times.spread(Phase::During).unwrap();
+        assert_eq!(count, 1000);
+        for (ns, expected) in [(p50_ns, 500e6), (p99_ns, 990e6), (p999_ns, 999e6), (max_ns, 1e9)] {
+            assert!(close(Some(ns), expected), "{ns} {expected}");
+        }
+        assert_eq!(times.spread(Phase::Before), None);
+        assert_eq!(PHASES.map(|phase| times.count(phase)), [0, 0, 1000, 1]);
         let mut joined = Times::new();
         joined.add(Phase::Before, Duration::from_millis(1));
         joined.join(&times);
-        assert_eq!(PHASES.map(|phase| joined.count(phase)), [1, 1000, 1]);
+        assert_eq!(PHASES.map(|phase| joined.count(phase)), [1, 0, 1000, 1]);
         let counts: Vec<(u64, u64)> = joined.counts(Phase::During).collect();
         assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 1000);
         assert!(counts.is_sorted() && close(Some(counts[0].0), 1e6));
@@ -188,10 +234,10 @@ mod tests {
     fn a_stage_goes_through_its_phases() {
         let stage = Stage::new();
         assert_eq!(stage.phase(), Phase::Before);
-        stage.enter(Phase::During);
-        assert_eq!(stage.phase(), Phase::During);
-        stage.enter(Phase::After);
-        assert_eq!(stage.phase(), Phase::After);
+        for phase in PHASES {
+            stage.enter(phase);
+            assert_eq!(stage.phase(), phase);
+        }
         assert!(!stage.stopped());
         stage.stop();
         assert!(stage.stopped());

@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::{Args, Subcommand, ValueEnum};
 use pageleap::{BASE_PAGE, EngineChoice, PageSize};
-use pageleap_measure::load::{Rate, Rows, Work, Writing};
+use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
 
@@ -35,7 +35,8 @@ pub enum BenchCommand {
 /// The writer keeps a shadow copy, which is compared with the region after every leap. Beside the
 /// writer, the kernel writes words of 64 pages every 5 ms (preadv), and these are compared, too.
 /// Rates and gaps are those from the start of a job to its end, recycling of vacated frames
-/// included. Threads are not bound to CPUs; use `numactl` for that.
+/// included. Writers and readers time their own gaps, also beside a memcpy in the same run. Threads
+/// are not bound to CPUs; use `numactl` for that.
 ///
 /// Without flags this takes at most two minutes on an ordinary machine. --all measures more loads,
 /// rates, sizes of areas, and runs. A flag that is given wins over --all.
@@ -46,8 +47,8 @@ pub enum BenchCommand {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct EnginesArgs {
-    /// Measure everything: loads quiet, uniform and skewed, rates 100k and 10m, 5 runs, and areas
-    /// of 512k and 16m besides
+    /// Measure everything: loads quiet, uniform, skewed and changing, rates 100k and 10m, 5 runs,
+    /// and areas of 512k and 16m besides
     #[arg(long)]
     pub all: bool,
 
@@ -71,8 +72,9 @@ pub struct EnginesArgs {
     pub page_size: Vec<PageSize>,
 
     /// Loads, by comma: quiet (nothing else runs), uniform (writes to random words), skewed (75 %
-    /// of the writes to 3.125 % of the region), bystander (a thread maps, faults and unmaps other
-    /// memory) [default: quiet,uniform]
+    /// of the writes to 3.125 % of the region), changing (spells of random length, 30 ms on
+    /// average: no writes, 100k per second, or as many as possible, uniform or skewed), bystander
+    /// (a thread maps, faults and unmaps other memory) [default: quiet,uniform,changing]
     #[arg(long, value_name = "LOADS", value_delimiter = ',', hide_possible_values = true)]
     pub load: Option<Vec<LoadKind>>,
 
@@ -91,8 +93,8 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = runs)]
     pub runs: Option<usize>,
 
-    /// Threads that write with uniform and skewed: each to its part of the region, at its part of
-    /// the rate
+    /// Threads that write with uniform, skewed and changing: each to its part of the region, at its
+    /// part of the rate
     #[arg(
         long,
         value_name = "N",
@@ -129,7 +131,8 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
-    /// Seed of the writer's choice of words
+    /// Seed of the writer's choice of words, and of the spells of changing. In each run all engines
+    /// and the memcpy meet the same spells
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
@@ -142,7 +145,7 @@ pub struct EnginesArgs {
 const EXAMPLES: &str = "\
 Examples:
   pageleap bench engines
-      the default: all engines, quiet and at 100,000 writes per second
+      the default: all engines, quiet, at 100,000 writes per second, and beside a changing load
   pageleap bench engines --engine auto,mprotect --size 256m --runs 9
       two engines, a smaller region, more runs
   pageleap bench engines --load uniform --rates 1m,max --writers 4
@@ -159,6 +162,8 @@ pub enum LoadKind {
     Uniform,
     /// Most writes go to a small part.
     Skewed,
+    /// Rate and rows change at random.
+    Changing,
     /// A thread maps and faults other memory.
     Bystander,
 }
@@ -169,6 +174,7 @@ impl fmt::Display for LoadKind {
             LoadKind::Quiet => "quiet",
             LoadKind::Uniform => "uniform",
             LoadKind::Skewed => "skewed",
+            LoadKind::Changing => "changing",
             LoadKind::Bystander => "bystander",
         })
     }
@@ -242,6 +248,7 @@ impl EnginesArgs {
         if self.all {
             kinds.push(LoadKind::Skewed);
         }
+        kinds.push(LoadKind::Changing);
         kinds
     }
 
@@ -255,21 +262,24 @@ impl EnginesArgs {
 
     /// One load for each rate, if the kind has rates.
     fn loads_of(&self, kind: LoadKind, region_bytes: u64) -> Vec<NamedLoad> {
+        let writes = |pattern| {
+            let work = Work::Write(Writing {
+                pattern,
+                writers: self.writers_of(region_bytes),
+                readers: usize::from(self.readers),
+                kernel: true,
+            });
+            NamedLoad { kind, work }
+        };
         let rows = match kind {
             LoadKind::Quiet => return vec![NamedLoad { kind, work: Work::Rest }],
             LoadKind::Bystander => return vec![NamedLoad { kind, work: Work::Map }],
+            LoadKind::Changing => return vec![writes(Pattern::Changing)],
             LoadKind::Uniform => Rows::Uniform,
             LoadKind::Skewed => Rows::Skewed,
         };
         let rates = self.rates.as_deref().map_or_else(|| self.default_rates(), once_each);
-        let writing = |rate| Writing {
-            rate,
-            rows,
-            writers: self.writers_of(region_bytes),
-            readers: usize::from(self.readers),
-            kernel: true,
-        };
-        rates.into_iter().map(|rate| NamedLoad { kind, work: Work::Write(writing(rate)) }).collect()
+        rates.into_iter().map(|rate| writes(Pattern::Steady { rate, rows })).collect()
     }
 
     /// All page sizes, each once.
@@ -334,7 +344,11 @@ mod tests {
 
     fn writes(kind: LoadKind, rate: Rate) -> NamedLoad {
         let rows = if kind == LoadKind::Skewed { Rows::Skewed } else { Rows::Uniform };
-        let writing = Writing { rate, rows, writers: 1, readers: 0, kernel: true };
+        written(kind, Pattern::Steady { rate, rows })
+    }
+
+    fn written(kind: LoadKind, pattern: Pattern) -> NamedLoad {
+        let writing = Writing { pattern, writers: 1, readers: 0, kernel: true };
         NamedLoad { kind, work: Work::Write(writing) }
     }
 
@@ -348,7 +362,8 @@ mod tests {
         assert_eq!((args.size, args.runs(), args.threads), (1 << 30, 3, 1));
         assert_eq!((args.writers, args.readers), (1, 0));
         assert_eq!(args.page_sizes(), [PageSize::Base, PageSize::Thp]);
-        assert_eq!(args.loads(1 << 30), [QUIET, writes(LoadKind::Uniform, SLOW)]);
+        let changing = written(LoadKind::Changing, Pattern::Changing);
+        assert_eq!(args.loads(1 << 30), [QUIET, writes(LoadKind::Uniform, SLOW), changing]);
         let rows = args.rows();
         assert!(rows.iter().all(|row| row.area.is_none()));
         assert_eq!(rows.iter().map(|row| row.choice).collect::<Vec<_>>(), EngineChoice::ALL);
@@ -361,7 +376,8 @@ mod tests {
         let [uniform, skewed] = [LoadKind::Uniform, LoadKind::Skewed];
         let expected = [(uniform, SLOW), (uniform, FAST), (skewed, SLOW), (skewed, FAST)];
         let expected = expected.map(|(kind, rate)| writes(kind, rate));
-        assert_eq!(args.loads(1 << 30), [&[QUIET], &expected[..]].concat());
+        let changing = written(LoadKind::Changing, Pattern::Changing);
+        assert_eq!(args.loads(1 << 30), [&[QUIET], &expected[..], &[changing]].concat());
         let areas: Vec<_> = args.rows().iter().filter_map(|row| row.area).collect();
         assert!(!areas.is_empty() && areas.len().is_multiple_of(MORE_AREAS.len()), "{areas:?}");
         let flags = ["--all", "--load", "quiet", "--runs", "1", "--engine", "auto"];

@@ -3,12 +3,15 @@
 use pageleap::EngineChoice;
 use pageleap_measure::document::{Column, Value, column};
 use pageleap_measure::figures::three_digits;
+use pageleap_measure::load::Noticing;
 use pageleap_measure::phase::Phase;
 
+use super::gaps;
 use super::rows::{Case, Line, OneCopy, Row, Run};
 
 /// What belongs to a case.
-trait OfCase {
+pub trait OfCase {
+    /// The case.
     fn case(&self) -> &Case;
 }
 
@@ -37,7 +40,7 @@ impl OfCase for OneCopy<'_> {
 }
 
 /// Page size and load, for programs.
-fn load_columns<R: OfCase>() -> Vec<Column<R>> {
+pub fn load_columns<R: OfCase>() -> Vec<Column<R>> {
     vec![
         column("page_size", "", "", |of: &R| of.case().page.to_string().into()),
         column("load", "", "", |of: &R| of.case().load.kind.to_string().into()),
@@ -70,18 +73,17 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
     ]
 }
 
+/// The engine that was asked for, and the one that `auto` took.
+pub fn asked_and_used(row: &Row) -> String {
+    let (asked, used) = (row.case.engine.choice, row.samples[0].leap.report.engine);
+    if asked == EngineChoice::Auto { format!("{asked} ({used})") } else { asked.to_string() }
+}
+
 /// The rows.
 pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
     let mut columns = vec![
         column("row", "", "", |row: &Row| Value::count(row.number)),
-        column("", "engine", "", |row: &Row| {
-            let (asked, used) = (row.case.engine.choice, row.samples[0].leap.report.engine);
-            if asked == EngineChoice::Auto {
-                format!("{asked} ({used})").into()
-            } else {
-                asked.to_string().into()
-            }
-        }),
+        column("", "engine", "", |row: &Row| asked_and_used(row).into()),
         column("engine", "", "", |row: &Row| row.samples[0].leap.report.engine.to_string().into()),
         column("requested_engine", "", "", |row: &Row| row.case.engine.choice.to_string().into()),
         column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
@@ -154,14 +156,15 @@ fn time_columns<'a>() -> Vec<Column<Row<'a>>> {
 fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
     vec![
         column("writes_beside_memcpy_per_s", "", "", |row: &Row| {
-            Value::per_second(row.known(|run| run.beside_per_s))
+            Value::per_second(row.known(|run| run.beside_per_s()))
         }),
         column(
             "writes_kept_ratio",
             "kept",
             "writes per second during leap and recycling / writes per second beside a memcpy; \
-             above 100 % if the memcpy takes more from the writer, or the writer caught up",
-            |row: &Row| Value::share(row.known(|run| run.kept())),
+             above 100 % if the memcpy takes more from the writer, or the writer caught up; of a \
+             changing load at full speed, in all runs together",
+            |row: &Row| Value::share(row.kept()),
         ),
         column(
             "max_gap_ns",
@@ -170,6 +173,16 @@ fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
             |row: &Row| row.gap_ns(1.0),
         ),
         column("p999_gap_ns", "", "", |row: &Row| row.gap_ns(0.999)),
+        column(
+            "gap_beyond_memcpy_ns",
+            "beyond",
+            "longest gap of a leap, less the longest beside memcpys of the same run (median of \
+             the runs)",
+            |row: &Row| {
+                let beyond = gaps::beyond_ns(row, Noticing::Writers);
+                beyond.map_or(Value::Unknown, Value::SignedNs)
+            },
+        ),
         column("window_p50_ns", "", "", |row: &Row| row.window_ns(0.5)),
         column(
             "window_p99_ns",
@@ -266,7 +279,7 @@ fn run_time_columns<'a>() -> Vec<Column<Run<'a>>> {
 fn run_load_columns<'a>() -> Vec<Column<Run<'a>>> {
     vec![
         column("writes_beside_memcpy_per_s", "", "", |run: &Run| {
-            Value::per_second(run.beside_per_s)
+            Value::per_second(run.beside_per_s())
         }),
         column("writes_during_per_s", "", "", |run: &Run| Value::per_second(run.during_per_s())),
         column("writes_kept_ratio", "", "", |run: &Run| Value::share(run.kept())),
@@ -277,6 +290,9 @@ fn run_load_columns<'a>() -> Vec<Column<Run<'a>>> {
         column("gap_p99_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(0.99))),
         column("gap_p999_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(0.999))),
         column("gap_max_ns", "", "", |run: &Run| Value::ns(run.sample.gap_ns(1.0))),
+        column("gap_beyond_memcpy_ns", "", "", |run: &Run| {
+            run.beyond_memcpy_ns(Noticing::Writers).map_or(Value::Unknown, Value::SignedNs)
+        }),
         column("window_count", "", "", |run: &Run| {
             Value::Count(run.sample.leap.report.windows.count)
         }),

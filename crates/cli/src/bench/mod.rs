@@ -2,10 +2,11 @@
 //!
 //! For each page size ([`args`]) two pools and a region are made ([`place`]). For each load,
 //! memcpys and the leaps of all engines take turns ([`run`]). The runs become rows, and the rows a
-//! document ([`rows`], [`columns`]).
+//! document ([`rows`], [`columns`], [`gaps`]).
 
 mod args;
 mod columns;
+mod gaps;
 mod place;
 mod rows;
 mod run;

@@ -3,7 +3,7 @@
 use pageleap::{PageSize, Waits};
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
-use pageleap_measure::load::{Rate, Work, Writing};
+use pageleap_measure::load::{Noticing, Pattern, Rate, Tally, Work, Writing};
 use pageleap_measure::memcpy::{BaseLine, Copies, Copy, STEPS};
 use pageleap_measure::phase::{Phase, Times};
 use pageleap_measure::sample::Sample;
@@ -11,7 +11,8 @@ use pageleap_measure::statistics::{extremes, median, median_if_all_known};
 
 use super::args::{EngineRow, NamedLoad};
 use super::columns::{copy_columns, line_columns, row_columns, run_columns};
-use super::run::Runs;
+use super::gaps;
+use super::run::{BesideMemcpy, Runs};
 
 /// What tells a row from others.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +82,8 @@ pub struct Row<'a> {
     pub base_line: BaseLine,
     /// The memcpys of each run.
     pub copies: &'a [Copies],
-    /// Writes per second beside a memcpy.
-    pub beside_per_s: &'a [Option<f64>],
+    /// The load beside memcpys of each run; `None` without a load.
+    pub beside: &'a [Option<BesideMemcpy>],
     /// Its leaps.
     pub samples: &'a [Sample],
 }
@@ -95,8 +96,8 @@ pub struct Run<'a> {
     pub number: usize,
     /// The memcpy of this run that it is compared with.
     pub memcpy: Copy,
-    /// Writes per second beside a memcpy.
-    pub beside_per_s: Option<f64>,
+    /// The load beside memcpys; `None` without a load.
+    pub beside: Option<&'a BesideMemcpy>,
     /// Its leap.
     pub sample: &'a Sample,
 }
@@ -167,6 +168,7 @@ impl Bench {
                 Body::Table(Table::of(&row_columns(), &rows, |row| row.case.heading())),
             ),
         ];
+        sections.push(gaps::section(&rows));
         sections.extend(first_windows(&rows));
         sections.push(Section::data(
             "samples",
@@ -176,6 +178,7 @@ impl Bench {
             "memcpy_samples",
             Body::Table(Table::of(&copy_columns(), &copies, |_| String::new())),
         ));
+        sections.push(gaps::samples(&rows));
         let title = if self.skipped.is_empty() { "" } else { "Skipped" };
         sections.push(Section::new("skipped", title, Body::Notes(self.skipped.clone())));
         Document { sections }
@@ -233,24 +236,35 @@ impl Case {
         }
     }
 
-    /// Writes per second that were asked for: 0 without a writer, unknown for as many as possible
-    /// and for rounds of the bystander.
+    /// Whether the writers go through spells.
+    fn changes(&self) -> bool {
+        self.writing().is_some_and(|writing| writing.pattern == Pattern::Changing)
+    }
+
+    /// The rate of the writers, if they keep one.
+    fn rate(&self) -> Option<Rate> {
+        match self.writing()?.pattern {
+            Pattern::Steady { rate, .. } => Some(rate),
+            Pattern::Changing => None,
+        }
+    }
+
+    /// Writes per second that were asked for: 0 without a writer, unknown for as many as possible,
+    /// for a changing load, and for rounds of the bystander.
     pub fn writes_per_s(&self) -> Value {
-        match self.load.work {
-            Work::Rest => Value::Count(0),
-            Work::Write(Writing { rate: Rate::PerSecond(rate), .. }) => Value::Count(rate),
-            Work::Write(Writing { rate: Rate::Max, .. }) | Work::Map => Value::Unknown,
+        match (self.load.work, self.rate()) {
+            (Work::Rest, _) => Value::Count(0),
+            (_, Some(Rate::PerSecond(rate))) => Value::Count(rate),
+            (_, Some(Rate::Max) | None) => Value::Unknown,
         }
     }
 
     /// Page size and load, in words.
     pub fn heading(&self) -> String {
-        let rate = match self.load.work {
-            Work::Rest | Work::Map => String::new(),
-            Work::Write(Writing { rate: Rate::Max, .. }) => ", as many writes as possible".into(),
-            Work::Write(Writing { rate: Rate::PerSecond(rate), .. }) => {
-                format!(", {} writes/s", short(rate as f64))
-            }
+        let rate = match self.rate() {
+            None => String::new(),
+            Some(Rate::Max) => ", as many writes as possible".into(),
+            Some(Rate::PerSecond(rate)) => format!(", {} writes/s", short(rate as f64)),
         };
         format!("{}, {}{rate}", self.page, self.load.kind)
     }
@@ -264,7 +278,7 @@ impl Group {
             case,
             base_line,
             copies: &self.runs.copies,
-            beside_per_s: &self.runs.beside_per_s,
+            beside: &self.runs.beside,
             samples,
         })
     }
@@ -289,12 +303,12 @@ impl<'a> Line<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn runs(&'a self) -> impl Iterator<Item = Run<'a>> {
+    pub fn runs(&'a self) -> impl Iterator<Item = Run<'a>> {
         self.samples.iter().enumerate().map(|(number, sample)| Run {
             row: self,
             number,
             memcpy: self.base_line.copy_in(&self.copies[number]),
-            beside_per_s: self.beside_per_s[number],
+            beside: self.beside[number].as_ref(),
             sample,
         })
     }
@@ -331,6 +345,23 @@ impl<'a> Row<'a> {
         let mut gaps = Times::new();
         self.samples.iter().for_each(|sample| gaps.join(&sample.load.gaps));
         Value::ns(gaps.quantile_ns(Phase::During, share))
+    }
+
+    /// Writes per second during the leap / writes per second beside a memcpy, as the median of the
+    /// runs. Of a changing load what was written at full speed counts, in all runs together: a
+    /// single leap may meet no such spell.
+    pub fn kept(&self) -> Option<f64> {
+        if !self.case.changes() {
+            return self.known(|run| run.kept());
+        }
+        let sum = |tally: fn(&Run) -> Tally| {
+            self.runs().fold(Tally::default(), |mut sum, run| {
+                sum.join(tally(&run));
+                sum
+            })
+        };
+        let [during, beside] = [sum(|run| run.full_speed()), sum(|run| run.full_speed_beside())];
+        quotient(during.per_s(), beside.per_s())
     }
 
     fn windows(&self) -> Waits {
@@ -370,11 +401,39 @@ impl Run<'_> {
         has_load.then(|| self.sample.leap.writes_per_s())
     }
 
-    /// Writes per second during the leap / beside a memcpy.
-    pub fn kept(&self) -> Option<f64> {
-        let beside = self.beside_per_s.filter(|rate| *rate > 0.0)?;
-        Some(self.during_per_s()? / beside)
+    /// Writes per second beside a memcpy.
+    pub fn beside_per_s(&self) -> Option<f64> {
+        Some(self.beside?.per_s)
     }
+
+    /// Writes per second during the leap / writes per second beside a memcpy; of a changing load at
+    /// full speed.
+    pub fn kept(&self) -> Option<f64> {
+        if self.row.case.changes() {
+            return quotient(self.full_speed().per_s(), self.full_speed_beside().per_s());
+        }
+        quotient(self.during_per_s(), self.beside_per_s())
+    }
+
+    /// What a changing load wrote at full speed during the leap.
+    fn full_speed(&self) -> Tally {
+        self.sample.load.full_speed[Phase::During as usize]
+    }
+
+    /// The same beside memcpys.
+    fn full_speed_beside(&self) -> Tally {
+        self.beside.map_or(Tally::default(), |beside| beside.log.full_speed[Phase::Memcpy as usize])
+    }
+
+    /// The longest gap during the leap, less the longest beside memcpys of the same run.
+    pub fn beyond_memcpy_ns(&self, threads: Noticing) -> Option<i64> {
+        self.sample.load.beyond_memcpy_ns(&self.beside?.log, threads)
+    }
+}
+
+/// A quotient of two rates; `None` if one of them is unknown, or the second is 0.
+fn quotient(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    Some(one? / other.filter(|rate| *rate > 0.0)?)
 }
 
 /// A complete row in a few words, for progress.
@@ -467,11 +526,12 @@ mod tests {
     fn text_and_json_have_the_same_figures() {
         let document = bench(0, 0).document();
         let json: Json = serde_json::from_str(&Format::Json.write(&document)).unwrap();
-        let text = Format::Text.write(&document);
+        let text = Format::WIDE.write(&document);
         let rows = json["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 4);
+        assert_eq!(rows.len(), 6);
         // The lines of the table begin with the name of the engine that was asked for.
         let table = text.split("Leaps, compared").nth(1).unwrap();
+        let (table, gaps) = table.split_once("Gaps: ").unwrap();
         let lines: Vec<&str> = table
             .lines()
             .filter(|line| line.starts_with("  auto ") || line.starts_with("  mp"))
@@ -485,25 +545,36 @@ mod tests {
                 assert!(line.split_whitespace().any(|cell| cell == shown), "{shown}: {line}");
             }
         }
+        // Two loads, two kinds of threads, and the memcpy beside two engines.
+        let spreads = json["gaps"].as_array().unwrap();
+        let lines: Vec<&str> = gaps.lines().filter(|line| line.contains(" writers ")).collect();
+        let of_writers = spreads.iter().filter(|spread| spread["threads"] == "writers");
+        assert_eq!((spreads.len(), lines.len()), (12, 6), "{gaps}");
+        for (spread, line) in of_writers.zip(lines) {
+            for key in ["p50_ns", "p99_ns", "p999_ns", "max_ns"] {
+                let shown = spread[key].as_u64().map_or("-".to_owned(), human_ns).replace(' ', "");
+                assert!(line.split_whitespace().any(|cell| cell == shown), "{key}: {line}");
+            }
+        }
         assert_eq!(json["samples"].as_array().unwrap().len(), 2 * rows.len());
         assert_eq!(json["skipped"][0], "--page-size 2m: none free");
     }
 
     #[test]
     fn text_fits_explains_its_heads_and_says_what_one_node_means() {
-        let text = Format::Text.write(&bench(0, 0).document());
+        let text = Format::WIDE.write(&bench(0, 0).document());
         for line in text.lines() {
             assert!(line.chars().count() <= 160, "{}: {line}", line.chars().count());
         }
         let explained =
-            ["leap", "ratio", "CPU", "kept", "gap", "window", "touch", "memory", "lost"];
+            ["leap", "ratio", "CPU", "kept", "gap", "beyond", "window", "touch", "memory", "lost"];
         for head in explained {
             assert!(text.contains(&format!("\n  {head:10}")), "{head}: {text}");
         }
         assert!(text.contains("no NUMA speed-up") && text.contains("none free"), "{text}");
         let mut two = bench(0, 1);
-        assert!(!Format::Text.write(&two.document()).contains("NUMA"));
-        assert_eq!((two.rows(), two.lost()), (4, 0));
+        assert!(!Format::WIDE.write(&two.document()).contains("NUMA"));
+        assert_eq!((two.rows(), two.lost()), (6, 0));
         two.groups.clear();
         assert_eq!(two.rows(), 0);
     }

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 use pageleap::{Job, Migration, Region};
 use pageleap_measure::leap::{self, Wish};
-use pageleap_measure::load::{Load, Work, run_beside};
+use pageleap_measure::load::{Load, Log, Work, run_beside};
 use pageleap_measure::memcpy::{BaseLine, Copies, Target};
+use pageleap_measure::phase::Phase;
 use pageleap_measure::sample::Sample;
 
 use super::args::{EngineRow, EnginesArgs};
@@ -15,7 +16,8 @@ use super::place::Place;
 use crate::interrupt;
 use crate::stop::Stop;
 
-/// The load's rate beside a memcpy is taken over at least this time, however small the region is.
+/// The load runs beside memcpys for at least this time, however small the region is. One memcpy of
+/// a large region takes about as long as a leap, so that neither has more time for a long gap.
 const BESIDE_TIME: Duration = Duration::from_millis(50);
 
 /// The runs of one page size and one load.
@@ -23,10 +25,19 @@ const BESIDE_TIME: Duration = Duration::from_millis(50);
 pub struct Runs {
     /// The memcpys of each run.
     pub copies: Vec<Copies>,
-    /// Writes, or rounds, per second beside a memcpy of each run; `None` without a load.
-    pub beside_per_s: Vec<Option<f64>>,
+    /// The load beside memcpys of each run; `None` without a load.
+    pub beside: Vec<Option<BesideMemcpy>>,
     /// For each engine, its leap of each run.
     pub samples: Vec<Vec<Sample>>,
+}
+
+/// What the load did beside memcpys.
+#[derive(Debug)]
+pub struct BesideMemcpy {
+    /// Writes, or rounds, per second.
+    pub per_s: f64,
+    /// Gaps, in the phase [`Phase::Memcpy`].
+    pub log: Log,
 }
 
 /// Measures all `engines` beside one load, one run after the other. `measured` is told after each
@@ -38,12 +49,13 @@ pub fn measure(
     engines: &[EngineRow],
     measured: &mut dyn FnMut(usize, &Runs),
 ) -> Result<Runs, Stop> {
-    let load = Load { work, seed: args.seed };
     let mut runs = Runs::default();
     runs.samples.resize_with(engines.len(), Vec::new);
     for run in 0..args.runs() {
+        // All loads of one run change in the same way.
+        let load = Load { work, seed: args.seed.wrapping_add(run as u64) };
         runs.copies.push(memcpys(place, run)?);
-        runs.beside_per_s.push(rate_beside_memcpy(place, &load, &runs.copies)?);
+        runs.beside.push(beside_memcpy(place, &load, &runs.copies)?);
         for turn in 0..engines.len() {
             // Another engine comes first in each run, so that the state that the memcpy leaves
             // meets each engine once.
@@ -67,12 +79,12 @@ fn memcpys(place: &Place, run: usize) -> Result<Copies, Stop> {
     copies.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
 }
 
-/// Writes, or rounds, per second of the load beside memcpys; `None` without a load.
-fn rate_beside_memcpy(
+/// Runs the load beside memcpys; `None` without a load.
+fn beside_memcpy(
     place: &mut Place,
     load: &Load,
     copies: &[Copies],
-) -> Result<Option<f64>, Stop> {
+) -> Result<Option<BesideMemcpy>, Stop> {
     let step = match (load.work, BaseLine::of(copies)) {
         (Work::Rest, _) | (_, None) => return Ok(None),
         (_, Some(base_line)) => base_line.step_bytes(),
@@ -80,7 +92,8 @@ fn rate_beside_memcpy(
     let Place { region, destination, shadow, .. } = &mut *place;
     let target = Target::new(region, destination)?;
     let words = region.atomics_u64(0..region.len())?;
-    let (rate, _) = run_beside(load, words, shadow, |beside| {
+    let (per_s, log) = run_beside(load, words, shadow, |beside| {
+        beside.stage.enter(Phase::Memcpy);
         let (start, before) = (Instant::now(), beside.completed());
         while start.elapsed() < BESIDE_TIME && interrupt::received().is_none() {
             target.copy(step);
@@ -90,7 +103,7 @@ fn rate_beside_memcpy(
     })?;
     drop(target);
     stop_if_received(place)?;
-    Ok(Some(rate))
+    Ok(Some(BesideMemcpy { per_s, log }))
 }
 
 /// One leap to the destination.

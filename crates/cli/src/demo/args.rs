@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pageleap::{EngineChoice, PageSize};
-use pageleap_measure::load::{Load, Rate, Rows, Work, Writing};
+use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
@@ -14,12 +14,13 @@ const MAX_SCALE_FACTOR: f64 = 1e9;
 
 /// Move a live TPC-H table to another memory node while queries read it and a thread writes it.
 ///
-/// The demo generates lineitem and keeps all its columns in a region on one node. One thread
-/// repeats Q1 and Q6, and another writes L_ORDERKEY of random rows. Meanwhile the region moves. The
-/// demo compares the time of the move with a memcpy of the same bytes in the same run. Then it
-/// verifies that all query results are equal, that every write is present, and that the physical
-/// frames have changed. On a machine with one node, the region moves to a second pool on that node:
-/// the frames are new, the node is the same.
+/// The demo generates lineitem and keeps all its columns in a region on one node. First nothing
+/// else runs, and the region moves there and back. Then one thread repeats Q1 and Q6, another
+/// writes L_ORDERKEY of random rows, and meanwhile the region moves. The demo compares each move
+/// with a memcpy of the same bytes under the same conditions. Then it verifies that all query
+/// results are equal, that every write is present, and that the physical frames have changed. On a
+/// machine with one node, the region moves to a second pool on that node: the frames are new, the
+/// node is the same.
 ///
 /// The demo does not bind its threads to CPUs; `numactl --cpunodebind=N pageleap demo` binds them
 /// to a node.
@@ -113,8 +114,7 @@ impl DemoArgs {
     /// The load that runs beside the leap and the queries.
     pub fn load(&self) -> Load {
         let writing = Writing {
-            rate: self.writes_per_s,
-            rows: Rows::Uniform,
+            pattern: Pattern::Steady { rate: self.writes_per_s, rows: Rows::Uniform },
             writers: 1,
             readers: 0,
             kernel: false,

@@ -1,5 +1,5 @@
 //! The measured part: memcpys and leaps without load, then queries and writes before, during and
-//! after a leap.
+//! after a leap, and beside a memcpy.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use pageleap::{Migration, Pool, Region};
 use pageleap_measure::leap::{self, Watched, Wish};
 use pageleap_measure::load::{Beside, Log, Shadow, run_beside};
-use pageleap_measure::memcpy::{Copies, STEPS, Target};
+use pageleap_measure::memcpy::{BaseLine, Copies, Copy, STEPS, Target};
 use pageleap_measure::phase::{Phase, StopOnDrop};
 
 use super::args::DemoArgs;
@@ -33,42 +33,53 @@ const QUIET_ROUND_TRIPS: usize = 2;
 pub struct Measured {
     /// Memcpys of the region without load.
     pub copies: Vec<Copies>,
-    /// Times of leaps without load, alternately to the destination and back.
-    pub quiet_ns: Vec<u64>,
+    /// Leaps without load, alternately to the destination and back.
+    pub quiet: Vec<Watched>,
     /// What the query thread saw.
     pub query_log: QueryLog,
     /// What the writer did.
     pub write_log: Log,
     /// What the writer's column must contain.
     pub shadow: Shadow,
-    /// The writer's rate before the leap, per second.
-    pub rate_before: f64,
-    /// The leap; `None` if a signal came before it.
-    pub leap: Option<Watched>,
+    /// What was measured beside queries and writes.
+    pub under_load: UnderLoad,
 }
 
 /// Measures everything. All threads have ended when the function returns.
 pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
     let copies = memcpys(&built.region, &built.destination)?;
-    let quiet_ns = quiet_leaps(args, built)?;
+    let quiet = quiet_leaps(args, built)?;
     let slots = built.order_keys()?;
     let mut shadow = Shadow::of(slots);
+    let target = Target::new(&built.region, &built.destination)?;
     let ((under_load, query_log), write_log) =
-        run_beside(&args.load(), slots, &mut shadow, |beside| beside_queries(args, built, beside))?;
-    let UnderLoad { rate_before, leap } = under_load;
-    Ok(Measured { copies, quiet_ns, query_log, write_log, shadow, rate_before, leap })
+        run_beside(&args.load(), slots, &mut shadow, |beside| {
+            beside_queries(args, built, base_line(&copies), target, beside)
+        })?;
+    Ok(Measured { copies, quiet, query_log, write_log, shadow, under_load })
+}
+
+/// The step size that was fastest without load.
+pub fn base_line(copies: &[Copies]) -> BaseLine {
+    BaseLine::of(copies).expect("memcpys were timed")
 }
 
 /// What was measured beside queries and writes.
-struct UnderLoad {
-    rate_before: f64,
-    leap: Option<Watched>,
+pub struct UnderLoad {
+    /// The writer's rate before the leap, per second.
+    pub rate_before: f64,
+    /// A memcpy beside queries and writes; `None` if a signal came before it.
+    pub memcpy: Option<Copy>,
+    /// The leap; `None` if a signal came before it.
+    pub leap: Option<Watched>,
 }
 
 /// Starts the query thread and goes through the phases while it runs.
 fn beside_queries(
     args: &DemoArgs,
     built: &Built,
+    base_line: BaseLine,
+    target: Target,
     beside: &Beside,
 ) -> Result<(UnderLoad, QueryLog), Stop> {
     let columns = built.columns()?;
@@ -79,20 +90,24 @@ fn beside_queries(
             .name("queries".to_owned())
             .spawn_scoped(scope, || queries::run(columns, &beside.stage, &counts))
             .context("cannot start the thread of the queries")?;
-        let under_load = phases(args, built, beside, &counts)?;
+        let mut under_load = before(beside, &counts);
+        if interrupt::received().is_none() {
+            under_load.memcpy = Some(memcpy(base_line, &target, beside));
+        }
+        // The leap needs the frames of the copy, because the pool has no others.
+        drop(target);
+        if interrupt::received().is_none() {
+            under_load.leap = Some(leap(args, built, beside)?);
+            after(&counts);
+        }
         drop(stop);
         let log = queries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok((under_load, log))
     })
 }
 
-/// Waits, leaps, and waits again while queries and writer run.
-fn phases(
-    args: &DemoArgs,
-    built: &Built,
-    beside: &Beside,
-    counts: &QueryCounts,
-) -> Result<UnderLoad, Stop> {
+/// Lets queries and writer run, and measures the writer's rate.
+fn before(beside: &Beside, counts: &QueryCounts) -> UnderLoad {
     let bar = progress::spinner("queries before");
     let start = Instant::now();
     stay(&bar, || start.elapsed() >= WRITER_WARM_UP);
@@ -100,15 +115,25 @@ fn phases(
     stay(&bar, || start.elapsed() >= PHASE_TIME && counts.get(Phase::Before) > 0);
     bar.finish_and_clear();
     let rate_before = (beside.completed() - warm_writes) as f64 / warm.elapsed().as_secs_f64();
-    if interrupt::received().is_some() {
-        return Ok(UnderLoad { rate_before, leap: None });
-    }
-    let leap = leap(args, built, beside)?;
+    UnderLoad { rate_before, memcpy: None, leap: None }
+}
+
+/// Copies once beside queries and writer, as the leap is done once.
+fn memcpy(base_line: BaseLine, target: &Target, beside: &Beside) -> Copy {
+    let bar = progress::spinner("memcpy beside queries");
+    beside.stage.enter(Phase::Memcpy);
+    let copy = target.copy(base_line.step_bytes());
+    beside.stage.enter(Phase::Before);
+    bar.finish_and_clear();
+    copy
+}
+
+/// Lets queries and writer run after the leap.
+fn after(counts: &QueryCounts) {
     let bar = progress::spinner("queries after");
     let start = Instant::now();
     stay(&bar, || start.elapsed() >= PHASE_TIME && counts.get(Phase::After) > 0);
     bar.finish_and_clear();
-    Ok(UnderLoad { rate_before, leap: Some(leap) })
 }
 
 /// Waits until `done` returns true or a signal arrives.
@@ -131,27 +156,27 @@ fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<
     }
 }
 
-/// Leaps without load and returns the times in order. The region ends in the pool where it began.
-fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<u64>, Stop> {
+/// Leaps without load. The region ends in the pool where it began.
+fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<Watched>, Stop> {
     let bar = progress::spinner("timing leaps without load");
-    let mut times = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
+    let mut leaps = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
     for pool in [&built.destination, &built.source].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS)
     {
         super::stop_if_interrupted()?;
-        let job = migration(args, &built.region, pool).start()?;
-        leap::finish(&job, |_| {
+        let migration = migration(args, &built.region, pool);
+        let leap = leap::watch(migration, &Beside::new(), |_| {
             bar.tick();
             if interrupt::received().is_some() { Wish::Cancel } else { Wish::GoOn }
-        });
-        let report = job.wait();
+        })?;
         super::stop_if_interrupted()?;
-        if !report.ended.is_completed() {
-            return Err(anyhow!("a leap without load did not complete: {report}").into());
+        if !leap.report.ended.is_completed() {
+            let why = anyhow!("a leap without load did not complete: {}", leap.report);
+            return Err(why.into());
         }
-        times.push(report.migrate_ns);
+        leaps.push(leap);
     }
     bar.finish_and_clear();
-    Ok(times)
+    Ok(leaps)
 }
 
 /// Moves the region under load and watches the move.
@@ -179,7 +204,7 @@ fn leap(args: &DemoArgs, built: &Built, beside: &Beside) -> Result<Watched, Stop
 
 /// Copies the region into frames of the destination pool, which are faulted already.
 fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
-    // Dropping the target returns its frames to the pool. The leap needs them, because the pool has
+    // Dropping the target returns its frames to the pool. The leaps need them, because the pool has
     // no others.
     let target = Target::new(region, destination)?;
     let bytes_per_run = (region.len() * (STEPS.len() + 1)) as u64;
@@ -193,4 +218,43 @@ fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
     }
     bar.finish_and_clear();
     Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use pageleap::NodeId;
+
+    use super::*;
+    use crate::machine;
+
+    #[test]
+    fn the_memcpy_beside_the_load_has_a_phase_of_its_own() {
+        let nodes = machine::nodes(pageleap::PageSize::Base).ok().unwrap();
+        let (node, _) = machine::choose_nodes(&nodes, None, None).unwrap();
+        let pool = Pool::builder(NodeId(node), 8 << 20).build().unwrap();
+        let region = Region::new(&pool, 4 << 20).unwrap();
+        let target = Target::new(&region, &pool).unwrap();
+        let base_line = base_line(&[[Copy { ns: 1, cpu_ns: None }; STEPS.len()]]);
+        let (beside, seen) = (Beside::new(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let stop = StopOnDrop(&beside.stage);
+            scope.spawn(|| {
+                while !beside.stage.stopped() {
+                    seen.fetch_or(beside.stage.phase() == Phase::Memcpy, Ordering::Relaxed);
+                }
+            });
+            // The other thread may have no CPU during the first copies.
+            for _ in 0..10_000 {
+                memcpy(base_line, &target, &beside);
+                if seen.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+            drop(stop);
+        });
+        assert!(seen.load(Ordering::Relaxed));
+        assert_eq!(beside.stage.phase(), Phase::Before);
+    }
 }

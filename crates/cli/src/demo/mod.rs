@@ -1,9 +1,9 @@
 //! `pageleap demo`: moves a live table, then checks everything that could have gone wrong.
 //!
 //! The steps in order: choose nodes and check that the table fits ([`setup`]). Build the pools and
-//! the table ([`build`], [`lineitem`]). Time a memcpy, start the query thread ([`queries`]) and the
-//! writer, and leap ([`measure`]). Compare before and after ([`verify`]), sum up ([`summary`]), and
-//! print ([`document`]).
+//! the table ([`build`], [`lineitem`]). Time memcpys and leaps without load. Start the query thread
+//! ([`queries`]) and the writer, time a memcpy beside them, and leap ([`measure`]). Compare before
+//! and after ([`verify`]), sum up ([`summary`]), and print ([`document`]).
 
 mod args;
 mod build;
@@ -43,7 +43,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     let before = Observed::of(&built)?;
     let measured = measure::measure(args, &built)?;
     let lost = measured.shadow.lost(built.order_keys()?);
-    let Some(leap) = &measured.leap else {
+    let Some(leap) = &measured.under_load.leap else {
         return interrupted_before_the_leap(&measured, lost);
     };
     let checking = progress::moving_spinner("verifying");

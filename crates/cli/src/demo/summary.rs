@@ -7,15 +7,15 @@ use std::thread::available_parallelism;
 
 use pageleap::{BASE_PAGE, Ended, PageCounts, PageOutcome};
 use pageleap_measure::leap::Watched;
-use pageleap_measure::load::Rate;
-use pageleap_measure::memcpy::{BaseLine, Copies};
-use pageleap_measure::phase::{PHASES, Phase};
-use pageleap_measure::statistics::{self, median};
+use pageleap_measure::load::{Noticing, Rate};
+use pageleap_measure::memcpy::Copies;
+use pageleap_measure::phase::{PHASES, Spread};
+use pageleap_measure::statistics::{self, median, median_if_all_known};
 
 use super::Observed;
 use super::args::DemoArgs;
 use super::build::Built;
-use super::measure::Measured;
+use super::measure::{self, Measured};
 use super::queries::{self, Decimal, Series};
 use super::verify::{self, Frames};
 use crate::machine;
@@ -33,10 +33,9 @@ pub struct Summary {
     /// Memcpys of the region without load, with the base line chosen from them.
     pub memcpy: Memcpy,
     /// Leaps of the whole region without load, alternately to the destination and back.
-    /// Nanoseconds.
-    pub quiet: statistics::Summary,
-    /// The times that `quiet` sums up, in the order of the leaps.
-    pub quiet_ns: Vec<u64>,
+    pub quiet: Quiet,
+    /// A memcpy beside queries and writes; `None` if a signal came before it.
+    pub memcpy_under_load_ns: Option<u64>,
     /// What the writer reached.
     pub writes: Writes,
     /// Latencies of Q1.
@@ -76,6 +75,21 @@ pub struct Machine {
     pub nodes: usize,
     /// CPUs that the process may use.
     pub cpus: usize,
+}
+
+/// Leaps without load.
+#[derive(Clone, Debug)]
+pub struct Quiet {
+    /// Their times, in order.
+    pub samples_ns: Vec<u64>,
+    /// The same, summed up.
+    pub ns: statistics::Summary,
+    /// Median CPU time of leap and recycling; `None` if the kernel does not report it.
+    pub cpu_ns: Option<u64>,
+    /// Engine of the last leap.
+    pub engine: String,
+    /// Why the library chose this engine.
+    pub engine_reason: String,
 }
 
 /// The leap under load.
@@ -143,12 +157,11 @@ pub struct Writes {
     pub landed_during: u64,
     /// Rows that do not contain the last value written to them.
     pub lost: u64,
-    /// Longest time between two batches of writes before the leap, the writer's pauses included.
-    pub max_gap_before_ns: Option<u64>,
-    /// The same during the leap.
-    pub max_gap_ns: Option<u64>,
-    /// 99.9th percentile: 999 of 1000 gaps during the leap are not longer.
-    pub p999_gap_ns: Option<u64>,
+    /// Times between two batches of writes, the writer's pauses included, by phase. `None` for a
+    /// phase without writes.
+    pub gaps: [Option<Spread>; PHASES.len()],
+    /// The longest gap during the leap, less the longest beside the memcpy.
+    pub gap_beyond_memcpy_ns: Option<i64>,
 }
 
 impl Writes {
@@ -158,8 +171,8 @@ impl Writes {
     }
 }
 
-/// Latencies of one query by phase: before, during and after the leap. A run that overlaps the leap
-/// counts as during the leap.
+/// Latencies of one query by phase: before the leap, beside a memcpy, during and after the leap. A
+/// run that overlaps the leap counts as during the leap.
 #[derive(Clone, Debug)]
 pub struct Query {
     /// Medians; `None` for a phase without runs.
@@ -209,7 +222,32 @@ impl Summary {
 
     /// Median of the leaps without load / time of the memcpy.
     pub fn quiet_ratio(&self) -> f64 {
-        self.quiet.median / self.memcpy.ns as f64
+        self.quiet.ns.median / self.memcpy.ns as f64
+    }
+
+    /// Median CPU time of a leap without load and of its recycling / CPU time of the memcpy; `None`
+    /// if one of the two is unknown.
+    pub fn quiet_cpu_ratio(&self) -> Option<f64> {
+        Some(self.quiet.cpu_ns? as f64 / self.memcpy.cpu_ns.filter(|ns| *ns > 0)? as f64)
+    }
+
+    /// Time of the leap / time of a memcpy, both beside queries and writes; `None` if the leap did
+    /// not complete.
+    pub fn ratio_under_load(&self) -> Option<f64> {
+        let memcpy = self.memcpy_under_load_ns.filter(|ns| *ns > 0)?;
+        self.leap.completed.then(|| self.leap.migrate_ns as f64 / memcpy as f64)
+    }
+
+    /// How much longer the leap took beside queries and writes than without load; `None` if it did
+    /// not complete.
+    pub fn leap_load_cost_ns(&self) -> Option<i64> {
+        let quiet = self.quiet.ns.median.round() as i64;
+        self.leap.completed.then(|| self.leap.migrate_ns as i64 - quiet)
+    }
+
+    /// How much longer the memcpy took beside queries and writes than without load.
+    pub fn memcpy_load_cost_ns(&self) -> Option<i64> {
+        Some(self.memcpy_under_load_ns? as i64 - self.memcpy.ns as i64)
     }
 
     /// Combines the measurements and the observations.
@@ -228,7 +266,6 @@ impl Summary {
             verify::compare_frames(before, after, page, migrated.map(|run| run.range.clone()))
         });
         let log = &measured.query_log;
-        let quiet_ns: Vec<f64> = measured.quiet_ns.iter().map(|ns| *ns as f64).collect();
         let mut summary = Summary {
             table: Table {
                 scale_factor: args.scale_factor,
@@ -243,8 +280,8 @@ impl Summary {
             },
             leap: Leap::of(args, built, watched),
             memcpy: Memcpy::of(&measured.copies),
-            quiet: statistics::Summary::of(&quiet_ns).expect("leaps without load were timed"),
-            quiet_ns: measured.quiet_ns.clone(),
+            quiet: Quiet::of(&measured.quiet),
+            memcpy_under_load_ns: measured.under_load.memcpy.map(|copy| copy.ns),
             writes: Writes::of(args.writes_per_s, measured, watched, lost),
             q1: Query::of(&log.q1),
             q6: Query::of(&log.q6),
@@ -259,6 +296,21 @@ impl Summary {
         summary.mismatches = mismatches(&summary, before.other_columns == after.other_columns);
         summary.mismatches.extend(frames.and_then(kept_frames));
         Ok(summary)
+    }
+}
+
+impl Quiet {
+    fn of(leaps: &[Watched]) -> Quiet {
+        let times: Vec<f64> = leaps.iter().map(|leap| leap.report.migrate_ns as f64).collect();
+        let cpu: Vec<_> = leaps.iter().map(|leap| leap.cpu_ns().map(|ns| ns as f64)).collect();
+        let last = &leaps.last().expect("leaps without load were timed").report;
+        Quiet {
+            samples_ns: leaps.iter().map(|leap| leap.report.migrate_ns).collect(),
+            ns: statistics::Summary::of(&times).expect("leaps without load were timed"),
+            cpu_ns: median_if_all_known(&cpu).map(|ns| ns.round() as u64),
+            engine: last.engine.to_string(),
+            engine_reason: last.engine_reason.clone(),
+        }
     }
 }
 
@@ -286,7 +338,7 @@ impl Leap {
 
 impl Memcpy {
     fn of(runs: &[Copies]) -> Memcpy {
-        let base_line = BaseLine::of(runs).expect("memcpys were timed");
+        let base_line = measure::base_line(runs);
         let copies = runs.iter().map(|copies| base_line.copy_in(copies));
         let middle = |values: Vec<f64>| median(&values).map(|ns| ns.round() as u64);
         let cpu_ns: Option<Vec<f64>> =
@@ -302,9 +354,9 @@ impl Memcpy {
 
 impl Writes {
     fn of(requested: Rate, measured: &Measured, watched: &Watched, lost: u64) -> Writes {
-        let before_per_s = measured.rate_before;
+        let before_per_s = measured.under_load.rate_before;
         let during_per_s = watched.writes_per_s();
-        let gaps = &measured.write_log.gaps;
+        let log = &measured.write_log;
         let expected = match requested {
             Rate::PerSecond(rate) => rate as f64,
             Rate::Max => before_per_s,
@@ -314,12 +366,11 @@ impl Writes {
             achieved_ratio: (expected > 0.0).then(|| during_per_s / expected),
             before_per_s,
             during_per_s,
-            count: measured.write_log.writes,
+            count: log.writes,
             landed_during: watched.writes,
             lost,
-            max_gap_before_ns: gaps.quantile_ns(Phase::Before, 1.0),
-            max_gap_ns: gaps.quantile_ns(Phase::During, 1.0),
-            p999_gap_ns: gaps.quantile_ns(Phase::During, 0.999),
+            gaps: PHASES.map(|phase| log.gaps.spread(phase)),
+            gap_beyond_memcpy_ns: log.beyond_memcpy_ns(log, Noticing::Writers),
         }
     }
 }

@@ -8,20 +8,29 @@ mod text;
 
 use crate::document::Document;
 
+/// Columns of text for files and wide terminals.
+pub const WIDEST: usize = 120;
+
 /// A format that a result can be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Aligned text for people.
-    Text,
+    Text {
+        /// Columns that lines of words fit. Tables may be wider.
+        width: usize,
+    },
     /// One JSON object on one line.
     Json,
 }
 
 impl Format {
+    /// Text with the widest lines that are still easy to read.
+    pub const WIDE: Format = Format::Text { width: WIDEST };
+
     /// Writes the document, with a newline at the end.
     pub fn write(self, document: &Document) -> String {
         match self {
-            Format::Text => text::write(document),
+            Format::Text { width } => text::write(document, width),
             Format::Json => json::write(document),
         }
     }

@@ -1,57 +1,66 @@
 //! A document as aligned text for people.
 //!
-//! Facts stand below their section's title, one in a line, with their remark. A table has a head, a
-//! line for each group of rows, and a legend that explains its heads.
+//! Facts stand below their section's title, one in a line, with their remark. Where the remark
+//! would get too narrow, it stands below the value. A table has a head, a line for each group of
+//! rows, and a legend that explains its heads.
 
 use std::fmt::Write;
 
 use crate::document::{Body, Document, Fact, Head, Table, Value};
 use crate::figures::{grouped, human_bytes, human_ns, percent, short, three_digits};
 
-/// Columns that the lines fit, as long as no single word is longer.
-const WIDTH: usize = 120;
 /// Least width of labels, so that values start in one column through most sections.
 const LABEL_WIDTH: usize = 22;
 /// Values that are wider than this move their remark to the right.
 const VALUE_WIDTH: usize = 12;
+/// Remarks that would be narrower than this stand below their value.
+const NARROWEST_REMARK: usize = 30;
 /// Width of the heads in a legend.
 const LEGEND_WIDTH: usize = 10;
 
-/// Writes all sections that have a title, an empty line between two.
-pub(super) fn write(document: &Document) -> String {
+/// Writes all sections that have a title, an empty line between two. Lines of words fit `width`
+/// columns, as long as no single word is longer.
+pub(super) fn write(document: &Document, width: usize) -> String {
     let mut out = String::new();
     for section in document.sections.iter().filter(|section| !section.title.is_empty()) {
         if !out.is_empty() {
             out.push('\n');
         }
-        out += &section.title;
-        out.push('\n');
+        wrapped(&mut out, width, "", "", &section.title);
         match &section.body {
-            Body::Facts(facts) => write_facts(&mut out, facts),
-            Body::Table(table) => write_table(&mut out, table),
-            Body::Notes(notes) => notes.iter().for_each(|note| wrapped(&mut out, "  ", "  ", note)),
+            Body::Facts(facts) => write_facts(&mut out, facts, width),
+            Body::Table(table) => write_table(&mut out, table, width),
+            Body::Notes(notes) => {
+                notes.iter().for_each(|note| wrapped(&mut out, width, "  ", "  ", note));
+            }
         }
     }
     out
 }
 
-fn write_facts(out: &mut String, facts: &[Fact]) {
+fn write_facts(out: &mut String, facts: &[Fact], width: usize) {
     let shown: Vec<&Fact> = facts.iter().filter(|fact| !fact.label.is_empty()).collect();
     let widest = shown.iter().map(|fact| fact.label.chars().count()).max().unwrap_or(0);
     let label_width = widest.max(LABEL_WIDTH);
+    let value_column = label_width + 4;
+    let remark_column = value_column + VALUE_WIDTH + 2;
     for fact in shown {
         let value = text(&fact.value);
         let begin = format!("  {:label_width$}  ", fact.label);
+        let below_value = " ".repeat(value_column);
         if fact.remark.is_empty() {
-            wrapped(out, &begin, &" ".repeat(label_width + 4), &value);
+            wrapped(out, width, &begin, &below_value, &value);
+        } else if remark_column + NARROWEST_REMARK > width {
+            wrapped(out, width, &begin, &below_value, &value);
+            wrapped(out, width, &below_value, &below_value, &fact.remark);
         } else {
             let begin = format!("{begin}{value:VALUE_WIDTH$}  ");
-            wrapped(out, &begin, &" ".repeat(label_width + 4 + VALUE_WIDTH + 2), &fact.remark);
+            wrapped(out, width, &begin, &" ".repeat(remark_column), &fact.remark);
         }
     }
 }
 
-fn write_table(out: &mut String, table: &Table) {
+fn write_table(out: &mut String, table: &Table, line_width: usize) {
     let shown: Vec<usize> =
         (0..table.heads.len()).filter(|at| !table.heads[*at].head.is_empty()).collect();
     let heads: Vec<String> = shown.iter().map(|at| table.heads[*at].head.to_owned()).collect();
@@ -86,26 +95,26 @@ fn write_table(out: &mut String, table: &Table) {
         }
         *out += &line(row);
     }
-    legend(out, &table.heads);
+    legend(out, &table.heads, line_width);
 }
 
-fn legend(out: &mut String, heads: &[Head]) {
+fn legend(out: &mut String, heads: &[Head], width: usize) {
     let explained = heads.iter().filter(|head| !head.head.is_empty() && !head.meaning.is_empty());
     for (at, Head { head, meaning, .. }) in explained.enumerate() {
         if at == 0 {
             out.push('\n');
         }
         let begin = format!("  {head:LEGEND_WIDTH$}");
-        wrapped(out, &begin, &" ".repeat(LEGEND_WIDTH + 2), meaning);
+        wrapped(out, width, &begin, &" ".repeat(LEGEND_WIDTH + 2), meaning);
     }
 }
 
-/// Writes `begin` and the text, broken at spaces before [`WIDTH`]. Later lines begin with `indent`.
-fn wrapped(out: &mut String, begin: &str, indent: &str, text: &str) {
+/// Writes `begin` and the text, broken at spaces before `width`. Later lines begin with `indent`.
+fn wrapped(out: &mut String, width: usize, begin: &str, indent: &str, text: &str) {
     let mut line = begin.to_owned();
     let mut empty = true;
     for word in text.split(' ') {
-        if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !empty && line.chars().count() + 1 + word.chars().count() > width {
             *out += line.trim_end();
             out.push('\n');
             line = indent.to_owned();
@@ -183,7 +192,7 @@ Engines
 Skipped
   no pages of 2m
 ";
-        assert_eq!(write(&document()), expected);
+        assert_eq!(write(&document(), 120), expected);
     }
 
     #[test]
@@ -195,11 +204,18 @@ Skipped
             remark: "word ".repeat(60).trim_end().to_owned(),
         };
         let body = Body::Facts(vec![fact]);
-        let text = write(&Document { sections: vec![Section::new("", "Title", body)] });
-        assert!(text.lines().count() > 4, "{text}");
-        for line in text.lines().skip(2) {
-            let indent = " ".repeat(4 + LABEL_WIDTH + VALUE_WIDTH + 2);
-            assert!(line.starts_with(&format!("{indent}word")) && line.len() <= WIDTH, "{text}");
+        let document = Document { sections: vec![Section::new("", "Title", body)] };
+        let beside = 4 + LABEL_WIDTH + VALUE_WIDTH + 2;
+        // On a narrow terminal the remark stands below its value.
+        for (width, indent) in [(120, beside), (80, beside), (60, 4 + LABEL_WIDTH)] {
+            let text = write(&document, width);
+            assert!(text.lines().count() > 4, "{text}");
+            for line in text.lines().skip(2) {
+                let begin = format!("{}word", " ".repeat(indent));
+                assert!(line.starts_with(&begin) && line.len() <= width, "{width}: {text}");
+            }
+            let longest = text.lines().map(str::len).max();
+            assert!(longest > Some(width - 5), "{width}: {text}");
         }
     }
 }

@@ -6,12 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicU64;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pageleap::BASE_PAGE;
 
 use super::Beside;
 use crate::Error;
+use crate::phase::{Phase, Times};
 
 /// Words of a base page. The last of them is the kernel's to write.
 pub const WORDS_PER_PAGE: usize = BASE_PAGE / size_of::<u64>();
@@ -32,6 +33,8 @@ pub(super) struct KernelLog {
     pub calls: u64,
     /// Calls that failed with EFAULT or stopped short, and had to be repeated.
     pub efaults: u64,
+    /// How long the thread waited for the words of a call, repetitions included, by phase.
+    pub waits: Times,
 }
 
 /// Lets `preadv` write words of a region, one in each base page and [`SPREAD`] in each call, until
@@ -58,7 +61,9 @@ pub(super) fn run(
             .collect();
         let data: Vec<u8> = value.to_ne_bytes().repeat(spread);
         file.write_all_at(&data, 0).map_err(|source| Error::Call { call: "pwrite", source })?;
+        let (start, from) = (Instant::now(), beside.stage.phase());
         log.efaults += u64::from(read_words(&file, &pieces)?);
+        log.waits.add(Phase::of_interval(from, beside.stage.phase()), start.elapsed());
         chosen.into_iter().for_each(|page| log.last[page] = value);
         log.calls += 1;
         if beside.stage.stopped() {
@@ -123,6 +128,7 @@ mod tests {
         let written = || words.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
         let log = while_running(|beside| run(&words, 5, beside).unwrap(), |_| written() == 300);
         assert_eq!((written(), log.efaults), (300, 0));
+        assert_eq!(log.waits.count(Phase::Before), log.calls);
         for (page, last) in log.last.iter().enumerate() {
             let at = page * WORDS_PER_PAGE + WORDS_PER_PAGE - 1;
             assert_eq!(words[at].load(Ordering::Relaxed), *last);
@@ -164,6 +170,8 @@ mod tests {
             },
         );
         assert_eq!(log.efaults, 1);
+        let longest = log.waits.quantile_ns(Phase::Before, 1.0).map(Duration::from_nanos);
+        assert!(longest >= Some(PAUSE), "the call that failed took until it was repeated");
         assert_eq!(words[2 * WORDS_PER_PAGE - 1].load(Ordering::Relaxed), log.last[1]);
         // SAFETY: no thread looks at it any more.
         unsafe { libc::munmap(base.cast(), 2 * BASE_PAGE) };

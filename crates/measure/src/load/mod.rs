@@ -4,8 +4,11 @@
 //! A [`Shadow`] knows what the words of the region must contain after all loads so far.
 
 mod bystander;
+mod gaps;
 mod kernel;
+mod random;
 mod reader;
+mod spells;
 mod writer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +16,13 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use kernel::{KernelLog, WORDS_PER_PAGE};
+use spells::Spells;
+pub use spells::{MEAN_SPELL, Pattern};
 use writer::WriteLog;
-pub use writer::{Rate, Rows};
+pub use writer::{Rate, Rows, Tally};
 
 use crate::Error;
-use crate::phase::{Stage, StopOnDrop, Times};
+use crate::phase::{PHASES, Phase, Stage, StopOnDrop, Times};
 
 /// The load runs at least this long before anything is measured beside it.
 const WARM_UP: Duration = Duration::from_millis(10);
@@ -41,10 +46,8 @@ pub enum Work {
 /// How threads write to the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writing {
-    /// Writes per second of all writers together.
-    pub rate: Rate,
-    /// Which words.
-    pub rows: Rows,
+    /// How often, and which words.
+    pub pattern: Pattern,
     /// Threads that write, each to its part of the words.
     pub writers: usize,
     /// Threads that read all words meanwhile.
@@ -58,7 +61,8 @@ pub struct Writing {
 pub struct Load {
     /// What goes on.
     pub work: Work,
-    /// Seed of the writers' choice of words.
+    /// Seed of the writers' choice of words, and of the spells of a changing load. All loads of one
+    /// seed have the same spells.
     pub seed: u64,
 }
 
@@ -133,11 +137,53 @@ impl Beside {
 pub struct Log {
     /// Writes, or rounds.
     pub writes: u64,
-    /// Times between two batches of writes, by phase.
+    /// Gaps of the threads that write, or of the bystander.
     pub gaps: Times,
+    /// Gaps of the threads that read; `None` without readers.
+    pub reader_gaps: Option<Times>,
+    /// How long a thread waited for a call by which the kernel writes; `None` if it writes nothing.
+    pub kernel_waits: Option<Times>,
+    /// Of a changing load: what all writers wrote at full speed, by phase. The time is the sum of
+    /// the writers' times.
+    pub full_speed: [Tally; PHASES.len()],
     /// Calls by which the kernel writes that failed with EFAULT or stopped short; `None` if the
     /// kernel writes nothing.
     pub efaults: Option<u64>,
+}
+
+/// Threads of a load whose gaps are kept together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noticing {
+    /// Those that write, or the bystander.
+    Writers,
+    /// Those that read.
+    Readers,
+    /// The one for which the kernel writes. Its gaps are waits for calls, without the pauses.
+    Kernel,
+}
+
+impl Noticing {
+    /// All of them.
+    pub const ALL: [Noticing; 3] = [Noticing::Writers, Noticing::Readers, Noticing::Kernel];
+}
+
+impl Log {
+    /// The gaps of these threads; `None` if the load has none of them.
+    pub fn gaps_of(&self, threads: Noticing) -> Option<&Times> {
+        match threads {
+            Noticing::Writers => Some(&self.gaps),
+            Noticing::Readers => self.reader_gaps.as_ref(),
+            Noticing::Kernel => self.kernel_waits.as_ref(),
+        }
+    }
+
+    /// The longest gap during the leap, less the longest beside a memcpy, of which `memcpy` is the
+    /// log. Below 0 if the memcpy held the threads up longer. `None` without gaps.
+    pub fn beyond_memcpy_ns(&self, memcpy: &Log, threads: Noticing) -> Option<i64> {
+        let longest = |log: &Log, phase| log.gaps_of(threads)?.quantile_ns(phase, 1.0);
+        let [leap, memcpy] = [longest(self, Phase::During)?, longest(memcpy, Phase::Memcpy)?];
+        Some(i64::try_from(leap).ok()? - i64::try_from(memcpy).ok()?)
+    }
 }
 
 /// Runs `body` beside a load. The load's threads have ended when it returns.
@@ -154,14 +200,13 @@ pub fn run_beside<T, E: From<Error>>(
     if load.work == Work::Rest {
         return Ok((body(&beside)?, Log::default()));
     }
-    let (result, written, kernel) = thread::scope(|scope| {
+    let (result, Ended { written, reader_gaps, kernel }) = thread::scope(|scope| {
         let stop = StopOnDrop(&beside.stage);
         let threads = Threads::start(scope, load, words, shadow, &beside)?;
         warm_up(&beside);
         let result = body(&beside);
         drop(stop);
-        let (written, kernel) = threads.join()?;
-        Ok::<_, Error>((result, written, kernel))
+        Ok::<_, Error>((result, threads.join()?))
     })?;
     shadow.words = written.shadow;
     if let Some(KernelLog { last, calls, .. }) = &kernel {
@@ -173,8 +218,15 @@ pub fn run_beside<T, E: From<Error>>(
     if matches!(load.work, Work::Write(_)) {
         shadow.written += written.writes;
     }
-    let efaults = kernel.map(|log| log.efaults);
-    Ok((result?, Log { writes: written.writes, gaps: written.gaps, efaults }))
+    let log = Log {
+        writes: written.writes,
+        gaps: written.gaps,
+        reader_gaps,
+        full_speed: written.full_speed,
+        efaults: kernel.as_ref().map(|log| log.efaults),
+        kernel_waits: kernel.map(|log| log.waits),
+    };
+    Ok((result?, log))
 }
 
 /// Waits until the load has begun.
@@ -190,6 +242,7 @@ fn warm_up(beside: &Beside) {
 struct Threads<'scope> {
     /// Writers, in the order of their parts, or the bystander.
     workers: Vec<ScopedJoinHandle<'scope, WriteLog>>,
+    readers: Vec<ScopedJoinHandle<'scope, Times>>,
     kernel: Option<ScopedJoinHandle<'scope, Result<KernelLog, Error>>>,
 }
 
@@ -203,20 +256,19 @@ impl<'scope> Threads<'scope> {
         beside: &'env Beside,
     ) -> Result<Threads<'scope>, Error> {
         let mine = std::mem::take(&mut shadow.words);
-        let mut threads = Threads { workers: Vec::new(), kernel: None };
+        let mut threads = Threads { workers: Vec::new(), readers: Vec::new(), kernel: None };
         let Work::Write(writing) = load.work else {
             let bystander = move || bystander::run(mine, beside);
             threads.workers.push(spawn(scope, "bystander", bystander)?);
             return Ok(threads);
         };
-        let seed = load.seed.wrapping_add(shadow.written);
-        for part in parts(words, mine, &writing, seed, shadow.written) {
+        for part in parts(words, mine, &writing, load.seed, shadow.written) {
             let Part { words, shadow, orders } = part;
             let work = move || writer::run(words, shadow, orders, beside);
             threads.workers.push(spawn(scope, "writer", work)?);
         }
         for _ in 0..writing.readers {
-            spawn(scope, "reader", move || reader::run(words, beside))?;
+            threads.readers.push(spawn(scope, "reader", move || reader::run(words, beside))?);
         }
         if writing.kernel {
             let calls = shadow.kernel_calls;
@@ -226,17 +278,30 @@ impl<'scope> Threads<'scope> {
         Ok(threads)
     }
 
-    /// Waits for the end of all threads that leave a log.
-    fn join(self) -> Result<(WriteLog, Option<KernelLog>), Error> {
-        let mut sum = WriteLog { shadow: Vec::new(), writes: 0, gaps: Times::new() };
-        for worker in self.workers {
-            let part = joined(worker);
+    /// Waits for the end of all threads.
+    fn join(self) -> Result<Ended, Error> {
+        let logs = self.workers.into_iter().map(joined);
+        let written = logs.reduce(|mut sum, part| {
             sum.shadow.extend(part.shadow);
             sum.writes += part.writes;
             sum.gaps.join(&part.gaps);
-        }
-        Ok((sum, self.kernel.map(joined).transpose()?))
+            sum.full_speed.iter_mut().zip(part.full_speed).for_each(|(sum, part)| sum.join(part));
+            sum
+        });
+        let reader_gaps = self.readers.into_iter().map(joined).reduce(|mut sum, part| {
+            sum.join(&part);
+            sum
+        });
+        let kernel = self.kernel.map(joined).transpose()?;
+        Ok(Ended { written: written.expect("each load has a worker"), reader_gaps, kernel })
     }
+}
+
+/// What the threads of a load leave behind.
+struct Ended {
+    written: WriteLog,
+    reader_gaps: Option<Times>,
+    kernel: Option<KernelLog>,
 }
 
 /// What one writer gets.
@@ -246,7 +311,8 @@ struct Part<'a> {
     orders: writer::Orders,
 }
 
-/// Divides the words among the writers. Each base page belongs to one writer.
+/// Divides the words among the writers. Each base page belongs to one writer. The choice of words
+/// also depends on what was `written`, so that two leaps do not meet the same writes.
 fn parts<'a>(
     words: &'a [AtomicU64],
     mut shadow: Vec<u64>,
@@ -263,9 +329,8 @@ fn parts<'a>(
         let end = if last { words.len() } else { pages * (writer + 1) / writers * WORDS_PER_PAGE };
         let rest = shadow.split_off(end - first);
         let orders = writer::Orders {
-            rate: writing.rate.part(writer, writers),
-            rows: writing.rows,
-            seed: seed.wrapping_add(writer as u64),
+            spells: Spells::new(writing.pattern, seed, writer, writers),
+            seed: seed.wrapping_add(written).wrapping_add(writer as u64),
             // No two writers store the same value.
             written: written | (writer as u64) << WRITER_SHIFT,
             leaves_each: writing.kernel.then_some(WORDS_PER_PAGE),
@@ -314,8 +379,10 @@ mod tests {
         (0..number).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn writing(writers: usize, readers: usize, kernel: bool) -> Load {
-        let writing = Writing { rate: Rate::Max, rows: Rows::Uniform, writers, readers, kernel };
+    const FAST: Pattern = Pattern::Steady { rate: Rate::Max, rows: Rows::Uniform };
+
+    fn writing(pattern: Pattern, writers: usize, readers: usize, kernel: bool) -> Load {
+        let writing = Writing { pattern, writers, readers, kernel };
         Load { work: Work::Write(writing), seed: 5 }
     }
 
@@ -324,10 +391,11 @@ mod tests {
         let words = words(40 * WORDS_PER_PAGE);
         let mut shadow = Shadow::fill(&words);
         for (load, kernel) in [
-            (writing(3, 1, true), true),
+            (writing(FAST, 3, 1, true), true),
+            (writing(Pattern::Changing, 2, 2, true), true),
             (Load { work: Work::Map, seed: 1 }, false),
             (Load { work: Work::Rest, seed: 1 }, false),
-            (writing(1, 0, false), false),
+            (writing(FAST, 1, 0, false), false),
         ] {
             let ended = run_beside(&load, &words, &mut shadow, |beside| {
                 while load.work != Work::Rest && beside.completed() < 1000 {
@@ -338,6 +406,12 @@ mod tests {
             let (seen, log) = ended.unwrap();
             assert!(log.writes >= seen);
             assert_eq!(log.efaults, kernel.then_some(0));
+            let times = |times: &Option<Times>| {
+                times.as_ref().is_some_and(|times| times.count(Phase::Before) > 0)
+            };
+            // The loads with a kernel writer have readers.
+            assert_eq!([&log.kernel_waits, &log.reader_gaps].map(times), [kernel; 2]);
+            assert_eq!(log.gaps.count(Phase::Before) > 0, log.writes > 0);
             assert_eq!(shadow.lost(&words), 0, "{load:?}");
         }
         assert!(shadow.written > 0 && shadow.kernel_calls > 0);
@@ -348,10 +422,26 @@ mod tests {
     }
 
     #[test]
+    fn the_gap_beyond_the_memcpy_is_a_difference_of_the_longest() {
+        let log = |phase, times_ms: &[u64]| {
+            let mut log = Log::default();
+            times_ms.iter().for_each(|ms| log.gaps.add(phase, Duration::from_millis(*ms)));
+            log
+        };
+        let leap = log(Phase::During, &[2, 7, 1]);
+        let beyond = |memcpy: &Log| leap.beyond_memcpy_ns(memcpy, Noticing::Writers);
+        let close = |ns: Option<i64>, ms: f64| (ns.unwrap() as f64 / 1e6 - ms).abs() < 0.02;
+        assert!(close(beyond(&log(Phase::Memcpy, &[3, 1])), 4.0));
+        assert!(close(beyond(&log(Phase::Memcpy, &[9])), -2.0));
+        assert_eq!(beyond(&log(Phase::Before, &[9])), None);
+        assert_eq!(leap.beyond_memcpy_ns(&leap, Noticing::Readers), None);
+    }
+
+    #[test]
     fn an_error_of_the_body_ends_the_threads_and_keeps_the_shadow() {
         let words = words(2 * WORDS_PER_PAGE);
         let mut shadow = Shadow::fill(&words);
-        let failed = run_beside(&writing(2, 1, true), &words, &mut shadow, |_| {
+        let failed = run_beside(&writing(FAST, 2, 1, true), &words, &mut shadow, |_| {
             let source = std::io::Error::other("on purpose");
             Err::<(), _>(Error::Call { call: "none", source })
         });
@@ -362,7 +452,7 @@ mod tests {
     #[test]
     fn every_word_has_one_writer() {
         let words = words(7 * WORDS_PER_PAGE + 3);
-        let Work::Write(writing) = writing(3, 0, false).work else { unreachable!() };
+        let Work::Write(writing) = writing(FAST, 3, 0, false).work else { unreachable!() };
         let parts = parts(&words, (0..words.len() as u64).collect(), &writing, 1, 0);
         let shadow: Vec<u64> = parts.iter().flat_map(|part| part.shadow.clone()).collect();
         assert_eq!(shadow, (0..words.len() as u64).collect::<Vec<_>>());

@@ -4,11 +4,11 @@
 //! word of the shadow copy, in ordinary memory that nothing moves. When the writer has ended, each
 //! word that differs from its shadow has lost its last write.
 //!
-//! A *gap* is the time from the end of one batch of writes to the end of the next batch. The writer
-//! reads the clock once per batch. Up to [`SLEEP_LIMIT_PER_S`] the writer sleeps between batches
-//! (for [`TICK`], or until the next write is due) and does not occupy a CPU, so that its ordinary
-//! gap is a tick. Above that rate, batches have [`SMALL_BATCH`] writes, and the writer spins.
-//! Writes that became due during a stall follow at full speed.
+//! The writer reads the clock once per batch of writes, which ends a gap. Up to
+//! [`SLEEP_LIMIT_PER_S`] the writer sleeps between batches (for [`TICK`], or until the next write
+//! is due) and does not occupy a CPU, so that its ordinary gap is a tick. Above that rate, batches
+//! have [`SMALL_BATCH`] writes, and the writer spins. Writes that became due during a stall follow
+//! at full speed, but not after the end of their spell.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Beside;
-use crate::phase::{Phase, Times};
+use super::gaps::Gaps;
+use super::random::SplitMix64;
+use super::spells::{Spell, Spells};
+use crate::phase::{PHASES, Times};
 
 /// Rates up to this are paced by sleeping.
 const SLEEP_LIMIT_PER_S: u64 = 1_000_000;
@@ -138,12 +141,10 @@ impl Rows {
 }
 
 /// What one writer does.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Orders {
-    /// Writes per second.
-    pub rate: Rate,
-    /// Which rows.
-    pub rows: Rows,
+    /// How the writer writes.
+    pub spells: Spells,
     /// Seed of the choice of rows.
     pub seed: u64,
     /// Writes of earlier writers, whose values this writer does not store again.
@@ -151,6 +152,28 @@ pub(super) struct Orders {
     /// The last of this many rows, a power of two, belongs to another thread; `None` if all rows
     /// belong to the writer.
     pub leaves_each: Option<usize>,
+}
+
+/// Writes in a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many.
+    pub writes: u64,
+    /// The time.
+    pub ns: u64,
+}
+
+impl Tally {
+    /// Adds another tally.
+    pub fn join(&mut self, other: Tally) {
+        self.writes += other.writes;
+        self.ns += other.ns;
+    }
+
+    /// Writes per second; `None` without time.
+    pub fn per_s(self) -> Option<f64> {
+        (self.ns > 0).then(|| self.writes as f64 * 1e9 / self.ns as f64)
+    }
 }
 
 /// What one thread of a load leaves behind.
@@ -162,86 +185,119 @@ pub(super) struct WriteLog {
     pub writes: u64,
     /// Gaps by phase.
     pub gaps: Times,
-}
-
-/// Gaps between batches.
-pub(super) struct Gaps {
-    times: Times,
-    last_end: Instant,
-    last_phase: Phase,
-}
-
-impl Gaps {
-    /// Starts the first gap now.
-    pub fn begin(beside: &Beside) -> Gaps {
-        let (last_end, last_phase) = (Instant::now(), beside.stage.phase());
-        Gaps { times: Times::new(), last_end, last_phase }
-    }
-
-    /// Ends a gap and starts the next one. Returns the time.
-    pub fn end(&mut self, beside: &Beside) -> Instant {
-        let (now, phase) = (Instant::now(), beside.stage.phase());
-        self.times.add(Phase::of_interval(self.last_phase, phase), now - self.last_end);
-        (self.last_end, self.last_phase) = (now, phase);
-        now
-    }
-
-    /// All gaps.
-    pub fn times(self) -> Times {
-        self.times
-    }
+    /// Of a changing load: what it wrote at full speed, by phase.
+    pub full_speed: [Tally; PHASES.len()],
 }
 
 /// Writes random rows of `slots` until the stage says stop. Adds to the completed writes of
 /// `beside`.
 pub(super) fn run(
     slots: &[AtomicU64],
-    mut shadow: Vec<u64>,
+    shadow: Vec<u64>,
     orders: Orders,
     beside: &Beside,
 ) -> WriteLog {
     assert_eq!(slots.len(), shadow.len());
-    let Orders { rate, rows, seed, written, leaves_each } = orders;
-    let left = leaves_each.map_or(usize::MAX, |each| each - 1);
-    let mut random = SplitMix64(seed);
-    let mut writes = 0u64;
-    let sleeps = rate.sleeps();
-    let largest_batch = if sleeps { LARGE_BATCH } else { SMALL_BATCH };
-    if sleeps {
-        wake_punctually();
+    let Orders { mut spells, seed, written, leaves_each } = orders;
+    let mut writer = Writer {
+        slots,
+        beside,
+        random: SplitMix64(seed),
+        left: leaves_each.map_or(usize::MAX, |each| each - 1),
+        written,
+        counts_full_speed: spells.change(),
+        gaps: Gaps::begin(beside),
+        log: WriteLog { shadow, writes: 0, gaps: Times::new(), full_speed: Default::default() },
+    };
+    wake_punctually();
+    if spells.change() {
+        // Tells those who wait that the load has begun, also if the first spell is quiet.
+        writer.write(1, Rows::Uniform);
+    }
+    let mut start = Instant::now();
+    let mut spell = spells.next();
+    loop {
+        writer.go_through(spell, start);
+        if beside.stage.stopped() {
+            return writer.finish(spell);
+        }
+        start += spell.length;
+        let before = std::mem::replace(&mut spell, spells.next());
+        if before.is_quiet() {
+            writer.gaps.resume(start, beside);
+        }
+    }
+}
+
+/// A writer at work.
+struct Writer<'a> {
+    slots: &'a [AtomicU64],
+    beside: &'a Beside,
+    random: SplitMix64,
+    /// Rows whose lowest bits are these belong to another thread.
+    left: usize,
+    written: u64,
+    counts_full_speed: bool,
+    gaps: Gaps,
+    log: WriteLog,
+}
+
+impl Writer<'_> {
+    /// Writes as the spell says until it is over, or the stage says stop.
+    fn go_through(&mut self, spell: Spell, start: Instant) {
+        let Spell { rate, rows, length } = spell;
+        let counts = self.counts_full_speed && rate == Rate::Max;
+        let sleeps = rate.sleeps();
+        let largest_batch = if sleeps { LARGE_BATCH } else { SMALL_BATCH };
+        let mut writes = 0;
+        let mut now = Instant::now();
+        while now.saturating_duration_since(start) < length && !self.beside.stage.stopped() {
+            let passed = now.saturating_duration_since(start);
+            let batch = rate.due(passed).saturating_sub(writes).min(largest_batch);
+            // A spinning writer waits until a full batch is due, so that its clock readings stay
+            // cheap.
+            if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
+                if sleeps {
+                    sleep(rate.time_of(writes + 1).min(length).saturating_sub(passed));
+                } else {
+                    std::hint::spin_loop();
+                }
+                now = Instant::now();
+                continue;
+            }
+            self.write(batch, rows);
+            writes += batch;
+            let end = self.gaps.end(self.beside);
+            if counts {
+                let ns = u64::try_from(end.gap.as_nanos()).unwrap_or(u64::MAX);
+                self.log.full_speed[end.phase as usize].join(Tally { writes: batch, ns });
+            }
+            now = end.now;
+            if sleeps && batch < LARGE_BATCH {
+                sleep(TICK);
+                now = Instant::now();
+            }
+        }
     }
 
-    let mut gaps = Gaps::begin(beside);
-    let start = Instant::now();
-    let mut now = start;
-    while !beside.stage.stopped() {
-        let batch = rate.due(now - start).saturating_sub(writes).min(largest_batch);
-        // A spinning writer waits until a full batch is due, so that its clock readings stay cheap.
-        if batch == 0 || (!sleeps && batch < SMALL_BATCH) {
-            if sleeps {
-                sleep(rate.time_of(writes + 1).saturating_sub(now - start));
-            } else {
-                std::hint::spin_loop();
-            }
-            now = Instant::now();
-            continue;
-        }
+    /// Writes so many rows.
+    fn write(&mut self, batch: u64, rows: Rows) {
         for _ in 0..batch {
-            let chosen = rows.choose(&mut random, slots.len());
-            let row = if chosen & left == left { chosen - 1 } else { chosen };
-            writes += 1;
-            let value = MARK | (written + writes);
-            slots[row].store(value, Ordering::Relaxed);
-            shadow[row] = value;
+            let chosen = rows.choose(&mut self.random, self.slots.len());
+            let row = if chosen & self.left == self.left { chosen - 1 } else { chosen };
+            self.log.writes += 1;
+            let value = MARK | (self.written + self.log.writes);
+            self.slots[row].store(value, Ordering::Relaxed);
+            self.log.shadow[row] = value;
         }
-        beside.complete(batch);
-        now = gaps.end(beside);
-        if sleeps && batch < LARGE_BATCH {
-            sleep(TICK);
-            now = Instant::now();
-        }
+        self.beside.complete(batch);
     }
-    WriteLog { shadow, writes, gaps: gaps.times() }
+
+    /// What the writer leaves behind. In a quiet spell it was not waiting for anything.
+    fn finish(self, last: Spell) -> WriteLog {
+        let gaps = if last.is_quiet() { self.gaps.ended() } else { self.gaps.finish(self.beside) };
+        WriteLog { gaps, ..self.log }
+    }
 }
 
 /// Keeps the kernel from rounding up this thread's sleeps by its default of 50 us, which is a whole
@@ -260,31 +316,21 @@ fn sleep(time: Duration) {
     unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &time, std::ptr::null_mut()) };
 }
 
-/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writes determine the writer's
-/// speed.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `end`, uniform to one part in 2^64 / `end`.
-    fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.next()) * end as u128) >> 64) as usize
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::thread;
 
-    use super::super::lost_words;
+    use super::super::{MEAN_SPELL, Pattern, lost_words};
     use super::*;
+    use crate::phase::Phase;
+
+    fn orders(pattern: Pattern, seed: u64) -> Orders {
+        Orders { spells: Spells::new(pattern, seed, 0, 1), seed, written: 0, leaves_each: None }
+    }
+
+    fn steady(rate: Rate, rows: Rows, seed: u64) -> Orders {
+        orders(Pattern::Steady { rate, rows }, seed)
+    }
 
     #[test]
     fn rates_parse() {
@@ -314,7 +360,7 @@ mod tests {
     fn run_until(rate: Rate, rows: usize, enough: u64) -> (Vec<AtomicU64>, WriteLog) {
         let (slots, shadow) = column(rows);
         let beside = Beside::new();
-        let orders = Orders { rate, rows: Rows::Uniform, seed: 7, written: 0, leaves_each: None };
+        let orders = steady(rate, Rows::Uniform, 7);
         let log = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, shadow, orders, &beside));
             while beside.completed() < enough {
@@ -358,17 +404,6 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_rows() {
-        let rows = |seed| {
-            let mut random = SplitMix64(seed);
-            (0..50).map(|_| random.below(1000)).collect::<Vec<_>>()
-        };
-        assert_eq!(rows(1), rows(1));
-        assert_ne!(rows(1), rows(2));
-        assert!(rows(3).iter().all(|row| *row < 1000));
-    }
-
-    #[test]
     fn skewed_writes_go_to_the_first_part_three_times_in_four() {
         let mut random = SplitMix64(1);
         let (rows, tries) = (640, 100_000);
@@ -388,13 +423,7 @@ mod tests {
     fn rows_that_are_left_to_others_are_not_written() {
         let (slots, shadow) = column(64);
         let beside = Beside::new();
-        let orders = Orders {
-            rate: Rate::Max,
-            rows: Rows::Uniform,
-            seed: 3,
-            written: 0,
-            leaves_each: Some(8),
-        };
+        let orders = Orders { leaves_each: Some(8), ..steady(Rate::Max, Rows::Uniform, 3) };
         thread::scope(|scope| {
             scope.spawn(|| run(&slots, shadow, orders, &beside));
             while beside.completed() < 10_000 {
@@ -411,13 +440,7 @@ mod tests {
     fn later_writers_store_other_values() {
         let (slots, log) = run_until(Rate::Max, 10, 1000);
         let beside = Beside::new();
-        let orders = Orders {
-            rate: Rate::Max,
-            rows: Rows::Skewed,
-            seed: 1,
-            written: log.writes,
-            leaves_each: None,
-        };
+        let orders = Orders { written: log.writes, ..steady(Rate::Max, Rows::Skewed, 1) };
         let later = thread::scope(|scope| {
             let writer = scope.spawn(|| run(&slots, log.shadow.clone(), orders, &beside));
             while beside.completed() < 1000 {
@@ -428,5 +451,57 @@ mod tests {
         });
         assert_eq!(lost_words(&slots, &later.shadow), 0);
         assert!(later.shadow.iter().all(|value| !log.shadow.contains(value)));
+    }
+
+    #[test]
+    fn a_changing_writer_loses_nothing_and_counts_what_it_writes_at_full_speed() {
+        let (slots, shadow) = column(1000);
+        let beside = Beside::new();
+        let log = thread::scope(|scope| {
+            let writer = scope.spawn(|| run(&slots, shadow, orders(Pattern::Changing, 2), &beside));
+            // Until it has begun, has been quiet, and has written again.
+            let quiet = || {
+                let before = beside.completed();
+                thread::sleep(MEAN_SPELL / 10);
+                before > 0 && beside.completed() == before
+            };
+            for again in [false, true] {
+                while quiet() == again {
+                    thread::yield_now();
+                }
+            }
+            // More than spells of 100,000 writes per second make before one at full speed follows.
+            while beside.completed() < 500_000 {
+                thread::yield_now();
+            }
+            beside.stage.stop();
+            writer.join().unwrap()
+        });
+        assert_eq!(lost_words(&slots, &log.shadow), 0);
+        let counted = log.full_speed[Phase::Before as usize];
+        assert!(counted.writes > 0 && counted.writes < log.writes, "{counted:?}");
+        assert!(counted.per_s().is_some(), "{counted:?}");
+        assert_eq!(log.full_speed[Phase::During as usize].per_s(), None);
+    }
+
+    #[test]
+    fn a_quiet_spell_is_no_gap() {
+        let (slots, shadow) = column(100);
+        let beside = Beside::new();
+        let mut writer = Writer {
+            slots: &slots,
+            beside: &beside,
+            random: SplitMix64(1),
+            left: usize::MAX,
+            written: 0,
+            counts_full_speed: true,
+            gaps: Gaps::begin(&beside),
+            log: WriteLog { shadow, writes: 0, gaps: Times::new(), full_speed: Default::default() },
+        };
+        let length = Duration::from_millis(2);
+        let quiet = Spell { rate: Rate::PerSecond(0), rows: Rows::Uniform, length };
+        writer.go_through(quiet, Instant::now());
+        assert_eq!(writer.log.writes, 0);
+        assert_eq!(writer.finish(quiet).gaps.count(Phase::Before), 0);
     }
 }

@@ -1,0 +1,61 @@
+//! Random choices of a load, from a seed.
+
+use std::time::Duration;
+
+/// Sebastiano Vigna's SplitMix64: a few instructions, so that the writes determine the writer's
+/// speed.
+#[derive(Debug)]
+pub(super) struct SplitMix64(pub u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`, uniform to one part in 2^64 / `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+
+    /// A time with exponential distribution: the end of such a time does not depend on how long it
+    /// has lasted already.
+    pub fn exponential(&mut self, mean: Duration) -> Duration {
+        // Above 0 and at most 1, so that the logarithm is finite.
+        let share = ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        mean.mul_f64(-share.ln())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_choices() {
+        let rows = |seed| {
+            let mut random = SplitMix64(seed);
+            (0..50).map(|_| random.below(1000)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(1), rows(1));
+        assert_ne!(rows(1), rows(2));
+        assert!(rows(3).iter().all(|row| *row < 1000));
+    }
+
+    #[test]
+    fn exponential_times_have_the_mean_and_forget_how_long_they_lasted() {
+        let (mut random, mean, tries) = (SplitMix64(1), Duration::from_millis(30), 20_000);
+        let times: Vec<Duration> = (0..tries).map(|_| random.exponential(mean)).collect();
+        let found = times.iter().sum::<Duration>() / tries;
+        assert!(found.abs_diff(mean) < mean / 20, "{found:?}");
+        let longer = |than: Duration| times.iter().filter(|time| **time > than).count() as f64;
+        // Of the times that have lasted for the mean, as large a part lasts for another mean as of
+        // all times for one.
+        let shares = [longer(mean) / f64::from(tries), longer(2 * mean) / longer(mean)];
+        let expected = (-1.0f64).exp();
+        assert!(shares.iter().all(|share| (share - expected).abs() < 0.02), "{shares:?}");
+    }
+}
