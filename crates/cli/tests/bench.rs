@@ -10,13 +10,14 @@ use pageleap::Engine;
 use serde_json::Value;
 
 /// The keys of a row.
-const KEYS: [&str; 39] = [
+const KEYS: [&str; 40] = [
     "area_bytes",
     "copy_threads",
     "copy_threads_settled",
     "cpu_to_memcpy_ratio",
     "efault_count",
     "engine",
+    "engine_moved_ratio",
     "extra_copied_ratio",
     "first_touch_ns",
     "gap_beyond_memcpy_ns",

@@ -70,7 +70,7 @@ pub use {
         area::Reason,
         handle::{Job, Phase, Progress},
         outcomes::{PageCounts, PageOutcome, PageRun},
-        report::{Ended, EngineUse, Report},
+        report::{Ended, EngineShare, EngineUse, Report},
         source::Source,
     },
     leap::{DEFAULT_AREA_BYTES, Migration},

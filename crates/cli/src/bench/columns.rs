@@ -1,10 +1,11 @@
 //! The columns of the tables: which figure of a row, a run or a memcpy has which name.
 
-use pageleap::EngineChoice;
+use pageleap::{Engine, EngineChoice, EngineShare, Report};
 use pageleap_measure::document::{Column, Value, column};
 use pageleap_measure::figures::three_digits;
 use pageleap_measure::load::Noticing;
 use pageleap_measure::phase::Phase;
+use pageleap_measure::statistics::median;
 
 use super::gaps;
 use super::rows::{Case, Line, OneCopy, Row, Run};
@@ -73,10 +74,35 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
     ]
 }
 
-/// The engine that was asked for, and the one that `auto` took.
+/// The engine that was asked for, and the one by which `auto` has moved most in all runs together.
 pub fn asked_and_used(row: &Row) -> String {
-    let (asked, used) = (row.case.engine.choice, row.samples[0].leap.report.engine);
-    if asked == EngineChoice::Auto { format!("{asked} ({used})") } else { asked.to_string() }
+    let asked = row.case.engine.choice;
+    if asked != EngineChoice::Auto {
+        return asked.to_string();
+    }
+    let parts: Vec<EngineShare<'_>> =
+        row.samples.iter().flat_map(|sample| sample.leap.report.by_engine()).collect();
+    let pages = |by: Engine| -> u64 {
+        parts.iter().filter(|part| part.engine == by).map(|part| part.pages).sum()
+    };
+    let used = Engine::ALL.into_iter().max_by_key(|engine| pages(*engine));
+    let used = used.expect("there are engines");
+    let (of_it, all) = (pages(used), Engine::ALL.into_iter().map(pages).sum::<u64>());
+    match of_it * 100 / all.max(1) {
+        100 => format!("{asked} ({used})"),
+        percent => format!("{asked} ({used} {percent}%)"),
+    }
+}
+
+/// The share of pages that the job's own engine has moved: with `auto`, the one that follows
+/// writes.
+fn own_share(report: &Report) -> f64 {
+    let parts = report.by_engine();
+    let pages = |own: bool| {
+        let parts = parts.iter().filter(|part| !own || part.engine == report.engine);
+        parts.map(|part| part.pages).sum::<u64>()
+    };
+    pages(true) as f64 / pages(false).max(1) as f64
 }
 
 /// The rows.
@@ -86,6 +112,11 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
         column("", "engine", "", |row: &Row| asked_and_used(row).into()),
         column("engine", "", "", |row: &Row| row.samples[0].leap.report.engine.to_string().into()),
         column("requested_engine", "", "", |row: &Row| row.case.engine.choice.to_string().into()),
+        column("engine_moved_ratio", "", "", |row: &Row| {
+            let shares: Vec<f64> =
+                row.samples.iter().map(|sample| own_share(&sample.leap.report)).collect();
+            Value::ratio(median(&shares))
+        }),
         column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
             Value::Bytes(row.samples[0].leap.report.area_bytes as u64)
         }),
@@ -243,6 +274,9 @@ pub fn run_columns<'a>() -> Vec<Column<Run<'a>>> {
         column("engine", "", "", |run: &Run| run.sample.leap.report.engine.to_string().into()),
         column("requested_engine", "", "", |run: &Run| {
             run.row.case.engine.choice.to_string().into()
+        }),
+        column("engine_moved_ratio", "", "", |run: &Run| {
+            Value::ratio(Some(own_share(&run.sample.leap.report)))
         }),
         column("area_bytes", "", "", |run: &Run| Value::count(run.sample.leap.report.area_bytes)),
     ];

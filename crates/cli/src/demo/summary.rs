@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
-use pageleap::{BASE_PAGE, Ended, PageCounts, PageOutcome};
+use pageleap::{BASE_PAGE, Ended, PageCounts, PageOutcome, Report};
 use pageleap_measure::leap::Watched;
 use pageleap_measure::load::{Noticing, Rate};
 use pageleap_measure::memcpy::Copies;
@@ -308,10 +308,21 @@ impl Quiet {
             samples_ns: leaps.iter().map(|leap| leap.report.migrate_ns).collect(),
             ns: statistics::Summary::of(&times).expect("leaps without load were timed"),
             cpu_ns: median_if_all_known(&cpu).map(|ns| ns.round() as u64),
-            engine: last.engine.to_string(),
-            engine_reason: last.engine_reason.clone(),
+            engine: moved_by(last).0,
+            engine_reason: moved_by(last).1,
         }
     }
+}
+
+/// The engines that have moved something, the most first, and why the first one has.
+fn moved_by(report: &Report) -> (String, String) {
+    let shares = report.by_engine();
+    let Some(most) = shares.first() else {
+        return (report.engine.to_string(), report.engine_reason.clone());
+    };
+    let mut engines: Vec<String> = shares.iter().map(|share| share.engine.to_string()).collect();
+    engines.dedup();
+    (engines.join(", "), most.why.to_owned())
 }
 
 impl Leap {
@@ -320,8 +331,8 @@ impl Leap {
         Leap {
             from: built.from,
             to: built.to,
-            engine: report.engine.to_string(),
-            engine_reason: report.engine_reason.clone(),
+            engine: moved_by(report).0,
+            engine_reason: moved_by(report).1,
             area_bytes: report.area_bytes as u64,
             threads: args.threads,
             migrate_ns: report.migrate_ns,

@@ -32,6 +32,17 @@ pub struct EngineUse {
     pub why: String,
 }
 
+/// How many pages of a job an engine has moved ([`Report::by_engine`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineShare<'a> {
+    /// Which engine.
+    pub engine: Engine,
+    /// How many pages.
+    pub pages: u64,
+    /// Why by that one.
+    pub why: &'a str,
+}
+
 /// Why a job ended.
 #[derive(Clone, Debug)]
 pub enum Ended {
@@ -130,6 +141,27 @@ pub struct Report {
     pub calls: BTreeMap<&'static str, u64>,
     /// What went less well than asked, in words.
     pub warnings: Vec<String>,
+}
+
+impl Report {
+    /// How much has moved by which engine, whatever the range, and why: the most first.
+    pub fn by_engine(&self) -> Vec<EngineShare<'_>> {
+        let mut shares: Vec<EngineShare<'_>> = Vec::new();
+        for part in &self.engines {
+            let same = |share: &&mut EngineShare<'_>| {
+                (share.engine, share.why) == (part.engine, &*part.why)
+            };
+            match shares.iter_mut().find(same) {
+                Some(share) => share.pages += part.pages,
+                None => {
+                    let EngineUse { engine, pages, why, .. } = part;
+                    shares.push(EngineShare { engine: *engine, pages: *pages, why });
+                }
+            }
+        }
+        shares.sort_by_key(|share| std::cmp::Reverse(share.pages));
+        shares
+    }
 }
 
 impl fmt::Display for Report {
