@@ -110,7 +110,7 @@ impl Workspace {
         }
         match checker {
             Checker::Loom | Checker::Shuttle => arguments.push("--lib"),
-            Checker::Unit => arguments.extend(["--lib", "--test", "placement"]),
+            Checker::Unit => arguments.extend(["--lib", "--test", "placement", "--test", "auto"]),
             Checker::Stress => arguments.extend(["--test", "stress"]),
         }
         if build_only {

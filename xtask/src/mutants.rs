@@ -28,7 +28,7 @@ pub enum Checker {
     Loom,
     /// Whole jobs under long random schedules: shuttle tests of the library.
     Shuttle,
-    /// The library's unit tests, and the tests of placements.
+    /// The library's unit tests, and the tests of placements and of `auto`.
     Unit,
     /// The stress oracle, which must report lost writes: another failure is not the one that was
     /// predicted.
@@ -268,6 +268,22 @@ pub const TABLE: &[Mutant] = &[
         find: "closing.closed(area.item, seen, waiters)",
         replace: "closing.closed(area.item, seen, waiters * 0)",
         why: "areas that threads use all the time are closed for as long as their copies take",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "who-waits-is-not-read",
+        file: FOLLOW,
+        find: "backend.count_waiting(following.tracker)",
+        replace: "0",
+        why: "the kernel's messages of threads that wait are not counted",
+        caught_by: Checker::Unit,
+    },
+    Mutant {
+        name: "sleepers-are-no-waiters",
+        file: MPROTECT,
+        find: "effort.waiters = slot.waits.take_waiters();",
+        replace: "",
+        why: "threads that wait in the fault handler are not counted",
         caught_by: Checker::Unit,
     },
     Mutant {

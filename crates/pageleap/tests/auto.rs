@@ -17,7 +17,7 @@ use common::{
     End, address, become_nobody, case, check_stamp, is_root, nodes, run_case, set_dumpable, skip,
     soon, stamp, turn, works,
 };
-use pageleap::backend::{Call, Linux};
+use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{Engine, Migration, Pool, Region, Report, audit};
 use refusing::Refusing;
 
@@ -204,4 +204,24 @@ fn an_unprivileged_job_chooses_too() {
     }
     let (end, text) = run_case(NAME, "inside");
     assert_eq!(end, End::Exited(0), "{text}");
+}
+
+#[test]
+fn what_keeps_page_tables_from_moving_is_told() {
+    let _turn = turn();
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), |request| {
+        (request.call == Call::Exchange).then_some(Errno(libc::EINVAL))
+    }));
+    let pools = nodes()
+        .map(|node| Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap());
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    let report = Migration::new().range(&region, 0..BYTES, &pools[1]).start().unwrap().wait();
+    assert!(report.ended.is_completed(), "{report}");
+    check_stamp(&region, 0..BYTES, 1);
+    if report.engine != Engine::Mprotect {
+        let all = areas_by(&report, Engine::Mprotect, "failed with EINVAL");
+        assert_eq!(all, AREAS as u64, "{report}");
+        assert!(report.warnings.iter().any(|words| words.contains("with EINVAL")), "{report}");
+    }
 }

@@ -43,6 +43,10 @@ struct Message {
     thread: u64,
 }
 
+impl Message {
+    const EMPTY: Message = Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
+}
+
 /// Feature bits of the handshake (`UFFD_FEATURE_*`). The bits can be combined.
 pub mod uffd_feature {
     /// Write-protection of anonymous memory (Linux 5.7).
@@ -287,32 +291,41 @@ unsafe fn write_protect(
 /// A call such as `mremap` that waits for its message to be read goes on. A thread that waits for a
 /// page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
 pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
-    read_messages(uffd, &mut |message| {
-        if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
-            write(message.address as usize);
-        }
-    });
-}
-
-/// Reads all messages that are waiting (`read(2)`), and counts those of page faults: the threads
-/// that have come to wait since the last call. Allocates nothing. The threads stay asleep until
-/// [`uffd_wake`].
-pub fn uffd_count_faults(uffd: BorrowedFd<'_>) -> u64 {
-    let mut faults = 0;
-    read_messages(uffd, &mut |message| faults += u64::from(message.event == EVENT_PAGEFAULT));
-    faults
-}
-
-fn read_messages(uffd: BorrowedFd<'_>, each: &mut dyn FnMut(&Message)) {
-    let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 }; 8];
+    let mut messages = [Message::EMPTY; BATCH];
     loop {
-        // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
-        let read = unsafe {
-            libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages))
-        };
-        let Some(read @ 1..) = usize::try_from(read).ok() else { return };
-        messages[..read / size_of::<Message>()].iter().for_each(&mut *each);
+        let read = read_messages(uffd, &mut messages);
+        if read.is_empty() {
+            return;
+        }
+        for message in read {
+            if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
+                write(message.address as usize);
+            }
+        }
     }
+}
+
+/// Reads messages that are waiting, a few of them, and counts those of page faults: threads that
+/// have come to wait since the last call. Allocates nothing. The threads stay asleep until
+/// [`uffd_wake`].
+///
+/// One `read(2)`, because threads with a signal pending send their message again and again.
+pub fn uffd_count_faults(uffd: BorrowedFd<'_>) -> u64 {
+    let mut messages = [Message::EMPTY; BATCH];
+    let read = read_messages(uffd, &mut messages);
+    read.iter().filter(|message| message.event == EVENT_PAGEFAULT).count() as u64
+}
+
+/// Messages that are read at a time.
+const BATCH: usize = 8;
+
+/// Reads what is waiting, as far as there is room (`read(2)`).
+fn read_messages<'a>(uffd: BorrowedFd<'_>, messages: &'a mut [Message; BATCH]) -> &'a [Message] {
+    // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
+    let read = unsafe {
+        libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(messages))
+    };
+    &messages[..usize::try_from(read).unwrap_or(0) / size_of::<Message>()]
 }
 
 #[cfg(all(test, not(miri)))]

@@ -219,7 +219,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Lets threads go on that wait for a page of a range. They repeat their access.
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// How many threads have come to wait for pages of a tracker's ranges since the last call
-    /// ([`Ability::Hold`]). Waits for nothing, allocates nothing. Not a mapping call.
+    /// ([`Ability::Hold`]); of many it counts some. Waits for nothing, allocates nothing. Not a
+    /// mapping call.
     fn count_waiting(&self, tracker: Tracker) -> u64;
     /// Copies frames from their file to `dst`, which no other thread accesses.
     unsafe fn read_file(

@@ -366,6 +366,10 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
                 Ok(true)
             })?;
             effort.copied += copied;
+            if round == 0 {
+                // The look before stopped counting.
+                effort.written = effort.written.max(copied / BASE_PAGE as u64);
+            }
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ const FEW_WAIT: &str = "few threads came to wait, so areas were closed before th
 
 /// Why writes are followed where areas can be closed first.
 const MANY_WAIT: &str =
-    "threads would have had to wait too often or too long, so writes were followed";
+    "threads would have had to wait too often, or too long, so writes were followed";
 
 /// How long the two parts of a job took.
 struct Times {

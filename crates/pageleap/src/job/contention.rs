@@ -7,8 +7,8 @@
 //!
 //! While areas are closed first, the threads that wait are counted: writers and readers. While
 //! areas are followed, nobody waits, and the pages that were written tell how many threads would.
-//! Nobody sees readers then. So a return is a trial, and each trial that fails makes the next one
-//! rarer.
+//! Neither readers show then, nor how long the copy of an area takes in a window. So a return is a
+//! trial, and each trial that fails makes the next one rarer.
 
 use super::pace::{Pace, Seen};
 
@@ -29,14 +29,27 @@ impl Closing {
 
     /// The number of pages of the item's next area, if that is to be closed before it is copied.
     pub(crate) fn area_pages(&self, item: usize) -> Option<u64> {
-        let closes_first = self.of(item).closes_first() && self.pace.copies_in_budget();
-        closes_first.then(|| self.pace.area_pages())
+        self.of(item).closes_first.then(|| self.pace.area_pages())
     }
 
     /// Takes an area into account that was closed first, for which so many threads came to wait.
     pub(crate) fn closed(&mut self, item: usize, seen: Seen, waiters: u64) {
         self.pace.observe(seen);
-        self.change(item, |contention| contention.closed(waiters));
+        // A thread that waits for a long window waits as long as others for many.
+        let planned_ns = (self.pace.budget_ns() / 2).max(1);
+        let areas = seen.window_ns as f64 / planned_ns as f64;
+        self.change(item, |contention| contention.closed(waiters, areas));
+        if !self.pace.copies_in_budget() {
+            self.give_way(item);
+        }
+    }
+
+    /// No area of the item is to be closed first for now: the copy takes too long, or a call was
+    /// refused.
+    pub(crate) fn give_way(&mut self, item: usize) {
+        self.change(item, Contention::give_way);
+        // The next trial measures anew.
+        self.pace.forget_copies();
     }
 
     /// Takes an area of so many pages into account that was followed, and the base pages that were
@@ -48,7 +61,8 @@ impl Closing {
     }
 
     fn of(&self, item: usize) -> Contention {
-        self.items[item].unwrap_or_else(|| self.latest.of_another())
+        // An item begins as the last one has ended. Small ones would learn nothing otherwise.
+        self.items[item].unwrap_or(self.latest)
     }
 
     fn change(&mut self, item: usize, change: impl FnOnce(&mut Contention)) {
@@ -105,18 +119,21 @@ impl Contention {
     /// A trial that has lasted for so many areas has not failed.
     const PASSED: f64 = 64.0;
 
-    /// Whether the next area is to be closed before it is copied.
-    fn closes_first(&self) -> bool {
-        self.closes_first
-    }
-
-    /// Takes an area into account that was closed first, for which so many threads came to wait.
-    fn closed(&mut self, waiters: u64) {
-        self.observe(waiters as f64, 1.0);
+    /// Takes an area into account that was closed first, for which so many threads came to wait,
+    /// for as long as for so many areas.
+    fn closed(&mut self, waiters: u64, areas: f64) {
+        self.observe(waiters as f64, areas);
         if self.closes_first && self.lasted >= Self::PASSED {
             self.patience = Self::PATIENCE;
         }
         if self.closes_first && self.waiters > Self::MANY {
+            self.give_way();
+        }
+    }
+
+    /// Areas are followed from now on.
+    fn give_way(&mut self) {
+        if self.closes_first {
             (self.closes_first, self.waiters, self.lasted) = (false, 1.0, 0.0);
         }
     }
@@ -127,19 +144,15 @@ impl Contention {
         let part = closed_pages as f64 / pages.max(1) as f64;
         // A smaller area has fewer of the pages that threads write, and its copy takes less time in
         // which they do.
-        self.observe(written as f64 * part * part, (1.0 / part).clamp(1.0, 1.0 / Self::WEIGHT));
+        self.observe(written as f64 * part * part, 1.0 / part);
         if !self.closes_first && self.waiters < Self::FEW && self.lasted >= self.patience {
             let patience = (self.patience * 2.0).min(Self::MOST_PATIENCE);
             *self = Contention { closes_first: true, waiters: Self::WARY, lasted: 0.0, patience };
         }
     }
 
-    /// The same for another item of the job, which has met nobody yet.
-    fn of_another(&self) -> Contention {
-        Contention { lasted: 0.0, patience: Self::PATIENCE, ..*self }
-    }
-
     fn observe(&mut self, waiters: f64, areas: f64) {
+        let areas = areas.clamp(1.0, 1.0 / Self::WEIGHT);
         let kept = (1.0 - Self::WEIGHT).powf(areas);
         self.waiters = self.waiters * kept + waiters.min(Self::MOST) * (1.0 - kept);
         self.lasted += areas;
@@ -148,7 +161,10 @@ impl Contention {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::job::pace::Unit;
 
     /// Base pages of an area that is closed first, and of one that is followed.
     const CLOSED: u64 = 512;
@@ -187,11 +203,11 @@ mod tests {
     /// Moves an area, as a job would whose load is of two threads. Returns whether it was closed
     /// first.
     fn step(contention: &mut Contention, chance: &mut Chance, load: Load) -> bool {
-        let first = contention.closes_first();
+        let first = contention.closes_first;
         if first {
             let came = |touches: f64, chance: &mut Chance| chance.times(touches).min(1);
             let waiters = came(load.writes, chance) + came(load.reads, chance);
-            contention.closed(waiters);
+            contention.closed(waiters, 1.0);
         } else {
             let longer = (FOLLOWED / CLOSED) as f64;
             let written = chance.times(load.writes * longer * longer).min(FOLLOWED);
@@ -278,7 +294,7 @@ mod tests {
             let mut contention = Contention::default();
             areas(&mut contention, 50, |_| BUSY);
             let mut areas = 0;
-            while !contention.closes_first() {
+            while !contention.closes_first {
                 contention.followed(Followed { written: 0, pages, closed_pages: CLOSED });
                 areas += 1;
             }
@@ -289,12 +305,102 @@ mod tests {
         assert_eq!(calm(CLOSED), calm(CLOSED / 4));
     }
 
+    const BUDGET: Duration = Duration::from_millis(1);
+
+    /// For so many items. Areas have 1 to 8 times 512 pages.
+    fn closing(items: usize) -> Closing {
+        let unit = Unit { pages: CLOSED, base_pages: 1 };
+        Closing::new(Pace::by_copies(CLOSED, CLOSED, 8 * CLOSED, unit, BUDGET), items)
+    }
+
+    /// The window of an area.
+    fn window(pages: u64, time: Duration) -> Seen {
+        Seen { written: 0, left: pages, window_ns: time.as_nanos() as u64 }
+    }
+
     #[test]
-    fn another_item_begins_as_the_last_one_ended() {
-        let mut contention = Contention::default();
-        areas(&mut contention, 50, |_| BUSY);
-        let other = contention.of_another();
-        assert!(!other.closes_first());
-        assert_eq!((other.lasted, other.patience), (0.0, Contention::PATIENCE));
+    fn a_thread_that_waits_long_counts_for_many() {
+        let areas_until_followed = |time| {
+            let mut closing = closing(1);
+            let mut areas = 0;
+            while let Some(pages) = closing.area_pages(0) {
+                closing.closed(0, window(pages, time), 1);
+                areas += 1;
+            }
+            areas
+        };
+        let half = BUDGET / 2;
+        assert_eq!([1, 4, 16, 100].map(|n| areas_until_followed(half * n)), [11, 3, 1, 1]);
+    }
+
+    #[test]
+    fn copies_that_take_too_long_are_tried_again() {
+        let mut closing = closing(1);
+        let mut trials = 0;
+        let mut areas = |closing: &mut Closing, time: Duration| {
+            let mut first = 0;
+            for _ in 0..1000 {
+                match closing.area_pages(0) {
+                    Some(pages) => {
+                        closing.closed(0, window(pages, time), 0);
+                        first += 1;
+                    }
+                    None => {
+                        trials += usize::from(first > 0);
+                        closing.followed(0, FOLLOWED, 0);
+                    }
+                }
+            }
+            first
+        };
+        let slow = areas(&mut closing, 2 * BUDGET);
+        assert!((8..100).contains(&slow), "{slow}");
+        // The host was busy, and is no longer.
+        let fast = areas(&mut closing, BUDGET / 4);
+        assert!(fast > 800, "{fast}");
+        assert!(trials > 0);
+    }
+
+    #[test]
+    fn what_was_refused_is_followed_for_some_time() {
+        let mut closing = closing(1);
+        closing.give_way(0);
+        let mut followed = 0;
+        while closing.area_pages(0).is_none() {
+            closing.followed(0, CLOSED, 0);
+            followed += 1;
+        }
+        assert!(followed >= Contention::PATIENCE as u32, "{followed}");
+    }
+
+    #[test]
+    fn items_begin_as_the_last_one_ended() {
+        const ITEMS: usize = 200;
+        let mut closing = closing(ITEMS);
+        // Three areas of each item. The first ten items are busy.
+        let mut first = [0; 2];
+        for item in 0..ITEMS {
+            let busy = item < 10;
+            for _ in 0..3 {
+                match closing.area_pages(item) {
+                    Some(pages) => {
+                        closing.closed(item, window(pages, BUDGET / 2), u64::from(busy));
+                        first[usize::from(busy)] += 1;
+                    }
+                    None => closing.followed(item, CLOSED, if busy { CLOSED } else { 0 }),
+                }
+            }
+        }
+        assert!(first[1] < 15 && first[0] > 500, "{first:?}");
+    }
+
+    #[test]
+    fn small_areas_say_nothing_of_the_pace() {
+        let mut closing = closing(1);
+        for _ in 0..100 {
+            assert!(closing.area_pages(0).is_some());
+            closing.closed(0, window(1, Duration::from_micros(12)), 0);
+        }
+        assert_eq!(closing.area_pages(0), Some(CLOSED));
     }
 }

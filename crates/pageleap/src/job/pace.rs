@@ -118,6 +118,11 @@ impl Pace {
         self.copies < TELLING || least_ns <= self.budget_ns as f64
     }
 
+    /// Makes the next windows tell how long copies take, and not those before.
+    pub(crate) fn forget_copies(&mut self) {
+        self.copies = 0;
+    }
+
     /// The number of base pages left to copy at which an area is frozen.
     pub(crate) fn freeze_at(&self) -> u64 {
         let room = (self.budget_ns as f64 - self.empty_ns) / self.page_ns;
@@ -132,7 +137,8 @@ impl Pace {
         // next window.
         let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
         if let Rule::Copied(unit) = self.rule {
-            if seen.left > 0 {
+            // The calls of a window are most of what a smaller area takes.
+            if seen.left >= self.least * unit.base_pages {
                 self.page_ns = match self.copies {
                     0 => ns / left,
                     // Another thread may have taken the CPU in one of the two.

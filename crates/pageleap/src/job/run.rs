@@ -16,7 +16,7 @@ use super::rate::Rate;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
-use crate::engine::choice::Why;
+use crate::engine::choice::{AreaEngine, Why};
 use crate::error::Error;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 
@@ -348,7 +348,7 @@ impl<M: Mover> Running<M> {
         for (run, verdict) in self.widened(state, area, runs) {
             untried.push(rest..run.start);
             rest = run.end;
-            again |= self.follow_up(state, &area.with_pages(run), verdict, by.engine);
+            again |= self.follow_up(state, &area.with_pages(run), verdict, by);
         }
         untried.push(rest..area.pages.end);
         for pages in untried.into_iter().rev().filter(|pages| !pages.is_empty()) {
@@ -396,8 +396,8 @@ impl<M: Mover> Running<M> {
 
     /// Notes the outcome of some pages, and queues them again if they are to be tried again.
     /// Returns whether that should wait a moment.
-    fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: Engine) -> bool {
-        let State { queue, outcomes, tally, .. } = &mut *state;
+    fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: AreaEngine) -> bool {
+        let State { queue, outcomes, tally, closing, .. } = &mut *state;
         let mut note = |outcome, why| outcomes[area.item].set(&area.pages, outcome, why);
         match verdict {
             Verdict::Moved => {
@@ -417,8 +417,12 @@ impl<M: Mover> Running<M> {
             }
             Verdict::Refused(why) => {
                 if let Some(again) = self.settings.policy.after_refusal(area) {
-                    if by == self.settings.engine {
+                    // Also if another engine than the job's was refused: it may be the same call.
+                    if by.engine != Engine::LAST_RESORT {
                         tally.not_followed_why.get_or_insert(why.to_string());
+                    }
+                    if let Some(closing) = closing.as_mut().filter(|_| by.why == Why::FewWait) {
+                        closing.give_way(area.item);
                     }
                     note(PageOutcome::Busy, Some(why));
                     queue.push_last(again);

@@ -120,7 +120,8 @@ impl<'a> Migration<'a> {
     /// enlarge areas up to 16 MB while few pages are written, and shrink them again when many are.
     /// They move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages, and
     /// [`Engine::StopCopy`] to 16 MB. Without a size, areas of the latter follow from
-    /// [`Migration::wait_budget`].
+    /// [`Migration::wait_budget`]. Areas that [`EngineChoice::Auto`] closes before it copies them
+    /// are smaller than this size if the budget asks for it.
     pub fn area_bytes(mut self, bytes: usize) -> Self {
         self.area_bytes = Some(bytes);
         self
@@ -303,14 +304,14 @@ impl<'a> Migration<'a> {
     /// The sizes of areas that are closed before they are copied.
     fn closing_pace(&self, page: PageSize, legs: &[Leg]) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
-        let first = self.first_area_bytes(page);
+        // Threads wait for the whole copy: what the user has set is the most.
+        let usual = DEFAULT_AREA_BYTES.max(page.bytes());
+        let first = self.first_area_bytes(page).min(usual);
+        let most =
+            self.area_bytes.map_or(self.most_area_bytes(first), |set| set.min(LARGEST_AREA_BYTES));
         // Page tables that are to lie on a node move as wholes, each of which maps 2 MB.
         let tables_move = legs.iter().any(|leg| leg.tables.is_some());
-        let (least, most) = match self.area_bytes {
-            Some(_) => (first, first),
-            None if tables_move => (first, self.most_area_bytes(first)),
-            None => (LEAST_AREA_BYTES, self.most_area_bytes(first)),
-        };
+        let least = if tables_move { first } else { first.min(LEAST_AREA_BYTES) };
         let base_pages = (page.bytes() / BASE_PAGE) as u64;
         let unit = Unit { pages: pages(DEFAULT_AREA_BYTES), base_pages };
         Pace::by_copies(pages(first), pages(least), pages(most), unit, self.wait_budget)
