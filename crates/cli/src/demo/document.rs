@@ -1,9 +1,10 @@
 //! Turns the demo's summary into a document of sections.
 
+use pageleap::{CopyMethod, CopyUse};
 use pageleap_measure::document::{Body, Document, Fact, Section, Table, Value, column, fact};
 use pageleap_measure::figures::{grouped, human_bytes, human_ns};
 use pageleap_measure::load::Rate;
-use pageleap_measure::memcpy::{Copies, STEPS};
+use pageleap_measure::memcpy::{Copies, METHODS};
 
 use super::summary::{NodePages, Query, Summary};
 
@@ -59,6 +60,14 @@ impl Summary {
             fact("area_bytes", "areas of up to", Value::Bytes(leap.area_bytes)),
             fact("copy_threads", "threads that copy", Value::count(leap.threads)),
         ];
+        if let Some(CopyUse { method, tried, .. }) = leap.copies {
+            let how = if tried { "the fastest in a trial" } else { "by default" };
+            facts.extend([
+                fact("copy_loop", "copied by", method.by.name()).remark(format!("{method}, {how}")),
+                fact("copy_step_bytes", "", Value::count(method.step_bytes)),
+                fact("copy_tried", "", Value::Flag(tried)),
+            ]);
+        }
         if let Some(why) = &leap.ended_early {
             let [moved, all] = [leap.moved_bytes, self.table.bytes].map(|b| human_bytes(b as f64));
             let remark = format!("{moved} of {all} moved");
@@ -86,7 +95,6 @@ impl Summary {
 
     fn comparison(&self) -> Section {
         let (leap, memcpy) = (&self.leap, &self.memcpy);
-        let steps = human_bytes(memcpy.step_bytes as f64);
         let ratio = fact("ratio_to_memcpy", "ratio", Value::ratio(self.ratio_to_memcpy()));
         let facts = vec![
             fact("migrate_ns", "leap", Value::Ns(leap.migrate_ns)).remark(format!(
@@ -96,12 +104,14 @@ impl Summary {
             )),
             fact("recycle_ns", "", Value::Ns(leap.recycle_ns)),
             fact("memcpy_ns", "memcpy", Value::Ns(memcpy.ns)).remark(format!(
-                "{}; one thread, the same bytes, faulted memory, no load, in steps of {steps}, \
-                 the fastest of {} sizes",
+                "{}; one thread, the same bytes, faulted memory, no load, by {}, the fastest of {} \
+                 methods",
                 throughput(self.table.bytes, memcpy.ns),
-                STEPS.len()
+                memcpy.method,
+                METHODS.len()
             )),
-            fact("memcpy_step_bytes", "", Value::Bytes(memcpy.step_bytes)),
+            fact("memcpy_loop", "", memcpy.method.by.name()),
+            fact("memcpy_step_bytes", "", Value::count(memcpy.method.step_bytes)),
             match ratio.value {
                 Value::Unknown => ratio.remark("none, because not everything moved"),
                 _ => ratio.remark("time of the leap / time of the memcpy"),
@@ -312,13 +322,14 @@ fn pair(one: Value, other: Value) -> Value {
 /// The time of each memcpy, for the JSON output only.
 fn memcpy_samples(runs: &[Copies]) -> Section {
     let each = runs.iter().enumerate().flat_map(|(run, copies)| {
-        STEPS.into_iter().zip(copies).map(move |(step, copy)| (run, step, *copy))
+        METHODS.into_iter().zip(copies).map(move |(method, copy)| (run, method, *copy))
     });
     let rows: Vec<_> = each.collect();
-    type Row = (usize, usize, pageleap_measure::memcpy::Copy);
+    type Row = (usize, CopyMethod, pageleap_measure::memcpy::Copy);
     let columns = [
         column("run", "", "", |row: &Row| Value::count(row.0)),
-        column("step_bytes", "", "", |row: &Row| Value::count(row.1)),
+        column("loop", "", "", |row: &Row| row.1.by.name().into()),
+        column("step_bytes", "", "", |row: &Row| Value::count(row.1.step_bytes)),
         column("ns", "", "", |row: &Row| Value::Ns(row.2.ns)),
         column("cpu_ns", "", "", |row: &Row| Value::ns(row.2.cpu_ns)),
     ];
@@ -327,7 +338,7 @@ fn memcpy_samples(runs: &[Copies]) -> Section {
 
 #[cfg(test)]
 mod tests {
-    use pageleap::PageCounts;
+    use pageleap::{NodeId, PageCounts};
     use pageleap_measure::export::Format;
     use pageleap_measure::memcpy::Copy;
     use pageleap_measure::statistics;
@@ -361,6 +372,12 @@ mod tests {
                 engine_reason: "asked for".to_owned(),
                 area_bytes: 16 << 20,
                 threads: 1,
+                copies: Some(CopyUse {
+                    from: NodeId(0),
+                    to: NodeId(0),
+                    method: METHODS[1],
+                    tried: true,
+                }),
                 migrate_ns: 212_000_000,
                 recycle_ns: 30_000_000,
                 cpu_ns: Some(228_000_000),
@@ -371,10 +388,10 @@ mod tests {
                 ended_early: None,
             },
             memcpy: Memcpy {
-                step_bytes: 256 << 10,
+                method: METHODS[1],
                 ns: 200_000_000,
                 cpu_ns: Some(190_000_000),
-                runs: vec![[copy; STEPS.len()]; 3],
+                runs: vec![[copy; METHODS.len()]; 3],
             },
             quiet: statistics::Summary::of(&[190e6, 210e6, 200e6]).unwrap(),
             quiet_ns: vec![190_000_000, 210_000_000, 200_000_000],
@@ -433,10 +450,14 @@ mod tests {
             "engine",
             "engine_reason",
             "area_bytes",
+            "copy_loop",
+            "copy_step_bytes",
             "copy_threads",
+            "copy_tried",
             "migrate_ns",
             "recycle_ns",
             "memcpy_ns",
+            "memcpy_loop",
             "memcpy_step_bytes",
             "ratio_to_memcpy",
             "cpu_to_memcpy_ratio",
@@ -470,7 +491,7 @@ mod tests {
         assert!(q6["after_ns"].is_number() && q6["equal"] == true);
         assert_eq!(value["placement"]["after"]["0"], 206_250);
         assert_eq!(value["quiet"]["samples_ns"].as_array().unwrap().len(), 3);
-        assert_eq!(value["memcpy_samples"].as_array().unwrap().len(), 3 * STEPS.len());
+        assert_eq!(value["memcpy_samples"].as_array().unwrap().len(), 3 * METHODS.len());
         assert_eq!(value["ratio_to_memcpy"], 1.06);
         assert_eq!(value["cpu_to_memcpy_ratio"], 1.2);
     }
