@@ -865,6 +865,16 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_STOPPED = 5,
 } pageleap_reason;
 
+/* A loop that copies pages. */
+typedef enum pageleap_copy_loop {
+    /* One word after the other. Later versions may add other loops, and name them so. */
+    PAGELEAP_COPY_WORDS = 0,
+    /* Four pages in turns, with streaming stores (x86-64). */
+    PAGELEAP_COPY_FOUR_PAGES = 1,
+    /* memcpy of the C library. */
+    PAGELEAP_COPY_MEMCPY = 2,
+} pageleap_copy_loop;
+
 /* What a job did. It never changes. */
 typedef struct pageleap_report pageleap_report;
 
@@ -928,6 +938,8 @@ typedef struct pageleap_report_figures {
     size_t run_count;
     /* How many uses of engines there are: pageleap_report_get_engine_use(). */
     size_t engine_use_count;
+    /* How many pairs of nodes pages were copied between: pageleap_report_get_copy_use(). */
+    size_t copy_use_count;
 } pageleap_report_figures;
 
 /* Consecutive pages of one source that had the same outcome, for the same reason. */
@@ -972,6 +984,22 @@ typedef struct pageleap_engine_use {
     const char *why;
 } pageleap_engine_use;
 
+/* How the pages were copied that moved from one node to another. */
+typedef struct pageleap_copy_use {
+    /* sizeof(pageleap_copy_use). */
+    size_t size;
+    /* The node of the frames that they left. */
+    uint32_t from_node;
+    /* The node of the frames that they got. */
+    uint32_t to_node;
+    /* By which loop. */
+    enum pageleap_copy_loop by;
+    /* 1 if a trial in this process has found the loop and the steps to be the fastest, else 0. */
+    uint32_t tried;
+    /* Bytes that the loop copies at a time. */
+    size_t step_bytes;
+} pageleap_copy_use;
+
 /* Frees a report; NULL is allowed. Texts that it has given out are gone then. */
 void pageleap_report_free(pageleap_report *report);
 
@@ -990,6 +1018,11 @@ pageleap_status pageleap_report_get_engine_use(const pageleap_report *report,
                                                size_t index,
                                                pageleap_engine_use *engine_use);
 
+/* How pages were copied between one pair of nodes: `index` is 0 to copy_use_count - 1. */
+pageleap_status pageleap_report_get_copy_use(const pageleap_report *report,
+                                             size_t index,
+                                             pageleap_copy_use *copy_use);
+
 /* One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
  * NULL beyond. Valid until the report is freed. */
 const char *pageleap_report_warning(const pageleap_report *report, size_t index);
@@ -1003,7 +1036,8 @@ const char *pageleap_report_text(const pageleap_report *report);
  * Its keys are named as the fields of pageleap_report_figures, except that page counts are in
  * "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
  * "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
- * "engines" and "warnings" are arrays of what the functions above give one by one. There "source"
+ * "engines", "copies" and "warnings" are arrays of what the functions above give one by one. In
+ * "copies", "by" is "four-pages", "memcpy" or "words", and "tried" true or false. There "source"
  * is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
  * counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
  * "splits" the areas that were split (both with the engine mprotect), "windows_first" the

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use pageleap::{Ended, PageOutcome, Reason, Report, Source, Waits};
+use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source, Waits};
 use serde::Serialize;
 
 use crate::boundary::{bad, free, handle, value, write};
@@ -121,8 +121,10 @@ pub struct pageleap_report_figures {
     pub run_count: usize,
     /// How many uses of engines there are: pageleap_report_get_engine_use().
     pub engine_use_count: usize,
+    /// How many pairs of nodes pages were copied between: pageleap_report_get_copy_use().
+    pub copy_use_count: usize,
 }
-grows!(pageleap_report_figures, 208, engine_use_count);
+grows!(pageleap_report_figures, 208, copy_use_count);
 
 /// Why pages stay where they are.
 #[repr(C)]
@@ -198,6 +200,45 @@ pub struct pageleap_engine_use {
     pub why: *const c_char,
 }
 grows!(pageleap_engine_use, 56, why);
+
+/// A loop that copies pages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum pageleap_copy_loop {
+    /// One word after the other. Later versions may add other loops, and name them so.
+    PAGELEAP_COPY_WORDS = 0,
+    /// Four pages in turns, with streaming stores (x86-64).
+    PAGELEAP_COPY_FOUR_PAGES = 1,
+    /// memcpy of the C library.
+    PAGELEAP_COPY_MEMCPY = 2,
+}
+
+/// How the pages were copied that moved from one node to another.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_copy_use {
+    /// sizeof(pageleap_copy_use).
+    pub size: usize,
+    /// The node of the frames that they left.
+    pub from_node: u32,
+    /// The node of the frames that they got.
+    pub to_node: u32,
+    /// By which loop.
+    pub by: pageleap_copy_loop,
+    /// 1 if a trial in this process has found the loop and the steps to be the fastest, else 0.
+    pub tried: u32,
+    /// Bytes that the loop copies at a time.
+    pub step_bytes: usize,
+}
+grows!(pageleap_copy_use, 32, step_bytes);
+
+fn copy_loop(by: CopyLoop) -> pageleap_copy_loop {
+    match by {
+        CopyLoop::FourPages => pageleap_copy_loop::PAGELEAP_COPY_FOUR_PAGES,
+        CopyLoop::Memcpy => pageleap_copy_loop::PAGELEAP_COPY_MEMCPY,
+        _ => pageleap_copy_loop::PAGELEAP_COPY_WORDS,
+    }
+}
 
 fn source(source: Source) -> pageleap_source {
     match source {
@@ -329,6 +370,7 @@ pub unsafe extern "C" fn pageleap_report_get_figures(
             warning_count: of.warnings.len(),
             run_count: report.runs.len(),
             engine_use_count: report.engines.len(),
+            copy_use_count: report.copies.len(),
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(figures, shown) }
@@ -395,6 +437,33 @@ pub unsafe extern "C" fn pageleap_report_get_engine_use(
     })
 }
 
+/// How pages were copied between one pair of nodes: `index` is 0 to copy_use_count - 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_get_copy_use(
+    report: *const pageleap_report,
+    index: usize,
+    copy_use: *mut pageleap_copy_use,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let report = unsafe { handle(report, "report") }?;
+        let uses = &report.report.copies;
+        let of = uses.get(index).ok_or_else(|| {
+            bad("index", format!("{index} of {} uses", uses.len()), "use a smaller one")
+        })?;
+        let shown = pageleap_copy_use {
+            size: 0,
+            from_node: of.from.0,
+            to_node: of.to.0,
+            by: copy_loop(of.method.by),
+            tried: of.tried.into(),
+            step_bytes: of.method.step_bytes,
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(copy_use, shown) }
+    })
+}
+
 /// One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
 /// NULL beyond. Valid until the report is freed.
 #[unsafe(no_mangle)]
@@ -425,7 +494,8 @@ pub unsafe extern "C" fn pageleap_report_text(report: *const pageleap_report) ->
 /// Its keys are named as the fields of pageleap_report_figures, except that page counts are in
 /// "pages" ("migrated", "unchanged", "busy", "not-movable", "not-attempted"), "waits" and
 /// "windows" are objects ("count", "total_ns", "p50_ns", "p99_ns", "max_ns"), and "runs",
-/// "engines" and "warnings" are arrays of what the functions above give one by one. There "source"
+/// "engines", "copies" and "warnings" are arrays of what the functions above give one by one. In
+/// "copies", "by" is "four-pages", "memcpy" or "words", and "tried" true or false. There "source"
 /// is an object ("kind", "id"), and "reason" an object ("code", "errno", "text") or null. "calls"
 /// counts system calls by name, "disturbed_copies" the copies that writes have spoilt and
 /// "splits" the areas that were split (both with the engine mprotect), "windows_first" the
@@ -453,6 +523,7 @@ struct JsonReport<'a> {
     engine: String,
     engine_reason: &'a str,
     engines: Vec<JsonEngineUse<'a>>,
+    copies: Vec<JsonCopyUse>,
     area_bytes: usize,
     threads: usize,
     threads_settled: usize,
@@ -514,6 +585,15 @@ struct JsonEngineUse<'a> {
 }
 
 #[derive(Serialize)]
+struct JsonCopyUse {
+    from_node: u32,
+    to_node: u32,
+    by: &'static str,
+    tried: bool,
+    step_bytes: usize,
+}
+
+#[derive(Serialize)]
 struct JsonRun {
     source: JsonSource,
     offset: usize,
@@ -570,12 +650,20 @@ impl<'a> JsonReport<'a> {
             pages: part.pages,
             why: &part.why,
         });
+        let copies = report.copies.iter().map(|of| JsonCopyUse {
+            from_node: of.from.0,
+            to_node: of.to.0,
+            by: of.method.by.name(),
+            tried: of.tried,
+            step_bytes: of.method.step_bytes,
+        });
         JsonReport {
             ended: name,
             ended_text: words,
             engine: report.engine.to_string(),
             engine_reason: &report.engine_reason,
             engines: engines.collect(),
+            copies: copies.collect(),
             area_bytes: report.area_bytes,
             threads: report.threads,
             threads_settled: report.threads_settled,

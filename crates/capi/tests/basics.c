@@ -150,6 +150,11 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(run.offset == 0 && run.length == BYTES && run.outcome == PAGELEAP_MIGRATED);
     CHECK(run.reason == PAGELEAP_REASON_NONE && run.reason_errno == 0 &&
           strlen(run.reason_text) == 0);
+    pageleap_copy_use copied = PAGELEAP_INIT(pageleap_copy_use);
+    CHECK(figures.copy_use_count == 1);
+    OK(pageleap_report_get_copy_use(report, 0, &copied));
+    CHECK(copied.step_bytes > 0 && copied.tried <= 1 && copied.by <= PAGELEAP_COPY_MEMCPY);
+    FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 uses", pageleap_report_get_copy_use(report, 1, &copied));
     pageleap_engine_use use = PAGELEAP_INIT(pageleap_engine_use);
     OK(pageleap_report_get_engine_use(report, 0, &use));
     CHECK(use.source == PAGELEAP_SOURCE_REGION && use.source_id == info.id &&

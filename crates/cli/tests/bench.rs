@@ -10,8 +10,9 @@ use pageleap::Engine;
 use serde_json::Value;
 
 /// The keys of a row.
-const KEYS: [&str; 40] = [
+const KEYS: [&str; 42] = [
     "area_bytes",
+    "copy_loop",
     "copy_threads",
     "copy_threads_settled",
     "cpu_to_memcpy_ratio",
@@ -28,6 +29,7 @@ const KEYS: [&str; 40] = [
     "mappings_peak",
     "max_gap_ns",
     "memcpy_cpu_ns",
+    "memcpy_loop",
     "memcpy_ns",
     "memcpy_step_bytes",
     "migrate_cpu_ns",
@@ -141,12 +143,14 @@ fn check_samples(object: &Value) {
             list("samples").iter().filter(|sample| sample["row"] == row["row"]).collect();
         assert_eq!((samples.len(), &row["runs"]), (2, &Value::from(2)), "{row}");
         let copies: Vec<&Value> = list("memcpy_samples").iter().filter(same).collect();
-        let of_step = |step: &Value| -> f64 {
-            copies.iter().filter(|copy| copy["step_bytes"] == *step).map(|c| number(c, "ns")).sum()
+        let of_method = |by: &Value, step: &Value| -> f64 {
+            let same = |copy: &&&Value| copy["loop"] == *by && copy["step_bytes"] == *step;
+            copies.iter().filter(same).map(|copy| number(copy, "ns")).sum()
         };
         // The median of two times is half of their sum.
-        let base_line = of_step(&row["memcpy_step_bytes"]);
-        assert!(copies.iter().all(|copy| base_line <= of_step(&copy["step_bytes"])), "{row}");
+        let base_line = of_method(&row["memcpy_loop"], &row["memcpy_step_bytes"]);
+        let slower = |copy: &&Value| base_line <= of_method(&copy["loop"], &copy["step_bytes"]);
+        assert!(copies.iter().all(slower), "{row}");
         assert!((number(row, "memcpy_ns") - base_line / 2.0).abs() <= 1.0, "{row}");
         let mean = |key: &str| samples.iter().map(|sample| number(sample, key)).sum::<f64>() / 2.0;
         for key in ["migrate_ns", "ratio_to_memcpy", "cpu_to_memcpy_ratio", "migrate_cpu_ns"] {

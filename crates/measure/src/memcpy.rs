@@ -1,22 +1,32 @@
-//! The base line that leaps are compared with: one thread copies the same bytes with the C
-//! library's memcpy.
+//! The base line that leaps are compared with: one thread copies the same bytes.
 //!
-//! The size of the steps changes the time by up to a third, and which size is fastest differs from
-//! machine to machine. So each run times every size of [`STEPS`], and the base line is the size
-//! whose median over all runs is the lowest. A leap is compared with the copy of its own run in
-//! steps of that size.
+//! The C library's memcpy is not always the fastest copy, and the size of its steps changes the
+//! time by up to a third. Which method is fastest differs from machine to machine. So each run
+//! times all [`METHODS`], and the base line is the method whose median over all runs is the lowest.
+//! A leap is compared with the copy of its own run by that method.
 
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pageleap::{BASE_PAGE, Pool, Region};
+use pageleap::{BASE_PAGE, CopyLoop, CopyMethod, Pool, Region};
 
 use crate::Error;
 use crate::statistics::median;
 
-/// Bytes that one call of memcpy copies.
-pub const STEPS: [usize; 5] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// The C library's memcpy in steps of 64 KiB to 16 MiB, and all other methods by which a leap may
+/// copy ([`pageleap::COPY_METHODS`]).
+pub const METHODS: [CopyMethod; 6] = [
+    memcpy(64 << 10),
+    memcpy(256 << 10),
+    memcpy(1 << 20),
+    memcpy(4 << 20),
+    memcpy(16 << 20),
+    pageleap::COPY_METHODS[0],
+];
+
+const fn memcpy(step_bytes: usize) -> CopyMethod {
+    CopyMethod { by: CopyLoop::Memcpy, step_bytes }
+}
 
 /// What one copy took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,28 +37,27 @@ pub struct Copy {
     pub cpu_ns: Option<u64>,
 }
 
-/// The copies of one run, one for each of [`STEPS`].
-pub type Copies = [Copy; STEPS.len()];
+/// The copies of one run, one for each of [`METHODS`].
+pub type Copies = [Copy; METHODS.len()];
 
-/// Which step size is the base line.
+/// Which method is the base line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseLine(usize);
 
 impl BaseLine {
-    /// The step size with the lowest median; `None` without runs.
+    /// The method with the lowest median; `None` without runs.
     pub fn of(runs: &[Copies]) -> Option<BaseLine> {
-        let median_ns = |step: usize| {
-            median(&runs.iter().map(|copies| copies[step].ns as f64).collect::<Vec<_>>())
-        };
-        let fastest = (0..STEPS.len())
-            .filter_map(|step| Some((step, median_ns(step)?)))
+        let median_ns =
+            |at: usize| median(&runs.iter().map(|copies| copies[at].ns as f64).collect::<Vec<_>>());
+        let fastest = (0..METHODS.len())
+            .filter_map(|at| Some((at, median_ns(at)?)))
             .min_by(|(_, one), (_, other)| one.total_cmp(other))?;
         Some(BaseLine(fastest.0))
     }
 
-    /// Bytes of a step.
-    pub fn step_bytes(self) -> usize {
-        STEPS[self.0]
+    /// The method.
+    pub fn method(self) -> CopyMethod {
+        METHODS[self.0]
     }
 
     /// The copy of a run that leaps of that run are compared with.
@@ -78,29 +87,29 @@ impl<'a> Target<'a> {
         Ok(Target { region, copy })
     }
 
-    /// Copies the whole region in steps of `step` bytes. Other threads may write to the region
-    /// meanwhile.
-    pub fn copy(&self, step: usize) -> Copy {
+    /// Copies the whole region. Other threads may write to the region meanwhile.
+    pub fn copy(&self, method: CopyMethod) -> Copy {
+        let [to, from] = [&self.copy, self.region].map(|region| region.as_ptr().as_ptr() as usize);
         let (start, cpu_start) = (Instant::now(), cpu_ns());
         // SAFETY: both regions have this many bytes and do not overlap; no other thread knows the
         // copy, and nobody looks at its contents.
-        unsafe { copy_in_steps(self.copy.as_ptr(), self.region.as_ptr(), self.region.len(), step) };
+        unsafe { pageleap_sys::copy_racing(to, from, self.region.len(), method) };
         let ns = start.elapsed().as_nanos() as u64;
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }
 
-    /// Copies once in each of [`STEPS`], starting with another size in each run; `None` as soon as
+    /// Copies once by each of [`METHODS`], starting with another one in each run; `None` as soon as
     /// `stopped` says so.
-    pub fn copy_in_all_steps(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
+    pub fn copy_by_all_methods(&self, run: usize, stopped: &dyn Fn() -> bool) -> Option<Copies> {
         // The first copy finds the caches as something else has left them.
-        self.copy(STEPS[0]);
-        let mut copies = [Copy { ns: 0, cpu_ns: None }; STEPS.len()];
-        for turn in 0..STEPS.len() {
+        self.copy(METHODS[0]);
+        let mut copies = [Copy { ns: 0, cpu_ns: None }; METHODS.len()];
+        for turn in 0..METHODS.len() {
             if stopped() {
                 return None;
             }
-            let step = (run + turn) % STEPS.len();
-            copies[step] = self.copy(STEPS[step]);
+            let at = (run + turn) % METHODS.len();
+            copies[at] = self.copy(METHODS[at]);
         }
         Some(copies)
     }
@@ -111,46 +120,28 @@ pub(crate) fn cpu_ns() -> Option<u64> {
     pageleap_sys::thread_cpu_time_ns().ok()
 }
 
-/// # Safety
-/// Both ranges have `len` mapped bytes and do not overlap. No other thread uses `to`. If other
-/// threads write to `from` meanwhile, the copy must not be looked at.
-unsafe fn copy_in_steps(to: NonNull<u8>, from: NonNull<u8>, len: usize, step: usize) {
-    for at in (0..len).step_by(step) {
-        let bytes = step.min(len - at);
-        // SAFETY: the caller's promise. The compiler does not look into the C library's function,
-        // so that a race cannot mislead it.
-        unsafe { libc::memcpy(to.as_ptr().add(at).cast(), from.as_ptr().add(at).cast(), bytes) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(ns: [u64; STEPS.len()]) -> Copies {
+    fn run(ns: [u64; METHODS.len()]) -> Copies {
         ns.map(|ns| Copy { ns, cpu_ns: Some(ns) })
     }
 
     #[test]
-    fn the_base_line_is_the_step_size_with_the_lowest_median() {
-        // The third size has the fastest copy of all, the second one the lowest median.
-        let runs = [run([9, 5, 8, 9, 9]), run([9, 6, 1, 9, 9]), run([9, 5, 8, 9, 4])];
+    fn the_base_line_is_the_method_with_the_lowest_median() {
+        // The third method has the fastest copy of all, the second one the lowest median.
+        let runs = [run([9, 5, 8, 9, 9, 9]), run([9, 6, 1, 9, 9, 9]), run([9, 5, 8, 9, 4, 9])];
         let line = BaseLine::of(&runs).unwrap();
-        assert_eq!(line.step_bytes(), 256 << 10);
+        assert_eq!(line.method(), memcpy(256 << 10));
         assert_eq!(line.copy_in(&runs[1]), Copy { ns: 6, cpu_ns: Some(6) });
         assert_eq!(BaseLine::of(&[]), None);
     }
 
     #[test]
-    fn every_byte_is_copied_in_steps_of_any_size() {
-        let from: Vec<u8> = (0..10_000u32).map(|at| at as u8).collect();
-        for step in [1, 64, 4096, 9_999, 10_000, 1 << 20] {
-            let mut to = vec![0u8; from.len()];
-            let [target, source] = [to.as_mut_ptr(), from.as_ptr().cast_mut()];
-            let [target, source] = [target, source].map(|at| NonNull::new(at).unwrap());
-            // SAFETY: two vectors of that length, which no other thread knows.
-            unsafe { copy_in_steps(target, source, from.len(), step) };
-            assert_eq!(to, from, "{step}");
-        }
+    fn what_leaps_may_copy_by_is_in_the_base_line() {
+        assert!(pageleap::COPY_METHODS.iter().all(|method| METHODS.contains(method)));
+        let others = |at: usize| METHODS.iter().skip(at + 1);
+        assert!((0..METHODS.len()).all(|at| others(at).all(|other| *other != METHODS[at])));
     }
 }

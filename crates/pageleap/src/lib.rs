@@ -64,16 +64,17 @@ pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
 #[cfg(not(loom))]
 pub use {
     audit::audit,
+    backend::{CopyLoop, CopyMethod},
     engine::fault::{MAX_THREADS, install as install_fault_handler},
     engine::{Engine, EngineChoice, waits::Waits},
     job::{
         area::Reason,
         handle::{Job, Phase, Progress},
         outcomes::{PageCounts, PageOutcome, PageRun},
-        report::{Ended, EngineShare, EngineUse, Report},
+        report::{CopyUse, Ended, EngineShare, EngineUse, Report},
         source::Source,
     },
-    leap::{DEFAULT_AREA_BYTES, Migration},
+    leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
     region::{PinGuard, Plain, Region},

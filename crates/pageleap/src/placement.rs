@@ -253,7 +253,7 @@ impl NodeCounts {
         page: PageSize,
     ) -> Result<Self, Error> {
         let mut counts = NodeCounts::default();
-        match counts.add(backend, (0..pages as usize).map(|i| start + i * page.bytes())) {
+        match counts.ask(backend, start, pages, page) {
             Err((_, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS)))
                 if backend.is_host_memory() =>
             {
@@ -270,6 +270,18 @@ impl NodeCounts {
             }
             Ok(()) => Ok(counts),
         }
+    }
+
+    /// Asks the kernel about each page of a range, and adds the answers. An error comes with the
+    /// addresses of the failed query.
+    pub(crate) fn ask(
+        &mut self,
+        backend: &dyn Backend,
+        start: usize,
+        pages: u64,
+        page: PageSize,
+    ) -> Result<(), (Range<usize>, Errno)> {
+        self.add(backend, (0..pages as usize).map(|i| start + i * page.bytes()))
     }
 
     /// Asks the kernel about the page at each address, and adds the answers. An error comes with

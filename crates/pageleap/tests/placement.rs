@@ -606,3 +606,54 @@ fn pages_without_an_entry_are_looked_for_again() {
     assert!(dropped.load(Relaxed) > 2);
     assert_eq!(pool.free_bytes(), (PAGES * PAGE) as u64);
 }
+
+/// Several threads verify a large pool, each some parts of it.
+#[test]
+fn each_part_of_a_large_pool_is_verified() {
+    /// Parts of 8192 pages, and a rest.
+    const LARGE: usize = 5 * 8192 + 100;
+    /// Too many pages to be absent for a moment only.
+    const ABSENT: usize = 70;
+    let _turn = turn();
+    let node = pools(PageSize::Base, PAGE as u64).unwrap()[0].nodes()[0];
+    // `look` gets the number of each query, from 1 on, and the first address of the pool.
+    type Look = Box<dyn Fn(usize, usize) -> Option<Errno> + Send + Sync>;
+    let build = |look: Look| {
+        let (first, asked) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
+        let decide = move |request: &Request| match request.call {
+            Call::Populate => {
+                first.fetch_min(request.addr, Relaxed);
+                None
+            }
+            Call::QueryNodes => look(asked.fetch_add(1, Relaxed) + 1, first.load(Relaxed)),
+            _ => None,
+        };
+        let backend: Arc<dyn Backend> = Arc::new(Refusing::new(Arc::new(Linux), decide));
+        Pool::builder(node, (LARGE * PAGE) as u64).threads(3).backend(backend).build()
+    };
+    for part in [0, 3, 5] {
+        let gone = std::sync::Once::new();
+        let error = build(Box::new(move |_, first| {
+            // No query is answered before the pages are gone.
+            gone.call_once(|| {
+                let gone = (first + part * 8192 * PAGE) as *mut libc::c_void;
+                // SAFETY: pages of a shared mapping that no thread uses yet. Their contents stay in
+                // the file.
+                let dropped = unsafe { libc::madvise(gone, ABSENT * PAGE, libc::MADV_DONTNEED) };
+                assert_eq!(dropped, 0);
+            });
+            None
+        }));
+        let Err(Error::Misplaced { misplaced, pages, .. }) = error else {
+            panic!("{ABSENT} pages of part {part} are missing: {error:?}")
+        };
+        assert_eq!((misplaced, pages), (ABSENT as u64, LARGE as u64), "part {part}");
+    }
+    // A thread whose query is refused leaves the question to a way that may need no query.
+    for errno in [libc::EPERM, libc::ENOMEM] {
+        let pool = build(Box::new(move |query, _| (query == 4).then_some(Errno(errno)))).unwrap();
+        assert_eq!(pool.free_bytes(), (LARGE * PAGE) as u64);
+    }
+    let error = build(Box::new(|query, _| (query > 4).then_some(Errno(libc::EIO)))).unwrap_err();
+    assert!(matches!(error, Error::Call { call: Call::QueryNodes, .. }), "{error:?}");
+}

@@ -23,7 +23,7 @@ mod threads;
 mod uffd;
 
 pub use apart::{Trial, call_apart};
-pub use copy::{copy_racing, zero};
+pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
 pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};

@@ -26,11 +26,11 @@ pub enum BenchCommand {
 /// Compare the engines with a memcpy of the same bytes, without load and while a thread writes.
 ///
 /// Each run times a memcpy by one thread, and then one leap with each engine, in turns and in this
-/// process. The memcpy is timed in steps of several sizes, and the fastest size is the base line.
-/// The table shows medians over the runs; --json has the figures of each run, too. Each leap goes
-/// from one pool to another and back; the way back is not measured. On a machine with one node both
-/// pools lie on that node: frames are new, the node is the same, and no time here is a NUMA
-/// speed-up.
+/// process. The memcpy is timed in steps of several sizes, and beside it the library's own copy
+/// loop; the fastest of them is the base line. The table shows medians over the runs; --json has
+/// the figures of each run, too. Each leap goes from one pool to another and back; the way back is
+/// not measured. On a machine with one node both pools lie on that node: frames are new, the node
+/// is the same, and no time here is a NUMA speed-up.
 ///
 /// The writer keeps a shadow copy, which is compared with the region after every leap. Beside the
 /// writer, the kernel writes words of 64 pages every 5 ms (preadv), and these are compared, too.

@@ -1,10 +1,11 @@
 //! The columns of the tables: which figure of a row, a run or a memcpy has which name.
 
-use pageleap::{Engine, EngineChoice, EngineShare, Report};
+use pageleap::{COPY_METHODS, CopyUse, Engine, EngineChoice, EngineShare, Report};
 use pageleap_measure::document::{Column, Value, column};
 use pageleap_measure::figures::three_digits;
 use pageleap_measure::load::Noticing;
 use pageleap_measure::phase::Phase;
+use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::median;
 
 use super::gaps;
@@ -55,6 +56,15 @@ pub fn load_columns<R: OfCase>() -> Vec<Column<R>> {
     ]
 }
 
+/// How a leap copied: it went from one node to one node.
+fn copies(sample: &Sample) -> Option<CopyUse> {
+    sample.leap.report.copies.first().copied()
+}
+
+fn copy_loop(sample: &Sample) -> Value {
+    copies(sample).map_or(Value::Unknown, |of| of.method.by.name().into())
+}
+
 /// The memcpys of each group.
 pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
     vec![
@@ -64,12 +74,13 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
         column("", "1MiB", "", |line: &Line| line.median_ns(2)),
         column("", "4MiB", "", |line: &Line| line.median_ns(3)),
         column("", "16MiB", "", |line: &Line| line.median_ns(4)),
+        column("", COPY_METHODS[0].by.name(), "", |line: &Line| line.median_ns(5)),
         column(
             "",
             "fastest",
-            "steps with the lowest median; leaps are compared with the memcpy of their own run in \
-             steps of this size, which runs without load",
-            |line: &Line| Value::Bytes(line.base_line.step_bytes() as u64),
+            "loop and steps with the lowest median; leaps are compared with this copy of their \
+             own run, which runs without load",
+            |line: &Line| line.base_line.method().to_string().into(),
         ),
     ]
 }
@@ -120,6 +131,13 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
         column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
             Value::Bytes(row.samples[0].leap.report.area_bytes as u64)
         }),
+        column(
+            "copy_loop",
+            "by",
+            "loop by which the leap copied, the fastest of a trial between the two nodes; in the \
+             last run",
+            |row: &Row| copy_loop(&row.samples[row.samples.len() - 1]),
+        ),
     ];
     columns.extend(load_columns());
     columns.extend(time_columns());
@@ -139,7 +157,10 @@ fn time_columns<'a>() -> Vec<Column<Row<'a>>> {
             Value::count(settled.min().unwrap_or(0))
         }),
         column("runs", "", "", |row: &Row| Value::count(row.samples.len())),
-        column("memcpy_step_bytes", "", "", |row: &Row| Value::count(row.base_line.step_bytes())),
+        column("memcpy_loop", "", "", |row: &Row| row.base_line.method().by.name().into()),
+        column("memcpy_step_bytes", "", "", |row: &Row| {
+            Value::count(row.base_line.method().step_bytes)
+        }),
         column("memcpy_ns", "", "", |row: &Row| row.median_ns(|run| run.memcpy.ns)),
         column("memcpy_cpu_ns", "", "", |row: &Row| row.known_ns(|run| run.memcpy.cpu_ns)),
         column(
@@ -279,6 +300,13 @@ pub fn run_columns<'a>() -> Vec<Column<Run<'a>>> {
             Value::ratio(Some(own_share(&run.sample.leap.report)))
         }),
         column("area_bytes", "", "", |run: &Run| Value::count(run.sample.leap.report.area_bytes)),
+        column("copy_loop", "", "", |run: &Run| copy_loop(run.sample)),
+        column("copy_step_bytes", "", "", |run: &Run| {
+            copies(run.sample).map_or(Value::Unknown, |of| Value::count(of.method.step_bytes))
+        }),
+        column("copy_tried", "", "", |run: &Run| {
+            copies(run.sample).map_or(Value::Unknown, |of| Value::Flag(of.tried))
+        }),
     ];
     columns.extend(load_columns());
     columns.extend(run_time_columns());
@@ -350,7 +378,8 @@ pub fn copy_columns<'a>() -> Vec<Column<OneCopy<'a>>> {
     let mut columns: Vec<Column<OneCopy>> = load_columns();
     columns.extend([
         column("run", "", "", |copy: &OneCopy| Value::count(copy.run)),
-        column("step_bytes", "", "", |copy: &OneCopy| Value::count(copy.step)),
+        column("loop", "", "", |copy: &OneCopy| copy.method.by.name().into()),
+        column("step_bytes", "", "", |copy: &OneCopy| Value::count(copy.method.step_bytes)),
         column("ns", "", "", |copy: &OneCopy| Value::Ns(copy.copy.ns)),
         column("cpu_ns", "", "", |copy: &OneCopy| Value::ns(copy.copy.cpu_ns)),
     ]);

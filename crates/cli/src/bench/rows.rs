@@ -1,10 +1,10 @@
 //! The result as a document: machine and setting, base line, rows, and the figures of each run.
 
-use pageleap::{PageSize, Waits};
+use pageleap::{CopyMethod, PageSize, Waits};
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
 use pageleap_measure::load::{Noticing, Pattern, Rate, Tally, Work, Writing};
-use pageleap_measure::memcpy::{BaseLine, Copies, Copy, STEPS};
+use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS};
 use pageleap_measure::phase::{Phase, Times};
 use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::{extremes, median, median_if_all_known};
@@ -118,8 +118,8 @@ pub struct OneCopy<'a> {
     pub case: &'a Case,
     /// Its run.
     pub run: usize,
-    /// Bytes of a step.
-    pub step: usize,
+    /// How it copied.
+    pub method: CopyMethod,
     /// What it took.
     pub copy: Copy,
 }
@@ -156,15 +156,13 @@ impl Bench {
             self.setting.section(),
             Section::new(
                 "",
-                "Memcpy of the same bytes by one thread, by the size of its steps (medians)",
+                "Copy of the same bytes by one thread: memcpy by the size of its steps, and the \
+                 library's loop (medians)",
                 Body::Table(Table::of(&line_columns(), &lines, no_group)),
             ),
             Section::new(
                 "rows",
-                format!(
-                    "Leaps, compared with the fastest memcpy (medians of {})",
-                    self.runs_text()
-                ),
+                format!("Leaps, compared with the fastest copy (medians of {})", self.runs_text()),
                 Body::Table(Table::of(&row_columns(), &rows, |row| row.case.heading())),
             ),
         ];
@@ -291,13 +289,13 @@ impl Group {
 impl<'a> Line<'a> {
     fn each(&'a self) -> impl Iterator<Item = OneCopy<'a>> {
         self.copies.iter().enumerate().flat_map(move |(run, copies)| {
-            let steps = STEPS.into_iter().zip(*copies);
-            steps.map(move |(step, copy)| OneCopy { case: self.case, run, step, copy })
+            let each = METHODS.into_iter().zip(*copies);
+            each.map(move |(method, copy)| OneCopy { case: self.case, run, method, copy })
         })
     }
 
-    pub fn median_ns(&self, step: usize) -> Value {
-        let times: Vec<f64> = self.copies.iter().map(|copies| copies[step].ns as f64).collect();
+    pub fn median_ns(&self, method: usize) -> Value {
+        let times: Vec<f64> = self.copies.iter().map(|copies| copies[method].ns as f64).collect();
         Value::ns(median(&times).map(|ns| ns.round() as u64))
     }
 }
@@ -476,6 +474,7 @@ fn first_windows(rows: &[Row]) -> Option<Section> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use pageleap::CopyLoop;
     use pageleap_measure::export::Format;
     use pageleap_measure::figures::human_ns;
     use serde_json::Value as Json;
@@ -590,11 +589,14 @@ mod tests {
     }
 
     #[test]
-    fn the_heads_of_the_memcpys_are_their_steps() {
-        let heads: Vec<String> =
-            STEPS.iter().map(|step| human_bytes(*step as f64).replace(' ', "")).collect();
+    fn the_heads_of_the_copies_are_their_steps_and_loops() {
+        let head = |method: &CopyMethod| match method.by {
+            CopyLoop::Memcpy => human_bytes(method.step_bytes as f64).replace(' ', ""),
+            other => other.to_string(),
+        };
+        let heads: Vec<String> = METHODS.iter().map(head).collect();
         let columns = line_columns();
-        let shown: Vec<&str> = columns[1..=STEPS.len()].iter().map(|column| column.head).collect();
+        let shown: Vec<&str> = columns[1..=METHODS.len()].iter().map(|of| of.head).collect();
         assert_eq!(shown, heads);
     }
 }

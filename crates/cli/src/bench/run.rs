@@ -73,7 +73,7 @@ pub fn measure(
 fn memcpys(place: &Place, run: usize) -> Result<Copies, Stop> {
     stop_if_received(place)?;
     let target = Target::new(&place.region, &place.destination)?;
-    let copies = target.copy_in_all_steps(run, &|| interrupt::received().is_some());
+    let copies = target.copy_by_all_methods(run, &|| interrupt::received().is_some());
     stop_if_received(place)?;
     // The signal has ended the run, or there was none.
     copies.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
@@ -85,9 +85,9 @@ fn beside_memcpy(
     load: &Load,
     copies: &[Copies],
 ) -> Result<Option<BesideMemcpy>, Stop> {
-    let step = match (load.work, BaseLine::of(copies)) {
+    let method = match (load.work, BaseLine::of(copies)) {
         (Work::Rest, _) | (_, None) => return Ok(None),
-        (_, Some(base_line)) => base_line.step_bytes(),
+        (_, Some(base_line)) => base_line.method(),
     };
     let Place { region, destination, shadow, .. } = &mut *place;
     let target = Target::new(region, destination)?;
@@ -96,7 +96,7 @@ fn beside_memcpy(
         beside.stage.enter(Phase::Memcpy);
         let (start, before) = (Instant::now(), beside.completed());
         while start.elapsed() < BESIDE_TIME && interrupt::received().is_none() {
-            target.copy(step);
+            target.copy(method);
         }
         let writes = beside.completed() - before;
         Ok::<_, Stop>(writes as f64 / start.elapsed().as_secs_f64())

@@ -1,9 +1,10 @@
 //! Turns the demo's summary into a document of sections.
 
+use pageleap::{CopyMethod, CopyUse};
 use pageleap_measure::document::{Body, Document, Fact, Section, Table, Value, column, fact};
 use pageleap_measure::figures::{grouped, human_bytes, human_ns};
 use pageleap_measure::load::Rate;
-use pageleap_measure::memcpy::{Copies, STEPS};
+use pageleap_measure::memcpy::{Copies, METHODS};
 use pageleap_measure::phase::{Phase, Spread};
 
 use super::summary::{NodePages, Query, Summary};
@@ -54,11 +55,19 @@ impl Summary {
     /// What all leaps have in common.
     fn move_section(&self) -> Section {
         let leap = &self.leap;
-        let facts = vec![
+        let mut facts = vec![
             fact("from", "from node", Value::count(leap.from)),
             fact("to", "to node", Value::count(leap.to)).remark(self.same_node()),
             fact("copy_threads", "threads that copy", Value::count(leap.threads)),
         ];
+        if let Some(CopyUse { method, tried, .. }) = leap.copies {
+            let how = if tried { "the fastest in a trial" } else { "by default" };
+            facts.extend([
+                fact("copy_loop", "copied by", method.by.name()).remark(format!("{method}, {how}")),
+                fact("copy_step_bytes", "", Value::count(method.step_bytes)),
+                fact("copy_tried", "", Value::Flag(tried)),
+            ]);
+        }
         Section::new("", "Leaps of the whole table", Body::Facts(facts))
     }
 
@@ -91,17 +100,17 @@ impl Summary {
             human_ns(max)
         );
         let copy = format!(
-            "{}; one thread, the same bytes, faulted memory, in steps of {}, the fastest of {} \
-             sizes",
+            "{}; one thread, the same bytes, faulted memory, by {}, the fastest of {} methods",
             throughput(self.table.bytes, memcpy.ns),
-            human_bytes(memcpy.step_bytes as f64),
-            STEPS.len()
+            memcpy.method,
+            METHODS.len()
         );
         let facts = vec![
             fact("", "engine", quiet.engine.as_str()).remark(&quiet.engine_reason),
             fact("", "leap", Value::Ns(median)).remark(leap),
             fact("memcpy_ns", "memcpy", Value::Ns(memcpy.ns)).remark(copy),
-            fact("memcpy_step_bytes", "", Value::Bytes(memcpy.step_bytes)),
+            fact("memcpy_loop", "", memcpy.method.by.name()),
+            fact("memcpy_step_bytes", "", Value::count(memcpy.method.step_bytes)),
             fact("memcpy_cpu_ns", "", Value::ns(memcpy.cpu_ns)),
             fact("", "ratio", Value::Ratio(self.quiet_ratio())).remark("leap / memcpy"),
             fact("", "CPU ratio", Value::ratio(self.quiet_cpu_ratio()))
@@ -410,13 +419,14 @@ fn pair(one: Value, other: Value) -> Value {
 /// The time of each memcpy, for the JSON output only.
 fn memcpy_samples(runs: &[Copies]) -> Section {
     let each = runs.iter().enumerate().flat_map(|(run, copies)| {
-        STEPS.into_iter().zip(copies).map(move |(step, copy)| (run, step, *copy))
+        METHODS.into_iter().zip(copies).map(move |(method, copy)| (run, method, *copy))
     });
     let rows: Vec<_> = each.collect();
-    type Row = (usize, usize, pageleap_measure::memcpy::Copy);
+    type Row = (usize, CopyMethod, pageleap_measure::memcpy::Copy);
     let columns = [
         column("run", "", "", |row: &Row| Value::count(row.0)),
-        column("step_bytes", "", "", |row: &Row| Value::count(row.1)),
+        column("loop", "", "", |row: &Row| row.1.by.name().into()),
+        column("step_bytes", "", "", |row: &Row| Value::count(row.1.step_bytes)),
         column("ns", "", "", |row: &Row| Value::Ns(row.2.ns)),
         column("cpu_ns", "", "", |row: &Row| Value::ns(row.2.cpu_ns)),
     ];
@@ -425,7 +435,7 @@ fn memcpy_samples(runs: &[Copies]) -> Section {
 
 #[cfg(test)]
 mod tests {
-    use pageleap::PageCounts;
+    use pageleap::{NodeId, PageCounts};
     use pageleap_measure::export::Format;
     use pageleap_measure::memcpy::Copy;
     use pageleap_measure::statistics;
@@ -469,6 +479,12 @@ mod tests {
                 engine_reason: "asked for".to_owned(),
                 area_bytes: 16 << 20,
                 threads: 1,
+                copies: Some(CopyUse {
+                    from: NodeId(0),
+                    to: NodeId(0),
+                    method: METHODS[1],
+                    tried: true,
+                }),
                 migrate_ns: 212_000_000,
                 recycle_ns: 30_000_000,
                 cpu_ns: Some(228_000_000),
@@ -479,10 +495,10 @@ mod tests {
                 ended_early: None,
             },
             memcpy: Memcpy {
-                step_bytes: 256 << 10,
+                method: METHODS[1],
                 ns: 200_000_000,
                 cpu_ns: Some(190_000_000),
-                runs: vec![[copy; STEPS.len()]; 3],
+                runs: vec![[copy; METHODS.len()]; 3],
             },
             quiet: Quiet {
                 samples_ns: vec![190_000_000, 210_000_000, 206_000_000],
@@ -546,10 +562,14 @@ mod tests {
             "engine",
             "engine_reason",
             "area_bytes",
+            "copy_loop",
+            "copy_step_bytes",
             "copy_threads",
+            "copy_tried",
             "migrate_ns",
             "recycle_ns",
             "memcpy_ns",
+            "memcpy_loop",
             "memcpy_step_bytes",
             "ratio_to_memcpy",
             "memcpy_under_load_ns",
@@ -599,7 +619,7 @@ mod tests {
         assert!(q6["after_ns"].is_number() && q6["equal"] == true);
         assert_eq!(value["placement"]["after"]["0"], 206_250);
         assert_eq!(value["quiet"]["samples_ns"].as_array().unwrap().len(), 3);
-        assert_eq!(value["memcpy_samples"].as_array().unwrap().len(), 3 * STEPS.len());
+        assert_eq!(value["memcpy_samples"].as_array().unwrap().len(), 3 * METHODS.len());
         assert_eq!(value["ratio_to_memcpy"], 1.06);
         assert_eq!(value["cpu_to_memcpy_ratio"], 1.2);
         assert_eq!(value["quiet"]["ratio_to_memcpy"], 1.03);

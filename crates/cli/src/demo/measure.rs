@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use pageleap::{Migration, Pool, Region};
 use pageleap_measure::leap::{self, Watched, Wish};
 use pageleap_measure::load::{Beside, Log, Shadow, run_beside};
-use pageleap_measure::memcpy::{BaseLine, Copies, Copy, STEPS, Target};
+use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS, Target};
 use pageleap_measure::phase::{Phase, StopOnDrop};
 
 use super::args::DemoArgs;
@@ -24,7 +24,7 @@ const PHASE_TIME: Duration = Duration::from_secs(1);
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
 /// The main thread checks the clock and the signals at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Runs of the memcpy. Each run copies the region once per step size.
+/// Runs of the memcpy. Each run copies the region once by each method.
 const MEMCPY_RUNS: usize = 3;
 /// Leaps without load, to the destination and back.
 const QUIET_ROUND_TRIPS: usize = 2;
@@ -122,7 +122,7 @@ fn before(beside: &Beside, counts: &QueryCounts) -> UnderLoad {
 fn memcpy(base_line: BaseLine, target: &Target, beside: &Beside) -> Copy {
     let bar = progress::spinner("memcpy beside queries");
     beside.stage.enter(Phase::Memcpy);
-    let copy = target.copy(base_line.step_bytes());
+    let copy = target.copy(base_line.method());
     beside.stage.enter(Phase::Before);
     bar.finish_and_clear();
     copy
@@ -207,11 +207,11 @@ fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
     // Dropping the target returns its frames to the pool. The leaps need them, because the pool has
     // no others.
     let target = Target::new(region, destination)?;
-    let bytes_per_run = (region.len() * (STEPS.len() + 1)) as u64;
+    let bytes_per_run = (region.len() * (METHODS.len() + 1)) as u64;
     let bar = progress::bytes("timing memcpy", MEMCPY_RUNS as u64 * bytes_per_run);
     let mut runs = Vec::with_capacity(MEMCPY_RUNS);
     for run in 0..MEMCPY_RUNS {
-        let copies = target.copy_in_all_steps(run, &|| interrupt::received().is_some());
+        let copies = target.copy_by_all_methods(run, &|| interrupt::received().is_some());
         super::stop_if_interrupted()?;
         runs.extend(copies);
         bar.inc(bytes_per_run);
@@ -236,7 +236,7 @@ mod tests {
         let pool = Pool::builder(NodeId(node), 8 << 20).build().unwrap();
         let region = Region::new(&pool, 4 << 20).unwrap();
         let target = Target::new(&region, &pool).unwrap();
-        let base_line = base_line(&[[Copy { ns: 1, cpu_ns: None }; STEPS.len()]]);
+        let base_line = base_line(&[[Copy { ns: 1, cpu_ns: None }; METHODS.len()]]);
         let (beside, seen) = (Beside::new(), AtomicBool::new(false));
         thread::scope(|scope| {
             let stop = StopOnDrop(&beside.stage);

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
-use pageleap::{BASE_PAGE, Ended, PageCounts, PageOutcome, Report};
+use pageleap::{BASE_PAGE, CopyMethod, CopyUse, Ended, PageCounts, PageOutcome, Report};
 use pageleap_measure::leap::Watched;
 use pageleap_measure::load::{Noticing, Rate};
 use pageleap_measure::memcpy::Copies;
@@ -112,6 +112,8 @@ pub struct Leap {
     /// Time of the job after the last commit. In this time the job makes vacated frames ready for
     /// use again.
     pub recycle_ns: u64,
+    /// How it copied; `None` if nothing was to be copied.
+    pub copies: Option<CopyUse>,
     /// CPU time of leap and recycling; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
     /// Whether the job ran to its end.
@@ -126,14 +128,14 @@ pub struct Leap {
     pub ended_early: Option<String>,
 }
 
-/// Memcpys by one thread, in steps of several sizes.
+/// Copies of the same bytes by one thread, by several methods.
 #[derive(Clone, Debug)]
 pub struct Memcpy {
-    /// Bytes of a step of the base line.
-    pub step_bytes: u64,
-    /// Median time in these steps.
+    /// The method of the base line.
+    pub method: CopyMethod,
+    /// Its median time.
     pub ns: u64,
-    /// Median CPU time in these steps; `None` if the kernel does not report it.
+    /// Its median CPU time; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
     /// All times.
     pub runs: Vec<Copies>,
@@ -335,6 +337,7 @@ impl Leap {
             engine_reason: moved_by(report).1,
             area_bytes: report.area_bytes as u64,
             threads: args.threads,
+            copies: report.copies.first().copied(),
             migrate_ns: report.migrate_ns,
             recycle_ns: report.recycle_ns,
             cpu_ns: watched.cpu_ns(),
@@ -355,7 +358,7 @@ impl Memcpy {
         let cpu_ns: Option<Vec<f64>> =
             copies.clone().map(|copy| copy.cpu_ns.map(|ns| ns as f64)).collect();
         Memcpy {
-            step_bytes: base_line.step_bytes() as u64,
+            method: base_line.method(),
             ns: middle(copies.map(|copy| copy.ns as f64).collect()).unwrap_or(0),
             cpu_ns: cpu_ns.and_then(middle),
             runs: runs.to_vec(),

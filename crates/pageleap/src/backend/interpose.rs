@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
+    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
+    Prot, Tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -256,8 +257,8 @@ unsafe impl<I: Interposer> Backend for I {
     fn hurry(&self, on: bool) -> bool {
         self.inner().hurry(on)
     }
-    unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
-        unsafe { self.inner().copy(dst, src, len) }
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod) {
+        unsafe { self.inner().copy(dst, src, len, method) }
     }
     unsafe fn zero(&self, addr: usize, len: usize) {
         unsafe { self.inner().zero(addr, len) }

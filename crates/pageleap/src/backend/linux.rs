@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use pageleap_sys as sys;
 
 use super::{
-    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
-    tracker,
+    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
+    Prot, Tracker, tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -232,8 +232,8 @@ unsafe impl Backend for Linux {
     fn hurry(&self, on: bool) -> bool {
         sys::run_first(on).is_ok()
     }
-    unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
-        unsafe { sys::copy_racing(dst, src, len) }
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod) {
+        unsafe { sys::copy_racing(dst, src, len, method) }
     }
     unsafe fn zero(&self, addr: usize, len: usize) {
         unsafe { sys::zero(addr, len) }

@@ -32,7 +32,7 @@ pub use interpose::{Interposer, Part, Request};
 #[cfg(not(loom))]
 pub use linux::Linux;
 pub use model::{Model, ModelFault};
-pub use pageleap_sys::{Advice, Errno, PageRegion, Policy, page_is};
+pub use pageleap_sys::{Advice, CopyLoop, CopyMethod, Errno, PageRegion, Policy, page_is};
 
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -234,8 +234,8 @@ pub unsafe trait Backend: Send + Sync {
     /// whether that worked. Not a mapping call.
     fn hurry(&self, on: bool) -> bool;
     /// Copies bytes that other threads may be writing, so that the copy may be torn. Not a mapping
-    /// call: it cannot fail.
-    unsafe fn copy(&self, dst: usize, src: usize, len: usize);
+    /// call: it cannot fail. `method` changes only how long it takes.
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod);
     /// Zeroes bytes that nobody else accesses. Not a mapping call: it cannot fail.
     unsafe fn zero(&self, addr: usize, len: usize);
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, Errno, Mapping, MemoryFile, PageRegion, Policy, Prot, Tracker,
-    page_is,
+    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
+    Prot, Tracker, page_is,
 };
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
@@ -589,7 +589,7 @@ unsafe impl Backend for Model {
     fn hurry(&self, _on: bool) -> bool {
         false
     }
-    unsafe fn copy(&self, dst: usize, src: usize, len: usize) {
+    unsafe fn copy(&self, dst: usize, src: usize, len: usize, _method: CopyMethod) {
         for at in (0..len).step_by(BASE_PAGE) {
             let mut state = self.state();
             let (file, page) = state.own(src + at, Prot::readable);

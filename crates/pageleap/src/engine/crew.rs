@@ -18,7 +18,7 @@
 //! The crew lies in a slot, because no thread of a job may access the heap between the freeze and
 //! the commit.
 
-use crate::backend::Backend;
+use crate::backend::{Backend, CopyMethod};
 use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
 /// Bytes that a thread takes at a time. Their copy takes some 10 us.
@@ -47,8 +47,26 @@ const INSIDE_MASK: u64 = 0xff * INSIDE;
 /// Added for each copy, so that values do not repeat, except while helpers enter and leave.
 const COPY: u64 = 1 << 11;
 
-/// Copies bytes. The arguments are the destination, the source and the length.
-type Copy<'a> = dyn Fn(usize, usize, usize) + 'a;
+/// Bytes to copy.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) dst: usize,
+    pub(crate) src: usize,
+    pub(crate) len: usize,
+    pub(crate) method: CopyMethod,
+}
+
+impl Piece {
+    /// # Safety
+    /// As [`Backend::copy`].
+    pub(super) unsafe fn copy(self, backend: &dyn Backend) {
+        // SAFETY: forwarded to the caller.
+        unsafe { backend.copy(self.dst, self.src, self.len, self.method) };
+    }
+}
+
+/// Copies bytes.
+type CopyPiece<'a> = dyn Fn(Piece) + 'a;
 
 /// One worker's helpers.
 pub(crate) struct Crew {
@@ -60,6 +78,8 @@ pub(crate) struct Crew {
     dst: AtomicUsize,
     src: AtomicUsize,
     len: AtomicUsize,
+    /// [`CopyMethod::to_bits`].
+    method: AtomicUsize,
     /// Where the next piece begins that no thread has taken.
     next: AtomicUsize,
 }
@@ -73,6 +93,7 @@ impl Crew {
                 dst: AtomicUsize::new(0),
                 src: AtomicUsize::new(0),
                 len: AtomicUsize::new(0),
+                method: AtomicUsize::new(0),
                 next: AtomicUsize::new(0),
             }
         }
@@ -115,32 +136,27 @@ impl Crew {
         (self.helpers.load() & HELPERS_MASK) as usize + 1
     }
 
-    /// Copies `len` bytes from `src` to `dst`, together with the helpers. When the call returns,
-    /// all bytes are copied, and no helper accesses them any more.
+    /// Copies bytes together with the helpers. When the call returns, all bytes are copied, and no
+    /// helper accesses them any more.
     ///
     /// # Safety
     /// As [`Backend::copy`]. Only one thread leads.
-    pub(crate) unsafe fn copy(
-        &self,
-        backend: &dyn Backend,
-        dst: usize,
-        src: usize,
-        len: usize,
-        urgent: bool,
-    ) {
+    pub(crate) unsafe fn copy(&self, backend: &dyn Backend, all: Piece, urgent: bool) {
         // SAFETY: a part of what the caller vouches for, and nobody else copies it.
-        self.lead(dst, src, len, urgent, &|dst, src, len| unsafe { backend.copy(dst, src, len) });
+        self.lead(all, urgent, &|part| unsafe { part.copy(backend) });
     }
 
-    fn lead(&self, dst: usize, src: usize, len: usize, urgent: bool, copy: &Copy<'_>) {
+    fn lead(&self, all: Piece, urgent: bool, copy: &CopyPiece<'_>) {
+        let Piece { dst, src, len, method } = all;
         if len < LEAST || self.members() == 1 {
-            return copy(dst, src, len);
+            return copy(all);
         }
         // Relaxed: no helper is inside, and a helper that enters has seen the word that releases
         // these stores.
         self.dst.store(dst, Ordering::Relaxed);
         self.src.store(src, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
+        self.method.store(method.to_bits(), Ordering::Relaxed);
         self.next.store(0, Ordering::Relaxed);
         let word = self.word.load();
         debug_assert_eq!(word & (OPEN | INSIDE_MASK), 0, "one copy at a time");
@@ -174,11 +190,11 @@ impl Crew {
     pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, hurry: bool) {
         // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies
         // it.
-        let copy = |dst, src, len| unsafe { backend.copy(dst, src, len) };
+        let copy = |part: Piece| unsafe { part.copy(backend) };
         self.follow(number, &copy, &|on| hurry && backend.hurry(on));
     }
 
-    fn follow(&self, number: usize, copy: &Copy<'_>, hurry: &dyn Fn(bool) -> bool) {
+    fn follow(&self, number: usize, copy: &CopyPiece<'_>, hurry: &dyn Fn(bool) -> bool) {
         let mut last = None;
         loop {
             let helpers = self.helpers.load();
@@ -224,15 +240,16 @@ impl Crew {
     }
 
     /// Copies pieces until all pieces are taken. The caller leads a copy, or is inside.
-    fn take_pieces(&self, copy: &Copy<'_>) {
-        let [dst, src, len] =
-            [&self.dst, &self.src, &self.len].map(|word| word.load(Ordering::Relaxed));
+    fn take_pieces(&self, copy: &CopyPiece<'_>) {
+        let [dst, src, len, method] = [&self.dst, &self.src, &self.len, &self.method]
+            .map(|word| word.load(Ordering::Relaxed));
+        let method = CopyMethod::from_bits(method);
         loop {
             let at = self.next.fetch_add(PIECE, Ordering::Relaxed);
             if at >= len {
                 return;
             }
-            copy(dst + at, src + at, PIECE.min(len - at));
+            copy(Piece { dst: dst + at, src: src + at, len: PIECE.min(len - at), method });
         }
     }
 
@@ -253,6 +270,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::backend::CopyLoop;
     use crate::sync::UnsafeCell;
     #[cfg(loom)]
     use loom::thread;
@@ -275,6 +293,7 @@ mod tests {
     unsafe impl Send for Memory {}
 
     const LEN: usize = 3 * PIECE + 64;
+    const METHOD: CopyMethod = CopyMethod { by: CopyLoop::Memcpy, step_bytes: 12345 };
 
     impl Memory {
         fn new() -> Arc<Self> {
@@ -285,7 +304,9 @@ mod tests {
         }
 
         /// Adds the amount `src - dst` to each piece.
-        fn copy(&self, dst: usize, src: usize, len: usize) {
+        fn copy(&self, part: Piece) {
+            let Piece { dst, src, len, method } = part;
+            assert_eq!(method, METHOD);
             assert!(len == LEN || len == PIECE || dst == 3 * PIECE && len == 64);
             for cell in &self.target[dst / PIECE..(dst + len).div_ceil(PIECE)] {
                 // SAFETY: one thread takes each piece.
@@ -294,13 +315,14 @@ mod tests {
         }
 
         fn lead(&self, what: usize) {
-            self.crew.lead(0, what, LEN, false, &|dst, src, len| self.copy(dst, src, len));
+            let all = Piece { dst: 0, src: what, len: LEN, method: METHOD };
+            self.crew.lead(all, false, &|part| self.copy(part));
         }
 
         fn helper(self: &Arc<Self>, number: usize) -> thread::JoinHandle<()> {
             let memory = self.clone();
             thread::spawn(move || {
-                memory.crew.follow(number, &|dst, src, len| memory.copy(dst, src, len), &|_| false);
+                memory.crew.follow(number, &|part| memory.copy(part), &|_| false);
             })
         }
 

@@ -179,9 +179,9 @@ impl Attempt<'_> {
     /// As [`attempt`](super::attempt); the source is readable.
     pub(super) unsafe fn copy_closed(&self, pages: Range<usize>) {
         let Tools { slot, backend, .. } = self.tools;
-        let (dst, src) = (self.work.new.alias + pages.start, self.source() + pages.start);
+        let piece = self.work.piece(self.source(), pages);
         // SAFETY: forwarded to the caller.
-        unsafe { slot.crew.copy(backend, dst, src, pages.len(), self.following.hurry) };
+        unsafe { slot.crew.copy(backend, piece, self.following.hurry) };
     }
 
     /// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they
@@ -333,7 +333,7 @@ pub(super) unsafe fn attempt(
 /// As [`attempt`]; writes to the span are followed.
 unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
     let Tools { slot, backend, .. } = at.tools;
-    let (len, new, source) = (at.work.span.len, at.work.new.alias, at.source());
+    let (len, source) = (at.work.span.len, at.source());
     let Following { freeze_at, max_rounds, .. } = at.following;
     // A hugetlb page is written as soon as one byte of it is: a further copy gains nothing.
     let max_rounds = if at.work.page.is_hugetlb() { 0 } else { max_rounds.min(MOST_ROUNDS) };
@@ -341,7 +341,7 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
     unsafe {
         // Before the copy: a store that the copy misses has to leave its mark.
         way.mark(at, effort)?;
-        slot.crew.copy(backend, new, source, len, false);
+        slot.crew.copy(backend, at.work.piece(source, 0..len), false);
         effort.copied += len as u64;
         for round in 0.. {
             let mut written = 0;
@@ -361,8 +361,8 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
             }
             let mut copied = 0;
             way.look(at, true, effort, &mut |pages| {
-                backend.copy(new + pages.start, source + pages.start, pages.len());
                 copied += pages.len() as u64;
+                at.work.piece(source, pages).copy(backend);
                 Ok(true)
             })?;
             effort.copied += copied;

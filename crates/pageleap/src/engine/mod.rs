@@ -33,15 +33,17 @@ pub(crate) mod waits;
 mod wp_sync;
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
-use crate::backend::{Ability, Backend, MemoryFile, Tracker};
+use crate::backend::{Ability, Backend, CopyMethod, MemoryFile, Tracker};
 #[cfg(not(loom))]
 use crate::backend::{Call, Errno};
 use crate::error::Error;
 use crate::sync::AtomicU64;
 use crate::units::{BASE_PAGE, PageSize};
 use commit::{Effort, Parked, Step};
+use crew::Piece;
 use slot::{Slot, Span};
 
 /// The method by which pages were moved.
@@ -406,6 +408,14 @@ pub(crate) struct Tools<'a> {
     pub(crate) backend: &'a dyn Backend,
 }
 
+impl Work {
+    /// The copy of some bytes of the area from `source`, where the old frames can be read.
+    fn piece(&self, source: usize, bytes: Range<usize>) -> Piece {
+        let (dst, src) = (self.new.alias + bytes.start, source + bytes.start);
+        Piece { dst, src, len: bytes.len(), method: self.method }
+    }
+}
+
 /// Consecutive frames of one memory file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames {
@@ -433,6 +443,8 @@ pub(crate) struct Work {
     pub(crate) may_exchange: bool,
     /// Writers are held back from the start, so that they cannot disturb the attempt.
     pub(crate) hold: bool,
+    /// The fastest way to copy from the old frames' node to the new frames' node.
+    pub(crate) method: CopyMethod,
     /// How to follow writes, if the job has a tracker.
     pub(crate) following: Option<Following>,
 }

@@ -128,7 +128,7 @@ unsafe fn copy(
         }
         let step = step.min(len - done);
         // SAFETY: both ranges lie inside the source and the new frames that the caller vouches for.
-        unsafe { slot.crew.copy(backend, work.new.alias + done, source + done, step, false) };
+        unsafe { slot.crew.copy(backend, work.piece(source, done..done + step), false) };
         effort.copied += step as u64;
         done += step;
     }

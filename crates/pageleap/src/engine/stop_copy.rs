@@ -66,7 +66,7 @@ impl Way for StopCopy {
         // Nobody can store to the old frames any more, so this copy is the last one.
         if prot.readable() {
             // SAFETY: the alias maps the old frames and holds up nobody; the new frames are ours.
-            unsafe { at.tools.slot.crew.copy(backend, new.alias, old.alias, len, false) };
+            unsafe { at.tools.slot.crew.copy(backend, at.work.piece(old.alias, 0..len), false) };
         } else {
             effort.count(Call::ReadFile);
             // The alias has the access of the span. SAFETY: the new frames are ours.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::report::CopyUse;
 use super::run::State;
 use crate::backend::Call;
 use crate::engine::choice::AreaEngine;
@@ -41,6 +42,8 @@ pub(crate) struct Tally {
     pub(crate) moved: BTreeMap<(usize, AreaEngine), u64>,
     /// Why writes could not be followed, the first time.
     pub(crate) not_followed_why: Option<String>,
+    /// How pages are copied, by pair of nodes.
+    pub(crate) copies: Vec<CopyUse>,
     pub(crate) first_failure: Option<Error>,
     /// By the number of their kind.
     pub(crate) calls: [u64; Call::ALL.len()],
@@ -89,6 +92,11 @@ impl Books<'_> {
     /// Writes cannot be followed.
     pub(crate) fn not_followed(self, why: String) {
         lock(self.0).tally.not_followed_why.get_or_insert(why);
+    }
+
+    /// How pages are copied.
+    pub(crate) fn copied_by(self, uses: Vec<CopyUse>) {
+        lock(self.0).tally.copies = uses;
     }
 
     /// A call was made.

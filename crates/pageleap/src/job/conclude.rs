@@ -131,6 +131,7 @@ impl Figures {
             engine: settings.engine,
             engine_reason: settings.engine_reason,
             engines,
+            copies: tally.copies,
             area_bytes: settings.pace.most_pages() as usize * settings.page_bytes,
             threads: settings.threads,
             threads_settled: settled,

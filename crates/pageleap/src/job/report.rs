@@ -6,9 +6,11 @@ use std::ops::Range;
 
 use super::outcomes::{PageCounts, PageOutcome, PageRun};
 use super::source::Source;
+use crate::backend::CopyMethod;
 use crate::engine::Engine;
 use crate::engine::waits::Waits;
 use crate::error::Error;
+use crate::units::NodeId;
 
 /// What is said of a job whose engine gives writers a signal.
 pub(crate) const SYSTEM_CALLS_MAY_FAIL: &str =
@@ -41,6 +43,29 @@ pub struct EngineShare<'a> {
     pub pages: u64,
     /// Why by that one.
     pub why: &'a str,
+}
+
+/// How the pages were copied that moved from one node to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyUse {
+    /// The node of the frames that they left.
+    pub from: NodeId,
+    /// The node of the frames that they got.
+    pub to: NodeId,
+    /// The loop, and the bytes of its steps.
+    pub method: CopyMethod,
+    /// Whether a trial in this process has found the method to be the fastest one. A trial takes
+    /// some milliseconds. The first job makes it that moves much memory between the two nodes and
+    /// has no rate limit.
+    pub tried: bool,
+}
+
+impl fmt::Display for CopyUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CopyUse { from, to, method, tried } = self;
+        let how = if *tried { "the fastest in a trial" } else { "by default" };
+        write!(f, "{method} ({how}), {from} to {to}")
+    }
 }
 
 /// Why a job ended.
@@ -84,6 +109,8 @@ pub struct Report {
     /// to wait, where the first is refused, where nobody may write, and where writers are too fast
     /// to be followed.
     pub engines: Vec<EngineUse>,
+    /// How pages were copied, by pair of nodes. Empty on a modelled machine.
+    pub copies: Vec<CopyUse>,
     /// The size of an area, in bytes, at most.
     pub area_bytes: usize,
     /// Threads that copied, at most.
@@ -202,6 +229,9 @@ impl fmt::Display for Report {
         for part in self.engines.iter().filter(|_| told) {
             let EngineUse { source, range, engine, pages, why } = part;
             writeln!(f, "{source}, bytes {range:?}: {pages} pages by {engine} ({why})")?;
+        }
+        for copies in &self.copies {
+            writeln!(f, "copied by {copies}")?;
         }
         writeln!(
             f,

@@ -6,6 +6,7 @@
 
 mod attributes;
 mod check;
+mod copying;
 mod join;
 mod legs;
 mod mover;
@@ -40,6 +41,7 @@ use crate::region::Region;
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
+pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
 use mover::{FrameMover, Terrain};
 use slots::ClaimedSlot;
@@ -275,6 +277,8 @@ impl<'a> Migration<'a> {
             nodes,
             tracker,
             while_few_wait,
+            // A trial would copy without a pause.
+            may_try: self.rate_limit.is_none(),
             began,
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots);

@@ -13,7 +13,7 @@ use super::legs::{Claimed, Leg};
 use super::recycle::Vacated;
 use super::slots::ClaimedSlot;
 use super::tracker::OpenTracker;
-use crate::backend::{Backend, Call, Errno, Prot, Tracker};
+use crate::backend::{Backend, Call, CopyMethod, Errno, Prot, Tracker};
 use crate::engine::choice::{self, AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, SLOTS};
@@ -51,6 +51,8 @@ pub(super) struct Terrain {
     pub(super) tracker: Option<OpenTracker>,
     /// The engine for areas for which few threads come to wait, with its tracker if it needs one.
     pub(super) while_few_wait: Option<(Engine, Option<OpenTracker>)>,
+    /// Whether a trial may find the fastest way to copy.
+    pub(super) may_try: bool,
     pub(super) began: Instant,
 }
 
@@ -69,6 +71,8 @@ pub(super) struct FrameMover {
     pub(super) hurries: OnceLock<()>,
     /// Why areas cannot be moved by an engine that signals, if that has been looked at and is so.
     deaf: OnceLock<Option<Error>>,
+    /// How each leg is copied, from the moment when that is known.
+    pub(super) methods: OnceLock<Vec<CopyMethod>>,
     /// When a worker last looked at the cpuset, in nanoseconds since the job began.
     cpuset_seen_ns: AtomicU64,
 }
@@ -134,6 +138,7 @@ impl FrameMover {
             unserved: OnceLock::new(),
             hurries: OnceLock::new(),
             deaf: OnceLock::new(),
+            methods: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
         }
     }
@@ -160,6 +165,11 @@ impl FrameMover {
             old: pool::Run { first: leg.from_frame + within, frames },
             new: pool::Run { first: leg.to_frame + within, frames },
         }
+    }
+
+    /// How a leg is copied.
+    fn method_of(&self, leg: usize) -> CopyMethod {
+        self.methods.get().and_then(|all| all.get(leg)).copied().unwrap_or_default()
     }
 
     /// Makes new page tables of this worker's calls come from that node, if one is wanted.
@@ -229,6 +239,7 @@ impl FrameMover {
             locked: leg.attributes.locked,
             may_exchange: leg.exchange && !exchange_unsupported,
             hold: terms.hold || few_wait,
+            method: self.method_of(area.leg),
             following: self.tracker_for(worker, few_wait).map(|(tracker, hurry)| Following {
                 tracker,
                 freeze_at: terms.freeze_at,
@@ -383,7 +394,12 @@ impl Mover for FrameMover {
     type Worker = Worker;
 
     fn surround(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
-        self.serve_while(books, work);
+        self.serve_while(books, &|| {
+            let (methods, uses) = self.choose_methods();
+            self.methods.get_or_init(|| methods);
+            books.copied_by(uses);
+            work();
+        });
         self.join_the_rest(self.slots[0].slot(), books);
     }
 

@@ -1,105 +1,37 @@
-//! Faulting a pool in, step by step: each step checks first that memory is free, and the result is
-//! verified.
+//! Faulting a pool in, step by step. Steps are taken only while the limits of [`room`](super::room)
+//! leave memory for them, and the result is verified.
 //!
 //! If a pool were bound strictly and filled by touching, a full node would bring the OOM killer,
 //! and hugetlb a SIGBUS. So base pages are *preferred* on the node, and bound only after the kernel
 //! has confirmed where they are. hugetlb pages are populated by a call that reports an error
 //! instead of raising a signal.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::frames::Run;
-use super::reserve_command;
+use super::room::{Announced, IN_FLIGHT, MOST_ANNOUNCED, Room};
 use super::share::{Plan, Share};
 use crate::affinity;
-use crate::backend::{Backend, Call, Errno, Policy};
-use crate::cgroup;
+use crate::backend::{Call, Errno, Policy};
 use crate::error::Error;
 use crate::observe::{self, MappedPages};
+use crate::placement::NodeCounts;
 use crate::sync::{Mutex, lock, thread};
-use crate::topology::{SysFiles, Topology, available};
-use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize, human_bytes};
+use crate::topology::Topology;
+use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
 /// How often pages are populated again that the kernel shows as absent.
 const LOOKS: u32 = 8;
 /// Most pages that can be absent for a moment only. If more are, populating them again is no cure.
 const MOMENTARY: u64 = 64;
-/// Bytes populated between two checks of the limits.
+/// Bytes populated at once.
 const STEP: u64 = 32 << 20;
-/// Bytes that a step leaves free for others.
-const MARGIN: u64 = 64 << 20;
+/// Pages that a thread asks the kernel about before it takes further ones.
+const VERIFIED_AT_ONCE: u64 = 8192;
 /// Most threads that fill a share: more do not fault faster, because the kernel's allocator is the
 /// limit.
 const MAX_THREADS: usize = 8;
-
-/// Checks that the node exists and has room for the whole pool.
-pub(super) fn check_node(
-    backend: &dyn Backend,
-    node: NodeId,
-    page: PageSize,
-    bytes: u64,
-) -> Result<(), Error> {
-    let host = backend.is_host_memory();
-    if host {
-        Topology::node_now(node)?;
-    }
-    if !backend.allows_node(node.0) {
-        return Err(Error::NodeNotAllowed { node });
-    }
-    if host { check_room(node, page, bytes) } else { Ok(()) }
-}
-
-/// Bytes that threads of this process are about to take, for all pools together. The free memory
-/// that a thread reads does not show what the others are about to take.
-static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
-
-/// Checks that `bytes` more can be taken without driving the node, the machine or a memory cgroup
-/// out of memory.
-fn check_room(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
-    let n = Topology::node_now(node)?;
-    if page.is_hugetlb() {
-        let page_bytes = page.bytes() as u64;
-        let free = n.free_huge(page_bytes);
-        let free_bytes = free * page_bytes;
-        if free_bytes >= bytes {
-            return Ok(());
-        }
-        let missing = bytes / page_bytes - free;
-        return Err(Error::OutOfMemory {
-            node,
-            needed_bytes: bytes,
-            free_bytes,
-            limit: format!("the number of free {} huge pages", human_bytes(page_bytes)),
-            remedy: format!("reserve {missing} more: {}", reserve_command(node, page, missing)),
-        });
-    }
-    let files = SysFiles::host();
-    let machine = files.text("proc/meminfo")?;
-    // Memory that the kernel keeps for itself on each node.
-    let reserve = files.number("proc/sys/vm/min_free_kbytes")? << 10;
-    let mut limits = vec![
-        (format!("the free memory of {node}"), n.free_bytes.saturating_sub(reserve)),
-        ("the free memory of the machine".to_owned(), available(&machine).saturating_sub(reserve)),
-    ];
-    limits.extend(
-        cgroup::memory_rooms(&files).into_iter().map(|room| (format!("/{}", room.file), room.left)),
-    );
-    for (limit, free) in limits {
-        let free_bytes = free.saturating_sub(MARGIN);
-        if free_bytes < bytes {
-            let remedy = "make the pool smaller, free memory, or raise the limit".into();
-            return Err(Error::OutOfMemory {
-                node,
-                needed_bytes: bytes,
-                free_bytes,
-                limit,
-                remedy,
-            });
-        }
-    }
-    Ok(())
-}
 
 /// Faults a whole share in, and verifies on which node its pages lie and how large they are.
 pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
@@ -118,11 +50,12 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     // Address space that is needed at the end is reserved now: filling a pool takes long.
     let window =
         if bound.is_ok() && !inner.page.is_hugetlb() { Some(share.window()?) } else { None };
-    fault_in(share, plan, bound.is_ok())?;
+    let fillers = Fillers::new(share, plan, bound.is_ok())?;
+    fillers.fault_in(plan)?;
     if bound.is_err() && inner.tables.is_some_and(|tables| tables != node) {
         share.note_tables(Run { first: 0, frames: inner.frames }, None);
     }
-    verify_node(share, bound)?;
+    fillers.verify_node(bound)?;
     if backend.is_host_memory() {
         check_page_size(inner.page, node, start, len)?;
     }
@@ -138,88 +71,162 @@ pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     Ok(())
 }
 
-/// Faults a whole share in, by several threads on the CPUs of its node. `bound`: whether the kernel
-/// has taken a policy for the alias.
-fn fault_in(share: &Share, plan: &Plan, bound: bool) -> Result<(), Error> {
-    let inner = &*share.0;
-    let (backend, node, bytes) = (&*inner.backend, inner.node, share.bytes());
-    let cpus = if backend.is_host_memory() { Topology::node_now(node)?.cpus } else { Vec::new() };
-    let step = STEP.max(inner.page.bytes() as u64);
-    let threads =
-        plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS)).min(bytes.div_ceil(step) as usize);
-    let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
-    let failure: Mutex<Option<Error>> = Mutex::new(None);
-    let work = |own_thread: bool| {
-        if own_thread {
-            affinity::run_on(&cpus);
-            // Memory without a policy of its own follows the thread's policy too, and memory
-            // matters more than page tables. Without any policy, both come from the node on which
-            // the thread runs: this one, if it has CPUs.
-            let tables = inner.tables.map(|tables| if bound { tables } else { node });
-            if let Some(tables) = tables {
-                let _ = backend.prefer_tables_on(Some(tables.0));
-            }
-        }
-        loop {
-            let at = next.fetch_add(step, Relaxed);
-            if at >= bytes || lock(&failure).is_some() {
-                return;
-            }
-            let step = step.min(bytes - at);
-            if let Err(error) = fill_step(share, at, step) {
-                *lock(&failure) = Some(error);
-                return;
-            }
-            let done = done.fetch_add(step, Relaxed) + step;
-            if let Some(report) = plan.progress {
-                report(done);
-            }
-        }
-    };
-    thread::scope(|scope| {
-        // If fewer threads start than were asked for, filling only takes longer.
-        let work = &work;
-        let start = |_| scope.start(c"pageleap-fill", move || work(true)).ok();
-        if (0..threads).filter_map(start).count() == 0 {
-            // The caller's own thread keeps its CPUs and its policy.
-            work(false);
-        }
-    });
-    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+/// The threads that fill a share and verify it.
+struct Fillers<'a> {
+    share: &'a Share,
+    /// The CPUs of the share's node. Empty if it has none.
+    cpus: Vec<usize>,
+    /// The node for the threads' page tables; `None` if it makes no difference.
+    tables: Option<NodeId>,
+    /// How many threads there are at most.
+    threads: usize,
 }
 
-/// Verifies that all frames of a filled share lie on its node. `bound` is what the kernel said to
-/// the policy of the alias.
-fn verify_node(share: &Share, bound: Result<(), Errno>) -> Result<(), Error> {
-    let inner = &*share.0;
-    let mut found = share.placement_of_all()?;
-    for _ in 0..LOOKS {
-        if !(1..=MOMENTARY).contains(&found.absent()) {
-            break;
+impl<'a> Fillers<'a> {
+    /// `bound`: whether the kernel has taken a policy for the alias.
+    fn new(share: &'a Share, plan: &Plan, bound: bool) -> Result<Self, Error> {
+        let inner = &*share.0;
+        let host = inner.backend.is_host_memory();
+        let cpus = if host { Topology::node_now(inner.node)?.cpus } else { Vec::new() };
+        let threads = plan.threads.unwrap_or(cpus.len().clamp(1, MAX_THREADS));
+        // Memory without a policy of its own follows the thread's policy too, and memory matters
+        // more than page tables. Without any policy, both come from the node on which the thread
+        // runs: this one, if it has CPUs.
+        let tables = inner.tables.map(|tables| if bound { tables } else { inner.node });
+        Ok(Fillers { share, cpus, tables, threads })
+    }
+
+    /// Makes one of the library's own threads take memory of the right nodes.
+    fn settle_thread(&self) {
+        affinity::run_on(&self.cpus);
+        if let Some(tables) = self.tables {
+            let _ = self.share.0.backend.prefer_tables_on(Some(tables.0));
         }
-        // The kernel is moving a page at this moment (for compaction, say), or has dropped its page
-        // table entry. The call waits for the one and restores the other.
-        // SAFETY: the alias is the share's own.
-        let _ = unsafe { inner.backend.populate(inner.alias_of(0), share.bytes() as usize, true) };
-        found = share.placement_of_all()?;
     }
-    let right = found.on(inner.node);
-    if right == inner.frames {
-        return Ok(());
+
+    /// Runs `work` on as many threads as there are `pieces`, at most, and waits for them.
+    fn run(&self, pieces: u64, work: &(dyn Fn() + Sync)) {
+        let threads = (self.threads as u64).min(pieces);
+        thread::scope(|scope| {
+            // If fewer threads start than were asked for, the work only takes longer.
+            let start = |_| {
+                let own = move || {
+                    self.settle_thread();
+                    work();
+                };
+                scope.start(c"pageleap-fill", own).ok()
+            };
+            if (0..threads).filter_map(start).count() == 0 {
+                // The caller's own thread keeps its CPUs and its policy.
+                work();
+            }
+        });
     }
-    Err(Error::Misplaced {
-        node: inner.node,
-        misplaced: inner.frames - right,
-        pages: inner.frames,
-        found: found.to_string(),
-        remedy: match bound {
-            Ok(()) => "free memory on that node".into(),
-            Err(errno) => format!(
-                "allow mbind, which failed with {errno} (in a container: grant CAP_SYS_NICE, or \
-                 allow it in the seccomp profile)"
-            ),
-        },
-    })
+
+    /// Faults the whole share in.
+    fn fault_in(&self, plan: &Plan) -> Result<(), Error> {
+        let inner = &*self.share.0;
+        let bytes = self.share.bytes();
+        let step = STEP.max(inner.page.bytes() as u64);
+        let limited = inner.backend.is_host_memory() && !inner.page.is_hugetlb();
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let fill = |at, step, announced: &mut Announced| {
+            if !limited {
+                return fill_step(self.share, at, step);
+            }
+            let wanted = (bytes - at).div_ceil(self.threads as u64).min(MOST_ANNOUNCED);
+            announced.cover(step, wanted, || Room::now(inner.node))?;
+            fill_step(self.share, at, step)?;
+            announced.take_back(step);
+            Ok(())
+        };
+        self.run(bytes.div_ceil(step), &|| {
+            let mut announced = Announced::new(&IN_FLIGHT);
+            loop {
+                let at = next.fetch_add(step, Relaxed);
+                if at >= bytes || lock(&failure).is_some() {
+                    return;
+                }
+                let step = step.min(bytes - at);
+                if let Err(error) = fill(at, step, &mut announced) {
+                    *lock(&failure) = Some(error);
+                    return;
+                }
+                let done = done.fetch_add(step, Relaxed) + step;
+                if let Some(report) = plan.progress {
+                    report(done);
+                }
+            }
+        });
+        failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+    }
+
+    /// Where the frames lie. All frames are filled before the first is asked about: memory that
+    /// runs short meanwhile may make the kernel move frames away again (to a slower tier, say).
+    fn placement(&self) -> Result<NodeCounts, Error> {
+        let inner = &*self.share.0;
+        if inner.frames <= VERIFIED_AT_ONCE || self.threads == 1 {
+            return self.share.placement_of_all();
+        }
+        let (next, refused) = (AtomicU64::new(0), AtomicBool::new(false));
+        let found: Mutex<NodeCounts> = Mutex::default();
+        self.run(inner.frames.div_ceil(VERIFIED_AT_ONCE), &|| {
+            let mut counts = NodeCounts::default();
+            while !refused.load(Relaxed) {
+                let first = next.fetch_add(VERIFIED_AT_ONCE, Relaxed);
+                if first >= inner.frames {
+                    break;
+                }
+                let frames = VERIFIED_AT_ONCE.min(inner.frames - first);
+                let asked = counts.ask(&*inner.backend, inner.alias_of(first), frames, inner.page);
+                if asked.is_err() {
+                    refused.store(true, Relaxed);
+                }
+            }
+            lock(&found).join(&counts);
+        });
+        if refused.into_inner() {
+            // This call knows another way, or makes an error of the refusal.
+            return self.share.placement_of_all();
+        }
+        Ok(found.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    /// Verifies that all frames lie on the share's node. `bound` is what the kernel said to the
+    /// policy of the alias.
+    fn verify_node(&self, bound: Result<(), Errno>) -> Result<(), Error> {
+        let inner = &*self.share.0;
+        let mut found = self.placement()?;
+        for _ in 0..LOOKS {
+            if !(1..=MOMENTARY).contains(&found.absent()) {
+                break;
+            }
+            // The kernel is moving a page at this moment (for compaction, say), or has dropped its
+            // page table entry. The call waits for the one and restores the other.
+            let (start, len) = (inner.alias_of(0), self.share.bytes() as usize);
+            // SAFETY: the alias is the share's own.
+            let _ = unsafe { inner.backend.populate(start, len, true) };
+            found = self.placement()?;
+        }
+        let right = found.on(inner.node);
+        if right == inner.frames {
+            return Ok(());
+        }
+        Err(Error::Misplaced {
+            node: inner.node,
+            misplaced: inner.frames - right,
+            pages: inner.frames,
+            found: found.to_string(),
+            remedy: match bound {
+                Ok(()) => "free memory on that node".into(),
+                Err(errno) => format!(
+                    "allow mbind, which failed with {errno} (in a container: grant CAP_SYS_NICE, \
+                     or allow it in the seccomp profile)"
+                ),
+            },
+        })
+    }
 }
 
 /// Checks in smaps that a filled range is mapped by huge pages.
@@ -251,31 +258,9 @@ fn huge_bytes(mapped: &MappedPages, len: u64) -> u64 {
     ((mapped.huge_mapped_ratio * len as f64) as u64).min(len - 1)
 }
 
+/// Faults a part of a share in.
 fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
-    /// Bytes that are announced until this value is dropped.
-    struct Announced(u64);
-    impl Drop for Announced {
-        fn drop(&mut self) {
-            IN_FLIGHT.fetch_sub(self.0, Relaxed);
-        }
-    }
     let inner = &*share.0;
-    let limited = inner.backend.is_host_memory() && !inner.page.is_hugetlb();
-    let _announced = loop {
-        let others = IN_FLIGHT.fetch_add(step, Relaxed);
-        let announced = Announced(step);
-        if !limited {
-            break announced;
-        }
-        match check_room(inner.node, inner.page, others + step) {
-            Ok(()) => break announced,
-            Err(error) if others == 0 => return Err(error),
-            // Memory that other threads have announced and already taken counts twice: check again
-            // when they are done.
-            Err(_) => drop(announced),
-        }
-        thread::sleep(Duration::from_millis(2));
-    };
     let addr = inner.alias_of(0) + at as usize;
     if inner.page == PageSize::Thp {
         join_pages(share, addr, step as usize)?;

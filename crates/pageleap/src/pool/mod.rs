@@ -8,6 +8,7 @@ mod fill;
 mod frames;
 mod needs;
 mod reserve;
+mod room;
 mod share;
 
 use std::fmt;

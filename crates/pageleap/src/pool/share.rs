@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::alias::{AliasEvent, AliasState, Aliases};
-use super::fill;
 use super::frames::{FrameAllocator, FrameSet, Run};
+use super::{fill, room};
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
@@ -98,7 +98,7 @@ impl Share {
     pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
         let Plan { node, tables, page, frames, .. } = *plan;
         let bytes = frames as usize * page.bytes();
-        fill::check_node(&*backend, node, page, bytes as u64)?;
+        room::check_node(&*backend, node, page, bytes as u64)?;
         let alias = reserve_aligned(&*backend, bytes)?;
         let release = |error| {
             // SAFETY: nothing has been mapped there, and no other code knows the address.

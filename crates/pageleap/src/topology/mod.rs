@@ -140,6 +140,16 @@ impl Topology {
         }
     }
 
+    /// The free bytes of one node of this machine at this moment ([`Node::free_bytes`]). Reads one
+    /// file.
+    pub(crate) fn free_now(id: NodeId) -> Result<u64, Error> {
+        match read::free_now(&SysFiles::host(), id)? {
+            Some(free_bytes) => Ok(free_bytes),
+            // The node has gone, or the kernel has no nodes.
+            None => Ok(Topology::node_now(id)?.free_bytes),
+        }
+    }
+
     /// All online nodes, by number.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
@@ -319,5 +329,7 @@ mod tests {
         let now = Topology::node_now(first).unwrap();
         let then = topology.node(first).unwrap();
         assert_eq!((now.id, &now.cpus, now.total_bytes), (then.id, &then.cpus, then.total_bytes));
+        assert!((1..=then.total_bytes).contains(&Topology::free_now(first).unwrap()));
+        assert!(Topology::free_now(NodeId(4242)).unwrap_err().is_usage());
     }
 }

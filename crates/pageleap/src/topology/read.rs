@@ -75,6 +75,12 @@ pub(super) fn node_now(files: &SysFiles, id: NodeId) -> Result<Option<Node>, Err
     Ok(Some(node))
 }
 
+/// The free bytes of one node; `None` if the kernel has no file about it.
+pub(super) fn free_now(files: &SysFiles, id: NodeId) -> Result<Option<u64>, Error> {
+    let text = files.text_if_there(&format!("{NODES}/node{}/meminfo", id.0))?;
+    Ok(text.map(|text| meminfo(&text).1))
+}
+
 /// The directory that counts the huge pages of a node, relative to the root.
 pub(super) fn huge_page_directory(has_numa: bool, node: NodeId) -> String {
     if has_numa { format!("{NODES}/node{}/hugepages", node.0) } else { HUGE_PAGES.to_owned() }

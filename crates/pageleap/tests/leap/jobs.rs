@@ -7,7 +7,9 @@ use crate::common::{
     check_stamp, for_page_sizes, in_lab, leap, migration, pool_mappings, pools, rest, soon, stamp,
     turn,
 };
-use pageleap::{BASE_PAGE, Ended, Job, Migration, PageSize, Phase, Pool, Region, audit};
+use pageleap::{
+    BASE_PAGE, CopyMethod, CopyUse, Ended, Job, Migration, PageSize, Phase, Pool, Region, audit,
+};
 
 /// Bytes of a region whose job, page by page, takes long enough for a test to act meanwhile.
 fn long() -> usize {
@@ -229,4 +231,49 @@ fn progress_only_grows() {
     assert!(steps >= pages.len(), "{steps} steps");
     assert_eq!(job.progress().bytes_migrated, long() as u64);
     assert_eq!(job.wait().bytes_copied, long() as u64);
+}
+
+/// Jobs that move enough together make one trial of each pair of nodes. Its winner stays, and the
+/// trial changes no page.
+#[test]
+fn the_fastest_copy_is_found_once_and_the_report_names_it() {
+    let _turn = turn();
+    /// Enough for a trial's pieces. Seven such jobs are worth a trial.
+    const LEN: usize = 40 << 20;
+    let [near, far] = pools(PageSize::Base, LEN as u64).unwrap();
+    let region = Region::new(&near, LEN).unwrap();
+    let mut found: Vec<CopyUse> = Vec::new();
+    let mut tried = 0;
+    let go = |to, limit| {
+        let mut job = Migration::new().range(&region, 0..LEN, to);
+        if let Some(limit) = limit {
+            job = job.rate_limit(limit);
+        }
+        let report = job.start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        report
+    };
+    for (round, to) in (1..=16).zip([&far, &near].into_iter().cycle()) {
+        // Frames that the region has left have what it had there, so it has something else now.
+        stamp(&region, 0..LEN, round);
+        let report = go(to, None);
+        check_stamp(&region, 0..LEN, round);
+        let [copies] = report.copies[..] else { panic!("one pair of nodes: {report}") };
+        assert!(report.to_string().contains(&format!("copied by {copies}")), "{report}");
+        assert_eq!(copies.to, to.nodes()[0], "{report}");
+        if !copies.tried {
+            assert_eq!(copies.method, CopyMethod::DEFAULT, "{report}");
+            assert_eq!(tried, 0, "what was found is forgotten: {report}");
+            continue;
+        }
+        tried += usize::from(copies.from == near.nodes()[0]);
+        match found.iter().find(|of| (of.from, of.to) == (copies.from, copies.to)) {
+            Some(before) => assert_eq!(*before, copies, "a second trial: {report}"),
+            None => found.push(copies),
+        }
+    }
+    assert!(tried > 0, "no trial was made");
+    // Others may have made the trial, so that a limited job uses its winner too.
+    let report = go(&far, Some(1 << 40));
+    assert_eq!(report.copies, found[..1], "{report}");
 }

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker};
+use crate::backend::{
+    Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
+};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
@@ -109,6 +111,7 @@ impl Fixture {
             locked: false,
             may_exchange: true,
             hold: self.by.hold,
+            method: CopyMethod::DEFAULT,
             following: Some(Following {
                 tracker: self.tracker,
                 freeze_at,

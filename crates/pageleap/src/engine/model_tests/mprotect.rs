@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::backend::{Backend, Errno, FailAt, FailMode, Mapping, Model, Prot};
+use crate::backend::{Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, Model, Prot};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::processor::Processor;
 use crate::engine::slot::{Slot, SlotTable, Span};
@@ -70,6 +70,7 @@ impl Fixture {
             locked: false,
             may_exchange: self.exchange,
             hold,
+            method: CopyMethod::DEFAULT,
             following: None,
         }
     }
