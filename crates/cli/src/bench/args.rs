@@ -1,6 +1,7 @@
 //! Flags of `pageleap bench engines`, and what each accepts.
 
 use std::fmt;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use pageleap::{BASE_PAGE, EngineChoice, PageSize};
@@ -122,6 +123,16 @@ pub struct EnginesArgs {
         value_parser = bytes::threads
     )]
     pub threads: usize,
+
+    /// Longest time for which a thread should wait for a leap, such as 200us or 1ms
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1ms",
+        allow_hyphen_values = true,
+        value_parser = wait_budget
+    )]
+    pub wait_budget: Duration,
 
     /// Node that the region starts on [default: the first node with memory]
     #[arg(long, value_name = "NODE")]
@@ -324,6 +335,19 @@ fn runs(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Reads a time of whole microseconds or milliseconds.
+fn wait_budget(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
+        (Some(digits), _) => (digits, 1_000),
+        (_, Some(digits)) => (digits, 1_000_000),
+        _ => ("", 0),
+    };
+    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)) {
+        Some(ns @ 1..) => Ok(Duration::from_nanos(ns)),
+        _ => Err("expected a time such as 200us or 1ms".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -427,6 +451,7 @@ mod tests {
             ("--rates", &["0", "-1", "fast", "100k,0"]),
             ("--runs", &["0", "1001", "-1", "many"]),
             ("--threads", &["0", "65"]),
+            ("--wait-budget", &["0us", "-1ms", "1", "ms", "1s", "99999999999999999999ms"]),
             ("--writers", &["0", "65"]),
             ("--readers", &["x", "65"]),
             ("--from", &["one", "1.5"]),

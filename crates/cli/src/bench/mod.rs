@@ -50,6 +50,7 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
             to,
             size: args.size,
             threads: args.threads,
+            wait_budget: args.wait_budget,
             load_threads: args.load_threads(),
             runs: args.runs(),
             seed: args.seed,

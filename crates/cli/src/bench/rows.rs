@@ -1,5 +1,7 @@
 //! The result as a document: machine and setting, base line, rows, and the figures of each run.
 
+use std::time::Duration;
+
 use pageleap::{CopyMethod, PageSize, Waits};
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
@@ -53,6 +55,8 @@ pub struct Setting {
     pub size: u64,
     /// Threads that copy.
     pub threads: usize,
+    /// For how long a thread should wait at most.
+    pub wait_budget: Duration,
     /// Threads of the largest load.
     pub load_threads: usize,
     /// Runs of each row.
@@ -202,6 +206,11 @@ impl Setting {
             }),
             fact("bytes", "bytes that leap", Value::Bytes(self.size)),
             fact("copy_threads", "threads that copy", Value::count(self.threads)),
+            fact(
+                "wait_budget_ns",
+                "wait budget",
+                Value::ns(self.wait_budget.as_nanos().try_into().ok()),
+            ),
         ];
         facts.extend([
             fact("load_threads", "", Value::count(self.load_threads)),
@@ -513,6 +522,7 @@ mod tests {
                 to,
                 size: args.size,
                 threads: 1,
+                wait_budget: Duration::from_millis(1),
                 load_threads: 1,
                 runs: 2,
                 seed: 1,

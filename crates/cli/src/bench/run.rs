@@ -119,7 +119,8 @@ fn leap(
     let mut migration = Migration::new()
         .range(region, 0..region.len(), &*destination)
         .engine(engine.choice)
-        .threads(args.threads);
+        .threads(args.threads)
+        .wait_budget(args.wait_budget);
     if let Some(area) = engine.area {
         migration = migration.area_bytes(area);
     }

@@ -68,6 +68,9 @@ pub(crate) struct Effort {
     pub(crate) written: u64,
     /// Base pages copied while everybody waited.
     pub(crate) left: u64,
+    /// How long all of the area was copied while it was closed, in nanoseconds; 0 if it was copied
+    /// before.
+    pub(crate) copy_ns: u64,
     /// Threads that came to wait while the area was closed, if they can be counted.
     pub(crate) waiters: u64,
     /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the

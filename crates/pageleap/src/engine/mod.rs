@@ -131,7 +131,7 @@ pub(crate) enum Areas {
     /// Areas of hugetlb pages do not: the longer the copy of a page's neighbours takes, the more of
     /// them are written meanwhile.
     Adaptive,
-    /// As large as is copied in half of the time that threads may have to wait.
+    /// As large as is copied in somewhat less than half of the time that threads may have to wait.
     Budgeted,
 }
 

@@ -62,9 +62,11 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
                 slot.track();
             }
         }
+        let from = monotonic_ns();
         // SAFETY: the source is readable and the new frames are ours (see this function's
         // contract).
         let complete = unsafe { copy(slot, backend, work, trackable && !hold, effort) };
+        let copy_ns = monotonic_ns().saturating_sub(from);
         if trackable && !hold {
             closed_at = monotonic_ns();
             match slot.close() {
@@ -98,6 +100,7 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
         effort.held = hold && trackable;
         if hold {
             effort.left = (len / BASE_PAGE) as u64;
+            effort.copy_ns = copy_ns;
         }
         effort.waiters = slot.waits.take_waiters();
         effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);

@@ -19,6 +19,7 @@ use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
 use crate::backend::Call;
+use crate::sync::monotonic_ns;
 use crate::units::BASE_PAGE;
 
 struct StopCopy;
@@ -63,6 +64,7 @@ impl Way for StopCopy {
         let backend = at.tools.backend;
         // SAFETY: the span is published, and registered.
         unsafe { at.freeze(effort) }?;
+        let from = monotonic_ns();
         // Nobody can store to the old frames any more, so this copy is the last one.
         if prot.readable() {
             // SAFETY: the alias maps the old frames and holds up nobody; the new frames are ours.
@@ -73,6 +75,7 @@ impl Way for StopCopy {
             unsafe { backend.read_file(old.file, old.offset, new.alias, len) }
                 .map_err(|errno| (Call::ReadFile, errno))?;
         }
+        effort.copy_ns = monotonic_ns().saturating_sub(from);
         effort.copied += len as u64;
         effort.left = (len / BASE_PAGE) as u64;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to

@@ -18,6 +18,8 @@ pub(crate) struct Seen {
     pub(crate) left: u64,
     /// How long everybody waited, in nanoseconds.
     pub(crate) window_ns: u64,
+    /// How much of that the copy took, if all of the area was copied then.
+    pub(crate) copy_ns: u64,
 }
 
 /// What the size of the next area follows from.
@@ -60,6 +62,8 @@ impl Pace {
     const WEIGHT: f64 = 1.0 / 8.0;
     /// A window counts at most as this multiple of its expected duration.
     const MOST: f64 = 4.0;
+    /// The share of the wait budget that the copy in a window may take.
+    const COPY_SHARE: f64 = 0.4;
 
     /// All areas have `pages` pages.
     pub(crate) fn fixed(pages: u64, budget: Duration) -> Self {
@@ -81,8 +85,9 @@ impl Pace {
         }
     }
 
-    /// The first area has `first` pages. The copy of a later area takes half of the budget. The
-    /// other half is for the calls of a window, and for hosts that are not steady.
+    /// The first area has `first` pages. The copy of a later area takes
+    /// [this share](Self::COPY_SHARE) of the budget. The rest is for the calls of a window, and for
+    /// hosts that are not steady.
     pub(crate) fn by_copies(
         first: u64,
         least: u64,
@@ -137,16 +142,16 @@ impl Pace {
         // next window.
         let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
         if let Rule::Copied(unit) = self.rule {
-            // The calls of a window are most of what a smaller area takes.
-            if seen.left >= self.least * unit.base_pages {
+            if seen.left > 0 {
+                let page_ns = seen.copy_ns as f64 / left;
                 self.page_ns = match self.copies {
-                    0 => ns / left,
+                    0 => page_ns,
                     // Another thread may have taken the CPU in one of the two.
-                    1 => self.page_ns.min(ns / left),
-                    _ => towards(self.page_ns, ns / left),
+                    1 => self.page_ns.min(page_ns),
+                    _ => towards(self.page_ns, page_ns),
                 };
                 self.copies = self.copies.saturating_add(1);
-                self.now = self.copied_in_half_the_budget(unit);
+                self.now = self.copied_in_its_share(unit);
             }
             return;
         }
@@ -165,9 +170,9 @@ impl Pace {
         }
     }
 
-    /// How many pages are copied in half of the budget.
-    fn copied_in_half_the_budget(&self, unit: Unit) -> u64 {
-        let base_pages = self.budget_ns as f64 / 2.0 / self.page_ns.max(1.0);
+    /// How many pages are copied in the share of the budget that copies have.
+    fn copied_in_its_share(&self, unit: Unit) -> u64 {
+        let base_pages = self.budget_ns as f64 * Self::COPY_SHARE / self.page_ns.max(1.0);
         let pages = (base_pages / unit.base_pages as f64) as u64;
         let rounded = match pages / unit.pages {
             0 => unit.pages >> unit.pages.div_ceil(pages.max(1)).next_power_of_two().ilog2(),
@@ -184,7 +189,13 @@ mod tests {
     const BUDGET: Duration = Duration::from_millis(1);
 
     fn seen(written: u64, left: u64, us: u64) -> Seen {
-        Seen { written, left, window_ns: us * 1000 }
+        Seen { written, left, window_ns: us * 1000, copy_ns: 0 }
+    }
+
+    /// An area that was copied while it was closed. The calls of its window take some time too.
+    fn copied(left: u64, ns_of_a_page: u64) -> Seen {
+        let copy_ns = left * ns_of_a_page;
+        Seen { written: 0, left, window_ns: copy_ns + 60_000, copy_ns }
     }
 
     #[test]
@@ -221,36 +232,36 @@ mod tests {
     }
 
     #[test]
-    fn copies_in_windows_take_half_of_the_budget() {
+    fn copies_in_windows_take_their_share_of_the_budget() {
         let unit = Unit { pages: 512, base_pages: 1 };
         let after = |budget: Duration, ns_of_a_page: u64| {
             let mut pace = Pace::by_copies(512, 32, 4096, unit, budget);
             for _ in 0..4 {
                 let left = pace.area_pages();
-                pace.observe(Seen { written: 0, left, window_ns: left * ns_of_a_page });
+                pace.observe(copied(left, ns_of_a_page));
             }
             pace.area_pages()
         };
         // 5 us for 4 KB is 0.8 GB/s, and 100 ns are 40 GB/s.
         assert_eq!(
-            [100, 200, 300, 700, 976].map(|ns| after(BUDGET, ns)),
-            [4096, 2048, 1536, 512, 512]
+            [80, 100, 200, 300, 700, 781].map(|ns| after(BUDGET, ns)),
+            [4096, 3584, 1536, 1024, 512, 512]
         );
-        assert_eq!([977, 1000, 5000, 100_000].map(|ns| after(BUDGET, ns)), [256, 256, 64, 32]);
+        assert_eq!([782, 1000, 5000, 100_000].map(|ns| after(BUDGET, ns)), [256, 256, 64, 32]);
         assert_eq!(after(Duration::from_micros(200), 200), 256);
         assert_eq!(after(Duration::from_secs(1), 200), 4096);
         assert_eq!(after(Duration::from_nanos(1), 200), 32);
         // Transparent huge pages: one of them is a unit.
         let huge = Unit { pages: 1, base_pages: 512 };
         let mut pace = Pace::by_copies(1, 1, 8, huge, BUDGET);
-        pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 200 });
-        assert_eq!(pace.area_pages(), 4);
-        let slow = Seen { written: 0, left: 2048, window_ns: 2048 * 5000 };
+        pace.observe(copied(512, 200));
+        assert_eq!(pace.area_pages(), 3);
+        let slow = copied(2048, 5000);
         pace.observe(slow);
-        assert_eq!(pace.area_pages(), 4, "of two windows the shorter one counts");
+        assert_eq!(pace.area_pages(), 3, "of two windows the shorter one counts");
         pace.observe(slow);
-        assert_eq!(pace.area_pages(), 3, "one slow window counts at most four times");
-        (0..40).for_each(|_| pace.observe(Seen { written: 0, left: 512, window_ns: 512 * 5000 }));
+        assert_eq!(pace.area_pages(), 2, "one slow window counts at most four times");
+        (0..40).for_each(|_| pace.observe(copied(512, 5000)));
         assert_eq!(pace.area_pages(), 1);
     }
 
@@ -261,7 +272,7 @@ mod tests {
             let mut pace = Pace::by_copies(512, least, 4096, unit, BUDGET);
             for _ in 0..windows {
                 let left = pace.area_pages();
-                pace.observe(Seen { written: 0, left, window_ns: left * ns_of_a_page });
+                pace.observe(copied(left, ns_of_a_page));
             }
             pace.copies_in_budget()
         };

@@ -159,7 +159,7 @@ impl Mover for PageMover {
         effort.waiters = u64::from(touched && terms.few_wait);
         let written = if touched && !terms.few_wait { area.len() } else { 0 };
         let left = if terms.few_wait { area.len() } else { 0 };
-        let seen = Some(Seen { written, left, window_ns });
+        let seen = Some(Seen { written, left, window_ns, copy_ns: window_ns });
         Outcome { runs, by, effort, seen, disturbed: None }
     }
 
@@ -299,7 +299,7 @@ fn areas_are_closed_first_while_few_threads_come_to_wait() {
     let why = Why::ManyWait;
     let mover = PageMover { memory: memory.clone(), tables_only: false, attempts_left, why };
     let unit = Unit { pages: 1, base_pages: 1 };
-    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(8 * PAGE_NS));
+    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(12 * PAGE_NS));
     let report = run_mover(mover, 1, LONG, Some(closing));
     memory.shows_all(|_| true);
     let few: u64 = report

@@ -176,12 +176,12 @@ impl<'a> Migration<'a> {
 
     /// Sets the longest time for which a thread of the process should wait for the job. Default:
     /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
-    /// measures: that of an area, and that of the rest copied in a window. Areas that
-    /// are closed before they are copied are so large that their copy takes half of it.
+    /// measures: that of an area, and that of the rest copied in a window. Areas that are closed
+    /// before they are copied are so large that their copy takes two fifths of it.
     ///
     /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
-    /// keeps there is twice the time in which 2 MB are copied: 0.25 ms at 16 GB/s, 0.8 ms at 5
-    /// GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.1 ms.
+    /// keeps there is some two times the time in which 2 MB are copied: 0.3 ms at 16 GB/s, 0.9 ms
+    /// at 5 GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.15 ms.
     ///
     /// The budget is no promise: every page is moved, always, and threads may have to wait for a
     /// CPU. [`Report::windows_over_budget`](crate::Report::windows_over_budget) counts the windows

@@ -501,8 +501,8 @@ impl Mover for FrameMover {
                 if usable { Verdict::Refused(why) } else { Verdict::GivenUp(why) }
             }
         };
-        let Effort { written, left, window_ns, .. } = effort;
-        let seen = telling.then_some(Seen { written, left, window_ns });
+        let Effort { written, left, window_ns, copy_ns, .. } = effort;
+        let seen = telling.then_some(Seen { written, left, window_ns, copy_ns });
         Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }
     }
 
