@@ -486,9 +486,9 @@ fn everything_at_once(scene: Scene) {
 // -------------------------------------------------------------------------------------------------
 
 fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    /// With few switches, the default number of schedules meets some ten disturbed copies, and now
-    /// and then no such copy. Then more schedules run.
-    const MOST_RUNS: usize = 4;
+    /// With few switches, a thousand schedules meet one disturbed copy or two, and every other time
+    /// none. Then more schedules run.
+    const MOST_RUNS: usize = 20;
     let seen = Arc::new(Seen::default());
     for _ in 0..MOST_RUNS {
         let counts = seen.clone();

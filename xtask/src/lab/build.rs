@@ -17,8 +17,9 @@ use crate::soak;
 
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. `joining` takes more huge pages than machines of the lab have.
-pub const TEST_BINARIES: [&str; 19] = [
+pub const TEST_BINARIES: [&str; 20] = [
     "attributes",
+    "auto",
     "bad_input",
     "contract",
     "fault_injection",
