@@ -715,8 +715,8 @@ void pageleap_guard_drop(pageleap_guard *guard);
  * With every engine threads wait for milliseconds at most, nothing is lost, and every page
  * moves in the end. */
 typedef enum pageleap_engine {
-    /* The best engine that works here: chosen for each job, and again for parts where an engine
-     * is refused. */
+    /* The best engine that works here: chosen for each job, and again for each area, by how many
+     * threads came to wait for those before it, and where an engine is refused. */
     PAGELEAP_ENGINE_AUTO = 0,
     /* Follows writes, copies written pages again, and takes the page tables away for a moment.
      * System calls do not fail because of it. Needs Linux 6.7, and a userfaultfd that also
