@@ -486,9 +486,9 @@ fn everything_at_once(scene: Scene) {
 // -------------------------------------------------------------------------------------------------
 
 fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    /// With few switches, a thousand schedules meet one disturbed copy or two, and every other time
-    /// none. Then more schedules run.
-    const MOST_RUNS: usize = 20;
+    /// With few switches, one thousand of schedules in three meets a disturbed copy. More schedules
+    /// run until one has been met.
+    const MOST_RUNS: usize = 40;
     let seen = Arc::new(Seen::default());
     for _ in 0..MOST_RUNS {
         let counts = seen.clone();
