@@ -15,8 +15,8 @@ use common::{
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
 use pageleap::{
-    Ended, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement, Pool, Region,
-    Verification, audit,
+    Ended, EngineChoice, Error, Migration, NodeId, PageCounts, PageSize, PageTables, Placement,
+    Pool, Region, Verification, audit,
 };
 use refusing::{Refusing, Request};
 
@@ -53,8 +53,17 @@ fn check_marks(model: &Model, region: &Region) {
 }
 
 fn go(region: &Region, to: impl Into<pageleap::Destination>) -> pageleap::Report {
+    go_by(EngineChoice::Auto, region, to)
+}
+
+/// Moves a whole region by an engine.
+fn go_by(
+    engine: EngineChoice,
+    region: &Region,
+    to: impl Into<pageleap::Destination>,
+) -> pageleap::Report {
     let job = Migration::new().range(region, 0..region.len(), to).area_bytes(4 * PAGE).threads(1);
-    let report = job.start().unwrap().wait();
+    let report = job.engine(engine).start().unwrap().wait();
     assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
     report
 }
@@ -96,6 +105,10 @@ fn a_region_is_spread_as_its_placement_says_and_leaps_to_another() {
 
 #[test]
 fn page_tables_follow_the_data_unless_told_otherwise() {
+    EngineChoice::ALL.into_iter().for_each(check_that_page_tables_follow);
+}
+
+fn check_that_page_tables_follow(engine: EngineChoice) {
     let (model, pool) = model_pool(PAGES);
     let tables = |region: &Region| {
         let of_page = |page| model.tables_at(address(region, page)).expect("a node was preferred");
@@ -106,19 +119,19 @@ fn page_tables_follow_the_data_unless_told_otherwise() {
     let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
     mark(&model, &region);
     assert_eq!(tables(&region), NODES[0]);
-    go(&region, pool.on(NODES[1]));
+    go_by(engine, &region, pool.on(NODES[1]));
     assert_eq!(tables(&region), NODES[1]);
 
     let elsewhere = Placement::on(NODES[0]).page_tables(PageTables::Node(NODES[2]));
-    let report = go(&region, pool.on(elsewhere.clone()));
+    let report = go_by(engine, &region, pool.on(elsewhere.clone()));
     assert_eq!(tables(&region), NODES[2]);
     assert!(report.calls.contains_key("set_mempolicy"), "{:?}", report.calls);
-    go(&region, pool.on(NODES[1]));
+    go_by(engine, &region, pool.on(NODES[1]));
     assert_eq!(tables(&region), NODES[1]);
 
     // The frames of node 0 have kept the page tables on node 4. These must not be used as if they
     // were on node 0.
-    go(&region, pool.on(NODES[0]));
+    go_by(engine, &region, pool.on(NODES[0]));
     assert_eq!(tables(&region), NODES[0]);
     check_marks(&model, &region);
     drop(region);
@@ -285,7 +298,8 @@ fn a_pool_that_is_too_small_says_what_was_free_before() {
 /// filling is refused too, mapped anew.
 #[test]
 fn page_tables_are_put_right_after_a_refused_policy() {
-    for refill in [true, false] {
+    let engines = EngineChoice::ALL;
+    for (refill, engine) in [true, false].into_iter().flat_map(|how| engines.map(|e| (how, e))) {
         let model = Arc::new(Model::new());
         let refused = Arc::new(AtomicUsize::new(0));
         let asked = refused.clone();
@@ -307,7 +321,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
             let all = (0..PAGES).map(|page| model.tables_at(address(region, page)));
             all.collect::<std::collections::BTreeSet<_>>()
         };
-        go(&region, pool.on(NODES[1]));
+        go_by(engine, &region, pool.on(NODES[1]));
         refused.store(if refill { 0 } else { filling }, Relaxed);
         drop(region);
         refused.store(policy, Relaxed);
@@ -317,6 +331,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
         let stripes = pool.on(Placement::interleave([NODES[0], NODES[2]]).stripe_bytes(PAGE));
         let report = Migration::new()
             .range(&region, 0..region.len(), stripes)
+            .engine(engine)
             .threads(2)
             .start()
             .unwrap()
@@ -325,7 +340,7 @@ fn page_tables_are_put_right_after_a_refused_policy() {
         let warned = report.warnings.iter().filter(|w| w.contains("set_mempolicy")).count();
         assert_eq!(warned, 1, "{report}");
         refused.store(0, Relaxed);
-        go(&region, pool.on(NODES[1]));
+        go_by(engine, &region, pool.on(NODES[1]));
         assert_eq!(tables(&region), [Some(NODES[1].0)].into());
     }
 }

@@ -280,7 +280,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes so many rows.
+    /// Writes `batch` rows, which `rows` chooses.
     fn write(&mut self, batch: u64, rows: Rows) {
         for _ in 0..batch {
             let chosen = rows.choose(&mut self.random, self.slots.len());

@@ -22,7 +22,7 @@ pub(crate) struct Closing {
 }
 
 impl Closing {
-    /// For a job with so many items.
+    /// For a job with `items` items.
     pub(crate) fn new(pace: Pace, items: usize) -> Closing {
         Closing { pace, items: vec![None; items], latest: Contention::default() }
     }
@@ -32,7 +32,7 @@ impl Closing {
         self.of(item).closes_first.then(|| self.pace.area_pages())
     }
 
-    /// Takes an area into account that was closed first, for which so many threads came to wait.
+    /// Takes an area into account that was closed first, for which `waiters` threads came to wait.
     pub(crate) fn closed(&mut self, item: usize, seen: Seen, waiters: u64) {
         self.pace.observe(seen);
         // A thread that waits for a long window waits as long as others for many.
@@ -52,8 +52,8 @@ impl Closing {
         self.pace.forget_copies();
     }
 
-    /// Takes an area of so many pages into account that was followed, and the base pages that were
-    /// written while it was copied.
+    /// Takes an area of `pages` pages into account that was followed. `written` base pages of it
+    /// were written while it was copied.
     pub(crate) fn followed(&mut self, item: usize, pages: u64, written: u64) {
         let closed_pages = self.pace.area_pages();
         let seen = Followed { written, pages, closed_pages };
@@ -116,11 +116,11 @@ impl Contention {
     const PATIENCE: f64 = 16.0;
     /// How long at most that is after trials that failed.
     const MOST_PATIENCE: f64 = 512.0;
-    /// A trial that has lasted for so many areas has not failed.
+    /// A trial that has lasted for this many closed areas has not failed.
     const PASSED: f64 = 64.0;
 
-    /// Takes an area into account that was closed first, for which so many threads came to wait,
-    /// for as long as for so many areas.
+    /// Takes an area into account that was closed first, for which `waiters` threads came to wait.
+    /// Its window took as long as those of `areas` areas.
     fn closed(&mut self, waiters: u64, areas: f64) {
         self.observe(waiters as f64, areas);
         if self.closes_first && self.lasted >= Self::PASSED {
@@ -216,7 +216,7 @@ mod tests {
         first
     }
 
-    /// Moves so many areas. Returns how many were closed first, and how often that changed.
+    /// Moves `n` areas. Returns how many were closed first, and how often that changed.
     fn areas(
         contention: &mut Contention,
         n: usize,
@@ -307,7 +307,7 @@ mod tests {
 
     const BUDGET: Duration = Duration::from_millis(1);
 
-    /// For so many items. Areas have 1 to 8 times 512 pages.
+    /// For `items` items. Areas have 1 to 8 times 512 pages.
     fn closing(items: usize) -> Closing {
         let unit = Unit { pages: CLOSED, base_pages: 1 };
         Closing::new(Pace::by_copies(CLOSED, CLOSED, 8 * CLOSED, unit, BUDGET), items)

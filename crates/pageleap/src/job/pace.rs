@@ -116,7 +116,7 @@ impl Pace {
     /// Whether the least area can be copied within the budget, as far as is known
     /// ([`Pace::by_copies`]).
     pub(crate) fn copies_in_budget(&self) -> bool {
-        /// So many windows are needed to tell.
+        /// Fewer windows do not tell.
         const TELLING: u32 = 8;
         let Rule::Copied(unit) = self.rule else { return false };
         let least_ns = self.page_ns * (self.least * unit.base_pages) as f64;

@@ -63,7 +63,7 @@ impl Ground {
 /// What is known of a pair of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
-    /// So many bytes have been moved by the default, or were to be moved.
+    /// The bytes that the default method has moved, or was to move.
     Bytes(u64),
     /// The winner of the trial.
     Method(CopyMethod),
