@@ -5,7 +5,7 @@ mod programs;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -169,6 +169,15 @@ pub fn test(workspace: &Workspace, effort: Effort) -> Result<Outcome> {
     cmake::test(workspace, &prefix, &mut outcome);
     programs::test(workspace, &prefix, effort, &mut outcome)?;
     Ok(outcome)
+}
+
+/// Builds the program for guests of the lab that leaps ordinary memory, against the library as the
+/// tests were built with it. Its files lie in a folder of the lab's own: a step may install another
+/// library below `target/capi` meanwhile. The inner error names a tool that is missing.
+pub fn for_the_lab(workspace: &Workspace) -> Result<Result<PathBuf, String>> {
+    let folder = workspace.target.join("lab/capi");
+    install_of_tests(workspace, &Layout::movable(&folder))?;
+    programs::ordinary_memory(workspace, &folder, &folder.join("tests"))
 }
 
 /// The header, the list of versions and the shared library have the same functions, and the library

@@ -110,7 +110,12 @@ impl Workspace {
         }
         match checker {
             Checker::Loom | Checker::Shuttle => arguments.push("--lib"),
-            Checker::Unit => arguments.extend(["--lib", "--test", "placement", "--test", "auto"]),
+            Checker::Unit => {
+                arguments.push("--lib");
+                for test in ["attributes", "auto", "placement"] {
+                    arguments.extend(["--test", test]);
+                }
+            }
             Checker::Stress => arguments.extend(["--test", "stress"]),
         }
         if build_only {

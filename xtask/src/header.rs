@@ -12,7 +12,7 @@ use crate::files::{read, write};
 
 /// The modules in the order in which a reader needs them, each with the title of its part of the
 /// header.
-const PARTS: [(&str, &str); 10] = [
+const PARTS: [(&str, &str); 13] = [
     ("status", "Errors"),
     ("page_size", "Page sizes"),
     ("topology", "The machine"),
@@ -23,9 +23,10 @@ const PARTS: [(&str, &str); 10] = [
     ("guard", "Guards"),
     ("migration", "What is to move, and how"),
     ("report", "Reports"),
+    ("job", "Jobs"),
+    ("memory", "Memory that no pool owns"),
+    ("move_pages", "Lists of pages"),
 ];
-/// The last module: it uses all others.
-const LAST: (&str, &str) = ("job", "Jobs");
 
 /// The path of the header in the workspace.
 const HEADER: &str = "crates/capi/include/pageleap.h";
@@ -57,7 +58,7 @@ pub fn run(workspace: &Workspace, check: bool) -> Result<bool> {
 pub fn text(root: &Path) -> Result<String> {
     let sources = root.join("crates/capi/src");
     let mut header = fill(&read(&sources.join("opening.h"))?, &VERSION)?;
-    for (module, title) in PARTS.into_iter().chain([LAST]) {
+    for (module, title) in PARTS {
         header += &format!("\n/* ---- {title} {} */\n\n", "-".repeat(88 - title.len()));
         header += compact(&part(&sources.join(format!("{module}.rs")))?).trim();
         header.push('\n');

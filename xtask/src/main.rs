@@ -216,7 +216,7 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
         mutation::write_list(&workspace.root, TABLE)?;
         return Ok(true);
     }
-    ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants.rs");
+    ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants/");
     let _huge_pages = Guard::reserve();
     let wanted = |name: &str| name.contains(&flags.filter);
     let outcome = mutation::run(workspace, TABLE, wanted, Duration::from_secs(flags.limit))?;

@@ -9,7 +9,6 @@
 //! The working tree itself is never written.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -36,11 +35,6 @@ const SLOW_FACTOR: u32 = 3;
 
 /// How long compiling may take. The first build of a checker compiles its dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(900);
-
-/// The seed of shuttle's random schedules. Mutants meet the same schedules in each run, so that no
-/// mutant is caught by luck. The step `shuttle` takes other schedules each time.
-const SHUTTLE_SEED_VAR: &str = "SHUTTLE_RANDOM_SEED";
-const SHUTTLE_SEED: &str = "4711";
 
 /// Lines of a failed build or run that are shown. The log has all lines.
 const TAIL_LINES: usize = 25;
@@ -208,10 +202,7 @@ impl Bench<'_> {
     fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
         let mut watch = Watch::new(self.checker);
         let start = Instant::now();
-        let mut command = self.workspace.checker(self.checker, Effort::Full, build_only);
-        if env::var_os(SHUTTLE_SEED_VAR).is_none() {
-            command.env(SHUTTLE_SEED_VAR, SHUTTLE_SEED);
-        }
+        let command = self.workspace.checker(self.checker, Effort::Full, build_only);
         let ending = process::run_until(command, limit, |line| watch.line(line))?;
         let output = watch.output;
         let directory = self.home.join("log");

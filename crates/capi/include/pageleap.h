@@ -385,10 +385,10 @@ typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
     /* The topic: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Four topics concern engines: precopy works if "freeze"
+     * "hugetlb-2m" or "free-memory". Five topics concern engines: precopy works if "freeze"
      * does (but not for hugetlb pages), wp-sync if "write-barrier" does, stop-copy if "hold"
-     * does (but not for hugetlb pages), precopy-protect if "write-tracking" does. The engine
-     * mprotect works wherever a job can. */
+     * does (but not for hugetlb pages), precopy-protect if "write-tracking" does, and uffd-move if
+     * "memory-in-place" does. The engine mprotect works wherever a job can. */
     const char *topic;
     /* Its state. */
     enum pageleap_state state;
@@ -737,6 +737,12 @@ typedef enum pageleap_engine {
      * for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
      * as precopy does. Not for hugetlb pages. */
     PAGELEAP_ENGINE_STOP_COPY = 5,
+    /* The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory(). */
+    PAGELEAP_ENGINE_KERNEL = 6,
+    /* Moves private anonymous memory that no pool owns in place (UFFDIO_MOVE):
+     * pageleap_leap_memory(). System calls do not fail because of it. Needs Linux 6.8, and a
+     * userfaultfd as precopy does. */
+    PAGELEAP_ENGINE_UFFD_MOVE = 7,
 } pageleap_engine;
 
 /* A range of a job: bytes of a region, in whole pages, and where they go. */
@@ -1130,6 +1136,124 @@ pageleap_status pageleap_job_wait_with_progress(const pageleap_job *job,
 /* Frees a job; NULL is allowed. If the job has not ended, it is cancelled, and the call waits
  * until its ranges are whole. No thread may use the handle from the call on. */
 void pageleap_job_free(pageleap_job *job);
+
+/* ---- Memory that no pool owns ---------------------------------------------------------------- */
+
+/* Populated memory of a node, for leaps of memory that no pool owns. A leap copies into memory
+ * that is already there, and populating 4 KB pages takes the time of five copies. A program that
+ * wants its leaps fast takes this time beforehand. The memory that a leap takes becomes the
+ * program's. */
+typedef struct pageleap_reserve pageleap_reserve;
+
+/* A range of memory of this process, and where its pages are to lie. */
+typedef struct pageleap_memory_range {
+    /* sizeof(pageleap_memory_range), the same in all elements of an array. */
+    size_t size;
+    /* Its first byte. */
+    void *address;
+    /* How many bytes. The whole pages among them move. */
+    size_t length;
+    /* The nodes that the pages go to. */
+    const pageleap_placement *place;
+} pageleap_memory_range;
+
+/* How a job moves memory that no pool owns. If all fields but size are 0, the library chooses. */
+typedef struct pageleap_memory_options {
+    /* sizeof(pageleap_memory_options). */
+    size_t size;
+    /* PAGELEAP_ENGINE_UFFD_MOVE: this one alone. Memory that it cannot move is refused, and pages
+     * that it leaves stay. PAGELEAP_ENGINE_KERNEL: the kernel moves all of it.
+     * PAGELEAP_ENGINE_AUTO: the first one where it works, and the kernel for the rest. */
+    uint32_t engine;
+    /* Whether pages move as well that lie on the right node already. They get other frames of
+     * it. For measurements on machines with one node. */
+    bool renew;
+    /* Reserves from which copies take their memory, where it fits: the node, the size of pages,
+     * and while a reserve has some. The array is not needed after the call. */
+    const pageleap_reserve *const *reserves;
+    /* How many reserves there are. */
+    size_t reserve_count;
+    /* Nanoseconds after which the job moves no more pages; 0: no limit. */
+    uint64_t timeout_ns;
+    /* The longest time, in nanoseconds, for which a thread of the program should have to wait for
+     * the job; 0: half a millisecond. A target, not a limit. */
+    uint64_t wait_budget_ns;
+    /* The most bytes that the job copies per second; 0: no limit. */
+    uint64_t rate_limit_bytes_per_s;
+} pageleap_memory_options;
+
+/* Takes `bytes` bytes of a node, rounded up to 2 MB, in pages of PAGELEAP_PAGE_4K or
+ * PAGELEAP_PAGE_THP. The reserve is freed with pageleap_reserve_free(). */
+pageleap_status pageleap_reserve_new(uint32_t node,
+                                     size_t bytes,
+                                     uint32_t page_size,
+                                     pageleap_reserve **reserve);
+
+/* Bytes that leaps can still take; 0 for NULL. */
+size_t pageleap_reserve_free_bytes(const pageleap_reserve *reserve);
+
+/* Populates anew what leaps have taken. No job may use the reserve. */
+pageleap_status pageleap_reserve_refill(const pageleap_reserve *reserve);
+
+/* Frees a reserve; NULL is allowed. Jobs that use it go on, and have what they have taken. */
+void pageleap_reserve_free(pageleap_reserve *reserve);
+
+/* Starts a job that moves memory that no pool owns: what malloc() and mmap() have given. The
+ * addresses stay, and the program goes on. The call returns at once. `options` may be NULL. If the
+ * call fails, no page has moved. The job is freed with pageleap_job_free().
+ *
+ * Private anonymous memory moves in place by the engine uffd-move (Linux 6.8, and a userfaultfd
+ * as for the engine precopy). Everything else in the ranges, and all of it where that engine does
+ * not work, moves by the kernel (move_pages(2)): files, shared memory, hugetlb pages, memory that
+ * cannot be written.
+ *
+ * The program promises, until the job has ended: nobody frees, reallocates, unmaps, remaps or
+ * protects the ranges, and nobody makes a child by the bare system call (fork(), vfork() and
+ * posix_spawn() may be used). Ranges are memory of the program's own: what else lies in the same
+ * heap may come and go. The ranges have no mutexes with priority inheritance, no word for
+ * FUTEX_WAKE_OP, and no memory of the library such as a reserve, and no O_DIRECT read of a network
+ * file system into them is under way. Everything else is allowed: loads, stores, system calls that
+ * read and write the memory, madvise(MADV_DONTNEED), threads that begin and end. Pages that are
+ * pinned for I/O stay where they are, and so do pages that a child shares. No thread may end whose
+ * stack, thread-local memory or held robust mutexes lie in the ranges.
+ *
+ * PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
+ * that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine
+ * that was asked for does not work here. */
+pageleap_status pageleap_leap_memory(const pageleap_memory_range *ranges,
+                                     size_t range_count,
+                                     const pageleap_memory_options *options,
+                                     pageleap_job **job);
+
+/* ---- Lists of pages -------------------------------------------------------------------------- */
+
+/* Moves pages of a process to nodes, or tells where they lie if `nodes` is NULL. It takes the
+ * arguments of numa_move_pages() of libnuma and of move_pages(2), and can stand in their place:
+ * pid 0 is this process, pages[i] is any address in a page, nodes[i] its node, and flags is
+ * MPOL_MF_MOVE (2), or MPOL_MF_MOVE_ALL (4) to move pages as well that are mapped more than once
+ * (needs CAP_SYS_NICE). The memory need not belong to a region.
+ *
+ * The difference: no page stays because another one did, status[i] is true for each page in any
+ * case, and calls to the kernel are so short (20 ms) that the process is not stuck. Pages that are
+ * in use are tried four times. A node is not filled beyond its high watermark and a reserve, so
+ * that nothing of others is dropped or swapped for it.
+ *
+ * status[i] becomes the node on which the page lies, or a negated errno: -ENOENT no page is
+ * present; -EFAULT nothing is mapped, or it is the kernel's page of zeros; -EACCES the page is
+ * mapped more than once, or the cpuset of the process forbids the node; -EBUSY it is in use
+ * (pinned, locked, being written back); -ENOMEM the node has no room; -ENODEV there is no such
+ * node; -ESRCH the process ended meanwhile. `status` may be NULL.
+ *
+ * Returns how many pages were present and have not moved to their nodes, at most INT_MAX, and 0
+ * where `nodes` is NULL. A node that there is not counts here too, where the kernel's call fails
+ * with ENODEV. Returns -1 if nothing could be done: errno says why, and
+ * pageleap_last_error() says it in words. */
+int pageleap_move_pages(int pid,
+                        unsigned long count,
+                        void *const *pages,
+                        const int *nodes,
+                        int *status,
+                        int flags);
 
 #ifdef __cplusplus
 }

@@ -95,6 +95,9 @@ inline pageleap_pool_options pool_options() noexcept {
     return detail::sized<pageleap_pool_options>();
 }
 inline pageleap_job_options job_options() noexcept { return detail::sized<pageleap_job_options>(); }
+inline pageleap_memory_options memory_options() noexcept {
+    return detail::sized<pageleap_memory_options>();
+}
 
 /* How pages are spread over nodes. */
 class placement {
@@ -296,6 +299,31 @@ private:
     detail::handle<pageleap_report, pageleap_report_free> handle_;
 };
 
+/* Populated memory of a node, for leaps of memory that no pool owns: pageleap_reserve. */
+class reserve {
+public:
+    reserve(std::uint32_t node, std::size_t bytes, pageleap_page_size size = PAGELEAP_PAGE_4K) {
+        pageleap_reserve *made;
+        check(pageleap_reserve_new(node, bytes, size, &made));
+        handle_.reset(made);
+    }
+
+    std::size_t free_bytes() const noexcept { return pageleap_reserve_free_bytes(c()); }
+    void refill() { check(pageleap_reserve_refill(c())); }
+    const pageleap_reserve *c() const noexcept { return handle_.get(); }
+
+private:
+    detail::handle<pageleap_reserve, pageleap_reserve_free> handle_;
+};
+
+/* Memory that no pool owns, such as the elements of a std::vector, and where its whole pages are to
+ * lie. What the program promises stands at pageleap_leap_memory(). */
+struct memory_range {
+    void *address;
+    std::size_t length;
+    placement place;
+};
+
 /* A job, which moves pages or has ended: pageleap_job. Destroying a job cancels it, and waits
  * until its ranges are whole. */
 class job {
@@ -318,6 +346,23 @@ public:
         }
         pageleap_job *made;
         check(pageleap_job_start(ranges.data(), ranges.size(), &options, &made));
+        handle_.reset(made);
+    }
+    /* Moves memory that no pool owns: pageleap_leap_memory(). */
+    explicit job(const std::vector<memory_range> &wanted,
+                 const pageleap_memory_options &options = memory_options()) {
+        std::vector<pageleap_placement> places;
+        places.reserve(wanted.size()); // their addresses are taken
+        std::vector<pageleap_memory_range> ranges;
+        for (const memory_range &one : wanted) {
+            auto made = detail::sized<pageleap_memory_range>();
+            made.address = one.address;
+            made.length = one.length;
+            made.place = &places.emplace_back(one.place.c());
+            ranges.push_back(made);
+        }
+        pageleap_job *made;
+        check(pageleap_leap_memory(ranges.data(), ranges.size(), &options, &made));
         handle_.reset(made);
     }
 

@@ -180,6 +180,9 @@ pub(crate) unsafe fn array<'a, T>(
     match (first.is_null(), count) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(null(what)),
+        (false, _) if count > isize::MAX as usize / size_of::<T>().max(1) => {
+            Err(bad(what, format!("no array has {count} elements"), "pass the number of elements"))
+        }
         // SAFETY: forwarded to the caller.
         (false, _) => Ok(unsafe { std::slice::from_raw_parts(first, count) }),
     }
@@ -312,6 +315,33 @@ pub(crate) unsafe fn write<T: Grows>(pointer: *mut T, value: T) -> Result<(), Er
         let (to, from) = (pointer.cast::<u8>(), (&raw const value).cast::<u8>());
         to.add(first).copy_from_nonoverlapping(from.add(first), shared - first);
         to.add(shared).write_bytes(0, theirs - shared);
+    }
+    Ok(())
+}
+
+/// Reads the structures of an array one after the other. A program may have an older or newer
+/// header, so each says how far the next one is.
+///
+/// # Safety
+/// A pointer that is not NULL points to `count` structures of the size that they say.
+pub(crate) unsafe fn each<T: Grows>(
+    first: *const T,
+    count: usize,
+    what: &'static str,
+    mut body: impl FnMut(&T) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (mut next, mut first_size) = (first, None);
+    for _ in 0..count {
+        // SAFETY: forwarded to the caller: each begins with its size, whatever that is.
+        let size = *unsafe { handle(next.cast::<usize>(), what)? };
+        if *first_size.get_or_insert(size) != size {
+            let reason = format!("one has the size {size}, the first another");
+            return Err(bad(what, reason, "set the size of each to the sizeof of the structure"));
+        }
+        // SAFETY: forwarded to the caller.
+        body(&unsafe { read(next) }?.expect("it is not NULL"))?;
+        // SAFETY: elements are as far apart as each of them says.
+        next = unsafe { next.byte_add(size) };
     }
     Ok(())
 }

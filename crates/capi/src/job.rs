@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use pageleap::{Job, Migration, Phase};
 
-use crate::boundary::{bad, free, give, handle, nothing_yet, read, value, write};
+use crate::boundary::{each, free, give, handle, nothing_yet, read, value, write};
 use crate::migration::{pageleap_job_options, pageleap_range, with_options};
 use crate::placement::destination;
 use crate::region::bytes;
@@ -36,21 +36,7 @@ pub unsafe extern "C" fn pageleap_job_start(
     unsafe { nothing_yet(job) };
     boundary!({
         let mut migration = Migration::new();
-        let mut next = ranges;
-        let mut first_size = None;
-        for _ in 0..range_count {
-            // SAFETY: forwarded to the caller: each begins with its size, whatever that is.
-            let size = *unsafe { handle(next.cast::<usize>(), "ranges")? };
-            if *first_size.get_or_insert(size) != size {
-                let reason = format!("one has the size {size}, the first another");
-                return Err(bad(
-                    "ranges",
-                    reason,
-                    "set the size of each to sizeof(pageleap_range)",
-                ));
-            }
-            // SAFETY: forwarded to the caller.
-            let range = unsafe { read(next) }?.expect("it is not NULL");
+        let add = |range: &pageleap_range| {
             // SAFETY: forwarded to the caller.
             let (region, pool) =
                 unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
@@ -60,10 +46,12 @@ pub unsafe extern "C" fn pageleap_job_start(
             };
             // SAFETY: forwarded to the caller.
             let to = unsafe { destination(pool, range.place) }?;
-            migration = migration.range(region, bytes(region, range.offset, length)?, to);
-            // SAFETY: elements are as far apart as each of them says.
-            next = unsafe { next.byte_add(range.size) };
-        }
+            let before = std::mem::take(&mut migration);
+            migration = before.range(region, bytes(region, range.offset, length)?, to);
+            Ok(())
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { each(ranges, range_count, "ranges", add) }?;
         // SAFETY: forwarded to the caller.
         if let Some(options) = unsafe { read(options) }? {
             migration = with_options(migration, &options)?;

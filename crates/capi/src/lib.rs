@@ -16,7 +16,9 @@
 mod boundary;
 pub mod guard;
 pub mod job;
+pub mod memory;
 pub mod migration;
+pub mod move_pages;
 pub mod page_size;
 pub mod placement;
 pub mod pool;
@@ -35,5 +37,6 @@ const _: () = {
     any_thread::<region::pageleap_region>();
     any_thread::<guard::pageleap_guard>();
     any_thread::<job::pageleap_job>();
+    any_thread::<memory::pageleap_reserve>();
     any_thread::<report::pageleap_report>();
 };

@@ -40,17 +40,25 @@ pub enum pageleap_engine {
     /// for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
     /// as precopy does. Not for hugetlb pages.
     PAGELEAP_ENGINE_STOP_COPY = 5,
+    /// The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory().
+    PAGELEAP_ENGINE_KERNEL = 6,
+    /// Moves private anonymous memory that no pool owns in place (UFFDIO_MOVE):
+    /// pageleap_leap_memory(). System calls do not fail because of it. Needs Linux 6.8, and a
+    /// userfaultfd as precopy does.
+    PAGELEAP_ENGINE_UFFD_MOVE = 7,
 }
 
 impl pageleap_engine {
     /// All of them, in the order of their numbers.
-    const ALL: [pageleap_engine; Engine::ALL.len() + 1] = [
+    const ALL: [pageleap_engine; 8] = [
         pageleap_engine::PAGELEAP_ENGINE_AUTO,
         pageleap_engine::PAGELEAP_ENGINE_PRECOPY,
         pageleap_engine::PAGELEAP_ENGINE_WP_SYNC,
         pageleap_engine::PAGELEAP_ENGINE_PRECOPY_PROTECT,
         pageleap_engine::PAGELEAP_ENGINE_MPROTECT,
         pageleap_engine::PAGELEAP_ENGINE_STOP_COPY,
+        pageleap_engine::PAGELEAP_ENGINE_KERNEL,
+        pageleap_engine::PAGELEAP_ENGINE_UFFD_MOVE,
     ];
 
     /// The number of an engine that has moved pages.
@@ -61,12 +69,14 @@ impl pageleap_engine {
 
 /// What has a number in C.
 fn choice(number: u32) -> Option<EngineChoice> {
-    let has_it = |choice: &EngineChoice| choice.forced().map_or(0, Engine::number) == number;
-    EngineChoice::ALL.into_iter().find(has_it)
+    match number {
+        0 => Some(EngineChoice::Auto),
+        more => Engine::by_number(more).map(EngineChoice::Only),
+    }
 }
 
 /// The engine that a program has passed.
-fn engine(number: u32) -> Result<EngineChoice, Error> {
+pub(crate) fn engine(number: u32) -> Result<EngineChoice, Error> {
     let unknown =
         || bad("engine", format!("{number} is not an engine"), "use one of pageleap_engine");
     choice(number).ok_or_else(unknown)
@@ -143,7 +153,7 @@ pub struct pageleap_job_options {
 grows!(pageleap_job_options, 64, reduction_factor);
 
 /// `None` for 0, which asks for the library's default.
-fn unless_0(number: u64) -> Option<u64> {
+pub(crate) fn unless_0(number: u64) -> Option<u64> {
     (number > 0).then_some(number)
 }
 

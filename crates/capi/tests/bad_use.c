@@ -3,8 +3,10 @@
 #include "check.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 static void *has_no_error_yet(void *nothing) {
@@ -206,6 +208,25 @@ static void see_ranges_and_options(void) {
     GIVES_NOTHING(job, PAGELEAP_RANGE_BUSY, "named twice", pageleap_job_start(two, 2, NULL, &job));
 }
 
+/* Lists of pages in place of move_pages(): a wild count is refused, and errno says why. */
+static void see_lists_of_pages(void) {
+    static char memory[3 * 4096] __attribute__((aligned(4096)));
+    void *pages[2] = { memory, memory + 4096 };
+    int to[2] = { nodes[0], nodes[0] }, status[2];
+    memset(memory, 1, sizeof memory);
+    CHECK(pageleap_move_pages(0, ULONG_MAX, pages, to, status, 2) == -1 && errno == EINVAL);
+    CHECK(pageleap_move_pages(0, ULONG_MAX / 16, pages, to, status, 2) == -1 && errno == EINVAL);
+    CHECK(pageleap_move_pages(0, 2, NULL, to, status, 2) == -1 && errno == EINVAL);
+    CHECK(pageleap_move_pages(0, 2, pages, to, status, 64) == -1 && errno == EINVAL);
+    CHECK(pageleap_move_pages(-1, 2, pages, to, status, 2) == -1 && errno == ESRCH);
+    CHECK(pageleap_move_pages(0, 0, NULL, NULL, NULL, 2) == 0);
+    CHECK(pageleap_move_pages(0, 2, pages, NULL, status, 0) == 0 && status[0] >= 0);
+    /* A page that is not present is no page that has stayed. */
+    pages[1] = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pageleap_move_pages(0, 2, pages, to, status, 2) == 0 && status[1] == -ENOENT);
+    munmap(pages[1], 4096);
+}
+
 /* The name of a call stays valid, whatever fails later. */
 static void see_a_call_that_failed(void) {
     pageleap_error detail = PAGELEAP_INIT(pageleap_error);
@@ -244,6 +265,7 @@ int main(void) {
     see_sizes_of_structures();
     see_numbers();
     see_ranges_and_options();
+    see_lists_of_pages();
     see_a_call_that_failed();
     see_errors_of_threads();
     pageleap_region_free(region);

@@ -66,6 +66,9 @@ static void see_the_machine(void) {
     pageleap_topology_free(topology);
 }
 
+/* Whether memory that no pool owns moves in place here. */
+static bool moves_in_place;
+
 static void see_what_is_allowed(void) {
     pageleap_capabilities *found;
     pageleap_demand demand = PAGELEAP_INIT(pageleap_demand);
@@ -89,6 +92,7 @@ static void see_what_is_allowed(void) {
     }
     CHECK(pageleap_capabilities_has(found, "leap") &&
           !pageleap_capabilities_has(found, "no such topic"));
+    moves_in_place = pageleap_capabilities_has(found, "memory-in-place");
     pageleap_capabilities_free(found);
 }
 
@@ -408,6 +412,74 @@ static void grow_another_region(const struct scene *scene) {
     pageleap_region_free(growing);
 }
 
+/* Memory that no pool owns. On a machine with one node it gets other frames of that node. */
+static void leap_memory(const struct scene *scene) {
+    size_t bytes = 4 << 20;
+    uint64_t *words = malloc(bytes);
+    CHECK(words);
+    for (size_t i = 0; i < bytes / 8; i++) {
+        words[i] = i;
+    }
+    pageleap_reserve *reserve;
+    FAILS(PAGELEAP_BAD_ARGUMENT, "2m", pageleap_reserve_new(scene->nodes[1], 1, PAGELEAP_PAGE_2M,
+                                                            &reserve));
+    CHECK(reserve == NULL && pageleap_reserve_free_bytes(NULL) == 0);
+    OK(pageleap_reserve_new(scene->nodes[1], bytes, PAGELEAP_PAGE_4K, &reserve));
+    CHECK(pageleap_reserve_free_bytes(reserve) == bytes);
+    const pageleap_reserve *reserves[] = { reserve };
+    pageleap_memory_options options = PAGELEAP_INIT(pageleap_memory_options);
+    options.renew = true;
+    options.reserves = reserves;
+    options.reserve_count = 1;
+    options.wait_budget_ns = 500000;
+    pageleap_memory_range range = PAGELEAP_INIT(pageleap_memory_range);
+    range.address = words;
+    range.length = bytes;
+    pageleap_job *job;
+    FAILS(PAGELEAP_BAD_ARGUMENT, "place", pageleap_leap_memory(&range, 1, NULL, &job));
+    const uint32_t nodes[] = { scene->nodes[1] };
+    pageleap_placement place = PAGELEAP_INIT(pageleap_placement);
+    place.nodes = nodes;
+    place.node_count = 1;
+    place.has_page_tables_node = true;
+    place.page_tables_node = scene->nodes[1];
+    range.place = &place;
+    FAILS(PAGELEAP_BAD_ARGUMENT, "no range", pageleap_leap_memory(NULL, 0, NULL, &job));
+    options.engine = PAGELEAP_ENGINE_PRECOPY;
+    FAILS(PAGELEAP_ENGINE_REFUSED, "regions", pageleap_leap_memory(&range, 1, &options, &job));
+    for (options.engine = PAGELEAP_ENGINE_AUTO;; options.engine = PAGELEAP_ENGINE_KERNEL) {
+        OK(pageleap_leap_memory(&range, 1, &options, &job));
+        pageleap_report *report;
+        OK(pageleap_job_wait(job, &report));
+        pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
+        OK(pageleap_report_get_figures(report, &figures));
+        CHECK(figures.ended == PAGELEAP_COMPLETED);
+        /* Page tables stay where they are. */
+        CHECK(figures.warning_count == 1 &&
+              strstr(pageleap_report_warning(report, 0), "page tables stay") != NULL &&
+              pageleap_report_warning(report, 1) == NULL);
+        CHECK(strstr(pageleap_report_json(report), "\"warnings\":[\"page tables stay") != NULL);
+        bool in_place = moves_in_place && options.engine == PAGELEAP_ENGINE_AUTO;
+        CHECK(figures.engine ==
+              (in_place ? PAGELEAP_ENGINE_UFFD_MOVE : PAGELEAP_ENGINE_KERNEL));
+        /* The whole pages of it. */
+        CHECK(!in_place || figures.pages_migrated >= bytes / 4096 - 1);
+        pageleap_report_free(report);
+        pageleap_job_free(job);
+        if (options.engine == PAGELEAP_ENGINE_KERNEL) {
+            break;
+        }
+    }
+    OK(pageleap_reserve_refill(reserve));
+    CHECK(pageleap_reserve_free_bytes(reserve) == bytes);
+    for (size_t i = 0; i < bytes / 8; i++) {
+        CHECK(words[i] == i);
+    }
+    pageleap_reserve_free(reserve);
+    pageleap_reserve_free(NULL);
+    free(words);
+}
+
 /* Faults that are not the library's end the process, as without the library. A sanitizer has a
  * handler of its own. */
 static void leave_other_faults_alone(void) {
@@ -443,6 +515,7 @@ int main(void) {
     leap_two_ranges(&scene);
     discard_and_back(&scene);
     grow_another_region(&scene);
+    leap_memory(&scene);
     leave_other_faults_alone();
 
     /* Handles in any order. */

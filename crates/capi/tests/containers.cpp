@@ -167,6 +167,49 @@ void memory_is_used_up(std::uint32_t node) {
     CHECK(all.used() == 0 && all.memory().size() <= 12 * MB);
 }
 
+/* Containers with the default allocator leap where they are, while threads use them. */
+void ordinary_memory_leaps(std::uint32_t node) {
+    std::vector<std::uint64_t> numbers(MB);
+    std::unordered_map<std::uint64_t, std::string> names;
+    for (std::uint64_t i = 0; i < 20000; i++) {
+        names[i] = std::string(100, static_cast<char>('a' + i % 26));
+    }
+    std::atomic<bool> over = false;
+    std::uint64_t rounds = 0;
+    std::thread writer([&] {
+        while (!over) {
+            for (auto &number : numbers) {
+                number++;
+            }
+            rounds++;
+        }
+    });
+    const pageleap::reserve reserve(node, 8 * MB);
+    const pageleap_reserve *reserves[] = {reserve.c()};
+    auto options = pageleap::memory_options();
+    options.renew = true;
+    options.reserves = reserves;
+    options.reserve_count = 1;
+    for (int leap = 0; leap < 4; leap++) {
+        const auto to = pageleap::placement::on(node);
+        pageleap::job job({pageleap::memory_range{numbers.data(), numbers.size() * 8, to}}, options);
+        const auto report = job.wait();
+        CHECK(report.figures().pages_busy == 0);
+    }
+    over = true;
+    writer.join();
+    for (const auto number : numbers) {
+        CHECK(number == rounds);
+    }
+    try {
+        pageleap::job job(std::vector<pageleap::memory_range>{}, options);
+        CHECK(false);
+    } catch (const pageleap::error &error) {
+        CHECK(error.status() == PAGELEAP_BAD_ARGUMENT);
+    }
+    CHECK(names.size() == 20000 && names[25] == std::string(100, 'z'));
+}
+
 void errors_are_thrown(std::uint32_t node) {
     try {
         const pageleap::pool nowhere(pageleap::placement::on(4000), MB);
@@ -208,6 +251,7 @@ int main() {
     containers_leap(node);
     pages_come_back(node);
     memory_is_used_up(node);
+    ordinary_memory_leaps(node);
     errors_are_thrown(node);
     return 0;
 }

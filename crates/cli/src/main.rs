@@ -1,6 +1,8 @@
 //! The `pageleap` command.
 
 #![cfg_attr(not(test), warn(clippy::excessive_nesting, clippy::too_many_lines))]
+// `output::note` does not panic where nobody reads standard error.
+#![cfg_attr(not(test), warn(clippy::print_stderr))]
 
 mod bench;
 mod bytes;
@@ -9,9 +11,13 @@ mod doctor;
 mod generate;
 mod interrupt;
 mod machine;
+mod migrate;
 mod output;
 mod progress;
+mod selection;
+mod status;
 mod stop;
+mod times;
 mod topology;
 
 use std::process::ExitCode;
@@ -35,6 +41,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
+    Move(Box<migrate::MoveArgs>),
+    Status(status::StatusArgs),
     Topology(topology::TopologyArgs),
 }
 
@@ -52,20 +60,22 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Generate(args) => generate::run(&args, Cli::command()),
+        Command::Move(args) => migrate::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::Topology(args) => topology::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Stop::Refused(error)) => {
-            eprintln!("error: {error:#}");
+            output::note(&format!("error: {error:#}"));
             ExitCode::from(USAGE)
         }
         Err(Stop::Failed(error)) => {
-            eprintln!("error: {error:#}");
+            output::note(&format!("error: {error:#}"));
             ExitCode::from(FAILED)
         }
         Err(Stop::Interrupted { signal, found }) => {
-            eprintln!("interrupted: {found}");
+            output::note(&format!("interrupted: {found}"));
             ExitCode::from(SIGNALLED.wrapping_add(signal as u8))
         }
     }

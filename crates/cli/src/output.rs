@@ -36,3 +36,40 @@ pub fn write(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }
+
+/// Writes a line to standard error. What became of a result does not depend on whether anybody
+/// reads it.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Whether the reader of standard output has gone: it has seen enough.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// A table with a head, whose columns are as wide as their widest cells. Those are left-aligned of
+/// which `is_left` says so, by number and head.
+pub fn aligned(
+    rows: &[Vec<String>],
+    margin: &str,
+    is_left: impl Fn(usize, &str) -> bool,
+) -> String {
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let cells =
+            row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+                match is_left(column, &rows[0][column]) {
+                    true => format!("{cell:<width$}"),
+                    false => format!("{cell:>width$}"),
+                }
+            });
+        out += format!("{margin}{}", cells.collect::<Vec<_>>().join("  ")).trim_end();
+        out.push('\n');
+    }
+    out
+}

@@ -16,6 +16,16 @@ pub fn bytes(title: &str, total: u64) -> ProgressBar {
     bar(title, total, "{prefix} [{bar:16}] {bytes} of {total_bytes}  {elapsed}")
 }
 
+/// A bar over bytes that move, with their rate and the time that is left. It appears when it is
+/// drawn first.
+pub fn transfer(title: &str, total: u64) -> ProgressBar {
+    bar(
+        title,
+        total,
+        "{prefix} [{bar:16}] {bytes} of {total_bytes}  {bytes_per_sec}  {elapsed}, {eta} left",
+    )
+}
+
 /// A bar over rows.
 pub fn rows(title: &str, total: u64) -> ProgressBar {
     bar(title, total, "{prefix} [{bar:16}] {human_pos} of {human_len} rows  {elapsed}")
@@ -113,7 +123,7 @@ impl Steps {
     /// Writes a line to standard error, unless a terminal shows the bar.
     pub fn line(&self, text: &str) {
         if !self.is_terminal {
-            eprintln!("{text}");
+            crate::output::note(text);
         }
     }
 

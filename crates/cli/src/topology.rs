@@ -15,6 +15,7 @@ use pageleap::topology::{Access, Node, SysFiles, Topology, id_list};
 use pageleap_measure::figures::human_bytes;
 use serde::Serialize;
 
+use crate::output;
 use crate::stop::Stop;
 
 /// Widest list of CPUs in the table. `--json` has all CPUs.
@@ -370,28 +371,9 @@ fn distance_picture(topology: &Topology, shown: &[&Node]) -> String {
     out + &format!("      {}\n", meaning.join("   "))
 }
 
-/// Aligns columns; each is as wide as its widest cell. Lists are left-aligned and have the head
-/// `CPUs` or `from`. All other columns are right-aligned.
+/// Aligns columns. Lists, which have the head `CPUs` or `from`, are left-aligned.
 fn aligned(rows: &[Vec<String>]) -> String {
-    let width =
-        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let gap = if column == 0 { "" } else { "  " };
-            let is_list = matches!(rows[0][column].as_str(), "CPUs" | "from");
-            line += &if is_list {
-                format!("{gap}{cell:<width$}")
-            } else {
-                format!("{gap}{cell:>width$}")
-            };
-        }
-        out += line.trim_end();
-        out.push('\n');
-    }
-    out
+    output::aligned(rows, "", |_, head| matches!(head, "CPUs" | "from"))
 }
 
 fn node_list(nodes: &[NodeId]) -> String {

@@ -10,7 +10,7 @@ use pageleap::Engine;
 use serde_json::Value;
 
 /// The keys of a row.
-const KEYS: [&str; 42] = [
+const KEYS: [&str; 43] = [
     "area_bytes",
     "copy_loop",
     "copy_threads",
@@ -37,6 +37,7 @@ const KEYS: [&str; 42] = [
     "overhead_bytes",
     "p999_gap_ns",
     "page_size",
+    "populate_ns",
     "ratio_to_memcpy",
     "ratio_to_memcpy_max",
     "ratio_to_memcpy_min",
@@ -338,6 +339,26 @@ fn a_bystander_is_measured_as_a_writer_is() {
             "{row}"
         );
         assert_eq!(row["extra_copied_ratio"], 0.0, "{row}");
+    }
+}
+
+#[test]
+fn private_memory_has_rows_and_fresh_memory_a_column() {
+    let sizes = "anon-4k,anon-thp";
+    let (object, said) = object(&["--page-size", sizes, "--load", "quiet,uniform"]);
+    for size in sizes.split(',') {
+        let rows = object["rows"].as_array().unwrap();
+        let rows = rows.iter().filter(|row| row["page_size"] == size && row["engine"] != "kernel");
+        let rows: Vec<&Value> = rows.collect();
+        if rows.is_empty() {
+            assert!(said.contains(&format!("--page-size {size}: ")), "{said}");
+        }
+        for row in rows {
+            assert_eq!((&row["engine"], &row["lost"]), (&"uffd-move".into(), &0.into()), "{row}");
+            for key in ["migrate_ns", "populate_ns", "memcpy_ns", "window_p99_ns"] {
+                assert!(row[key].as_u64().unwrap() > 0, "{key} of {row}");
+            }
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Runs one job and watches it from outside.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use pageleap::{BASE_PAGE, Job, Migration, Region, Report, observe};
+use pageleap::{BASE_PAGE, Job, Report, observe};
 
 use crate::Error;
 use crate::load::Beside;
@@ -35,7 +36,7 @@ pub struct Watched {
     /// CPU time of the leap: of the calling thread for starting the job, and of the job's threads
     /// until the last page had moved. `None` if the kernel does not say.
     pub migrate_cpu_ns: Option<u64>,
-    /// Mappings of region and pools before the leap.
+    /// Mappings before the leap: of regions and pools, or what [`watch_counting`] counts.
     pub mappings_before: usize,
     /// The most mappings that were seen.
     pub mappings_peak: usize,
@@ -58,41 +59,54 @@ impl Watched {
     }
 }
 
-/// Starts the job, watches it until it ends, and tells the load's threads when it begins and ends.
-/// `look` is called every 50 ms, and may cancel it.
+/// Starts a job by `start`, watches it until it ends, and tells the load's threads when it begins
+/// and ends. `look` is called every 50 ms, and may cancel it.
 ///
 /// # Errors
 /// If the job cannot be started.
 pub fn watch(
-    migration: Migration,
+    start: impl FnOnce() -> Result<Job, pageleap::Error>,
+    beside: &Beside,
+    look: impl FnMut(&Job) -> Wish,
+) -> Result<Watched, Error> {
+    watch_counting(observe::pool_mapping_count, start, beside, look)
+}
+
+/// As [`watch`], with other mappings counted than those of regions and pools.
+///
+/// # Errors
+/// If the job cannot be started, or mappings cannot be counted.
+pub fn watch_counting(
+    mappings: impl Fn() -> Result<usize, pageleap::Error>,
+    start: impl FnOnce() -> Result<Job, pageleap::Error>,
     beside: &Beside,
     mut look: impl FnMut(&Job) -> Wish,
 ) -> Result<Watched, Error> {
-    let mappings_before = observe::pool_mapping_count()?;
+    let mappings_before = mappings()?;
     let mut mappings_peak = mappings_before;
     let (anonymous_before, mut anonymous_peak) = (anonymous_bytes(), None);
     let writes_before = beside.completed();
     beside.stage.enter(Phase::During);
-    let (start, cpu_start) = (Instant::now(), cpu_ns());
-    let job = migration.start()?;
+    let (began, cpu_start) = (Instant::now(), cpu_ns());
+    let job = start()?;
     let start_cpu_ns = cpu_start.zip(cpu_ns()).map(|(from, to)| to - from);
     let mut failed = None;
     finish(&job, |job| {
-        match observe::pool_mapping_count() {
-            Ok(mappings) => mappings_peak = mappings_peak.max(mappings),
+        match mappings() {
+            Ok(count) => mappings_peak = mappings_peak.max(count),
             Err(error) => failed = Some(error),
         }
         anonymous_peak = anonymous_peak.max(anonymous_bytes());
         look(job)
     });
-    let elapsed = start.elapsed();
+    let elapsed = began.elapsed();
     beside.stage.enter(Phase::After);
     let writes = beside.completed() - writes_before;
     let report = job.wait();
     if let Some(error) = failed {
         return Err(error.into());
     }
-    let mappings_after = observe::pool_mapping_count()?;
+    let mappings_after = mappings()?;
     Ok(Watched {
         migrate_cpu_ns: start_cpu_ns.zip(report.migrate_cpu_ns).map(|(start, job)| start + job),
         report,
@@ -125,12 +139,11 @@ fn finished_within(job: &Job, time: Duration) -> bool {
     job.is_finished()
 }
 
-/// Refuses a report whose time says nothing: only some of the region's pages have moved.
+/// Refuses a report whose time says nothing: only some of the `pages` pages have moved.
 ///
 /// # Errors
 /// [`Error::Incomplete`].
-pub fn check_complete(report: &Report, region: &Region) -> Result<(), Error> {
-    let pages = (region.len() / region.page_size().bytes()) as u64;
+pub fn check_complete(report: &Report, pages: u64) -> Result<(), Error> {
     if report.ended.is_completed() && report.pages.migrated == pages {
         return Ok(());
     }
@@ -139,23 +152,19 @@ pub fn check_complete(report: &Report, region: &Region) -> Result<(), Error> {
 
 /// Time to write the first word of each base page, less the time to do so again: what a leap leaves
 /// for later. A huge page that is mapped in pieces shows. The words keep their values; no other
-/// thread may write to the region meanwhile.
-///
-/// # Errors
-/// If the region cannot be read as words.
-pub fn first_touch_ns(region: &Region) -> Result<i64, Error> {
-    let first = touch_ns(region)?;
-    Ok(first - touch_ns(region)?)
+/// thread may write to them meanwhile.
+pub fn first_touch_ns(words: &[AtomicU64]) -> i64 {
+    let first = touch_ns(words);
+    first - touch_ns(words)
 }
 
-fn touch_ns(region: &Region) -> Result<i64, Error> {
+fn touch_ns(words: &[AtomicU64]) -> i64 {
     use std::sync::atomic::Ordering::Relaxed;
-    let words = region.atomics_u64(0..region.len())?;
     let start = Instant::now();
     for word in words.iter().step_by(BASE_PAGE / size_of::<u64>()) {
         word.store(std::hint::black_box(word.load(Relaxed)), Relaxed);
     }
-    Ok(start.elapsed().as_nanos() as i64)
+    start.elapsed().as_nanos() as i64
 }
 
 /// Anonymous memory of the process (RssAnon), which regions and pools are no part of; `None` if the

@@ -16,6 +16,7 @@
 //!   finds lost writes.
 //! * [`leap`]: runs one job, watches it from outside, and keeps what it saw.
 //! * [`memcpy`]: the base line that leaps are compared with.
+//! * [`private`]: private anonymous memory for measurements.
 //! * [`sample`]: what one run of one leap showed.
 //! * [`statistics`]: medians, quartiles and extremes. Pure.
 //! * [`document`]: a result as facts and tables, with a unit for each value. Knows no format.
@@ -30,6 +31,7 @@ pub mod leap;
 pub mod load;
 pub mod memcpy;
 pub mod phase;
+pub mod private;
 pub mod sample;
 pub mod statistics;
 

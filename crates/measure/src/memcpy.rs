@@ -5,12 +5,13 @@
 //! times all [`METHODS`], and the base line is the method whose median over all runs is the lowest.
 //! A leap is compared with the copy of its own run by that method.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use pageleap::{BASE_PAGE, CopyLoop, CopyMethod, Pool, Region};
 
 use crate::Error;
+use crate::private::PrivateMemory;
 use crate::statistics::median;
 
 /// The C library's memcpy in steps of 64 KiB to 16 MiB, and all other methods by which a leap may
@@ -66,10 +67,16 @@ impl BaseLine {
     }
 }
 
-/// Memory of a pool that copies go to. Gives its frames back to the pool on drop.
+/// Memory that copies go to. If a pool has it, its frames are given back to the pool on drop.
 pub struct Target<'a> {
-    region: &'a Region,
-    copy: Region,
+    from: &'a [AtomicU64],
+    copy: Held,
+}
+
+/// What a target holds.
+enum Held {
+    Region(Region),
+    Private(PrivateMemory),
 }
 
 impl<'a> Target<'a> {
@@ -84,16 +91,29 @@ impl<'a> Target<'a> {
         for word in words.iter().step_by(BASE_PAGE / size_of::<u64>()) {
             word.store(0, Ordering::Relaxed);
         }
-        Ok(Target { region, copy })
+        Ok(Target { from: region.atomics_u64(0..region.len())?, copy: Held::Region(copy) })
     }
 
-    /// Copies the whole region. Other threads may write to the region meanwhile.
+    /// Takes `copy` for copies of `from`.
+    ///
+    /// # Panics
+    /// If `copy` is smaller.
+    pub fn private(from: &'a [AtomicU64], copy: PrivateMemory) -> Target<'a> {
+        assert!(copy.words().len() >= from.len(), "the target of a memcpy is too small");
+        Target { from, copy: Held::Private(copy) }
+    }
+
+    /// Copies all of it. Other threads may write to what is copied meanwhile.
     pub fn copy(&self, method: CopyMethod) -> Copy {
-        let [to, from] = [&self.copy, self.region].map(|region| region.as_ptr().as_ptr() as usize);
+        let to = match &self.copy {
+            Held::Region(region) => region.as_ptr().as_ptr(),
+            Held::Private(memory) => memory.as_ptr(),
+        };
+        let (to, from) = (to.addr(), self.from.as_ptr().addr());
         let (start, cpu_start) = (Instant::now(), cpu_ns());
-        // SAFETY: both regions have this many bytes and do not overlap; no other thread knows the
-        // copy, and nobody looks at its contents.
-        unsafe { pageleap_sys::copy_racing(to, from, self.region.len(), method) };
+        // SAFETY: both have this many bytes and do not overlap; no other thread knows the copy, and
+        // nobody looks at its contents.
+        unsafe { pageleap_sys::copy_racing(to, from, size_of_val(self.from), method) };
         let ns = start.elapsed().as_nanos() as u64;
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }

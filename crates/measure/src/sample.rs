@@ -1,6 +1,8 @@
 //! A sample: what one run of one leap showed, inside and beside it.
 
-use pageleap::{Job, Migration, Region};
+use std::sync::atomic::AtomicU64;
+
+use pageleap::Job;
 
 use crate::Error;
 use crate::leap::{self, Watched, Wish};
@@ -18,29 +20,31 @@ pub struct Sample {
     /// Time to touch all pages after the leap, less the time to do so again. Below 0 if that is
     /// less than the noise.
     pub first_touch_ns: i64,
+    /// Time to take and populate the memory that pages were copied into, before the leap. `None` if
+    /// it was there.
+    pub populate_ns: Option<u64>,
     /// Words that do not contain the last value written to them.
     pub lost: u64,
 }
 
 impl Sample {
-    /// Leaps once beside a load. `shadow` belongs to the words of the whole region. `look` is
-    /// called every 50 ms, and may cancel the job.
+    /// Leaps once beside a load. `words` are what leaps, and `shadow` belongs to them. `start`
+    /// starts the job. `look` is called every 50 ms, and may cancel the job.
     ///
     /// # Errors
     /// If the job or a thread of the load cannot be started. A leap that ended early is no error
     /// ([`leap::check_complete`]).
     pub fn take(
-        region: &Region,
-        migration: Migration,
+        words: &[AtomicU64],
+        start: impl FnOnce() -> Result<Job, pageleap::Error>,
         load: &Load,
         shadow: &mut Shadow,
         look: impl FnMut(&Job) -> Wish,
     ) -> Result<Sample, Error> {
-        let words = region.atomics_u64(0..region.len())?;
         let (leap, load) =
-            run_beside(load, words, shadow, |beside| leap::watch(migration, beside, look))?;
-        let first_touch_ns = leap::first_touch_ns(region)?;
-        Ok(Sample { leap, load, first_touch_ns, lost: shadow.lost(words) })
+            run_beside(load, words, shadow, |beside| leap::watch(start, beside, look))?;
+        let first_touch_ns = leap::first_touch_ns(words);
+        Ok(Sample { leap, load, first_touch_ns, populate_ns: None, lost: shadow.lost(words) })
     }
 
     /// Time of the leap / time of a memcpy.

@@ -150,6 +150,18 @@ pub enum Error {
         /// What would make it work.
         remedy: String,
     },
+    /// Pages that were to move stay where they are.
+    #[error("{range} of process {pid} stays where it is: {reason}; {remedy}")]
+    NotMoved {
+        /// The process.
+        pid: u32,
+        /// Which pages; others may have stayed as well.
+        range: AddressRange,
+        /// Why.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A system call failed.
     #[error("{call} of {range} failed with {errno}; {remedy}")]
     Call {

@@ -31,6 +31,8 @@ mod address_ranges;
 #[cfg(not(loom))]
 mod affinity;
 #[cfg(not(loom))]
+mod anonymous;
+#[cfg(not(loom))]
 mod audit;
 pub mod backend;
 #[cfg(not(loom))]
@@ -39,6 +41,8 @@ mod engine;
 mod error;
 #[cfg(not(loom))]
 mod job;
+#[cfg(not(loom))]
+mod kernel;
 #[cfg(not(loom))]
 mod leap;
 #[cfg(not(loom))]
@@ -50,6 +54,8 @@ mod placement;
 pub mod pool;
 #[cfg(not(loom))]
 pub mod probe;
+#[cfg(not(loom))]
+pub mod process;
 #[cfg(not(loom))]
 mod region;
 #[cfg(all(test, shuttle))]
@@ -63,6 +69,7 @@ pub use error::Error;
 pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
 #[cfg(not(loom))]
 pub use {
+    anonymous::{MemoryMigration, Reserve, leap_memory},
     audit::audit,
     backend::{CopyLoop, CopyMethod},
     engine::fault::{MAX_THREADS, install as install_fault_handler},
@@ -73,6 +80,10 @@ pub use {
         outcomes::{PageCounts, PageOutcome, PageRun},
         report::{CopyUse, Ended, EngineShare, EngineUse, Report},
         source::Source,
+    },
+    kernel::{
+        KernelMigration, Mode,
+        list::{PageStatus, move_pages},
     },
     leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},

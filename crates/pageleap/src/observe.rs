@@ -77,37 +77,58 @@ pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Err
 }
 
 /// The two numbers of `1000-2000`.
-fn hex_range(text: &str) -> Option<(usize, usize)> {
+pub(crate) fn hex_range(text: &str) -> Option<(usize, usize)> {
     let (from, to) = text.split_once('-')?;
     Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
 }
 
-/// Sums up the mappings that are `wanted`, by their first addresses
-/// (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in pages of `kernelpagesize_kB`).
+/// Sums up the mappings that are `wanted`, by their first addresses.
 fn node_bytes_in(text: &str, wanted: impl Fn(usize) -> bool) -> BTreeMap<NodeId, u64> {
     let mut bytes = BTreeMap::new();
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().and_then(|start| usize::from_str_radix(start, 16).ok());
-        if !first.is_some_and(&wanted) {
-            continue;
+    for entry in text.lines().filter_map(NumaEntry::parse).filter(|entry| wanted(entry.start)) {
+        for (node, more) in entry.on_nodes {
+            *bytes.entry(node).or_default() += more;
         }
-        let fields: Vec<(&str, u64)> = words
+    }
+    bytes
+}
+
+/// One mapping as numa_maps shows it (Documentation/filesystems/proc.rst: `N<node>=<pages>`, in
+/// pages of `kernelpagesize_kB`).
+#[derive(Debug, PartialEq)]
+pub(crate) struct NumaEntry<'a> {
+    pub(crate) start: usize,
+    /// The policy in the kernel's words: `default`, `bind:0-1`, `interleave:0,2`.
+    pub(crate) policy: &'a str,
+    /// Bytes on each node.
+    pub(crate) on_nodes: BTreeMap<NodeId, u64>,
+}
+
+impl NumaEntry<'_> {
+    pub(crate) fn parse(line: &str) -> Option<NumaEntry<'_>> {
+        let (start, rest) = line.split_once(' ')?;
+        let start = usize::from_str_radix(start, 16).ok()?;
+        // Two policies have names of two words: `prefer (many):0`, `weighted interleave:0-1`.
+        let is_two = ["prefer (", "weighted "].iter().any(|two| rest.starts_with(two));
+        let mut spaces = rest.match_indices(' ').map(|(at, _)| at);
+        let policy = &rest[..spaces.nth(usize::from(is_two)).unwrap_or(rest.len())];
+        let fields: Vec<(&str, u64)> = rest
+            .split_whitespace()
             .filter_map(|word| {
                 let (name, value) = word.split_once('=')?;
                 Some((name, value.parse().ok()?))
             })
             .collect();
-        let page_kb =
-            fields.iter().find(|(name, _)| *name == "kernelpagesize_kB").map_or(4, |(_, kb)| *kb);
-        for (name, pages) in fields {
-            let Some(node) = name.strip_prefix('N').and_then(|id| id.parse().ok()) else {
-                continue;
-            };
-            *bytes.entry(NodeId(node)).or_default() += pages.saturating_mul(page_kb << 10);
-        }
+        let field =
+            |wanted| fields.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value);
+        let page_bytes = field("kernelpagesize_kB").unwrap_or(4) << 10;
+        let node_of = |name: &str| name.strip_prefix('N')?.parse().ok().map(NodeId);
+        let on_nodes = fields
+            .iter()
+            .filter_map(|(name, pages)| Some((node_of(name)?, pages.saturating_mul(page_bytes))))
+            .collect();
+        Some(NumaEntry { start, policy, on_nodes })
     }
-    bytes
 }
 
 /// The attributes that a user can set on a mapping. A change of frames keeps them.
@@ -143,10 +164,15 @@ pub struct AttributeRun {
 }
 
 /// One mapping as smaps shows it.
-struct SmapsEntry {
-    start: usize,
-    end: usize,
-    perms: String,
+pub(crate) struct SmapsEntry {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) perms: String,
+    /// The file, or the kernel's name for what it is, such as `[heap]`. May be empty, and may have
+    /// any characters.
+    pub(crate) name: String,
+    /// Where in its file it begins, in bytes.
+    pub(crate) offset: u64,
     fields: Vec<(String, String)>,
 }
 
@@ -167,18 +193,22 @@ impl Attributes {
 }
 
 impl SmapsEntry {
-    fn field(&self, name: &str) -> Option<&str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_str())
     }
 
-    fn kb(&self, name: &str) -> usize {
+    pub(crate) fn kb(&self, name: &str) -> usize {
         let value = self.field(name).and_then(|v| v.split_whitespace().next()?.parse().ok());
         value.unwrap_or(0)
     }
 
-    fn attributes(&self) -> Attributes {
+    pub(crate) fn has_flag(&self, flag: &str) -> bool {
         let flags = self.field("VmFlags").unwrap_or_default();
-        let has = |flag: &str| flags.split_whitespace().any(|f| f == flag);
+        flags.split_whitespace().any(|f| f == flag)
+    }
+
+    fn attributes(&self) -> Attributes {
+        let has = |flag: &str| self.has_flag(flag);
         let perm = |at: usize, c: u8| self.perms.as_bytes().get(at) == Some(&c);
         let prot = i32::from(perm(0, b'r'))
             | i32::from(perm(1, b'w')) << 1
@@ -199,15 +229,17 @@ impl SmapsEntry {
 }
 
 /// Reads the entries of smaps that overlap `[start, end)`, and stops behind them: the kernel walks
-/// over the page tables of each entry that is read.
-fn smaps_entries(
+/// over the page tables of each entry that is read. No two entries overlap.
+pub(crate) fn smaps_entries(
     source: impl BufRead,
     start: usize,
     end: usize,
 ) -> std::io::Result<Vec<SmapsEntry>> {
     let mut entries: Vec<SmapsEntry> = Vec::new();
-    for line in source.lines() {
+    for line in source.split(b'\n') {
+        // The name of a file may be no text.
         let line = line?;
+        let line = String::from_utf8_lossy(&line);
         let mut words = line.split_whitespace();
         let Some(head) = words.next() else { continue };
         if let Some(name) = head.strip_suffix(':') {
@@ -218,25 +250,53 @@ fn smaps_entries(
             continue;
         }
         // A new mapping: keep the previous one only if it overlaps.
-        if entries.last().is_some_and(|e| e.end <= start) {
+        if entries.last().is_some_and(|e| e.end <= start || e.end <= e.start) {
             entries.pop();
         }
         let Some((from, to)) = hex_range(head) else { continue };
         if from >= end {
             return Ok(entries);
         }
+        // A mapping that has grown while the file was read is told once more, with what is known.
+        let from = entries.last().map_or(from, |last| from.max(last.end));
         let perms = words.next().unwrap_or_default().to_owned();
-        entries.push(SmapsEntry { start: from, end: to, perms, fields: Vec::new() });
+        let offset = words.next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+        // Behind the offset, the device and the inode. A name may have spaces, also at its ends.
+        let name = line.splitn(6, ' ').nth(5).unwrap_or_default().trim_start().to_owned();
+        entries.push(SmapsEntry { start: from, end: to, perms, name, offset, fields: Vec::new() });
     }
-    entries.retain(|e| e.end > start);
+    entries.retain(|e| e.end > start.max(e.start));
     Ok(entries)
 }
 
-fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
+/// The mappings of a range with their attributes. See [`attributes`] for what that takes.
+pub(crate) fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
     let file = File::open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
     // A small buffer, so that reading ends soon behind the range.
     smaps_entries(BufReader::with_capacity(4096, file), start, start.saturating_add(len))
         .map_err(|e| unreadable(SMAPS, e))
+}
+
+/// The mappings of a range, as `/proc/self/maps` shows them. Reading it is cheap, and shows no
+/// attributes.
+pub(crate) fn mappings(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
+    const MAPS: &str = "/proc/self/maps";
+    let file = File::open(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    smaps_entries(BufReader::new(file), start, start.saturating_add(len))
+        .map_err(|e| unreadable(MAPS, e))
+}
+
+/// Where the threads of this process have their stacks, as far as the kernel tells: of threads that
+/// wait in a system call (`/proc/self/task/TID/syscall`).
+pub(crate) fn stack_pointers() -> Vec<usize> {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let pointer = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("syscall")).ok()?;
+        // The last two words are the stack pointer and the program counter.
+        let word = text.split_whitespace().rev().nth(1)?;
+        usize::from_str_radix(word.strip_prefix("0x")?, 16).ok()
+    };
+    tasks.flatten().filter_map(pointer).collect()
 }
 
 /// The attributes of `[start, start + len)`, in runs of equal attributes. Parts that are not mapped
@@ -288,7 +348,8 @@ pub struct MappedPages {
     /// The page size of the mapping in bytes (`KernelPageSize`); the smallest, if the range has
     /// several.
     pub kernel_page_size: usize,
-    /// The share of the resident bytes in huge pages (hugetlb, or shmem mapped by PMD), 0 to 1.
+    /// The share of the resident bytes in huge pages (hugetlb; shmem or anonymous memory mapped by
+    /// PMD), 0 to 1.
     pub huge_mapped_ratio: f64,
 }
 
@@ -298,7 +359,7 @@ pub fn mapped_pages(start: usize, len: usize) -> Result<MappedPages, Error> {
     for entry in smaps(start, len)? {
         smallest = smallest.min(entry.kb("KernelPageSize") << 10);
         let hugetlb = entry.kb("Shared_Hugetlb") + entry.kb("Private_Hugetlb");
-        huge_kb += hugetlb + entry.kb("ShmemPmdMapped");
+        huge_kb += hugetlb + entry.kb("ShmemPmdMapped") + entry.kb("AnonHugePages");
         resident_kb += hugetlb + entry.kb("Rss");
     }
     let kernel_page_size = if smallest == usize::MAX { BASE_PAGE } else { smallest };
@@ -420,6 +481,23 @@ nonsense N0=7
             BTreeMap::from([(NodeId(0), 8192), (NodeId(1), 10 << 20), (NodeId(4), 4096)])
         );
         assert_eq!(node_bytes_in(text, |start| start == 0x9000), BTreeMap::new());
+    }
+
+    /// Mappings split and merge while the kernel tells them.
+    #[test]
+    fn mappings_that_are_told_twice_do_not_overlap() {
+        let text = "\
+1000-3000 r--p 0 0:0 0
+2000-6000 rw-p 0 0:0 0
+4000-5000 r--p 0 0:0 0
+Rss: 4 kB
+4000-8000 r--p 0 0:0 0
+7000-8000 r--p 0 0:0 0
+";
+        let entries = smaps_entries(text.as_bytes(), 0x2000, usize::MAX).unwrap();
+        let all: Vec<_> = entries.iter().map(|e| (e.start, e.end, &e.perms[..2])).collect();
+        assert_eq!(all, [(0x1000, 0x3000, "r-"), (0x3000, 0x6000, "rw"), (0x6000, 0x8000, "r-")]);
+        assert!(entries.iter().all(|entry| entry.fields.is_empty()));
     }
 
     #[test]

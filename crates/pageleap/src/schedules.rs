@@ -2,12 +2,13 @@
 //! workers, writers, and all calls that a user may make meanwhile.
 //!
 //! Shuttle runs all threads of a test on one thread. At each atomic, lock and modelled access it
-//! chooses which thread goes on. Each test runs `PAGELEAP_SHUTTLE_ITERATIONS` schedules. A schedule
-//! that fails is printed as a string, which `PAGELEAP_SHUTTLE_REPLAY` replays when the test runs
-//! alone. A schedule includes all random numbers and all readings of the clock. Shuttle does not
-//! check memory orderings; loom does.
+//! chooses which thread goes on. Each test runs `PAGELEAP_SHUTTLE_ITERATIONS` schedules. The same
+//! code meets the same schedules each time, and others with another `PAGELEAP_SHUTTLE_SEED`. A
+//! schedule that fails is printed as a string, which `PAGELEAP_SHUTTLE_REPLAY` replays when the
+//! test runs alone. A schedule includes all random numbers and all readings of the clock. Shuttle
+//! does not check memory orderings; loom does.
 
-mod explore;
+pub(crate) mod explore;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::Scheduler;
 use shuttle::sync::RwLock;
 use shuttle::thread;
 
-use explore::{expect, explore, iterations};
+use explore::{Case, all_met, at_random, expect, explore, with_few_switches};
 
 use crate::backend::{Backend, Call, Errno, FailAt, FailMode, Model, Prot};
 use crate::engine::fault::{MAX_THREADS, SLOTS};
@@ -485,21 +486,12 @@ fn everything_at_once(scene: Scene) {
 // The tests
 // -------------------------------------------------------------------------------------------------
 
-fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
-    /// With few switches, one thousand of schedules in three meets a disturbed copy. More schedules
-    /// run until one has been met.
+fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn(usize) -> S) {
+    /// With few switches, a thousand of schedules may miss a rare case. More schedules run until
+    /// each case has been met.
     const MOST_RUNS: usize = 40;
     let seen = Arc::new(Seen::default());
-    for _ in 0..MOST_RUNS {
-        let counts = seen.clone();
-        explore(scheduler(), move || {
-            everything_at_once(Scene::new(None, Arc::new(Model::new()), counts.clone()));
-        });
-        if seen.disturbed.load(Relaxed) > 0 {
-            break;
-        }
-    }
-    expect(&[
+    let cases: [Case; 14] = [
         ("completed", &seen.completed),
         ("cancelled", &seen.cancelled),
         ("timed out", &seen.timed_out),
@@ -514,19 +506,29 @@ fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn() -> S) {
         ("busy ranges", &seen.busy_ranges),
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),
-    ]);
+    ];
+    for run in 0..MOST_RUNS {
+        let counts = seen.clone();
+        explore(scheduler(run), move || {
+            everything_at_once(Scene::new(None, Arc::new(Model::new()), counts.clone()));
+        });
+        if all_met(&cases) {
+            break;
+        }
+    }
+    expect(&cases);
 }
 
 #[test]
 fn shuttle_everything_at_once_at_random() {
-    without_refusals(|| RandomScheduler::new(iterations()));
+    without_refusals(at_random);
 }
 
 /// Threads run for long and are interrupted at three places. This finds defects for which one
 /// thread must sleep through much work of others.
 #[test]
 fn shuttle_everything_at_once_with_few_switches() {
-    without_refusals(|| PctScheduler::new(4, iterations()));
+    without_refusals(|run| with_few_switches(4, run));
 }
 
 /// A caller that can claim the ranges that a job has moved also gets the frames that the job has
@@ -567,10 +569,10 @@ fn shuttle_a_leap_back_finds_its_frames() {
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
         assert_eq!(pools[1].free_bytes(), pools[1].bytes());
     };
-    explore(RandomScheduler::new(iterations()), body.clone());
+    explore(at_random(0), body.clone());
     // The moment between giving back claims and frames is short: a thread must be held up just
     // there.
-    explore(PctScheduler::new(3, iterations()), body);
+    explore(with_few_switches(3, 0), body);
     expect(&[("starts that came too early", &busy)]);
 }
 
@@ -581,7 +583,7 @@ fn shuttle_everybody_who_waits_for_frames_gets_some() {
     const JOBS: usize = 2;
     let waited = Arc::new(AtomicU64::new(0));
     let counts = waited.clone();
-    explore(RandomScheduler::new(iterations()), move || {
+    explore(at_random(0), move || {
         let backend: Arc<dyn Backend> = Arc::new(Model::new());
         let pools = [0, 1].map(|node| {
             let pool = Pool::builder(NodeId(node), (JOBS * BASE_PAGE) as u64).threads(1);
@@ -617,7 +619,7 @@ fn shuttle_guards_and_discards_exclude_each_other() {
     const PAGES: u64 = 4;
     let [given, discarded] = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
     let counts = [given.clone(), discarded.clone()];
-    explore(RandomScheduler::new(iterations()), move || {
+    explore(at_random(0), move || {
         let backend: Arc<dyn Backend> = Arc::new(Model::new());
         let bytes = PAGES as usize * BASE_PAGE;
         let pool = Pool::builder(NodeId(0), bytes as u64)
@@ -651,7 +653,7 @@ fn shuttle_everything_at_once_and_one_call_is_refused() {
     const LATEST: usize = 120;
     let seen = Arc::new(Seen::default());
     let counts = seen.clone();
-    explore(RandomScheduler::new(iterations()), move || {
+    explore(at_random(0), move || {
         let model = Arc::new(Model::new());
         let mode = [FailMode::Before, FailMode::After, FailMode::Partial][below(3)];
         let failing =

@@ -11,6 +11,7 @@ pub const BASE_PAGE: usize = 4096;
 /// The operating system's number of a NUMA node. Numbers are sparse: a machine may have the nodes 0
 /// and 4 only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
 pub struct NodeId(pub u32);
 
 impl fmt::Display for NodeId {
@@ -163,6 +164,8 @@ pub enum Call {
     PreferTables,
     /// The question on which nodes pages lie.
     QueryNodes,
+    /// Moving pages to another node by the kernel.
+    MovePages,
     /// Opening a userfaultfd and what belongs to it.
     OpenTracker,
     /// Registration of a range with a userfaultfd.
@@ -179,11 +182,19 @@ pub enum Call {
     Wake,
     /// Reading frames through their file.
     ReadFile,
+    /// Moving pages out of a range.
+    TakePages,
+    /// Moving pages into a range.
+    BringPages,
+    /// Filling holes of a range with new pages.
+    FillPages,
+    /// `madvise` that gives pages back.
+    Discard,
 }
 
 impl Call {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Call; 22] = [
+    pub const ALL: [Call; 27] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -198,6 +209,7 @@ impl Call {
         Call::Bind,
         Call::PreferTables,
         Call::QueryNodes,
+        Call::MovePages,
         Call::OpenTracker,
         Call::Track,
         Call::Untrack,
@@ -206,6 +218,10 @@ impl Call {
         Call::Scan,
         Call::Wake,
         Call::ReadFile,
+        Call::TakePages,
+        Call::BringPages,
+        Call::FillPages,
+        Call::Discard,
     ];
 
     /// The name of the system call.
@@ -225,6 +241,7 @@ impl Call {
             Call::Bind => "mbind",
             Call::PreferTables => "set_mempolicy",
             Call::QueryNodes => "move_pages(query)",
+            Call::MovePages => "move_pages",
             Call::OpenTracker => "userfaultfd",
             Call::Track => "UFFDIO_REGISTER",
             Call::Untrack => "UFFDIO_UNREGISTER",
@@ -233,6 +250,10 @@ impl Call {
             Call::Scan => "PAGEMAP_SCAN",
             Call::Wake => "UFFDIO_WAKE",
             Call::ReadFile => "pread",
+            Call::TakePages => "UFFDIO_MOVE(out)",
+            Call::BringPages => "UFFDIO_MOVE(in)",
+            Call::FillPages => "UFFDIO_COPY",
+            Call::Discard => "madvise(DONTNEED)",
         }
     }
 }

@@ -2,14 +2,23 @@
 //! from smaps.
 
 mod common;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::ops::Range;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
 use common::{
-    End, address, case, check_stamp, engines, for_page_sizes, leap, migration, pool_ranges, pools,
-    region_flags, run_case, skip, stamp, surprises, turn, vm_flags,
+    End, address, case, check_stamp, engines, engines_for, for_page_sizes, leap, migration, nodes,
+    pool_ranges, pools, region_flags, run_case, skip, stamp, surprises, turn, vm_flags,
 };
-use pageleap::{BASE_PAGE, Ended, Migration, PageSize, Pool, Region, audit};
+use pageleap::backend::{Call, Errno, Linux};
+use pageleap::{
+    BASE_PAGE, Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit, observe,
+};
+use refusing::{Refusing, Request};
 
 /// Pages of each region. Few, because some of them are locked and RLIMIT_MEMLOCK may be 8 MB.
 const PAGES: usize = 8;
@@ -73,8 +82,8 @@ fn apply(region: &Region, pages: &Range<usize>, setting: Setting) -> bool {
     false
 }
 
-/// Applies the settings to a region, and lets it leap there and back twice. Attributes and contents
-/// must stay the same.
+/// Applies the settings to a region, and lets it leap there and back with each engine. Attributes
+/// and contents must stay the same.
 fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
     let words: Vec<_> =
         settings.iter().map(|(pages, setting)| format!("{} on {pages:?}", setting.0)).collect();
@@ -88,11 +97,14 @@ fn survives([near, far]: &[Pool; 2], settings: &[(Range<usize>, Setting)]) {
         );
     }
     let before = region_flags(&region);
-    for to in [far, near, far, near] {
-        let report = leap(&region, all.clone(), to);
-        assert_eq!(report.pages.migrated, PAGES as u64, "{report}");
-        assert_eq!(region_flags(&region), before, "{words:?}");
-        audit(&[near, far], &[&region]).unwrap();
+    for engine in engines_for(near.page_size()) {
+        for to in [far, near] {
+            let report = migration(&region, all.clone(), to).engine(engine).start().unwrap().wait();
+            assert_eq!(report.pages.migrated, PAGES as u64, "{report}");
+            assert!(surprises(&report).is_empty(), "{report}");
+            assert_eq!(region_flags(&region), before, "{engine}: {words:?}");
+            audit(&[near, far], &[&region]).unwrap();
+        }
     }
     assert!(apply(&region, &ALL, READ_WRITE));
     check_stamp(&region, all.clone(), 11);
@@ -382,6 +394,134 @@ fn attributes_within_a_transparent_huge_page_are_refused_until_they_are_gone() {
     check_stamp(&region, all, 1);
     assert_eq!(region.mapped_pages().unwrap().huge_mapped_ratio, 1.0);
     audit(&[&near, &far], &[&region]).unwrap();
+}
+
+/// Two pools of transparent huge pages with two pages each, whose calls `rule` may refuse, and a
+/// region in the first one.
+fn huge_scene(
+    test: &str,
+    rule: impl Fn(&Request) -> Option<Errno> + Send + Sync + 'static,
+) -> Option<([Pool; 2], Region)> {
+    let page = PageSize::Thp;
+    let bytes = 2 * page.bytes();
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), rule));
+    let build =
+        |node| Pool::builder(node, bytes as u64).page_size(page).backend(backend.clone()).build();
+    match nodes().map(build) {
+        [Ok(near), Ok(far)] => {
+            let region = Region::new(&near, bytes).unwrap();
+            stamp(&region, 0..bytes, 1);
+            Some(([near, far], region))
+        }
+        [Err(error), _] | [_, Err(error)] => {
+            common::skip_page_size(test, page, error);
+            None
+        }
+    }
+}
+
+/// While writes to transparent huge pages are followed, everybody maps base pages: else a store and
+/// the marking hold each other up, for milliseconds. Pages that stay are mapped as before again.
+#[test]
+fn followed_huge_pages_are_split_and_those_that_stay_are_huge_again() {
+    const NAME: &str = "followed_huge_pages_are_split_and_those_that_stay_are_huge_again";
+    let _turn = turn();
+    let follows = |choice: &EngineChoice| choice.forced().is_some_and(Engine::follows);
+    let engines = engines_for(PageSize::Thp).into_iter().filter(follows);
+    for (engine, locked) in engines.flat_map(|engine| [(engine, false), (engine, true)]) {
+        let [split, refuses] = [false, true].map(|value| Arc::new(AtomicBool::new(value)));
+        let (seen, refuse) = (split.clone(), refuses.clone());
+        let scene = huge_scene(NAME, move |request| {
+            if request.call != Call::MarkClean {
+                return None;
+            }
+            let flags = vm_flags(request.addr, BASE_PAGE);
+            let keeps_out = flags[0].1.split(' ').any(|flag| flag == "nh");
+            // The page tables of locked memory cannot be emptied by a call.
+            let mapped = observe::mapped_pages(request.addr, BASE_PAGE).unwrap();
+            seen.store(keeps_out && (locked || mapped.huge_mapped_ratio == 0.0), SeqCst);
+            refuse.load(SeqCst).then_some(Errno(libc::ENOMEM))
+        });
+        let Some(([near, far], region)) = scene else { return };
+        assert!(apply(&region, &(0..2), DO_DUMP) && (!locked || apply(&region, &(0..2), LOCK)));
+        let before = region_flags(&region);
+        for refused in [true, false] {
+            split.store(false, SeqCst);
+            refuses.store(refused, SeqCst);
+            let job = migration(&region, 0..region.len(), &far).engine(engine).start().unwrap();
+            let report = job.wait();
+            assert_eq!(report.pages.migrated, if refused { 0 } else { 2 }, "{report}");
+            assert!(split.load(SeqCst), "{engine}: huge pages could be mapped while marked");
+            assert_eq!(region_flags(&region), before, "{engine}, refused: {refused}");
+            assert_eq!(region.mapped_pages().unwrap().huge_mapped_ratio, 1.0, "{engine}");
+            audit(&[&near, &far], &[&region]).unwrap();
+            check_stamp(&region, 0..region.len(), 1);
+        }
+    }
+}
+
+fn flags_of(region: &Region) -> Vec<String> {
+    region_flags(region).into_iter().map(|(_, flags)| flags).collect()
+}
+
+/// Even if pages that stay cannot be mapped anew, the advice against huge pages must not reach the
+/// alias of frames that are used again.
+#[test]
+fn advice_against_huge_pages_stays_with_nobody() {
+    const NAME: &str = "advice_against_huge_pages_stays_with_nobody";
+    let _turn = turn();
+    if !engines_for(PageSize::Thp).contains(&Engine::Precopy.into()) {
+        return skip(NAME, &"precopy does not work here");
+    }
+    for engine in [Engine::Precopy.into(), EngineChoice::Auto] {
+        // `auto` begins with another engine, and ends with the last resort.
+        let tracks_left = AtomicBool::new(engine == EngineChoice::Auto);
+        let addresses: Arc<[AtomicUsize; 2]> = Arc::default();
+        let known = addresses.clone();
+        let scene = huge_scene(NAME, move |request| {
+            let [start, end] = [0, 1].map(|at| known[at].load(SeqCst));
+            let refused = match request.call {
+                Call::MarkClean => libc::ENOMEM,
+                Call::Track if tracks_left.swap(false, SeqCst) => libc::ENOMEM,
+                Call::Map if (start..end).contains(&request.addr) => libc::EAGAIN,
+                _ => return None,
+            };
+            (start > 0).then_some(Errno(refused))
+        });
+        let Some(([near, far], region)) = scene else { return };
+        let before = flags_of(&region);
+        let range = address(&region)..address(&region) + region.len();
+        addresses[1].store(range.end, SeqCst);
+        addresses[0].store(range.start, SeqCst);
+        let job = migration(&region, 0..region.len(), &far).engine(engine).start().unwrap();
+        let report = job.wait();
+        addresses.iter().for_each(|word| word.store(0, SeqCst));
+        assert!(report.warnings.iter().any(|words| words.contains("by base pages")), "{report}");
+        check_stamp(&region, 0..region.len(), 1);
+        let is_marked = |flags: &String, mark| flags.split(' ').any(|flag| flag == mark);
+        if engine == EngineChoice::Auto {
+            assert_eq!(report.pages.migrated, 2, "{report}");
+            assert_eq!(flags_of(&region), before, "{report}");
+        } else {
+            assert_eq!(report.pages.migrated, 0, "{report}");
+            assert!(flags_of(&region).iter().all(|f| is_marked(f, "hg") && !is_marked(f, "nh")));
+            leap(&region, 0..region.len(), &far);
+            check_stamp(&region, 0..region.len(), 1);
+        }
+        drop(region);
+        for range in pool_ranges() {
+            let flags = vm_flags(range.start, range.len());
+            let marked = |flags| ["nh", "hg"].iter().any(|mark| is_marked(flags, mark));
+            assert!(!flags.iter().any(|(_, flags)| marked(flags)), "{engine}: {flags:?}");
+        }
+        // Another region gets the frames, and their page tables.
+        let region = Region::new(&far, far.bytes() as usize).unwrap();
+        stamp(&region, 0..region.len(), 2);
+        leap(&region, 0..region.len(), &near);
+        assert_eq!(flags_of(&region), before, "{engine}");
+        assert_eq!(region.mapped_pages().unwrap().huge_mapped_ratio, 1.0, "{engine}");
+        check_stamp(&region, 0..region.len(), 2);
+    }
 }
 
 /// `mlockall` also locks the aliases of pools. Such a lock must neither reach a region with the

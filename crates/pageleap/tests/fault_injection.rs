@@ -374,14 +374,8 @@ fn run_on_the_kernel(
         "{sabotage:?}: frames leaked"
     );
     drop(pools);
-    assert_eq!((pool_mappings(), own_descriptors_but_events()), (vec![], vec![]), "{sabotage:?}");
+    assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]), "{sabotage:?}");
     Ok((failing.struck(), reports))
-}
-
-/// Open descriptors of pools and jobs, without eventfds: a job's thread closes its eventfd after it
-/// has delivered the report.
-fn own_descriptors_but_events() -> Vec<String> {
-    own_descriptors().into_iter().filter(|name| !name.contains("eventfd")).collect()
 }
 
 #[test]
@@ -515,7 +509,7 @@ fn on_the_kernel_a_pool_and_a_region_are_made_or_nothing_is_left() {
                 touch_all(&Region::new(pool, PAGES * page.bytes()).unwrap(), 4);
             }
             drop((region, pool));
-            assert_eq!((pool_mappings(), own_descriptors_but_events()), (vec![], vec![]), "{what}");
+            assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]), "{what}");
             failing.struck()
         });
         assert!(reached >= 12, "{reached}");

@@ -463,9 +463,7 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
         let page = near.page_size().bytes();
         let region = Region::new(&near, 8 * page).unwrap();
         stamp(&region, 0..8 * page, 1);
-        // A job's thread closes its eventfd when it ends, perhaps after the report is delivered. So
-        // the eventfd of the previous page size may still be open.
-        assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
+        assert_eq!(own_descriptors().len(), 2, "{:?}", own_descriptors());
         let job = migration(&region, 0..8 * page, &far).start().unwrap();
         let open = own_descriptors();
         let of = |kind: &str| open.iter().filter(|name| name.contains(kind)).count();
@@ -473,7 +471,7 @@ fn nothing_is_left_when_pools_and_regions_are_gone() {
         // One tracker follows writes, and one holds up who touches an area that is closed first.
         assert!((1..=2).contains(&of("eventfd")) && of("userfaultfd") <= 2, "{open:?}");
         drop(job.wait());
-        assert!(soon(|| own_descriptors().len() == 2), "{:?}", own_descriptors());
+        assert_eq!(own_descriptors().len(), 2, "{:?}", own_descriptors());
         drop((near, far));
         // The region keeps its pool.
         check_stamp(&region, 0..8 * page, 1);

@@ -12,7 +12,9 @@ mod moving;
 use std::ptr;
 use std::time::Duration;
 
-use common::{check_stamp, in_lab, is_zero, leap, migration, pools, soon, stamp};
+use common::{
+    check_stamp, in_lab, is_zero, leap, limit_address_space, migration, pools, soon, stamp,
+};
 use machine_settings::MappingLimit;
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
 use pageleap::{Ended, Error, Migration, PageSize, Pool, Region, audit, observe};
@@ -79,17 +81,6 @@ fn without_descriptors_files() {
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     }
     assert!(refusals > 0, "no limit was low enough");
-}
-
-/// Sets RLIMIT_AS to what the process has now plus `bytes`. `None` lifts the limit.
-fn limit_address_space(bytes: Option<i64>) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-    let kb: i64 = size.split_whitespace().next().unwrap().parse().unwrap();
-    let rlim_cur = bytes.map_or(libc::RLIM_INFINITY, |bytes| (kb * 1024 + bytes) as u64);
-    let limit = libc::rlimit { rlim_cur, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the call reads one structure.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
 }
 
 #[test]

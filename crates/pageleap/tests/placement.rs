@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{
-    End, become_nobody, case, check_stamp, is_root, leap, pools, run_case, skip, stamp, surprises,
-    turn,
+    End, become_nobody, case, check_stamp, is_root, leap, pools, run_case, skip, stamp, status_kb,
+    surprises, turn,
 };
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, FailMode, Linux, Model};
 use pageleap::{
@@ -432,13 +432,6 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
 // ------------------------------------------------------------------------------------------------
 
 const MB: usize = 1 << 20;
-
-/// The value of a field of `/proc/self/status`, in KB.
-fn status_kb(name: &str) -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
-}
 
 #[test]
 fn page_tables_can_be_placed_on_the_kernel() {

@@ -245,7 +245,7 @@ fn a_leap_back_begins_while_frames_are_recycled() {
 /// kernel joins with their neighbours.
 #[test]
 fn a_job_of_many_areas_takes_few_mappings() {
-    const AREAS: usize = 1024;
+    const AREAS: usize = 256;
     let _turn = turn();
     let bytes = AREAS * (16 << 10);
     let pools = pools(PageSize::Base, bytes as u64).unwrap();

@@ -28,21 +28,21 @@ pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
-    Advice, EventFd, MFD_NOEXEC_SEAL, duplicate_mapping, exchange_page_tables, is_mapped,
+    Advice, EventFd, MFD_NOEXEC_SEAL, discard, duplicate_mapping, exchange_page_tables, is_mapped,
     is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create,
     memfd_create_with, memfd_seal, protect, read_at, reserve, reserve_at, reserve_below,
     set_advice, signal_event, unlock, unmap, vacate,
 };
-pub use mempolicy::{MAX_NODES, Policy, bind, nodes_of_pages, prefer_node};
+pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    Resource, ResourceLimit, capability, effective_capabilities, has_seccomp_filter, is_ordinary,
-    kernel_release, policy_mode, resource_limit, run_first, run_shortly, thp_disabled,
-    thread_cpu_time_ns,
+    PidFd, Resource, ResourceLimit, capability, cpu_time_ns, effective_capabilities,
+    has_seccomp_filter, is_ordinary, kernel_release, own_cpu_clock, policy_mode, resource_limit,
+    run_first, run_shortly, static_memory, thp_disabled, thread_cpu_time_ns,
 };
-pub use threads::Thread;
+pub use threads::{Thread, own_stack};
 pub use uffd::{
-    uffd_count_faults, uffd_drain, uffd_feature, uffd_handshake, uffd_let_write, uffd_mode,
-    uffd_register, uffd_unregister, uffd_wake, uffd_write_protect, userfaultfd,
-    userfaultfd_from_device,
+    UffdMessage, uffd_copy, uffd_count_faults, uffd_drain, uffd_feature, uffd_handshake,
+    uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register, uffd_unregister, uffd_wake,
+    uffd_write_protect, uffd_zeropage, userfaultfd, userfaultfd_from_device,
 };

@@ -343,7 +343,8 @@ pub unsafe fn protect(addr: usize, len: usize, prot: libc::c_int) -> Result<(), 
     check(unsafe { libc::mprotect(addr as *mut _, len, prot) }.into()).map(drop)
 }
 
-/// Advice that does not change contents (`madvise(2)`).
+/// Advice that does not change contents, except [`Advice::DropTables`] for private memory
+/// (`madvise(2)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// Child processes do not inherit the range (MADV_DONTFORK).
@@ -362,8 +363,12 @@ pub enum Advice {
     Normal,
     /// The kernel may use transparent huge pages (MADV_HUGEPAGE).
     HugePage,
-    /// The kernel must not use transparent huge pages (MADV_NOHUGEPAGE).
+    /// The kernel must not use transparent huge pages (MADV_NOHUGEPAGE). Since Linux 6.12 it does
+    /// not map present ones as such either.
     NoHugePage,
+    /// Empties the page tables of a shared mapping (MADV_DONTNEED). Threads that touch it fill
+    /// them again. Locked ranges are refused. Pages of a private mapping would be lost.
+    DropTables,
     /// Fills the page tables with writable entries and allocates missing pages
     /// (MADV_POPULATE_WRITE, Linux 5.14).
     ///
@@ -387,7 +392,8 @@ pub enum Advice {
 /// pages now.
 ///
 /// # Safety
-/// The caller owns the range.
+/// The caller owns the range, which is a shared mapping if the advice is
+/// [`Advice::DropTables`].
 pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), Errno> {
     let advice = match advice {
         Advice::DontFork => libc::MADV_DONTFORK,
@@ -399,12 +405,34 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
         Advice::Normal => libc::MADV_NORMAL,
         Advice::HugePage => libc::MADV_HUGEPAGE,
         Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
+        Advice::DropTables => libc::MADV_DONTNEED,
         Advice::PopulateWrite => libc::MADV_POPULATE_WRITE,
         Advice::PopulateRead => libc::MADV_POPULATE_READ,
         Advice::Collapse => libc::MADV_COLLAPSE,
     };
-    // SAFETY: the caller owns the range, and no advice of the list discards contents.
+    // SAFETY: the caller owns the range, and no advice of the list discards contents that it
+    // shares with a file.
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)
+}
+
+/// Gives the pages of a range back, also of a locked one (MADV_DONTNEED, or MADV_DONTNEED_LOCKED of
+/// Linux 5.18). Private anonymous memory is zero afterwards.
+///
+/// # Errors
+/// ENOMEM: the range has a hole. EINVAL: the range is locked, and the kernel older than 5.18.
+///
+/// # Safety
+/// The caller owns the range, and nobody needs its contents.
+pub unsafe fn discard(addr: usize, len: usize) -> Result<(), Errno> {
+    /// `MADV_DONTNEED_LOCKED` of `include/uapi/asm-generic/mman-common.h`.
+    const DONTNEED_LOCKED: libc::c_int = 24;
+    // SAFETY: the caller gives the contents up.
+    let advise = |advice| unsafe { check(libc::madvise(addr as *mut _, len, advice).into()) };
+    match advise(libc::MADV_DONTNEED) {
+        Err(Errno(libc::EINVAL)) => advise(DONTNEED_LOCKED),
+        other => other,
+    }
+    .map(drop)
 }
 
 /// Locks a range into memory (`mlock2(2)`, Linux 4.4). With `on_fault` the call locks only the

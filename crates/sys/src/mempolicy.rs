@@ -11,6 +11,11 @@ const MASK_WORDS: usize = MAX_NODES / 64;
 const MPOL_DEFAULT: libc::c_int = 0;
 const MPOL_PREFERRED: libc::c_int = 1;
 const MPOL_BIND: libc::c_int = 2;
+const MPOL_INTERLEAVE: libc::c_int = 3;
+/// Move pages that only the named process maps (Linux 2.6.18).
+const MPOL_MF_MOVE: libc::c_int = 1 << 1;
+/// Move pages that other processes map, too.
+const MPOL_MF_MOVE_ALL: libc::c_int = 1 << 2;
 /// Node ids are physical ids, and stay so when the cpuset changes (Linux 2.6.26).
 const MPOL_F_STATIC_NODES: libc::c_int = 1 << 15;
 
@@ -48,8 +53,31 @@ pub unsafe fn bind(addr: usize, len: usize, policy: Policy) -> Result<(), Errno>
         Policy::Bind(n) => (MPOL_BIND, Some(n)),
         Policy::Default => (MPOL_DEFAULT, None),
     };
-    let mask = mask_of(node)?;
-    let (mode, nodes, bits) = arguments(mode, &mask);
+    // SAFETY: forwarded to the caller.
+    unsafe { set_policy(addr, len, mode, &mask_of(node)?) }
+}
+
+/// Makes the pages of a mapping come from these nodes in turn (`MPOL_INTERLEAVE`). See [`bind`].
+///
+/// # Errors
+/// As for [`bind`].
+///
+/// # Safety
+/// As for [`bind`].
+pub unsafe fn interleave(addr: usize, len: usize, nodes: &[u32]) -> Result<(), Errno> {
+    // SAFETY: forwarded to the caller.
+    unsafe { set_policy(addr, len, MPOL_INTERLEAVE, &mask_of(nodes.iter().copied())?) }
+}
+
+/// # Safety
+/// As for [`bind`].
+unsafe fn set_policy(
+    addr: usize,
+    len: usize,
+    mode: libc::c_int,
+    mask: &[u64; MASK_WORDS],
+) -> Result<(), Errno> {
+    let (mode, nodes, bits) = arguments(mode, mask);
     // SAFETY: the mask outlives the call, and the policy changes no contents.
     check(unsafe { libc::syscall(libc::SYS_mbind, addr, len, mode, nodes, bits, 0) }).map(drop)
 }
@@ -70,10 +98,10 @@ pub fn prefer_node(node: Option<u32>) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) }).map(drop)
 }
 
-/// A mask with the bit of `node` set, or empty for `None`. EINVAL for [`MAX_NODES`] and above.
-fn mask_of(node: Option<u32>) -> Result<[u64; MASK_WORDS], Errno> {
+/// A mask with the bits of these nodes set. EINVAL for [`MAX_NODES`] and above.
+fn mask_of(nodes: impl IntoIterator<Item = u32>) -> Result<[u64; MASK_WORDS], Errno> {
     let mut mask = [0u64; MASK_WORDS];
-    if let Some(node) = node {
+    for node in nodes {
         *mask.get_mut(node as usize / 64).ok_or(Errno(libc::EINVAL))? |= 1 << (node % 64);
     }
     Ok(mask)
@@ -89,24 +117,26 @@ fn arguments(mode: libc::c_int, mask: &[u64; MASK_WORDS]) -> (libc::c_int, *cons
     }
 }
 
-/// Asks on which node each page lies (`move_pages(2)` as a query, Linux 2.6.18).
+/// Asks on which node each page of a process lies (`move_pages(2)` as a query, Linux 2.6.18); 0 is
+/// the calling process. No page is touched.
 ///
 /// `status[i]` becomes the node of the page at address `pages[i]`, or a negated error number. The
 /// number is `-ENOENT`, on older kernels `-EFAULT`, for a page that is not present.
 ///
 /// # Errors
-/// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel cannot migrate pages. ENOMEM:
-/// the kernel has no memory.
+/// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel cannot migrate pages; EPERM
+/// also if the process may not be looked at. ESRCH: there is no such process. ENOMEM: the kernel
+/// has no memory.
 ///
 /// # Panics
 /// If the two slices differ in length.
-pub fn nodes_of_pages(pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
+pub fn nodes_of_pages(pid: i32, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
     assert_eq!(pages.len(), status.len());
     // SAFETY: a null list of nodes makes the call a query. Both arrays hold `pages.len()` entries.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
-            0,
+            pid,
             pages.len(),
             pages.as_ptr(),
             std::ptr::null::<libc::c_int>(),
@@ -115,4 +145,47 @@ pub fn nodes_of_pages(pages: &[usize], status: &mut [i32]) -> Result<(), Errno> 
         )
     };
     check(rc).map(drop)
+}
+
+/// Moves pages of a process to other nodes (`move_pages(2)`, Linux 2.6.18); 0 is the calling
+/// process. With `shared`, pages that are mapped more than once move as well (`MPOL_MF_MOVE_ALL`,
+/// which needs CAP_SYS_NICE).
+///
+/// `pages[i]` is to move to `nodes[i]`. Returns how many pages did not move, as the kernel counts
+/// them. The kernel gives up half-way: entries of `status` that it has not written keep their
+/// values, and do not tell whether their page has moved. Pages for one node that stand side by side
+/// are moved together.
+///
+/// # Errors
+/// EACCES: the target's cpuset does not allow a node. ENODEV: there is no such node, or it has no
+/// memory. ENOMEM: the kernel has no memory, or the node has none. EPERM: the process may not be
+/// changed by this one, `shared` lacks its privilege, or a seccomp filter refuses the call. ESRCH:
+/// there is no such process. EINVAL: the process has no memory. Some pages may have moved before
+/// the error.
+///
+/// # Panics
+/// If the slices differ in length.
+pub fn move_pages(
+    pid: i32,
+    pages: &[usize],
+    nodes: &[i32],
+    status: &mut [i32],
+    shared: bool,
+) -> Result<u64, Errno> {
+    assert!(pages.len() == status.len() && pages.len() == nodes.len());
+    let flags = if shared { MPOL_MF_MOVE_ALL } else { MPOL_MF_MOVE };
+    // SAFETY: the three arrays hold `pages.len()` entries each and outlive the call. Contents and
+    // addresses of the pages do not change.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            pid,
+            pages.len(),
+            pages.as_ptr(),
+            nodes.as_ptr(),
+            status.as_mut_ptr(),
+            flags,
+        )
+    };
+    check(rc).map(|left| left as u64)
 }

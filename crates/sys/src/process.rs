@@ -1,6 +1,10 @@
 //! What the kernel says about this process and its threads: privileges, seccomp filters, resource
 //! limits, memory policy and scheduling.
 
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::slice;
+
 use crate::errno::{Errno, check};
 
 /// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
@@ -10,6 +14,8 @@ pub mod capability {
     pub const IPC_LOCK: u32 = 14;
     /// Inspect other processes. Let userfaultfd handle faults of the kernel.
     pub const SYS_PTRACE: u32 = 19;
+    /// Move pages that several processes map; change memory policies and priorities.
+    pub const SYS_NICE: u32 = 23;
     /// Read frame numbers in pagemap, and very much else.
     pub const SYS_ADMIN: u32 = 21;
 }
@@ -60,6 +66,32 @@ pub fn has_seccomp_filter() -> Result<bool, Errno> {
 pub fn thp_disabled() -> Result<bool, Errno> {
     // SAFETY: the call takes no pointers.
     check(unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
+}
+
+/// A process, which no other one can take the place of while the value exists (`pidfd_open(2)`,
+/// Linux 5.3).
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// Opens the process with this number.
+    ///
+    /// # Errors
+    /// ESRCH: there is no such process. EINVAL: the number is that of a thread. ENOSYS or EPERM: a
+    /// seccomp filter refuses the call. EMFILE, ENFILE: too many open files.
+    pub fn open(pid: i32) -> Result<PidFd, Errno> {
+        // SAFETY: the call takes no pointers.
+        let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+        // SAFETY: the kernel has just made the descriptor, and nobody else has it.
+        Ok(PidFd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    }
+
+    /// Whether all threads of the process have ended.
+    pub fn has_ended(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the call reads and writes one `pollfd`, and does not wait.
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+    }
 }
 
 /// A kind of resource limit.
@@ -138,10 +170,52 @@ pub fn policy_mode() -> Result<i32, Errno> {
 /// # Errors
 /// ENOSYS or EPERM: a seccomp filter refuses the call. Without such a filter the call cannot fail.
 pub fn thread_cpu_time_ns() -> Result<u64, Errno> {
+    cpu_time_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// The clock by which other threads read the CPU time of the calling thread
+/// (`pthread_getcpuclockid(3)`), for [`cpu_time_ns`].
+pub fn own_cpu_clock() -> libc::clockid_t {
+    let mut clock = libc::CLOCK_THREAD_CPUTIME_ID;
+    // SAFETY: the call writes one number. It cannot fail for the calling thread.
+    unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    clock
+}
+
+/// What a clock of CPU time says, in nanoseconds.
+///
+/// # Errors
+/// EINVAL: the thread of the clock has ended. ENOSYS or EPERM: a seccomp filter refuses the call.
+pub fn cpu_time_ns(clock: libc::clockid_t) -> Result<u64, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one struct, which outlives it.
-    check(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }.into())?;
+    check(unsafe { libc::clock_gettime(clock, &mut time) }.into())?;
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// The addresses of the static variables of the program and its libraries: their writable segments
+/// (`dl_iterate_phdr(3)`).
+pub fn static_memory() -> Vec<Range<usize>> {
+    unsafe extern "C" fn each(
+        info: *mut libc::dl_phdr_info,
+        _size: usize,
+        found: *mut libc::c_void,
+    ) -> libc::c_int {
+        // SAFETY: the C library passes a valid structure, and the vector of the caller.
+        let (info, found) = unsafe { (&*info, &mut *found.cast::<Vec<Range<usize>>>()) };
+        // SAFETY: the structure has this many headers.
+        let headers = unsafe { slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+        let loaded = |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD;
+        for header in headers.iter().filter(loaded).filter(|h| h.p_flags & libc::PF_W != 0) {
+            let start = (info.dlpi_addr + header.p_vaddr) as usize;
+            found.push(start..start + header.p_memsz as usize);
+        }
+        0
+    }
+    let mut found: Vec<Range<usize>> = Vec::new();
+    // SAFETY: the function gets the vector, and keeps nothing.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
+    found
 }
 
 /// Whether the calling thread has the ordinary scheduling policy SCHED_OTHER

@@ -148,3 +148,23 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     body();
     std::ptr::null_mut()
 }
+
+/// The addresses of the calling thread's stack; with glibc also of its thread-local memory, if it
+/// is not the main thread (`pthread_getattr_np(3)`).
+///
+/// # Errors
+/// ENOMEM, and errors of reading `/proc/self/maps` in the main thread.
+pub fn own_stack() -> Result<std::ops::Range<usize>, Errno> {
+    // SAFETY: zeros are a valid value, which the first call overwrites. The other calls read it.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        let refused = libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes);
+        if refused != 0 {
+            return Err(Errno(refused));
+        }
+        let (mut start, mut len) = (std::ptr::null_mut(), 0);
+        libc::pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut len);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        Ok(start.addr()..start.addr() + len)
+    }
+}

@@ -23,16 +23,29 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 /// `_IOR(0xAA, 2, struct uffdio_range)`.
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+/// `_IOWR(0xAA, 3, struct uffdio_copy)`.
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+/// `_IOWR(0xAA, 4, struct uffdio_zeropage)`.
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+/// `_IOWR(0xAA, 5, struct uffdio_move)`.
+const UFFDIO_MOVE: libc::c_ulong = 0xc028_aa05;
+/// `UFFDIO_COPY_MODE_DONTWAKE`, which is also `UFFDIO_MOVE_MODE_DONTWAKE`.
+const MODE_DONTWAKE: u64 = 1 << 0;
 /// `_IOWR(0xAA, 6, struct uffdio_writeprotect)`.
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 /// `UFFDIO_WRITEPROTECT_MODE_WP`.
 const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 /// `UFFD_EVENT_PAGEFAULT`.
 const EVENT_PAGEFAULT: u8 = 0x12;
+/// `UFFD_EVENT_REMOVE`.
+const EVENT_REMOVE: u8 = 0x15;
+/// `UFFD_EVENT_UNMAP`.
+const EVENT_UNMAP: u8 = 0x16;
 /// `UFFD_PAGEFAULT_FLAG_WP`: the fault is a write to a write-protected page.
 const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
 
-/// `struct uffd_msg` with the fields of a page fault.
+/// `struct uffd_msg` with the fields of a page fault. In a message of discarded pages the first
+/// two words are the start and the end of the range.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Message {
@@ -41,6 +54,19 @@ struct Message {
     flags: u64,
     address: u64,
     thread: u64,
+}
+
+/// A message of a userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UffdMessage {
+    /// A thread waits for the page at this address.
+    Fault(usize),
+    /// Pages from the first address to the second one are about to be discarded
+    /// ([`uffd_feature::EVENT_REMOVE`]), or have been unmapped ([`uffd_feature::EVENT_UNMAP`]). The
+    /// thread that does so goes on when the message is read.
+    Remove(usize, usize),
+    /// Another message.
+    Other,
 }
 
 impl Message {
@@ -113,6 +139,23 @@ struct UffdioRegister {
     range: UffdioRange,
     mode: u64,
     ioctls: u64,
+}
+
+/// `struct uffdio_copy`, and `struct uffdio_move` with the same fields.
+#[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+#[repr(C)]
+struct UffdioZeropage {
+    range: UffdioRange,
+    mode: u64,
+    done: i64,
 }
 
 #[repr(C)]
@@ -285,6 +328,102 @@ unsafe fn write_protect(
     unsafe { request(uffd, UFFDIO_WRITEPROTECT, &mut protect) }
 }
 
+/// Moves the pages of private anonymous memory at `[src, src + len)` to the hole at
+/// `[dst, dst + len)`, without a copy and without waking (`UFFDIO_MOVE`, Linux 6.8). `dst` lies in
+/// memory that is registered with `uffd`. A huge page that is aligned alike on both sides moves as
+/// a whole.
+///
+/// Returns how many bytes have moved, and why no more did if some are left. Pages move in ascending
+/// order. A page is in its old place or in its new one.
+///
+/// # Errors
+/// EBUSY: a page is pinned, or shared with another process. ENOENT: a page is not present, or
+/// `dst` is not mapped. EEXIST: `dst` has a page. EAGAIN: a thread that changes mappings or
+/// discards pages waits for its message to be read, or a page is on its way elsewhere. EINVAL: the
+/// two mappings differ in access or in locking, one is not private, anonymous and writable, or
+/// `dst` is not registered.
+///
+/// # Safety
+/// The caller owns both ranges, or vouches for those who use them.
+pub unsafe fn uffd_move(
+    uffd: BorrowedFd<'_>,
+    dst: usize,
+    src: usize,
+    len: usize,
+) -> (usize, Option<Errno>) {
+    // SAFETY: forwarded to the caller.
+    unsafe { fill(uffd, UFFDIO_MOVE, dst, src, len) }
+}
+
+/// Fills the hole at `[dst, dst + len)` with new pages that contain what is at `src`, without
+/// waking (`UFFDIO_COPY`, Linux 4.3). Returns the same as [`uffd_move`].
+///
+/// # Errors
+/// ENOENT, EEXIST, EAGAIN: as for [`uffd_move`]. ENOMEM: the kernel has no memory. ESRCH: the
+/// process ends.
+///
+/// # Safety
+/// As for [`uffd_move`]; `src` is readable.
+pub unsafe fn uffd_copy(
+    uffd: BorrowedFd<'_>,
+    dst: usize,
+    src: usize,
+    len: usize,
+) -> (usize, Option<Errno>) {
+    // SAFETY: forwarded to the caller.
+    unsafe { fill(uffd, UFFDIO_COPY, dst, src, len) }
+}
+
+/// # Safety
+/// As for [`uffd_move`].
+unsafe fn fill(
+    uffd: BorrowedFd<'_>,
+    number: libc::c_ulong,
+    dst: usize,
+    src: usize,
+    len: usize,
+) -> (usize, Option<Errno>) {
+    let [dst, src, len] = [dst, src, len].map(|n| n as u64);
+    let mut copy = UffdioCopy { dst, src, len, mode: MODE_DONTWAKE, done: 0 };
+    // SAFETY: the struct is the one of these requests, and the caller owns the ranges.
+    let refused = unsafe { request(uffd, number, &mut copy) }.err();
+    match (refused, usize::try_from(copy.done)) {
+        (None, _) => (len as usize, None),
+        // The kernel says EAGAIN for what was done in part.
+        (Some(Errno(libc::EAGAIN)), Ok(done)) if done > 0 => (done, refused),
+        (Some(errno), _) => (0, Some(errno)),
+    }
+}
+
+/// Maps the kernel's page of zeros into the hole at `[addr, addr + len)`, and wakes who waits there
+/// (`UFFDIO_ZEROPAGE`, Linux 4.3).
+///
+/// # Errors
+/// EEXIST: a page is there. ENOENT: the range is not registered. EAGAIN: as for [`uffd_move`].
+pub fn uffd_zeropage(uffd: BorrowedFd<'_>, addr: usize, len: usize) -> Result<(), Errno> {
+    let range = UffdioRange { start: addr as u64, len: len as u64 };
+    let mut zeropage = UffdioZeropage { range, mode: 0, done: 0 };
+    // SAFETY: the struct is the one of this request, which fills holes of registered ranges only.
+    unsafe { request(uffd, UFFDIO_ZEROPAGE, &mut zeropage) }
+}
+
+/// Reads messages that are waiting, a few of them, and calls `handle` with each (`read(2)`).
+/// Allocates nothing. Returns whether there were any.
+pub fn uffd_read(uffd: BorrowedFd<'_>, handle: &mut dyn FnMut(UffdMessage)) -> bool {
+    let mut messages = [Message::EMPTY; BATCH];
+    let read = read_messages(uffd, &mut messages);
+    for message in read {
+        handle(match message.event {
+            EVENT_PAGEFAULT => UffdMessage::Fault(message.address as usize),
+            EVENT_REMOVE | EVENT_UNMAP => {
+                UffdMessage::Remove(message.flags as usize, message.address as usize)
+            }
+            _ => UffdMessage::Other,
+        });
+    }
+    !read.is_empty()
+}
+
 /// Reads all messages that are waiting (`read(2)`), and calls `write` with the address of each
 /// write to a protected page. Allocates nothing.
 ///
@@ -361,6 +500,20 @@ mod tests {
             request(3, uapi::_UFFDIO_WRITEPROTECT, size_of::<UffdioWriteProtect>())
         );
         assert_eq!(size_of::<UffdioWriteProtect>(), size_of::<uapi::uffdio_writeprotect>());
+        assert_eq!(UFFDIO_COPY, request(3, uapi::_UFFDIO_COPY, size_of::<UffdioCopy>()));
+        assert_eq!(UFFDIO_MOVE, request(3, uapi::_UFFDIO_MOVE, size_of::<UffdioCopy>()));
+        assert_eq!(
+            UFFDIO_ZEROPAGE,
+            request(3, uapi::_UFFDIO_ZEROPAGE, size_of::<UffdioZeropage>())
+        );
+        assert_eq!(size_of::<UffdioCopy>(), size_of::<uapi::uffdio_copy>());
+        assert_eq!(size_of::<UffdioCopy>(), size_of::<uapi::uffdio_move>());
+        assert_eq!(size_of::<UffdioZeropage>(), size_of::<uapi::uffdio_zeropage>());
+        assert_eq!(MODE_DONTWAKE, u64::from(uapi::UFFDIO_COPY_MODE_DONTWAKE));
+        assert_eq!(EVENT_REMOVE as u32, uapi::UFFD_EVENT_REMOVE);
+        assert_eq!(EVENT_UNMAP as u32, uapi::UFFD_EVENT_UNMAP);
+        assert_eq!(offset_of!(Message, flags), offset_of!(uapi::uffd_msg, arg.remove.start));
+        assert_eq!(offset_of!(Message, address), offset_of!(uapi::uffd_msg, arg.remove.end));
         assert_eq!(size_of::<Message>(), size_of::<uapi::uffd_msg>());
         assert_eq!(offset_of!(Message, flags), offset_of!(uapi::uffd_msg, arg.pagefault.flags));
         assert_eq!(offset_of!(Message, address), offset_of!(uapi::uffd_msg, arg.pagefault.address));

@@ -96,10 +96,20 @@ const VALGRIND: [&str; 7] = [
 ];
 
 /// The examples, with arguments that make them short, and the library that they need.
-const EXAMPLES: [(&str, &[&str], Option<&str>); 3] = [
+const EXAMPLES: [(&str, &[&str], Option<&str>); 4] = [
     ("buffer_pool.c", &["64", "16", "1.5"], None),
     ("hash_join.cpp", &["100000", "1000000"], None),
     ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
+    ("move_pages.c", &[], None),
+];
+
+/// The program that runs with each of these allocators in place of the C library's: the library to
+/// preload, and its package.
+const PRELOADED: &str = "ordinary_memory.cpp";
+const ALLOCATORS: [(&str, &str); 3] = [
+    ("libjemalloc.so.2", "libjemalloc2"),
+    ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+    ("libmimalloc.so.2", "libmimalloc2.0"),
 ];
 
 /// Options of the JVM. Its best compiler leaves out null checks that failed often, its first
@@ -136,6 +146,13 @@ pub fn test(
         for build in BUILDS.iter().filter(wanted) {
             let result = build_and_run(workspace, prefix, &program, build);
             outcome.add(&build.name(&program.source), result);
+            let first = build.name(&program.source) == BUILDS[0].name(&program.source);
+            if first && effort == Effort::Full && program.source.ends_with(PRELOADED) {
+                for (library, package) in ALLOCATORS {
+                    let result = run_with(workspace, &program, library, package);
+                    outcome.add(&format!("{PRELOADED} with {library}"), result);
+                }
+            }
         }
     }
     if effort == Effort::Short {
@@ -161,6 +178,22 @@ fn is_cpp(source: &Path) -> bool {
     source.extension().is_some_and(|extension| extension == "cpp")
 }
 
+/// Builds [`PRELOADED`] with the static library, for machines that lack the shared one. The inner
+/// error is the reason why it cannot be built here.
+pub fn ordinary_memory(
+    workspace: &Workspace,
+    prefix: &Path,
+    folder: &Path,
+) -> Result<Result<PathBuf, String>> {
+    let source = workspace.root.join("crates/capi/tests").join(PRELOADED);
+    let program = Program { source, arguments: &[], library: None };
+    let build = BUILDS.iter().find(|build| build.is_static).context("a static build")?;
+    match missing(prefix, &program, build) {
+        Some(reason) => Ok(Err(reason)),
+        None => compile(prefix, &program, build, folder).map(Ok),
+    }
+}
+
 /// Builds a program and runs it. Returns a reason if it cannot be built or run here.
 fn build_and_run(
     workspace: &Workspace,
@@ -168,25 +201,37 @@ fn build_and_run(
     program: &Program,
     build: &Build,
 ) -> Result<Option<String>> {
-    let Program { source, arguments, library } = program;
-    let compiler = build.compiler(source);
-    let tools = [Some(compiler), build.valgrind.then_some(VALGRIND[0])];
-    for tool in tools.into_iter().flatten() {
-        if Command::new(tool).arg("--version").output().is_err() {
-            return Ok(Some(format!("{tool} is missing; get it by: apt-get install {tool}")));
-        }
+    if let Some(reason) = missing(prefix, program, build) {
+        return Ok(Some(reason));
     }
-    if let Some(library) = library
-        && pkg_config(prefix, library, &["--exists"]).is_err()
-    {
-        return Ok(Some(format!(
-            "{library} is missing; get it by: apt-get install lib{library}-dev"
-        )));
+    let built = compile(prefix, program, build, &workspace.target.join("capi-tests"))?;
+    let mut command = Command::new(if build.valgrind { Path::new(VALGRIND[0]) } else { &built });
+    if build.valgrind {
+        command.args(&VALGRIND[1..]).arg(&built);
     }
-    let folder = workspace.target.join("capi-tests");
-    make_folder(&folder)?;
+    command.args(program.arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
+    run_program(command)
+}
+
+/// What is missing here to build and run a program in this way.
+fn missing(prefix: &Path, program: &Program, build: &Build) -> Option<String> {
+    let tools = [Some(build.compiler(&program.source)), build.valgrind.then_some(VALGRIND[0])];
+    let is_missing = |tool: &&str| Command::new(tool).arg("--version").output().is_err();
+    if let Some(tool) = tools.into_iter().flatten().find(is_missing) {
+        return Some(format!("{tool} is missing; get it by: apt-get install {tool}"));
+    }
+    let library = program.library?;
+    let is_missing = pkg_config(prefix, library, &["--exists"]).is_err();
+    let remedy = format!("{library} is missing; get it by: apt-get install lib{library}-dev");
+    is_missing.then_some(remedy)
+}
+
+/// Builds a program in this way, and returns its path in the folder.
+fn compile(prefix: &Path, program: &Program, build: &Build, folder: &Path) -> Result<PathBuf> {
+    let Program { source, library, .. } = program;
+    make_folder(folder)?;
     let built = folder.join(source.file_stem().context("a program has a name")?);
-    let mut compile = Command::new(compiler);
+    let mut compile = Command::new(build.compiler(source));
     compile.args([
         if is_cpp(source) { "-std=c++17" } else { "-std=c11" },
         "-D_GNU_SOURCE",
@@ -213,12 +258,12 @@ fn build_and_run(
     }
     compile.arg("-ldl");
     run(compile)?;
+    Ok(built)
+}
+
+/// Runs a program. Returns a reason if it says that it cannot run here.
+fn run_program(command: Command) -> Result<Option<String>> {
     let mut last = String::new();
-    let mut command = Command::new(if build.valgrind { Path::new(VALGRIND[0]) } else { &built });
-    if build.valgrind {
-        command.args(&VALGRIND[1..]).arg(&built);
-    }
-    command.args(*arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
     let ending = process::run(command, LIMIT, |line| {
         println!("    {line}");
         last = line.to_owned();
@@ -230,8 +275,27 @@ fn build_and_run(
     Ok(None)
 }
 
+/// Runs a program that has been built with another allocator. Returns a reason if it is missing.
+fn run_with(
+    workspace: &Workspace,
+    program: &Program,
+    library: &str,
+    package: &str,
+) -> Result<Option<String>> {
+    let mut ldconfig = Command::new("/sbin/ldconfig");
+    ldconfig.arg("-p");
+    let known = output(ldconfig)?;
+    if !known.contains(library) {
+        return Ok(Some(format!("{library} is missing; get it by: apt-get install {package}")));
+    }
+    let name = program.source.file_stem().context("a program has a name")?;
+    let mut command = Command::new(workspace.target.join("capi-tests").join(name));
+    command.env("LD_PRELOAD", library);
+    run_program(command)
+}
+
 /// Runs a JVM that loads the library through its native interface. Returns a reason if Java is
-/// missing.
+/// missing, or if memory of the JVM cannot move here.
 fn run_in_a_jvm(
     workspace: &Workspace,
     prefix: &Path,
@@ -269,9 +333,7 @@ fn run_in_a_jvm(
         .arg(sources.join("Host.java"));
     // If it crashes it leaves a report in the folder where it runs.
     java.current_dir(&folder);
-    let ending = process::run(java, LIMIT, |line| println!("    {line}"))?;
-    ensure!(ending.success(), "{}", ending.reason(LIMIT));
-    Ok(None)
+    run_program(java)
 }
 
 /// The folder of Java, if it can compile and has `jni.h`.

@@ -6,32 +6,42 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::machine::Files;
 use crate::built::{self, Executable, Kind, Programs};
+use crate::capi;
 use crate::commands::Workspace;
 use crate::soak;
 
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
-/// reads recorded machines only. `joining` takes more huge pages than machines of the lab have.
-pub const TEST_BINARIES: [&str; 20] = [
+/// reads recorded machines only. `joining` takes more huge pages than machines of the lab have. A
+/// supervisor looks at each call of `memory_calls`, which takes too long where CPUs are emulated.
+/// `swap` needs a disk for its swap.
+pub const TEST_BINARIES: [&str; 25] = [
     "attributes",
     "auto",
     "bad_input",
     "contract",
     "fault_injection",
     "heap",
+    "kernel",
     "leap",
     "limits",
+    "memory",
+    "memory_kinds",
+    "memory_programs",
     "model_and_kernel",
     "nodes",
     "nodes_adverse",
     "pace",
     "pins",
     "placement",
+    "process",
     "several",
     "signal_threads",
     "signals",
@@ -41,7 +51,33 @@ pub const TEST_BINARIES: [&str; 20] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 2] = ["demo", "doctor"];
+const COMMAND_TEST_BINARIES: [&str; 4] = ["demo", "doctor", "move", REAL_PROGRAMS];
+
+/// The test binary that moves programs of the host.
+const REAL_PROGRAMS: &str = "real";
+
+/// Its tests. They take too long for the step `nodes`: the step `lab` runs them.
+pub const REAL_TESTS: [&str; 4] = [
+    ORDINARY_MEMORY_TEST,
+    "memcached_moves_while_it_serves",
+    "postgresql_moves_while_it_serves",
+    "redis_moves_while_it_serves",
+];
+
+/// The programs that it uses. One that is not installed skips its test.
+const INSTALLED: [&str; 6] =
+    ["memcached", "migratepages", "pgbench", "postgres", "redis-benchmark", "redis-server"];
+
+/// A program in C++ of this workspace, by its name in a guest, and the test that starts it.
+const ORDINARY_MEMORY: &str = "ordinary_memory";
+const ORDINARY_MEMORY_TEST: &str = "ordinary_memory_leaps_while_threads_use_it";
+
+/// Where Debian 12 has the programs of PostgreSQL, and what they read.
+const POSTGRESQL: [&str; 2] = ["/usr/lib/postgresql/15/bin", "/usr/share/postgresql/15"];
+/// The place of a new database in a guest.
+const DATABASE: &str = "/lab/database";
+/// The user and group `nobody`, whose database it is.
+const NOBODY: u32 = 65_534;
 
 /// A test of a test binary.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,9 +101,73 @@ pub struct Tests {
     pub binaries: Programs,
     /// The `pageleap` command, at the path where its tests expect it.
     pub command: PathBuf,
+    /// The program [`ORDINARY_MEMORY`], once it is built.
+    ordinary_memory: Option<PathBuf>,
 }
 
 impl Tests {
+    /// Builds [`ORDINARY_MEMORY`] if these tests start it. Without a compiler the test is skipped.
+    pub fn add_ordinary_memory<'a>(
+        &mut self,
+        workspace: &Workspace,
+        mut tests: impl Iterator<Item = &'a TestId>,
+    ) -> Result<()> {
+        if tests.any(|test| test.name == ORDINARY_MEMORY_TEST) {
+            match capi::for_the_lab(workspace)? {
+                Ok(program) => self.ordinary_memory = Some(program),
+                Err(reason) => println!("lab: no {ORDINARY_MEMORY} in guests: {reason}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The other programs that the tests of this binary use.
+    pub fn others(&self, binary: &str) -> Programs {
+        let names = INSTALLED.iter().filter(|_| binary == REAL_PROGRAMS);
+        let place = |name: &str| {
+            // Debian's /usr/bin/pgbench is a script that starts this one.
+            let folders = [POSTGRESQL[0], "/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"];
+            folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file())
+        };
+        let installed = names.filter_map(|name| Some(((*name).to_owned(), place(name)?)));
+        let built = self.ordinary_memory.iter().filter(|_| binary == REAL_PROGRAMS);
+        installed.chain(built.map(|path| (ORDINARY_MEMORY.to_owned(), path.clone()))).collect()
+    }
+
+    /// The files that the tests of this binary use, with their places in the guest: a new database,
+    /// and what PostgreSQL reads. `scratch` is a name that nobody else uses meanwhile. Root makes
+    /// the database, because its user is another one.
+    pub fn files(binary: &str, scratch: &str) -> Result<Files> {
+        let [programs, shared] = POSTGRESQL.map(Path::new);
+        let initdb = programs.join("initdb");
+        let mut files = Files::new();
+        // SAFETY: the call takes no arguments.
+        if binary != REAL_PROGRAMS || !initdb.is_file() || unsafe { libc::geteuid() } != 0 {
+            return Ok(files);
+        }
+        // Another user has to reach it.
+        let home = std::env::temp_dir().join(scratch);
+        fs::create_dir(&home).with_context(|| format!("cannot make {}", home.display()))?;
+        std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY))?;
+        let made = Command::new(&initdb)
+            .args(["--username=nobody", "--auth=trust", "--no-sync", "--locale=C", "-D", "data"])
+            .env("TZ", "GMT")
+            .current_dir(&home)
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output();
+        let added = add_files(&mut files, &home.join("data"), Path::new(DATABASE));
+        fs::remove_dir_all(&home).with_context(|| format!("cannot remove {}", home.display()))?;
+        let output = made.with_context(|| format!("cannot start {}", initdb.display()))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{}: {said}", initdb.display());
+        added?;
+        add_files(&mut files, shared, shared)?;
+        // PostgreSQL looks for it beside the folder of its program.
+        files.insert("/lab/lib".into(), None);
+        Ok(files)
+    }
+
     /// Whether the tests of this binary start the command.
     pub fn starts_command(binary: &str) -> bool {
         COMMAND_TEST_BINARIES.contains(&binary)
@@ -84,7 +184,8 @@ pub fn tests(workspace: &Workspace) -> Result<Tests> {
         let path = built::one(&built, Kind::IntegrationTest, name)?;
         binaries.insert((*name).to_owned(), path);
     }
-    Ok(Tests { binaries, command: built::one(&built, Kind::Program, "pageleap")? })
+    let command = built::one(&built, Kind::Program, "pageleap")?;
+    Ok(Tests { binaries, command, ordinary_memory: None })
 }
 
 /// Builds the soak test.
@@ -111,6 +212,21 @@ fn build(workspace: &Workspace, arguments: &[&str]) -> Result<Vec<Executable>> {
         "the lab boots x86-64 kernels, so it needs an x86-64 machine"
     );
     built::executables(workspace.cargo(arguments))
+}
+
+/// Adds a folder of this machine with all that is in it. Links count as what they lead to.
+fn add_files(files: &mut Files, source: &Path, place: &Path) -> Result<()> {
+    let unreadable = || format!("cannot read {}", source.display());
+    if !source.is_dir() {
+        files.insert(place.to_owned(), Some(fs::read(source).with_context(unreadable)?));
+        return Ok(());
+    }
+    files.insert(place.to_owned(), None);
+    for entry in fs::read_dir(source).with_context(unreadable)? {
+        let name = entry.with_context(unreadable)?.file_name();
+        add_files(files, &source.join(&name), &place.join(&name))?;
+    }
+    Ok(())
 }
 
 /// The contents of a program, without debug information: guests keep it in their memory.
@@ -200,8 +316,14 @@ mod tests {
     fn every_test_binary_is_in_a_list_or_left_out_here() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for (folder, known) in [
-            ("crates/pageleap/tests", [&TEST_BINARIES[..], &["joining", "topology"]].concat()),
-            ("crates/cli/tests", [&COMMAND_TEST_BINARIES[..], &["bench", "topology"]].concat()),
+            (
+                "crates/pageleap/tests",
+                [&TEST_BINARIES[..], &["joining", "memory_calls", "swap", "topology"]].concat(),
+            ),
+            (
+                "crates/cli/tests",
+                [&COMMAND_TEST_BINARIES[..], &["bench", "status", "topology"]].concat(),
+            ),
         ] {
             for entry in std::fs::read_dir(root.join(folder)).unwrap() {
                 let name = entry.unwrap().file_name().into_string().unwrap();

@@ -1,6 +1,6 @@
 //! One guest: its files, its boot, and its results.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
@@ -42,6 +42,9 @@ pub struct Lab {
     pub accel: String,
 }
 
+/// Files by their places, with their contents; an empty directory has none.
+pub type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
 /// What one guest has to do.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -53,6 +56,8 @@ pub struct Job<'a> {
     pub name: String,
     /// Programs that are copied to `/lab/bin`.
     pub programs: Programs,
+    /// Further files of the guest, each at its place.
+    pub files: Files,
     /// Lines of the plan without the nonce. `xtask/guest/src/plan.rs` parses them.
     pub plan: Vec<String>,
     /// The tests that the plan names, in order.
@@ -71,6 +76,7 @@ impl<'a> Job<'a> {
             kernel,
             name: format!("{}-{}", topology.name, kernel.series),
             programs: Programs::new(),
+            files: Files::new(),
             plan: Vec::new(),
             tests: Vec::new(),
             limit: Duration::from_secs(30 * 60),
@@ -177,8 +183,8 @@ impl Lab {
         let libraries = build::shared_libraries(programs())?;
         let fixed = ["dev", "proc", "sys", "tmp", "bin", "lab", "lab/bin", "etc"];
         let mut directories: BTreeSet<&Path> = fixed.iter().map(Path::new).collect();
-        for library in &libraries {
-            let above = library.ancestors().skip(1).filter_map(|path| path.strip_prefix("/").ok());
+        for place in libraries.iter().chain(job.files.keys()) {
+            let above = place.ancestors().skip(1).filter_map(|path| path.strip_prefix("/").ok());
             directories.extend(above.filter(|path| !path.as_os_str().is_empty()));
         }
         // Sorted, so that each directory comes after the one that it lies in.
@@ -192,6 +198,13 @@ impl Lab {
         for library in &libraries {
             let place = library.strip_prefix("/").context("ldd names absolute paths")?;
             archive.file(&place.to_string_lossy(), &read(library)?)?;
+        }
+        for (place, contents) in &job.files {
+            let place = place.strip_prefix("/").context("places are absolute paths")?;
+            match contents {
+                Some(contents) => archive.file(&place.to_string_lossy(), contents)?,
+                None => archive.directory(&place.to_string_lossy())?,
+            }
         }
         if let Some(busybox) = &self.busybox {
             archive.file("bin/busybox", &read(busybox)?)?;

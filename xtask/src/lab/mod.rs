@@ -57,10 +57,13 @@ const TEST_SECONDS: u64 = 480;
 
 /// Tests that take minutes when every instruction is emulated. They run with `--full` only, or when
 /// they are chosen by `--filter`, and their time limit is [`SLOW_TEST_SECONDS`].
-const SLOW: [&str; 12] = [
+const SLOW: [&str; 15] = [
     "attributes::a_moving_neighbour_lends_no_attributes",
+    "demo::an_interrupted_leap_leaves_memory_of_malloc_whole",
     "demo::an_interrupted_run_ends_cleanly",
     "demo::every_rate_and_engine_keeps_all_writes",
+    "demo::memory_of_malloc_keeps_all_writes_at_every_rate",
+    "demo::text_says_what_became_of_memory_of_malloc",
     "demo::text_says_what_was_verified",
     "doctor::its_verdict_is_what_a_leap_shows",
     "doctor::missing_and_read_only_mounts_are_named",
@@ -85,7 +88,17 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 3] = ["nodes", "nodes_adverse", "placement"];
+const SEVERAL_NODES: [&str; 9] = [
+    "kernel",
+    "memory",
+    "memory_kinds",
+    "memory_programs",
+    "move",
+    "nodes",
+    "nodes_adverse",
+    "placement",
+    "process",
+];
 
 /// The flags of `cargo xtask lab`.
 #[derive(Debug, Clone, Args)]
@@ -201,16 +214,17 @@ pub fn step(workspace: &Workspace, extent: Extent) -> Result<Summary> {
     test(workspace, &flags, binaries)?.context("the lab has run no tests")
 }
 
-/// Skips that are right on a machine with one or two nodes, because another machine of the lab is
-/// for these tests.
+/// Skips that are right on a machine with one or two nodes, because another machine of the lab, or
+/// all of the lab, is for these tests.
 pub struct LeftToOthers(Topology);
 
 impl LeftToOthers {
     /// Whether the skip is one of them; `name` lacks the name of the test binary.
     pub fn includes(&self, name: &str) -> bool {
-        build::TEST_BINARIES
-            .iter()
-            .any(|binary| self.0.expects_skip(USUAL_SERIES, &format!("{binary}::{name}")).is_some())
+        let elsewhere = build::TEST_BINARIES.iter().any(|binary| {
+            self.0.expects_skip(USUAL_SERIES, &format!("{binary}::{name}")).is_some()
+        });
+        elsewhere || build::REAL_TESTS.contains(&name)
     }
 }
 
@@ -244,7 +258,7 @@ struct Planned<'a> {
 fn test(workspace: &Workspace, flags: &Flags, binaries: &[&str]) -> Result<Option<Summary>> {
     let topologies = chosen_topologies(workspace, flags)?;
     let series = chosen_series(flags)?;
-    let built = build::tests(workspace)?;
+    let mut built = build::tests(workspace)?;
     let mut all_tests = build::list(&built.binaries)?;
     all_tests.retain(|test| test.to_string().contains(&flags.filter));
     all_tests.retain(|test| binaries.is_empty() || binaries.contains(&test.binary.as_str()));
@@ -283,6 +297,7 @@ fn test(workspace: &Workspace, flags: &Flags, binaries: &[&str]) -> Result<Optio
     }
     ensure!(!planned.is_empty() || !broken.is_empty(), "no test fits the flags; try --list");
 
+    built.add_ordinary_memory(workspace, planned.iter().flat_map(|(_, _, tests)| tests))?;
     let mut kernels = Vec::new();
     let booted = planned.iter().map(|(_, series, _)| *series);
     let needed: BTreeSet<&'static str> =
@@ -451,6 +466,11 @@ fn run_guest(lab: &Lab, guest: &Planned<'_>, built: &Tests, keep: bool) -> Resul
         .filter(|(name, _)| used.contains(name))
         .map(|(a, b)| (a.clone(), b.clone()))
         .collect();
+    for name in &used {
+        job.programs.extend(built.others(name));
+        let scratch = format!("pageleap-{}-{}", job.name, std::process::id());
+        job.files.extend(Tests::files(name, &scratch)?);
+    }
     if used.iter().any(|name| Tests::starts_command(name)) {
         job.programs.insert("pageleap".to_owned(), built.command.clone());
         job.plan.push(format!("link {}={}/pageleap", built.command.display(), machine::PROGRAMS));

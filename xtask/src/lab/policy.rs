@@ -24,7 +24,7 @@ const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
 /// The findings of doctor that depend on the kernel or the user: their ids, and their text in the
 /// table.
-const FEATURES: [(&str, &str); 17] = [
+const FEATURES: [(&str, &str); 18] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
     ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
@@ -42,6 +42,7 @@ const FEATURES: [(&str, &str); 17] = [
     ("write-barrier", "writers held back, the kernel's writes included"),
     ("hold", "pages that are taken away held against user code and kernel"),
     ("freeze", "a range held against user code and kernel"),
+    ("memory-in-place", "memory of `malloc` and `mmap` moved in place (`UFFDIO_MOVE`)"),
 ];
 
 /// The mark for a finding that is unknown or absent.

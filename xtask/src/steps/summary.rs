@@ -121,7 +121,7 @@ fn print_not_run(plan: &Plan, done: &[Done]) {
     let left = done.iter().flat_map(|done| &done.report.left_to_the_lab);
     let left: Vec<String> = left.map(|skip| format!("    {skip}")).collect();
     if !left.is_empty() {
-        println!("\nnot run, because another machine of the lab is for it");
+        println!("\nnot run, because another machine or run of the lab is for it");
         println!("  (cargo xtask test --only {}):", Step::Lab.name());
         left.iter().for_each(|line| println!("{line}"));
     }

@@ -1,13 +1,15 @@
 //! Flags of `pageleap bench engines`, and what each accepts.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pageleap::{BASE_PAGE, EngineChoice, PageSize};
+use pageleap::{BASE_PAGE, Engine, EngineChoice, PageSize};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
+use crate::times::wait_budget;
 
 /// Measure what a leap costs on this machine.
 #[derive(Args, Clone, Debug)]
@@ -32,6 +34,9 @@ pub enum BenchCommand {
 /// the figures of each run, too. Each leap goes from one pool to another and back; the way back is
 /// not measured. On a machine with one node both pools lie on that node: frames are new, the node
 /// is the same, and no time here is a NUMA speed-up.
+///
+/// Private memory (anon-4k, anon-thp) moves in place into a reserve that is populated before each
+/// leap. What that takes has a column of its own (fresh).
 ///
 /// The writer keeps a shadow copy, which is compared with the region after every leap. Beside the
 /// writer, the kernel writes words of 64 pages every 5 ms (preadv), and these are compared, too.
@@ -68,9 +73,15 @@ pub struct EnginesArgs {
     pub size: u64,
 
     /// Page sizes, by comma: 4k, thp (2 MB, ordinary memory), 2m and 1g (reserved huge pages;
-    /// skipped where too few are free)
-    #[arg(long, value_name = "SIZES", default_value = "4k,thp", value_delimiter = ',')]
-    pub page_size: Vec<PageSize>,
+    /// skipped where too few are free) of a region; anon-4k and anon-thp of private memory as
+    /// malloc gives it, which moves in place
+    #[arg(
+        long,
+        value_name = "SIZES",
+        default_value = "4k,thp,anon-4k,anon-thp",
+        value_delimiter = ','
+    )]
+    pub page_size: Vec<Kind>,
 
     /// Loads, by comma: quiet (nothing else runs), uniform (writes to random words), skewed (75 %
     /// of the writes to 3.125 % of the region), changing (spells of random length, 30 ms on
@@ -124,15 +135,10 @@ pub struct EnginesArgs {
     )]
     pub threads: usize,
 
-    /// Longest time for which a thread should wait for a leap, such as 200us or 1ms
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "1ms",
-        allow_hyphen_values = true,
-        value_parser = wait_budget
-    )]
-    pub wait_budget: Duration,
+    /// Longest time for which a thread should wait for a leap, such as 200us or 1ms [default: the
+    /// library's: 1ms, and 500us for private memory]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = wait_budget)]
+    pub wait_budget: Option<Duration>,
 
     /// Node that the region starts on [default: the first node with memory]
     #[arg(long, value_name = "NODE")]
@@ -163,6 +169,49 @@ Examples:
       four threads that write as fast as they can
   pageleap bench engines --all --json > engines.json
       everything, with the figures of each run";
+
+/// What leaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// In pages of which size.
+    pub page: PageSize,
+    /// Private anonymous memory, which moves in place, and no region.
+    pub private: bool,
+}
+
+impl Kind {
+    /// What precedes the page size of private memory.
+    const PRIVATE: &str = "anon-";
+}
+
+impl From<PageSize> for Kind {
+    fn from(page: PageSize) -> Kind {
+        Kind { page, private: false }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Kind, String> {
+        let (page, private) = match text.strip_prefix(Kind::PRIVATE) {
+            Some(page) => (page, true),
+            None => (text, false),
+        };
+        match page.parse::<PageSize>().map_err(|error| error.to_string())? {
+            page if private && page.is_hugetlb() => {
+                Err("private memory moves in place in pages of anon-4k or anon-thp".into())
+            }
+            page => Ok(Kind { page, private }),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}{}", if self.private { Kind::PRIVATE } else { "" }, self.page)
+    }
+}
 
 /// A kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -219,7 +268,7 @@ impl EnginesArgs {
         self.runs.unwrap_or(if self.all { 5 } else { 3 })
     }
 
-    /// The rows of each table, in the order of the library's list of engines.
+    /// The rows of each table of regions, in the order of the library's list of engines.
     pub fn rows(&self) -> Vec<EngineRow> {
         let chosen = self.engine.as_deref().map_or(EngineChoice::ALL.to_vec(), once_each);
         let mut rows = Vec::new();
@@ -293,9 +342,18 @@ impl EnginesArgs {
         rates.into_iter().map(|rate| writes(Pattern::Steady { rate, rows })).collect()
     }
 
-    /// All page sizes, each once.
-    pub fn page_sizes(&self) -> Vec<PageSize> {
+    /// All kinds of memory, each once.
+    pub fn kinds(&self) -> Vec<Kind> {
         once_each(&self.page_size)
+    }
+
+    /// The rows of each table of this kind of memory.
+    pub fn rows_of(&self, kind: Kind) -> Vec<EngineRow> {
+        let row = |engine: Engine| EngineRow { choice: engine.into(), area: None };
+        match kind.private {
+            true => [Engine::UffdMove, Engine::Kernel].map(row).to_vec(),
+            false => self.rows(),
+        }
     }
 
     /// Bytes of the region with pages of this size.
@@ -307,7 +365,12 @@ impl EnginesArgs {
 /// The help of `--engine`, with the engines that the library has.
 fn engine_help() -> String {
     let known = EngineChoice::ALL.map(|choice| choice.to_string()).join(", ");
-    format!("Engines to measure, by comma: {known} [default: all]")
+    format!(
+        "Engines that move regions, by comma: {known} [default: all]; private memory moves by {} \
+         and {}",
+        Engine::UffdMove,
+        Engine::Kernel
+    )
 }
 
 fn once_each<T: Copy + PartialEq>(items: &[T]) -> Vec<T> {
@@ -332,19 +395,6 @@ fn runs(text: &str) -> Result<usize, String> {
         Ok(runs @ 1..=1000) => Ok(runs),
         Ok(_) => Err("use 1 to 1000 runs".to_owned()),
         Err(_) => Err("expected a number of runs, 1 to 1000".to_owned()),
-    }
-}
-
-/// Reads a time of whole microseconds or milliseconds.
-fn wait_budget(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
-        (Some(digits), _) => (digits, 1_000),
-        (_, Some(digits)) => (digits, 1_000_000),
-        _ => ("", 0),
-    };
-    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)) {
-        Some(ns @ 1..) => Ok(Duration::from_nanos(ns)),
-        _ => Err("expected a time such as 200us or 1ms".to_owned()),
     }
 }
 
@@ -385,7 +435,11 @@ mod tests {
         let args = parse(&[]).unwrap();
         assert_eq!((args.size, args.runs(), args.threads), (1 << 30, 3, 1));
         assert_eq!((args.writers, args.readers), (1, 0));
-        assert_eq!(args.page_sizes(), [PageSize::Base, PageSize::Thp]);
+        let kinds: Vec<String> = args.kinds().iter().map(Kind::to_string).collect();
+        assert_eq!(kinds, ["4k", "thp", "anon-4k", "anon-thp"]);
+        let engines = [Engine::UffdMove, Engine::Kernel].map(EngineChoice::from);
+        let of_private = args.rows_of(args.kinds()[3]);
+        assert_eq!(of_private.iter().map(|row| row.choice).collect::<Vec<_>>(), engines);
         let changing = written(LoadKind::Changing, Pattern::Changing);
         assert_eq!(args.loads(1 << 30), [QUIET, writes(LoadKind::Uniform, SLOW), changing]);
         let rows = args.rows();
@@ -414,7 +468,7 @@ mod tests {
     fn lists_have_each_item_once_in_the_order_asked_for() {
         let flags = ["--page-size", "thp,4k,thp", "--load", "skewed,skewed", "--rates", "5,max,5"];
         let args = parse(&flags).unwrap();
-        assert_eq!(args.page_sizes(), [PageSize::Thp, PageSize::Base]);
+        assert_eq!(args.kinds(), [PageSize::Thp, PageSize::Base].map(Kind::from));
         let rates = [Rate::PerSecond(5), Rate::Max].map(|rate| writes(LoadKind::Skewed, rate));
         assert_eq!(args.loads(1 << 30), rates);
         let last = EngineChoice::ALL[EngineChoice::ALL.len() - 1];
@@ -445,7 +499,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         for (flag, values) in [
             ("--size", ["0", "-1", "1.5g", "1000t", ""].as_slice()),
-            ("--page-size", &["3k", "", "4k,", "4k;thp"]),
+            ("--page-size", &["3k", "", "4k,", "4k;thp", "anon-", "anon-2m", "anon"]),
             ("--engine", &["magic", "", "auto,", "auto;mprotect"]),
             ("--load", &["loud", "", "quiet,loud"]),
             ("--rates", &["0", "-1", "fast", "100k,0"]),

@@ -44,7 +44,7 @@ impl OfCase for OneCopy<'_> {
 /// Page size and load, for programs.
 pub fn load_columns<R: OfCase>() -> Vec<Column<R>> {
     vec![
-        column("page_size", "", "", |of: &R| of.case().page.to_string().into()),
+        column("page_size", "", "", |of: &R| of.case().kind.to_string().into()),
         column("load", "", "", |of: &R| of.case().load.kind.to_string().into()),
         column("writes_per_s", "", "", |of: &R| of.case().writes_per_s()),
         column("writers", "", "", |of: &R| {
@@ -131,13 +131,8 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
         column("area_bytes", "area", "most bytes that one step moves", |row: &Row| {
             Value::Bytes(row.samples[0].leap.report.area_bytes as u64)
         }),
-        column(
-            "copy_loop",
-            "by",
-            "loop by which the leap copied, the fastest of a trial between the two nodes; in the \
-             last run",
-            |row: &Row| copy_loop(&row.samples[row.samples.len() - 1]),
-        ),
+        // Of the last run.
+        column("copy_loop", "", "", |row: &Row| copy_loop(&row.samples[row.samples.len() - 1])),
     ];
     columns.extend(load_columns());
     columns.extend(time_columns());
@@ -269,6 +264,13 @@ fn price_columns<'a>() -> Vec<Column<Row<'a>>> {
                 touch.map_or(Value::Unknown, |ns| Value::SignedNs(ns.round() as i64))
             },
         ),
+        column(
+            "populate_ns",
+            "fresh",
+            "private memory: time to take and populate as much fresh memory before the leap, by \
+             one thread; not in the ratio",
+            |row: &Row| row.known_ns(|run| run.sample.populate_ns),
+        ),
         column("mappings_before", "", "", |row: &Row| row.most(|s| s.leap.mappings_before)),
         column("mappings_peak", "", "", |row: &Row| row.most(|s| s.leap.mappings_peak)),
         column("mappings_after", "", "", |row: &Row| row.most(|s| s.leap.mappings_after)),
@@ -332,6 +334,7 @@ fn run_time_columns<'a>() -> Vec<Column<Run<'a>>> {
         }),
         column("extra_copied_ratio", "", "", |run: &Run| Value::Share(run.sample.extra_copied())),
         column("first_touch_ns", "", "", |run: &Run| Value::SignedNs(run.sample.first_touch_ns)),
+        column("populate_ns", "", "", |run: &Run| Value::ns(run.sample.populate_ns)),
         column("mappings_peak", "", "", |run: &Run| Value::count(run.sample.leap.mappings_peak)),
         column("overhead_bytes", "", "", |run: &Run| Value::bytes(run.sample.leap.overhead_bytes)),
         column("lost", "", "", |run: &Run| Value::Count(run.sample.lost)),

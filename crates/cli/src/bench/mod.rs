@@ -1,8 +1,8 @@
 //! `pageleap bench engines`: what each engine costs, compared with a memcpy of the same bytes.
 //!
-//! For each page size ([`args`]) two pools and a region are made ([`place`]). For each load,
-//! memcpys and the leaps of all engines take turns ([`run`]). The runs become rows, and the rows a
-//! document ([`rows`], [`columns`], [`gaps`]).
+//! For each page size ([`args`]) two pools and a region are made, or private memory ([`place`]).
+//! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows,
+//! and the rows a document ([`rows`], [`columns`], [`gaps`]).
 
 mod args;
 mod columns;
@@ -17,7 +17,7 @@ use anyhow::anyhow;
 use pageleap::PageSize;
 
 pub use args::BenchArgs;
-use args::{BenchCommand, EngineRow, EnginesArgs, NamedLoad};
+use args::{BenchCommand, EngineRow, EnginesArgs, Kind, NamedLoad};
 use place::Place;
 use rows::{Bench, Case, Group, Setting};
 
@@ -38,7 +38,7 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     interrupt::install();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
-    place::check_memory(args, &args.page_sizes(), &nodes, from, to)?;
+    place::check_memory(args, &args.kinds(), &nodes, from, to)?;
     let mut bench = Bench {
         setting: Setting {
             kernel: machine::kernel_release()?,
@@ -81,20 +81,21 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
 
 /// Measures all page sizes, loads and engines.
 fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
-    let rows = args.rows();
-    let pages = args.page_sizes();
+    let kinds = args.kinds();
     let loads = args.loads(args.size).len();
-    let mut steps = Steps::new("leaping", loads * rows.len() * pages.len(), args.runs());
-    for page in pages {
-        steps.now(format!("{page}, filling pools"));
-        let Some(mut place) = place_for(args, page, bench, &steps)? else {
+    let rows: usize = kinds.iter().map(|kind| args.rows_of(*kind).len()).sum();
+    let mut steps = Steps::new("leaping", loads * rows, args.runs());
+    for kind in kinds {
+        let rows = args.rows_of(kind);
+        steps.now(format!("{kind}, filling memory"));
+        let Some(mut place) = place_for(args, kind, bench, &steps)? else {
             steps.leave_out(loads * rows.len());
             continue;
         };
-        let engines = fit_engines(&rows, &place, page, bench, &steps)?;
+        let engines = fit_engines(&rows, &place, kind, bench, &steps)?;
         steps.leave_out(loads * (rows.len() - engines.len()));
-        for load in args.loads(args.region_bytes(page)) {
-            let group = measure_load(args, page, load, &mut place, &engines, &mut steps)?;
+        for load in args.loads(args.region_bytes(kind.page)) {
+            let group = measure_load(args, kind, load, &mut place, &engines, &mut steps)?;
             bench.groups.push(group);
         }
     }
@@ -104,14 +105,14 @@ fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
 /// Measures all engines beside one load.
 fn measure_load(
     args: &EnginesArgs,
-    page: PageSize,
+    kind: Kind,
     load: NamedLoad,
     place: &mut Place,
     engines: &[EngineRow],
     steps: &mut Steps,
 ) -> Result<Group, Stop> {
-    steps.now(format!("{page}, {}", load.kind));
-    let case = |engine: &EngineRow| Case { engine: *engine, page, load };
+    steps.now(format!("{kind}, {}", load.kind));
+    let case = |engine: &EngineRow| Case { engine: *engine, kind, load };
     let cases: Vec<Case> = engines.iter().map(case).collect();
     let runs = run::measure(args, place, load.work, engines, &mut |at, runs| {
         steps.done();
@@ -122,20 +123,21 @@ fn measure_load(
     Ok(Group { cases, runs })
 }
 
-/// Region and pools; `None`, and a note, if pages of this size cannot be measured. If pages of 4 KB
+/// What leaps; `None`, and a note, if memory of this kind cannot be measured. If pages of 4 KB
 /// cannot be had, that is an error.
 fn place_for(
     args: &EnginesArgs,
-    page: PageSize,
+    kind: Kind,
     bench: &mut Bench,
     steps: &Steps,
 ) -> Result<Option<Place>, Stop> {
     let (from, to) = (bench.setting.from, bench.setting.to);
+    let page = kind.page;
     let bytes = args.region_bytes(page);
     let nodes = machine::nodes(page)?;
     let why = match place::missing_huge_pages(bytes, page, &nodes, from, to) {
         Some(why) => why,
-        None => match Place::build(bytes, page, from, to) {
+        None => match Place::build(bytes, kind, from, to) {
             Ok(place) => return Ok(Some(place)),
             Err(Stop::Refused(why) | Stop::Failed(why)) if page != PageSize::Base => {
                 format!("{why:#}")
@@ -143,28 +145,28 @@ fn place_for(
             Err(stop) => return Err(stop),
         },
     };
-    skip(bench, steps, format!("--page-size {page}: {why}"));
+    skip(bench, steps, format!("--page-size {kind}: {why}"));
     Ok(None)
 }
 
-/// The rows that can be measured with pages of this size; a note for each of the others.
+/// The rows that can be measured with memory of this kind; a note for each of the others.
 fn fit_engines(
     rows: &[EngineRow],
     place: &Place,
-    page: PageSize,
+    kind: Kind,
     bench: &mut Bench,
     steps: &Steps,
 ) -> Result<Vec<EngineRow>, Stop> {
     let mut fit = Vec::new();
     for row in rows {
-        let why = match place::unfit_area(row.area, page) {
+        let why = match place::unfit_area(row.area, kind.page) {
             Some(why) => Some(why),
-            None => place.unfit(row)?,
+            None => place.memory.unfit(row)?,
         };
         match why {
             None => fit.push(*row),
             Some(why) => {
-                skip(bench, steps, format!("{} with --page-size {page}: {why}", row.choice))
+                skip(bench, steps, format!("{} with --page-size {kind}: {why}", row.choice))
             }
         }
     }

@@ -1,15 +1,23 @@
-//! What leaps: a region, two pools and the shadow copy; and whether they fit.
+//! What leaps: a region between two pools, or private memory; with the shadow copy, and whether
+//! they fit.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
+use std::time::Instant;
 
 use pageleap::pool::reserve_command;
-use pageleap::{Migration, NodeId, PageSize, Pool, Region};
+use pageleap::{
+    BASE_PAGE, Engine, EngineChoice, Job, MemoryMigration, Migration, NodeId, PageSize, Pool,
+    Region, Reserve,
+};
 
 use pageleap_measure::figures::human_bytes;
 use pageleap_measure::load::Shadow;
+use pageleap_measure::memcpy::Target;
+use pageleap_measure::private::PrivateMemory;
 
-use super::args::{EngineRow, EnginesArgs};
+use super::args::{EngineRow, EnginesArgs, Kind};
 use crate::interrupt;
 use crate::machine::{NodeMemory, Refusal};
 use crate::stop::Stop;
@@ -19,61 +27,211 @@ const USABLE_SHARE: f64 = 0.95;
 /// More threads fill a pool no faster.
 const MOST_THREADS: usize = 16;
 
-/// A region and the pools between which it leaps. The fields are dropped in this order: the region
-/// gives its frames back to the pools first.
+/// What leaps, and what it must contain.
 pub struct Place {
     /// What leaps.
-    pub region: Region,
-    /// Where it starts.
-    pub source: Pool,
-    /// Where it leaps to.
-    pub destination: Pool,
-    /// What the region must contain.
+    pub memory: Memory,
+    /// What its words must contain.
     pub shadow: Shadow,
 }
 
+/// What leaps, and from where to where.
+pub enum Memory {
+    Region(Pools),
+    Private(Private),
+}
+
+/// A region and the pools between which it leaps. The fields are dropped in this order: the region
+/// gives its frames back to the pools first.
+pub struct Pools {
+    region: Region,
+    source: Pool,
+    destination: Pool,
+}
+
+/// Private memory, and the nodes between which it leaps.
+pub struct Private {
+    memory: PrivateMemory,
+    page: PageSize,
+    from: NodeId,
+    to: NodeId,
+}
+
 impl Place {
-    /// Takes the memory and fills the region, so that no two words are equal.
-    pub fn build(bytes: u64, page: PageSize, from: u32, to: u32) -> Result<Place, Stop> {
+    /// Takes the memory and fills what leaps, so that no two words are equal.
+    pub fn build(bytes: u64, kind: Kind, from: u32, to: u32) -> Result<Place, Stop> {
+        let (page, from, to) = (kind.page, NodeId(from), NodeId(to));
+        let memory = match kind.private {
+            true => Memory::Private(Private::build(bytes, page, from, to)?),
+            false => Memory::Region(Pools::build(bytes, page, from, to)?),
+        };
+        let shadow = Shadow::fill(memory.words()?);
+        Ok(Place { memory, shadow })
+    }
+}
+
+impl Pools {
+    fn build(bytes: u64, page: PageSize, from: NodeId, to: NodeId) -> Result<Pools, Stop> {
         let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         let pool = |node| -> Result<Pool, Stop> {
-            interrupt::stop_if_received(|| "nothing was measured yet".to_owned())?;
-            Ok(Pool::builder(NodeId(node), bytes).page_size(page).threads(threads).build()?)
+            stop_before_anything()?;
+            Ok(Pool::builder(node, bytes).page_size(page).threads(threads).build()?)
         };
         let (source, destination) = (pool(from)?, pool(to)?);
         let region = Region::new(&source, bytes as usize)?;
-        let shadow = Shadow::fill(region.atomics_u64(0..region.len())?);
-        Ok(Place { region, source, destination, shadow })
+        Ok(Pools { region, source, destination })
+    }
+
+    fn migration<'a>(&'a self, pool: &'a Pool) -> Migration<'a> {
+        Migration::new().range(&self.region, 0..self.region.len(), pool)
+    }
+}
+
+impl Private {
+    fn build(bytes: u64, page: PageSize, from: NodeId, to: NodeId) -> Result<Private, Stop> {
+        stop_before_anything()?;
+        let memory = PrivateMemory::new(bytes as usize, page, from)?;
+        let mapped = pageleap::observe::mapped_pages(memory.as_ptr().addr(), bytes as usize)?;
+        if page == PageSize::Thp && mapped.huge_mapped_ratio < 1.0 {
+            let reason = "the machine gives fewer transparent huge pages than that; set \
+                          /sys/kernel/mm/transparent_hugepage/enabled to madvise";
+            return Err(Refusal::new(reason.to_owned()).into());
+        }
+        Ok(Private { memory, page, from, to })
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.memory.words())
+    }
+
+    fn migration(&self, bytes: usize, to: NodeId, engine: EngineChoice) -> MemoryMigration {
+        // SAFETY: nobody unmaps, remaps or protects the memory. Each job is waited for, or dropped,
+        // before the memory goes.
+        let migration = unsafe { MemoryMigration::new().range(self.memory.as_ptr(), bytes, to) };
+        migration.engine(engine).renew(self.from == self.to)
+    }
+}
+
+fn stop_before_anything() -> Result<(), Stop> {
+    interrupt::stop_if_received(|| "nothing was measured yet".to_owned())
+}
+
+impl Memory {
+    /// The memory as words.
+    pub fn words(&self) -> Result<&[AtomicU64], Stop> {
+        Ok(match self {
+            Memory::Region(Pools { region, .. }) => region.atomics_u64(0..region.len())?,
+            Memory::Private(private) => private.memory.words(),
+        })
+    }
+
+    /// Pages, as reports count them.
+    pub fn pages(&self) -> u64 {
+        let (bytes, page) = match self {
+            Memory::Region(Pools { region, .. }) => (region.len(), region.page_size().bytes()),
+            Memory::Private(private) => (private.bytes(), BASE_PAGE),
+        };
+        (bytes / page) as u64
+    }
+
+    /// What memcpys go to.
+    pub fn target(&self) -> Result<Target<'_>, Stop> {
+        Ok(match self {
+            Memory::Region(pools) => Target::new(&pools.region, &pools.destination)?,
+            Memory::Private(Private { memory, page, to, .. }) => {
+                let copy = PrivateMemory::new(size_of_val(memory.words()), *page, *to)?;
+                Target::private(memory.words(), copy)
+            }
+        })
+    }
+
+    /// A leap to the destination, ready to be started.
+    pub fn leap(&self, args: &EnginesArgs, engine: &EngineRow) -> Result<Leap<'_>, Stop> {
+        match self {
+            Memory::Region(pools) => {
+                let migration = pools.migration(&pools.destination);
+                let migration = migration.engine(engine.choice).threads(args.threads);
+                let migration =
+                    args.wait_budget.into_iter().fold(migration, Migration::wait_budget);
+                let migration = engine.area.into_iter().fold(migration, Migration::area_bytes);
+                Ok(Leap { start: Box::new(move || migration.start()), populate_ns: None })
+            }
+            Memory::Private(private) => {
+                let migration = private.migration(private.bytes(), private.to, engine.choice);
+                let migration =
+                    args.wait_budget.into_iter().fold(migration, MemoryMigration::wait_budget);
+                let began = Instant::now();
+                let reserve = match engine.choice.forced() {
+                    // It takes fresh memory itself.
+                    Some(Engine::Kernel) => None,
+                    _ => Some(Reserve::new(private.to, private.bytes(), private.page)?),
+                };
+                let populate_ns = reserve.is_some().then(|| began.elapsed().as_nanos() as u64);
+                let migration = reserve
+                    .into_iter()
+                    .fold(migration, |migration, reserve| migration.reserve(&Arc::new(reserve)));
+                Ok(Leap { start: Box::new(move || migration.start()), populate_ns })
+            }
+        }
+    }
+
+    /// Starts the way back to where the memory was at first.
+    pub fn back(&self) -> Result<Job, pageleap::Error> {
+        match self {
+            Memory::Region(pools) => pools.migration(&pools.source).start(),
+            Memory::Private(private) => {
+                let migration =
+                    private.migration(private.bytes(), private.from, EngineChoice::Auto);
+                // On one node all is where it was.
+                migration.renew(false).start()
+            }
+        }
     }
 
     /// Why an engine cannot be measured here: a page leaps by it, and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
-        let page = 0..self.region.page_size().bytes();
-        let to =
-            |pool| Migration::new().range(&self.region, page.clone(), pool).engine(engine.choice);
-        match to(&self.destination).start() {
+        let started = match self {
+            Memory::Region(Pools { region, destination, .. }) => {
+                let page = 0..region.page_size().bytes();
+                Migration::new().range(region, page, destination).engine(engine.choice).start()
+            }
+            Memory::Private(Private { from, to, .. })
+                if from == to && engine.choice.forced() == Some(Engine::Kernel) =>
+            {
+                return Ok(Some("it moves pages to other nodes only".into()));
+            }
+            Memory::Private(private) => {
+                private.migration(private.page.bytes(), private.to, engine.choice).start()
+            }
+        };
+        match started {
             Ok(job) => drop(job.wait()),
             Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
             Err(error) => return Err(error.into()),
         }
-        drop(to(&self.source).start()?.wait());
+        drop(self.back()?.wait());
         Ok(None)
     }
+}
 
-    /// The region as words.
-    pub fn words(&self) -> Result<&[AtomicU64], Stop> {
-        Ok(self.region.atomics_u64(0..self.region.len())?)
-    }
+/// A leap that has not begun.
+pub struct Leap<'a> {
+    /// Starts it.
+    pub start: Box<dyn FnOnce() -> Result<Job, pageleap::Error> + 'a>,
+    /// What taking and populating the memory for it took.
+    pub populate_ns: Option<u64>,
 }
 
 /// Refuses a size that the ordinary memory of the nodes cannot hold beside the shadow copy.
 pub fn check_memory(
     args: &EnginesArgs,
-    pages: &[PageSize],
+    kinds: &[Kind],
     nodes: &[NodeMemory],
     from: u32,
     to: u32,
 ) -> Result<(), Refusal> {
+    let pages: Vec<PageSize> = kinds.iter().map(|kind| kind.page).collect();
+    // Private memory needs as much as pools: itself, and a reserve or the target of memcpys.
     let ordinary: Vec<PageSize> = pages.iter().copied().filter(|page| !page.is_hugetlb()).collect();
     let largest = ordinary.iter().map(|page| args.region_bytes(*page)).max().unwrap_or(0);
     let shadow = pages.iter().map(|page| args.region_bytes(*page)).max().unwrap_or(0);
@@ -167,7 +325,7 @@ mod tests {
     #[test]
     fn the_size_that_a_refusal_names_fits() {
         let nodes = [node(0, 3 << 30, 0), node(1, 1 << 30, 0)];
-        let pages = [PageSize::Base, PageSize::Thp];
+        let pages = [PageSize::Base, PageSize::Thp].map(Kind::from);
         check_memory(&args("900m"), &pages, &nodes, 0, 0).unwrap();
         check_memory(&args("900m"), &pages, &nodes, 0, 1).unwrap();
         for to in [0, 1] {
@@ -179,11 +337,11 @@ mod tests {
             // To the other node what fits on the first may still be too much for the second, which
             // is named then.
             if to == 0 {
-                check_memory(&fits, &[PageSize::Base], &nodes, 0, to).unwrap();
+                check_memory(&fits, &[PageSize::Base.into()], &nodes, 0, to).unwrap();
             }
         }
-        let refusal =
-            check_memory(&args("4k"), &[PageSize::Base], &[node(0, 0, 0)], 0, 0).unwrap_err();
+        let refusal = check_memory(&args("4k"), &[PageSize::Base.into()], &[node(0, 0, 0)], 0, 0)
+            .unwrap_err();
         assert!(refusal.to_string().ends_with("free some memory"), "{refusal}");
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pageleap::{CopyMethod, PageSize, Waits};
+use pageleap::{CopyMethod, Waits};
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
 use pageleap_measure::load::{Noticing, Pattern, Rate, Tally, Work, Writing};
@@ -11,7 +11,7 @@ use pageleap_measure::phase::{Phase, Times};
 use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::{extremes, median, median_if_all_known};
 
-use super::args::{EngineRow, NamedLoad};
+use super::args::{EngineRow, Kind, NamedLoad};
 use super::columns::{copy_columns, line_columns, row_columns, run_columns};
 use super::gaps;
 use super::run::{BesideMemcpy, Runs};
@@ -21,8 +21,8 @@ use super::run::{BesideMemcpy, Runs};
 pub struct Case {
     /// What was asked of the library.
     pub engine: EngineRow,
-    /// Page size of region and pools.
-    pub page: PageSize,
+    /// What leaps.
+    pub kind: Kind,
     /// What ran beside it.
     pub load: NamedLoad,
 }
@@ -55,8 +55,8 @@ pub struct Setting {
     pub size: u64,
     /// Threads that copy.
     pub threads: usize,
-    /// For how long a thread should wait at most.
-    pub wait_budget: Duration,
+    /// For how long a thread should wait at most; `None` if the library decides.
+    pub wait_budget: Option<Duration>,
     /// Threads of the largest load.
     pub load_threads: usize,
     /// Runs of each row.
@@ -209,8 +209,13 @@ impl Setting {
             fact(
                 "wait_budget_ns",
                 "wait budget",
-                Value::ns(self.wait_budget.as_nanos().try_into().ok()),
-            ),
+                Value::ns(self.wait_budget.and_then(|budget| budget.as_nanos().try_into().ok())),
+            )
+            .remark(if self.wait_budget.is_none() {
+                "the library's default"
+            } else {
+                ""
+            }),
         ];
         facts.extend([
             fact("load_threads", "", Value::count(self.load_threads)),
@@ -273,7 +278,7 @@ impl Case {
             Some(Rate::Max) => ", as many writes as possible".into(),
             Some(Rate::PerSecond(rate)) => format!(", {} writes/s", short(rate as f64)),
         };
-        format!("{}, {}{rate}", self.page, self.load.kind)
+        format!("{}, {}{rate}", self.kind, self.load.kind)
     }
 }
 
@@ -483,7 +488,7 @@ fn first_windows(rows: &[Row]) -> Option<Section> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use pageleap::CopyLoop;
+    use pageleap::{CopyLoop, PageSize};
     use pageleap_measure::export::Format;
     use pageleap_measure::figures::human_ns;
     use serde_json::Value as Json;
@@ -503,12 +508,12 @@ mod tests {
     fn bench(from: u32, to: u32) -> Bench {
         let flags = "engines --size 1m --engine auto,mprotect --runs 2 --page-size 4k";
         let args = Line::parse_from(flags.split(' ')).args;
-        let page = PageSize::Base;
-        let mut place = Place::build(args.size, page, 0, 0).ok().unwrap();
+        let kind = Kind::from(PageSize::Base);
+        let mut place = Place::build(args.size, kind, 0, 0).ok().unwrap();
         let engines = args.rows();
         let groups = args.loads(args.size).into_iter().map(|load| {
             let runs = run::measure(&args, &mut place, load.work, &engines, &mut |_, _| ());
-            let case = |engine: &EngineRow| Case { engine: *engine, page, load };
+            let case = |engine: &EngineRow| Case { engine: *engine, kind, load };
             Group { cases: engines.iter().map(case).collect(), runs: runs.ok().unwrap() }
         });
         Bench {
@@ -522,7 +527,7 @@ mod tests {
                 to,
                 size: args.size,
                 threads: 1,
-                wait_budget: Duration::from_millis(1),
+                wait_budget: Some(Duration::from_millis(1)),
                 load_threads: 1,
                 runs: 2,
                 seed: 1,

@@ -4,15 +4,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use pageleap::{Job, Migration, Region};
+use pageleap::Job;
 use pageleap_measure::leap::{self, Wish};
 use pageleap_measure::load::{Load, Log, Work, run_beside};
-use pageleap_measure::memcpy::{BaseLine, Copies, Target};
+use pageleap_measure::memcpy::{BaseLine, Copies};
 use pageleap_measure::phase::Phase;
 use pageleap_measure::sample::Sample;
 
 use super::args::{EngineRow, EnginesArgs};
-use super::place::Place;
+use super::place::{Leap, Place};
 use crate::interrupt;
 use crate::stop::Stop;
 
@@ -72,7 +72,7 @@ pub fn measure(
 /// Times memcpys of the region, without load.
 fn memcpys(place: &Place, run: usize) -> Result<Copies, Stop> {
     stop_if_received(place)?;
-    let target = Target::new(&place.region, &place.destination)?;
+    let target = place.memory.target()?;
     let copies = target.copy_by_all_methods(run, &|| interrupt::received().is_some());
     stop_if_received(place)?;
     // The signal has ended the run, or there was none.
@@ -89,9 +89,8 @@ fn beside_memcpy(
         (Work::Rest, _) | (_, None) => return Ok(None),
         (_, Some(base_line)) => base_line.method(),
     };
-    let Place { region, destination, shadow, .. } = &mut *place;
-    let target = Target::new(region, destination)?;
-    let words = region.atomics_u64(0..region.len())?;
+    let Place { memory, shadow } = &mut *place;
+    let (target, words) = (memory.target()?, memory.words()?);
     let (per_s, log) = run_beside(load, words, shadow, |beside| {
         beside.stage.enter(Phase::Memcpy);
         let (start, before) = (Instant::now(), beside.completed());
@@ -114,32 +113,24 @@ fn leap(
     engine: &EngineRow,
 ) -> Result<Sample, Stop> {
     stop_if_received(place)?;
-    let Place { region, destination, shadow, .. } = &mut *place;
-    let region: &Region = region;
-    let mut migration = Migration::new()
-        .range(region, 0..region.len(), &*destination)
-        .engine(engine.choice)
-        .threads(args.threads)
-        .wait_budget(args.wait_budget);
-    if let Some(area) = engine.area {
-        migration = migration.area_bytes(area);
-    }
-    let sample = Sample::take(region, migration, load, shadow, cancel_if_interrupted)?;
+    let Place { memory, shadow } = &mut *place;
+    let Leap { start, populate_ns } = memory.leap(args, engine)?;
+    let sample = Sample::take(memory.words()?, start, load, shadow, cancel_if_interrupted)?;
+    let sample = Sample { populate_ns, ..sample };
     stop_if_received(place)?;
     if sample.lost > 0 {
         // The next leap is not to be blamed for it.
-        let Place { region, shadow, .. } = place;
-        shadow.accept(region.atomics_u64(0..region.len())?);
+        let Place { memory, shadow } = place;
+        shadow.accept(memory.words()?);
     } else {
-        leap::check_complete(&sample.leap.report, &place.region)?;
+        leap::check_complete(&sample.leap.report, place.memory.pages())?;
     }
     Ok(sample)
 }
 
-/// Moves the region to where it started, unmeasured.
+/// Moves the memory to where it started, unmeasured.
 fn back(place: &Place) -> Result<(), Stop> {
-    let region = &place.region;
-    let job = Migration::new().range(region, 0..region.len(), &place.source).start()?;
+    let job = place.memory.back()?;
     leap::finish(&job, cancel_if_interrupted);
     let report = job.wait();
     stop_if_received(place)?;
@@ -163,7 +154,7 @@ fn stop_if_received(place: &Place) -> Result<(), Stop> {
     if interrupt::received().is_none() {
         return Ok(());
     }
-    match place.shadow.lost(place.words()?) {
+    match place.shadow.lost(place.memory.words()?) {
         0 => {
             interrupt::stop_if_received(|| "the region is whole, and no write was lost".to_owned())
         }

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use clap::Args;
-use pageleap::{EngineChoice, PageSize};
+use clap::{Args, ValueEnum};
+use pageleap::{Engine, EngineChoice, PageSize};
 use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
+use crate::times::timeout;
 
 /// Largest scale factor. Its table has 0.84 EB; above it the figures in messages stop making sense.
 const MAX_SCALE_FACTOR: f64 = 1e9;
@@ -22,13 +23,21 @@ const MAX_SCALE_FACTOR: f64 = 1e9;
 /// machine with one node, the region moves to a second pool on that node: the frames are new, the
 /// node is the same.
 ///
+/// With --memory malloc the columns lie in a block of the allocator, and move in place. A reserve
+/// of the destination is populated before each move; its time is a figure of its own.
+///
 /// The demo does not bind its threads to CPUs; `numactl --cpunodebind=N pageleap demo` binds them
 /// to a node.
 ///
 /// Exit code: 0 everything verified; 1 a mismatch or a failure; 2 a request that this machine or
 /// this program cannot take; 130 interrupted by Ctrl-C.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct DemoArgs {
+    /// Memory of the table: a region of a pool, or a block of malloc, which moves in place
+    #[arg(long, value_name = "MEMORY", default_value = "pool", value_enum)]
+    pub memory: Memory,
+
     /// TPC-H scale factor; 1 makes 6 million rows, 0.84 GB
     #[arg(long, value_name = "F", default_value = "1", allow_hyphen_values = true, value_parser = scale_factor)]
     pub scale_factor: f64,
@@ -42,7 +51,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
 
-    /// Page size of both pools: 4k, thp (2 MB, ordinary memory), or 2m or 1g (reserved huge pages)
+    /// Page size: 4k, thp (2 MB, ordinary memory), or 2m or 1g (reserved huge pages, of pools only)
     #[arg(long, value_name = "SIZE", default_value = "4k")]
     pub page_size: PageSize,
 
@@ -50,15 +59,17 @@ pub struct DemoArgs {
     #[arg(long, value_name = "RATE", default_value = "100k", allow_hyphen_values = true)]
     pub writes_per_s: Rate,
 
-    /// Bytes that one migration step works on, such as 512k or 16m [default: the engine's]
+    /// Bytes that one migration step of a region works on, such as 512k or 16m [default: the
+    /// engine's]
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = area)]
     pub area: Option<usize>,
 
     /// The engine that moves the pages
-    #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help())]
+    #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help(), value_parser = engine)]
     pub engine: EngineChoice,
 
-    /// Threads that copy during the migration; the memcpy in the comparison always has one thread
+    /// Threads that copy during the migration of a region; memory of malloc has one, and so has the
+    /// memcpy in the comparison
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true, value_parser = bytes::threads)]
     pub threads: usize,
 
@@ -80,9 +91,46 @@ pub struct DemoArgs {
     pub json: bool,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  pageleap demo
+      a region of a pool leaps
+  pageleap demo --memory malloc --page-size thp
+      ordinary memory leaps in place, in transparent huge pages
+  pageleap demo --memory malloc --scale-factor 0.1 --writes-per-s 1m --json
+      a small table, many writes, and one JSON object";
+
+/// Memory of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Memory {
+    /// A region of a pool.
+    Pool,
+    /// A block of the program's allocator.
+    Malloc,
+}
+
+impl Memory {
+    /// Its name in the flag and in the output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Memory::Pool => "pool",
+            Memory::Malloc => "malloc",
+        }
+    }
+
+    /// Whether it moves by this engine.
+    fn moves_by(self, engine: Engine) -> bool {
+        Engine::ALL.contains(&engine) == (self == Memory::Pool)
+    }
+}
+
+/// The engines of memory that no pool owns.
+const ENGINES_OF_MALLOC: [Engine; 2] = [Engine::UffdMove, Engine::Kernel];
+
 impl DemoArgs {
     /// Checks flags against each other. The parser of each flag has checked its value already.
     pub fn check(&self) -> Result<(), String> {
+        self.check_memory()?;
         if self.reserve_huge_pages && !self.page_size.is_hugetlb() {
             return Err(format!(
                 "--reserve-huge-pages has no meaning with --page-size {}; use --page-size 2m or 1g",
@@ -100,14 +148,77 @@ impl DemoArgs {
         }
         Ok(())
     }
+
+    /// Checks what depends on the kind of memory.
+    fn check_memory(&self) -> Result<(), String> {
+        let memory = self.memory.name();
+        if let Some(engine) = self.engine.forced()
+            && !self.memory.moves_by(engine)
+        {
+            let (what, other, fits) = match self.memory {
+                Memory::Pool => ("does not move regions", "malloc", names(EngineChoice::ALL)),
+                Memory::Malloc => ("moves regions only", "pool", names(of_malloc())),
+            };
+            return Err(format!(
+                "--engine {engine} {what}; use one of {fits} with --memory {memory}, or --memory \
+                 {other}"
+            ));
+        }
+        if self.memory == Memory::Pool {
+            return Ok(());
+        }
+        if self.page_size.is_hugetlb() {
+            return Err(format!(
+                "--page-size {}: malloc gives no reserved huge pages; use --page-size 4k or thp, \
+                 or --memory pool",
+                self.page_size
+            ));
+        }
+        if self.reserve_huge_pages {
+            return Err(
+                "--reserve-huge-pages: malloc gives no reserved huge pages; leave it out, \
+                        or use --memory pool with --page-size 2m or 1g"
+                    .to_owned(),
+            );
+        }
+        if self.threads > 1 {
+            return Err(format!(
+                "--threads {}: one thread moves memory of malloc; leave it out, or use --memory \
+                 pool",
+                self.threads
+            ));
+        }
+        if self.area.is_some() {
+            return Err("--area: memory of malloc moves in areas that the library chooses; leave \
+                        it out, or use --memory pool"
+                .to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// The choices of engines for memory of malloc.
+fn of_malloc() -> impl Iterator<Item = EngineChoice> {
+    [EngineChoice::Auto].into_iter().chain(ENGINES_OF_MALLOC.map(EngineChoice::from))
+}
+
+fn names(choices: impl IntoIterator<Item = EngineChoice>) -> String {
+    choices.into_iter().map(|choice| choice.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// The help text of `--engine`, which lists the engines of the library.
 fn engine_help() -> String {
     format!(
-        "The engine that moves the pages: {}",
-        EngineChoice::ALL.map(|e| e.to_string()).join(", ")
+        "The engine that moves the pages: {}; of malloc: {}",
+        names(EngineChoice::ALL),
+        names(of_malloc())
     )
+}
+
+fn engine(text: &str) -> Result<EngineChoice, String> {
+    of_malloc()
+        .find(|choice| choice.to_string() == text)
+        .map_or_else(|| text.parse().map_err(|error: pageleap::Error| error.to_string()), Ok)
 }
 
 impl DemoArgs {
@@ -151,25 +262,6 @@ fn area(text: &str) -> Result<usize, String> {
     }
 }
 
-fn timeout(text: &str) -> Result<Duration, String> {
-    let (digits, unit) = match text.strip_suffix("ms") {
-        Some(digits) => (digits, 1e-3),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    let seconds: f64 =
-        digits.parse().map_err(|_| "expected seconds such as 10, 0.5s or 250ms".to_owned())?;
-    if seconds.is_nan() || seconds <= 0.0 {
-        return Err("a timeout must be longer than 0; leave it out to wait for ever".to_owned());
-    }
-    match Duration::try_from_secs_f64(seconds * unit) {
-        Ok(Duration::ZERO) => Err("a timeout must be at least one nanosecond".to_owned()),
-        Ok(timeout) => Ok(timeout),
-        Err(_) => {
-            Err("longer than this program can count; leave it out to wait for ever".to_owned())
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -198,6 +290,7 @@ mod tests {
         assert_eq!(args.writes_per_s, Rate::PerSecond(100_000));
         assert_eq!(args.threads, 1);
         assert!(!args.json && !args.reserve_huge_pages);
+        assert_eq!(args.memory, Memory::Pool);
     }
 
     #[test]
@@ -252,5 +345,44 @@ mod tests {
             assert!(parse(&flags).is_err(), "{flags:?}");
         }
         assert!(parse(&["--reserve-huge-pages"]).unwrap_err().contains("--page-size 2m"));
+    }
+
+    #[test]
+    fn each_engine_fits_one_kind_of_memory() {
+        let all = EngineChoice::ALL.into_iter().chain(of_malloc());
+        for engine in all.filter_map(EngineChoice::forced) {
+            let of = |memory| parse(&["--memory", memory, "--engine", engine.name()]);
+            let fits = [Memory::Pool, Memory::Malloc].map(|memory| of(memory.name()).is_ok());
+            assert_eq!(
+                fits,
+                [!ENGINES_OF_MALLOC.contains(&engine), !Engine::ALL.contains(&engine)]
+            );
+            assert!(engine_help().contains(engine.name()));
+        }
+        for memory in ["pool", "malloc"] {
+            assert_eq!(parse(&["--memory", memory]).unwrap().engine, EngineChoice::Auto);
+        }
+        let refused = parse(&["--engine", "uffd-move"]).unwrap_err();
+        assert!(refused.contains("or --memory malloc"), "{refused}");
+    }
+
+    #[test]
+    fn memory_of_malloc_refuses_what_only_pools_have() {
+        for (flags, remedy) in [
+            (["--page-size", "2m"].as_slice(), "use --page-size 4k or thp, or --memory pool"),
+            (&["--page-size", "1g", "--reserve-huge-pages"], "use --page-size 4k or thp"),
+            (&["--reserve-huge-pages"], "use --memory pool with --page-size 2m or 1g"),
+            (&["--threads", "2"], "leave it out, or use --memory pool"),
+            (&["--area", "1m"], "leave it out, or use --memory pool"),
+            (
+                &["--engine", "mprotect"],
+                "auto, uffd-move, kernel with --memory malloc, or --memory",
+            ),
+        ] {
+            let refused = parse(&[&["--memory", "malloc"], flags].concat()).unwrap_err();
+            assert!(refused.contains(flags[0]) && refused.contains(remedy), "{refused}");
+        }
+        parse(&["--memory", "malloc", "--page-size", "thp", "--threads", "1"]).unwrap();
+        assert!(parse(&["--memory", "disk"]).is_err());
     }
 }

@@ -1,14 +1,14 @@
-//! Builds what the demo measures: two pools, the region, and the table in the region. Reserves huge
-//! pages first if a flag asks for them.
+//! Builds what the demo measures: memory that leaps, and the table in it.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
 
-use pageleap::pool::HugePageReservation;
-use pageleap::{NodeId, Pool, Region};
+use pageleap::Plain;
 
 use super::args::DemoArgs;
+use super::home::{self, Home};
 use super::lineitem::{self, Array, Generator, Layout};
 use super::queries::Columns;
 use super::setup::Demand;
@@ -17,61 +17,75 @@ use crate::{interrupt, machine, progress};
 
 /// Most threads that generate the table. More threads gain no speed, because they exhaust the
 /// memory bandwidth.
-const MOST_THREADS: usize = 16;
+pub const MOST_THREADS: usize = 16;
 
-/// The table in its region, and the pool that the region can leap to.
-///
-/// Rust drops the fields in this order, and the order matters. First the region returns its frames
-/// to the pools. Then the pools return their frames to the kernel. Only then can reserved huge
-/// pages be released.
+/// The table in its memory.
 pub struct Built {
-    /// The region that holds the table.
-    pub region: Region,
-    /// Where the columns lie in the region.
+    /// The memory that holds the table.
+    pub home: Box<dyn Home>,
+    /// Where the columns lie in it.
     pub layout: Layout,
-    /// The pool to leap to. It is as large as the region.
-    pub destination: Pool,
-    /// Node of the pool that the region starts in.
+    /// Node that the table starts on.
     pub from: u32,
     /// Node of the destination.
     pub to: u32,
     /// Number of nodes with memory.
     pub nodes: usize,
-    /// The pool that the region starts in.
-    pub source: Pool,
-    _reservations: Vec<HugePageReservation>,
 }
 
 impl Built {
+    /// Bytes of the memory that leaps.
+    pub fn bytes(&self) -> Result<usize, Stop> {
+        Ok(size_of_val(self.home.words()?))
+    }
+
     /// The column that the writer changes.
     pub fn order_keys(&self) -> Result<&[AtomicU64], Stop> {
-        Ok(self.region.atomics_u64(self.layout.range(Array::OrderKey))?)
+        let Range { start, end } = self.layout.range(Array::OrderKey);
+        Ok(&self.home.words()?[start / size_of::<u64>()..end / size_of::<u64>()])
     }
 
     /// Every byte after the column that the writer changes.
     pub fn other_columns(&self) -> Result<&[u64], Stop> {
-        let range = self.layout.range(Array::PartKey).start..self.region.len();
-        // SAFETY: after `build` nothing writes outside L_ORDERKEY. The range starts at a multiple
-        // of 64 and ends where a page ends.
-        Ok(unsafe { self.region.slice::<u64>(range) }?)
+        let range = self.layout.range(Array::PartKey).start..self.bytes()?;
+        // SAFETY: after `build` nothing writes outside L_ORDERKEY.
+        unsafe { self.slice(range) }
     }
 
     /// The columns that the queries read.
     pub fn columns(&self) -> Result<Columns<'_>, Stop> {
         let range = |array| -> Range<usize> { self.layout.range(array) };
         // SAFETY: after `build` nothing writes these columns, and they contain elements of these
-        // types. Their pages move, but the region promises that readers see the same bytes
-        // throughout.
+        // types. Their pages move, but leaps promise that readers see the same bytes throughout.
         unsafe {
             Ok(Columns {
-                quantity: self.region.slice(range(Array::Quantity))?,
-                extended_price: self.region.slice(range(Array::ExtendedPrice))?,
-                discount: self.region.slice(range(Array::Discount))?,
-                tax: self.region.slice(range(Array::Tax))?,
-                return_flag: self.region.slice(range(Array::ReturnFlag))?,
-                line_status: self.region.slice(range(Array::LineStatus))?,
-                ship_date: self.region.slice(range(Array::ShipDate))?,
+                quantity: self.slice(range(Array::Quantity))?,
+                extended_price: self.slice(range(Array::ExtendedPrice))?,
+                discount: self.slice(range(Array::Discount))?,
+                tax: self.slice(range(Array::Tax))?,
+                return_flag: self.slice(range(Array::ReturnFlag))?,
+                line_status: self.slice(range(Array::LineStatus))?,
+                ship_date: self.slice(range(Array::ShipDate))?,
             })
+        }
+    }
+
+    /// A part of the memory as elements of a type.
+    ///
+    /// # Safety
+    /// Nobody writes the part while the slice is borrowed.
+    unsafe fn slice<T: Plain>(&self, range: Range<usize>) -> Result<&[T], Stop> {
+        let words = self.home.words()?;
+        assert!(range.start <= range.end && range.end <= size_of_val(words));
+        assert!(
+            [range.start, range.len()].iter().all(|bytes| bytes.is_multiple_of(size_of::<T>()))
+        );
+        // SAFETY: the part lies in the memory, which is initialized and starts at a page, and
+        // elements are aligned to their size. All bit patterns of `T` are valid. The caller keeps
+        // writers away.
+        unsafe {
+            let start = words.as_ptr().cast::<u8>().add(range.start);
+            Ok(std::slice::from_raw_parts(start.cast(), range.len() / size_of::<T>()))
         }
     }
 }
@@ -81,8 +95,10 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
     let nodes = machine::nodes(args.page_size)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
     let page = args.page_size.bytes();
+    home::check(args, [from, to])?;
     Demand {
         scale_factor: args.scale_factor,
+        memory: args.memory,
         from,
         to,
         page: args.page_size,
@@ -105,57 +121,22 @@ pub fn build(args: &DemoArgs) -> Result<Built, Stop> {
     let layout = generator.layout();
     let bytes = layout.bytes().next_multiple_of(page);
 
-    let mut reservations = Vec::new();
-    if args.reserve_huge_pages {
-        // Two reservations on one node could count the same free pages twice.
-        let pages = (bytes / page) as u64;
-        if from == to {
-            reservations.push(HugePageReservation::reserve(
-                NodeId(from),
-                args.page_size,
-                2 * pages,
-            )?);
-        } else {
-            reservations.push(HugePageReservation::reserve(NodeId(from), args.page_size, pages)?);
-            reservations.push(HugePageReservation::reserve(NodeId(to), args.page_size, pages)?);
-        }
-    }
-    let pool = |node, title: &str| -> Result<Pool, Stop> {
-        super::stop_if_interrupted()?;
-        let bar = progress::bytes(title, bytes as u64);
-        let shown = bar.clone();
-        let pool = Pool::builder(NodeId(node), bytes as u64)
-            .page_size(args.page_size)
-            .threads(threads)
-            .progress(move |done, _total| shown.set_position(done))
-            .build();
-        bar.finish_and_clear();
-        Ok(pool?)
-    };
-    let source = pool(from, "filling source pool")?;
-    let destination = pool(to, "filling second pool")?;
+    let home = home::take(args, bytes, [from, to])?;
     super::stop_if_interrupted()?;
-    let region = Region::new(&source, bytes)?;
 
     let bar = progress::rows("generating lineitem", layout.rows() as u64);
     let watch = |rows| {
         bar.inc(rows);
         interrupt::received().is_none()
     };
-    // SAFETY: the region starts at a page and is at least as long as the layout. No other code has
-    // its address yet.
-    unsafe { generator.write(region.as_ptr(), &watch) };
+    let start = home.words()?.as_ptr().cast::<u8>().cast_mut();
+    let Some(start) = NonNull::new(start) else { unreachable!("a slice has an address") };
+    // SAFETY: the memory starts at a page and is at least as long as the layout. It is atomics,
+    // which may be written through a shared reference, and no other code uses it yet.
+    unsafe { generator.write(start, &watch) };
     bar.finish_and_clear();
     super::stop_if_interrupted()?;
 
-    Ok(Built {
-        region,
-        layout,
-        destination,
-        from,
-        to,
-        nodes: nodes.iter().filter(|node| node.total_bytes > 0).count(),
-        source,
-        _reservations: reservations,
-    })
+    let nodes = nodes.iter().filter(|node| node.total_bytes > 0).count();
+    Ok(Built { home, layout, from, to, nodes })
 }

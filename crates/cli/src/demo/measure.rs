@@ -4,15 +4,16 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
-use pageleap::{Migration, Pool, Region};
+use anyhow::Context;
 use pageleap_measure::leap::{self, Watched, Wish};
 use pageleap_measure::load::{Beside, Log, Shadow, run_beside};
 use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS, Target};
 use pageleap_measure::phase::{Phase, StopOnDrop};
 
+use super::Observed;
 use super::args::DemoArgs;
 use super::build::Built;
+use super::home::{Home, Way, Wishes};
 use super::queries::{self, QueryCounts, QueryLog};
 use crate::stop::Stop;
 use crate::{interrupt, progress};
@@ -24,17 +25,24 @@ const PHASE_TIME: Duration = Duration::from_secs(1);
 const WRITER_WARM_UP: Duration = Duration::from_millis(300);
 /// The main thread checks the clock and the signals at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Runs of the memcpy. Each run copies the region once by each method.
+/// Runs of the memcpy. Each run copies the table once by each method.
 const MEMCPY_RUNS: usize = 3;
 /// Leaps without load, to the destination and back.
 const QUIET_ROUND_TRIPS: usize = 2;
 
 /// What was measured.
 pub struct Measured {
-    /// Memcpys of the region without load.
+    /// Memcpys of the table without load.
     pub copies: Vec<Copies>,
     /// Leaps without load, alternately to the destination and back.
     pub quiet: Vec<Watched>,
+    /// What each of them took before, to populate what it copied into; `None` without such memory.
+    pub quiet_reserve_ns: Vec<Option<u64>>,
+    /// The same of the leap under load.
+    pub reserve_ns: Option<u64>,
+    /// The table before the leap under load. A page that has leapt several times may be in its
+    /// first frame again.
+    pub before: Observed,
     /// What the query thread saw.
     pub query_log: QueryLog,
     /// What the writer did.
@@ -47,16 +55,39 @@ pub struct Measured {
 
 /// Measures everything. All threads have ended when the function returns.
 pub fn measure(args: &DemoArgs, built: &Built) -> Result<Measured, Stop> {
-    let copies = memcpys(&built.region, &built.destination)?;
-    let quiet = quiet_leaps(args, built)?;
+    let copies = memcpys(&*built.home)?;
+    let (quiet, quiet_reserve_ns) = quiet_leaps(args, built)?.into_iter().unzip();
     let slots = built.order_keys()?;
     let mut shadow = Shadow::of(slots);
-    let target = Target::new(&built.region, &built.destination)?;
+    // Before the load starts, so that its first phase shows the load alone.
+    let reserve_ns = populate(&*built.home)?;
+    let before = Observed::of(built)?;
+    let target = built.home.memcpy_target()?;
+    super::stop_if_interrupted()?;
     let ((under_load, query_log), write_log) =
         run_beside(&args.load(), slots, &mut shadow, |beside| {
             beside_queries(args, built, base_line(&copies), target, beside)
         })?;
-    Ok(Measured { copies, quiet, query_log, write_log, shadow, under_load })
+    Ok(Measured {
+        copies,
+        quiet,
+        quiet_reserve_ns,
+        reserve_ns,
+        before,
+        query_log,
+        write_log,
+        shadow,
+        under_load,
+    })
+}
+
+/// Populates what the leap under load copies into.
+fn populate(home: &dyn Home) -> Result<Option<u64>, Stop> {
+    let bar = progress::spinner("filling reserve");
+    bar.tick();
+    let took = home.prepare(Way::There);
+    bar.finish_and_clear();
+    took
 }
 
 /// The step size that was fastest without load.
@@ -94,7 +125,7 @@ fn beside_queries(
         if interrupt::received().is_none() {
             under_load.memcpy = Some(memcpy(base_line, &target, beside));
         }
-        // The leap needs the frames of the copy, because the pool has no others.
+        // A region needs the frames of the copy, because the pool has no others.
         drop(target);
         if interrupt::received().is_none() {
             under_load.leap = Some(leap(args, built, beside)?);
@@ -144,70 +175,64 @@ fn stay(bar: &indicatif::ProgressBar, done: impl Fn() -> bool) {
     }
 }
 
-/// A migration of the whole region to `pool`, with the engine, threads and area of the arguments.
-fn migration<'a>(args: &DemoArgs, region: &'a Region, pool: &Pool) -> Migration<'a> {
-    let migration = Migration::new()
-        .range(region, 0..region.len(), pool)
-        .engine(args.engine)
-        .threads(args.threads);
-    match args.area {
-        Some(area) => migration.area_bytes(area),
-        None => migration,
-    }
-}
-
-/// Leaps without load. The region ends in the pool where it began.
-fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<Watched>, Stop> {
+/// Leaps without load, with the time that preparing each of them took. The table ends where it
+/// began.
+fn quiet_leaps(args: &DemoArgs, built: &Built) -> Result<Vec<(Watched, Option<u64>)>, Stop> {
     let bar = progress::spinner("timing leaps without load");
     let mut leaps = Vec::with_capacity(2 * QUIET_ROUND_TRIPS);
-    for pool in [&built.destination, &built.source].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS)
-    {
+    for way in [Way::There, Way::Back].into_iter().cycle().take(2 * QUIET_ROUND_TRIPS) {
         super::stop_if_interrupted()?;
-        let migration = migration(args, &built.region, pool);
-        let leap = leap::watch(migration, &Beside::new(), |_| {
-            bar.tick();
-            if interrupt::received().is_some() { Wish::Cancel } else { Wish::GoOn }
-        })?;
+        bar.tick();
+        let reserve_ns = built.home.prepare(way)?;
         super::stop_if_interrupted()?;
-        if !leap.report.ended.is_completed() {
-            let why = anyhow!("a leap without load did not complete: {}", leap.report);
-            return Err(why.into());
-        }
-        leaps.push(leap);
+        let leap = leap::watch_counting(
+            || built.home.mapping_count(),
+            || built.home.leap(args, Wishes { way, may_time_out: false }),
+            &Beside::new(),
+            |_| {
+                bar.tick();
+                if interrupt::received().is_some() { Wish::Cancel } else { Wish::GoOn }
+            },
+        )?;
+        super::stop_if_interrupted()?;
+        let pages = built.bytes()? / built.home.page_bytes();
+        leap::check_complete(&leap.report, pages as u64)?;
+        leaps.push((leap, reserve_ns));
     }
     bar.finish_and_clear();
     Ok(leaps)
 }
 
-/// Moves the region under load and watches the move.
+/// Moves the table under load and watches the move.
 fn leap(args: &DemoArgs, built: &Built, beside: &Beside) -> Result<Watched, Stop> {
-    let region = &built.region;
-    let mut migration = migration(args, region, &built.destination);
-    if let Some(timeout) = args.timeout {
-        migration = migration.timeout(timeout);
-    }
-    let bar = progress::bytes("leaping", region.len() as u64);
+    let bar = progress::bytes("leaping", built.bytes()? as u64);
     let mut cancelled = false;
-    let watched = leap::watch(migration, beside, |job| {
-        bar.set_position(job.progress().bytes_migrated);
-        if interrupt::received().is_none() || cancelled {
-            return Wish::GoOn;
-        }
-        cancelled = true;
-        bar.suspend(|| eprintln!("cancelling the leap, then waiting until the region is whole"));
-        Wish::Cancel
-    })?;
-    bar.set_position(watched.report.pages.migrated * args.page_size.bytes() as u64);
+    let watched = leap::watch_counting(
+        || built.home.mapping_count(),
+        || built.home.leap(args, Wishes { way: Way::There, may_time_out: true }),
+        beside,
+        |job| {
+            bar.set_position(job.progress().bytes_migrated);
+            if interrupt::received().is_none() || cancelled {
+                return Wish::GoOn;
+            }
+            cancelled = true;
+            bar.suspend(|| {
+                crate::output::note("cancelling the leap, then waiting until the table is whole")
+            });
+            Wish::Cancel
+        },
+    )?;
+    bar.set_position(watched.report.pages.migrated * built.home.page_bytes() as u64);
     bar.abandon();
     Ok(watched)
 }
 
-/// Copies the region into frames of the destination pool, which are faulted already.
-fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
-    // Dropping the target returns its frames to the pool. The leaps need them, because the pool has
-    // no others.
-    let target = Target::new(region, destination)?;
-    let bytes_per_run = (region.len() * (METHODS.len() + 1)) as u64;
+/// Copies the table into memory of the destination, which is faulted already.
+fn memcpys(home: &dyn Home) -> Result<Vec<Copies>, Stop> {
+    // Dropping the target gives its memory back, which the leaps may need.
+    let target = home.memcpy_target()?;
+    let bytes_per_run = (size_of_val(home.words()?) * (METHODS.len() + 1)) as u64;
     let bar = progress::bytes("timing memcpy", MEMCPY_RUNS as u64 * bytes_per_run);
     let mut runs = Vec::with_capacity(MEMCPY_RUNS);
     for run in 0..MEMCPY_RUNS {
@@ -224,7 +249,7 @@ fn memcpys(region: &Region, destination: &Pool) -> Result<Vec<Copies>, Stop> {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use pageleap::NodeId;
+    use pageleap::{NodeId, Pool, Region};
 
     use super::*;
     use crate::machine;

@@ -1,13 +1,14 @@
 //! `pageleap demo`: moves a live table, then checks everything that could have gone wrong.
 //!
-//! The steps in order: choose nodes and check that the table fits ([`setup`]). Build the pools and
-//! the table ([`build`], [`lineitem`]). Time memcpys and leaps without load. Start the query thread
-//! ([`queries`]) and the writer, time a memcpy beside them, and leap ([`measure`]). Compare before
-//! and after ([`verify`]), sum up ([`summary`]), and print ([`document`]).
+//! The steps in order: choose nodes and check that the table fits ([`setup`]). Build the table in
+//! its memory ([`build`], [`home`], [`lineitem`]). Time memcpys and leaps without load. Start the
+//! query thread ([`queries`]) and the writer, time a memcpy beside them, and leap ([`measure`]).
+//! Compare before and after ([`verify`]), sum up ([`summary`]), and print ([`document`]).
 
 mod args;
 mod build;
 mod document;
+mod home;
 mod lineitem;
 mod measure;
 mod queries;
@@ -40,7 +41,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     args.check().map_err(|why| Stop::Refused(anyhow!(why)))?;
     interrupt::install();
     let built = build::build(args)?;
-    let before = Observed::of(&built)?;
+    let first = Observed::of(&built)?;
     let measured = measure::measure(args, &built)?;
     let lost = measured.shadow.lost(built.order_keys()?);
     let Some(leap) = &measured.under_load.leap else {
@@ -48,7 +49,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     };
     let checking = progress::moving_spinner("verifying");
     let after = Observed::of(&built)?;
-    let mut summary = Summary::of(args, &built, &measured, leap, [&before, &after], lost)?;
+    let mut summary = Summary::of(args, &built, &measured, leap, [&first, &after], lost)?;
     if interrupt::received().is_none() {
         summary.mismatches.extend(summary::incomplete(&summary));
     }
@@ -61,9 +62,9 @@ pub fn run(args: &DemoArgs) -> Result<(), Stop> {
     interrupt::stop_if_received(|| {
         let pages = summary.pages.counts;
         format!(
-            "{} of {} pages had moved, the region is whole, {} writes, none lost",
+            "{} of {} pages had moved, the table is whole, {} writes, none lost",
             pages.migrated,
-            built.region.len() / args.page_size.bytes(),
+            summary.table.bytes / summary.table.counted_page_size,
             measured.write_log.writes
         )
     })
@@ -80,7 +81,7 @@ fn interrupted_before_the_leap(measured: &Measured, lost: u64) -> Result<(), Sto
     })
 }
 
-/// The state of the region at one moment, observed without the code that moves the region.
+/// The state of the table at one moment, observed without the code that moves it.
 struct Observed {
     placement: NodePages,
     frames: Option<Vec<u64>>,
@@ -96,13 +97,8 @@ impl Observed {
             std::hint::black_box(key.load(Ordering::Relaxed));
         }
         Ok(Observed {
-            placement: built
-                .region
-                .placement()?
-                .iter()
-                .map(|(node, pages)| (node.0, pages))
-                .collect(),
-            frames: built.region.frame_numbers()?,
+            placement: built.home.placement()?,
+            frames: built.home.frames()?,
             other_columns,
         })
     }

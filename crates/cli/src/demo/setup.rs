@@ -4,6 +4,7 @@ use pageleap::pool::reserve_command;
 use pageleap::{NodeId, PageSize};
 use pageleap_measure::figures::human_bytes;
 
+use super::args::Memory;
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
 use crate::machine::{NodeMemory, Refusal};
 
@@ -16,11 +17,13 @@ const USABLE_SHARE: f64 = 0.95;
 pub struct Demand {
     /// TPC-H scale factor.
     pub scale_factor: f64,
+    /// Memory of the table.
+    pub memory: Memory,
     /// Node to start from.
     pub from: u32,
     /// Node to move to.
     pub to: u32,
-    /// The size of the pools' pages.
+    /// The size of the table's pages.
     pub page: PageSize,
     /// Whether the demo will reserve missing huge pages.
     pub reserve: bool,
@@ -31,24 +34,30 @@ impl Demand {
     pub fn check(&self, nodes: &[NodeMemory]) -> Result<(), Refusal> {
         let from = find(nodes, self.from)?;
         let to = find(nodes, self.to)?;
+        // The target of the memcpy beside the load takes frames of the destination pool. Where
+        // there is no pool, it lies beside the reserve.
+        let at_destination = match self.memory {
+            Memory::Pool => 1,
+            Memory::Malloc => 2,
+        };
         if self.from == self.to {
-            self.check_node(from, 2, true)
+            self.check_node(from, 1 + at_destination, true)
         } else {
             self.check_node(from, 1, true)?;
-            self.check_node(to, 1, false)
+            self.check_node(to, at_destination, false)
         }
     }
 
-    /// Refuses a node that has too little free memory for `pools` pools of the table. With
+    /// Refuses a node that has too little free memory for the table `tables` times. With
     /// `ordinary`, the demo's other memory must fit too.
-    fn check_node(&self, node: &NodeMemory, pools: u32, ordinary: bool) -> Result<(), Refusal> {
+    fn check_node(&self, node: &NodeMemory, tables: u32, ordinary: bool) -> Result<(), Refusal> {
         let table = estimate_bytes(self.scale_factor);
         // The demo frees the text of the comments before it makes the shadow copy.
         let shadow = self.scale_factor * ROWS_AT_SF1 as f64 * size_of::<u64>() as f64;
         let beside = if ordinary { shadow.max(TEXT_POOL_BYTES as f64) } else { 0.0 };
         let page = self.page.bytes() as f64;
-        let pages = f64::from(pools) * (table / page).ceil();
-        let pool_bytes = pages * page;
+        let pages = f64::from(tables) * (table / page).ceil();
+        let table_bytes = pages * page;
 
         if self.page.is_hugetlb() && !self.reserve {
             if pages > node.free_huge_pages as f64 {
@@ -67,23 +76,27 @@ impl Demand {
             return Ok(());
         }
         let usable = node.free_bytes as f64 * USABLE_SHARE;
-        if pool_bytes + beside <= usable {
+        if table_bytes + beside <= usable {
             return Ok(());
         }
         let largest =
-            (usable - beside.min(TEXT_POOL_BYTES as f64)) / (pool_bytes / self.scale_factor);
-        let largest = largest.min(usable / ((pool_bytes + shadow) / self.scale_factor));
+            (usable - beside.min(TEXT_POOL_BYTES as f64)) / (table_bytes / self.scale_factor);
+        let largest = largest.min(usable / ((table_bytes + shadow) / self.scale_factor));
         let remedy = if largest >= MIN_SCALE_FACTOR {
             format!("use --scale-factor {} or less", round_down(largest))
         } else {
             "free some memory".to_owned()
         };
+        let what = match self.memory {
+            Memory::Pool => "pool",
+            Memory::Malloc => "block",
+        };
         Err(Refusal::new(format!(
-            "--scale-factor {}: needs about {} on node {id} ({pools} pool{} of {}, and {} for the generator and a shadow \
-             copy), but node {id} has {} free; {remedy}",
+            "--scale-factor {}: needs about {} on node {id} ({tables} {what}{} of {}, and {} for the generator and a \
+             shadow copy), but node {id} has {} free; {remedy}",
             self.scale_factor,
-            human_bytes(pool_bytes + beside),
-            if pools == 1 { "" } else { "s" },
+            human_bytes(table_bytes + beside),
+            if tables == 1 { "" } else { "s" },
             human_bytes(table),
             human_bytes(beside),
             human_bytes(node.free_bytes as f64),
@@ -122,7 +135,8 @@ mod tests {
     }
 
     fn demand(scale_factor: f64, to: u32) -> Demand {
-        Demand { scale_factor, from: 0, to, page: PageSize::Base, reserve: false }
+        let (memory, page) = (Memory::Pool, PageSize::Base);
+        Demand { scale_factor, memory, from: 0, to, page, reserve: false }
     }
 
     #[test]
@@ -139,6 +153,20 @@ mod tests {
         }
         let refusal = demand(1.0, 0).check(&[node(0, 24, 0)]).unwrap_err().to_string();
         assert!(refusal.ends_with("free some memory"), "{refusal}");
+    }
+
+    #[test]
+    fn a_block_of_malloc_needs_room_for_a_reserve_and_a_copy() {
+        let of_malloc = |to| Demand { memory: Memory::Malloc, ..demand(10.0, to) };
+        // One table has 8.4 GB.
+        let nodes = [node(0, 24, 22), node(1, 24, 12)];
+        demand(10.0, 1).check(&nodes).unwrap();
+        for (to, tables) in [(0, "3 blocks"), (1, "2 blocks")] {
+            let refusal = of_malloc(to).check(&nodes).unwrap_err().to_string();
+            assert!(refusal.contains(tables), "{refusal}");
+        }
+        of_malloc(1).check(&[node(0, 24, 12), node(1, 24, 22)]).unwrap();
+        of_malloc(0).check(&[node(0, 48, 44)]).unwrap();
     }
 
     #[test]

@@ -13,8 +13,9 @@ use pageleap_measure::phase::{PHASES, Spread};
 use pageleap_measure::statistics::{self, median, median_if_all_known};
 
 use super::Observed;
-use super::args::DemoArgs;
+use super::args::{DemoArgs, Memory};
 use super::build::Built;
+use super::home::Way;
 use super::measure::{self, Measured};
 use super::queries::{self, Decimal, Series};
 use super::verify::{self, Frames};
@@ -30,9 +31,9 @@ pub struct Summary {
     pub machine: Machine,
     /// The leap under load.
     pub leap: Leap,
-    /// Memcpys of the region without load, with the base line chosen from them.
+    /// Memcpys of the table without load, with the base line chosen from them.
     pub memcpy: Memcpy,
-    /// Leaps of the whole region without load, alternately to the destination and back.
+    /// Leaps of the whole table without load, alternately to the destination and back.
     pub quiet: Quiet,
     /// A memcpy beside queries and writes; `None` if a signal came before it.
     pub memcpy_under_load_ns: Option<u64>,
@@ -53,17 +54,21 @@ pub struct Summary {
     pub mismatches: Vec<String>,
 }
 
-/// The table, and the region that holds it.
+/// The table, and the memory that holds it.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// TPC-H scale factor.
     pub scale_factor: f64,
     /// Rows.
     pub rows: u64,
-    /// Bytes of the region. The leap was to move all of them.
+    /// Which memory holds it.
+    pub memory: Memory,
+    /// Bytes of this memory. The leap was to move all of them.
     pub bytes: u64,
     /// Page size that was asked for.
     pub page_size: u64,
+    /// Size of the pages that are counted.
+    pub counted_page_size: u64,
 }
 
 /// The machine.
@@ -86,6 +91,8 @@ pub struct Quiet {
     pub ns: statistics::Summary,
     /// Median CPU time of leap and recycling; `None` if the kernel does not report it.
     pub cpu_ns: Option<u64>,
+    /// Median time to populate what a leap copied into; `None` if there was no such memory.
+    pub reserve_ns: Option<u64>,
     /// Engine of the last leap.
     pub engine: String,
     /// Why the library chose this engine.
@@ -103,6 +110,12 @@ pub struct Leap {
     pub engine: String,
     /// Why the library chose this engine.
     pub engine_reason: String,
+    /// Bytes that moved, by engine, the most first.
+    pub moved_by: Vec<(&'static str, u64)>,
+    /// Time to populate what the leap copied into, before; `None` if there was no such memory.
+    pub reserve_ns: Option<u64>,
+    /// Bytes of this memory that the leap did not take.
+    pub reserve_left_bytes: Option<u64>,
     /// Most bytes that one migration step worked on.
     pub area_bytes: u64,
     /// Threads that copied.
@@ -199,11 +212,12 @@ pub struct Pages {
     pub before: NodePages,
     /// The same after the leap.
     pub after: NodePages,
-    /// Page size that the kernel reports for the region's mapping after the leap.
+    /// Page size that the kernel reports for the table's mapping after the leap.
     pub kernel_page_size: u64,
-    /// Share of the region that huge pages map.
+    /// Share of the table that huge pages map.
     pub huge_mapped_ratio: f64,
-    /// Mappings of region and pools: before the leap, the most during it, and after it.
+    /// Mappings of region and pools, or of the process: before the leap, the most during it, and
+    /// after it.
     pub mappings: [usize; 3],
     /// Share of pages that have another physical frame now; `None` if the kernel hides frames.
     pub frames_changed_ratio: Option<f64>,
@@ -252,37 +266,45 @@ impl Summary {
         Some(self.memcpy_under_load_ns? as i64 - self.memcpy.ns as i64)
     }
 
-    /// Combines the measurements and the observations.
+    /// Combines the measurements with the observations before the first leap and after the last.
     pub fn of(
         args: &DemoArgs,
         built: &Built,
         measured: &Measured,
         watched: &Watched,
-        [before, after]: [&Observed; 2],
+        [first, after]: [&Observed; 2],
         lost: u64,
     ) -> Result<Summary, Stop> {
-        let page = args.page_size.bytes();
+        let before = &measured.before;
+        let page = built.home.page_bytes();
         let frames = before.frames.as_ref().zip(after.frames.as_ref()).map(|(before, after)| {
             let runs = watched.report.runs.iter();
             let migrated = runs.filter(|run| run.outcome == PageOutcome::Migrated);
-            verify::compare_frames(before, after, page, migrated.map(|run| run.range.clone()))
+            verify::compare_frames(
+                before,
+                after,
+                page,
+                migrated.map(|run| built.home.bytes_of(run)),
+            )
         });
         let log = &measured.query_log;
         let mut summary = Summary {
             table: Table {
                 scale_factor: args.scale_factor,
                 rows: built.layout.rows() as u64,
-                bytes: built.region.len() as u64,
-                page_size: page as u64,
+                memory: args.memory,
+                bytes: built.bytes()? as u64,
+                page_size: args.page_size.bytes() as u64,
+                counted_page_size: page as u64,
             },
             machine: Machine {
                 kernel: machine::kernel_release()?,
                 nodes: built.nodes,
                 cpus: available_parallelism().map_or(1, usize::from),
             },
-            leap: Leap::of(args, built, watched),
+            leap: Leap::of(args, built, measured.reserve_ns, watched),
             memcpy: Memcpy::of(&measured.copies),
-            quiet: Quiet::of(&measured.quiet),
+            quiet: Quiet::of(&measured.quiet, &measured.quiet_reserve_ns),
             memcpy_under_load_ns: measured.under_load.memcpy.map(|copy| copy.ns),
             writes: Writes::of(args.writes_per_s, measured, watched, lost),
             q1: Query::of(&log.q1),
@@ -295,21 +317,25 @@ impl Summary {
             warnings: watched.report.warnings.clone(),
             mismatches: Vec::new(),
         };
-        summary.mismatches = mismatches(&summary, before.other_columns == after.other_columns);
+        let unchanged =
+            [before, after].iter().all(|seen| seen.other_columns == first.other_columns);
+        summary.mismatches = mismatches(&summary, unchanged);
         summary.mismatches.extend(frames.and_then(kept_frames));
         Ok(summary)
     }
 }
 
 impl Quiet {
-    fn of(leaps: &[Watched]) -> Quiet {
+    fn of(leaps: &[Watched], reserve_ns: &[Option<u64>]) -> Quiet {
         let times: Vec<f64> = leaps.iter().map(|leap| leap.report.migrate_ns as f64).collect();
         let cpu: Vec<_> = leaps.iter().map(|leap| leap.cpu_ns().map(|ns| ns as f64)).collect();
+        let reserve: Vec<_> = reserve_ns.iter().map(|ns| ns.map(|ns| ns as f64)).collect();
         let last = &leaps.last().expect("leaps without load were timed").report;
         Quiet {
             samples_ns: leaps.iter().map(|leap| leap.report.migrate_ns).collect(),
             ns: statistics::Summary::of(&times).expect("leaps without load were timed"),
             cpu_ns: median_if_all_known(&cpu).map(|ns| ns.round() as u64),
+            reserve_ns: median_if_all_known(&reserve).map(|ns| ns.round() as u64),
             engine: moved_by(last).0,
             engine_reason: moved_by(last).1,
         }
@@ -327,14 +353,31 @@ fn moved_by(report: &Report) -> (String, String) {
     (engines.join(", "), most.why.to_owned())
 }
 
+/// Bytes that have moved by each engine, the most first.
+fn bytes_by_engine(report: &Report, page_bytes: u64) -> Vec<(&'static str, u64)> {
+    let mut moved: Vec<(&'static str, u64)> = Vec::new();
+    for share in report.by_engine() {
+        let (name, bytes) = (share.engine.name(), share.pages * page_bytes);
+        match moved.iter_mut().find(|(engine, _)| *engine == name) {
+            Some((_, sum)) => *sum += bytes,
+            None => moved.push((name, bytes)),
+        }
+    }
+    moved
+}
+
 impl Leap {
-    fn of(args: &DemoArgs, built: &Built, watched: &Watched) -> Leap {
+    fn of(args: &DemoArgs, built: &Built, reserve_ns: Option<u64>, watched: &Watched) -> Leap {
         let report = &watched.report;
+        let page = built.home.page_bytes() as u64;
         Leap {
             from: built.from,
             to: built.to,
             engine: moved_by(report).0,
             engine_reason: moved_by(report).1,
+            moved_by: bytes_by_engine(report, page),
+            reserve_ns,
+            reserve_left_bytes: built.home.left_over(Way::There),
             area_bytes: report.area_bytes as u64,
             threads: args.threads,
             copies: report.copies.first().copied(),
@@ -342,7 +385,7 @@ impl Leap {
             recycle_ns: report.recycle_ns,
             cpu_ns: watched.cpu_ns(),
             completed: report.ended.is_completed(),
-            moved_bytes: report.pages.migrated * args.page_size.bytes() as u64,
+            moved_bytes: report.pages.migrated * page,
             extra_copied_ratio: report.bytes_recopied as f64 / report.bytes as f64,
             max_wait_ns: report.waits.max_ns.max(report.windows.max_ns),
             ended_early: ended_early(&report.ended),
@@ -407,7 +450,7 @@ impl Pages {
         [before, after]: [&Observed; 2],
         frames: Option<Frames>,
     ) -> Result<Pages, Stop> {
-        let mapped = built.region.mapped_pages()?;
+        let mapped = built.home.mapped_pages()?;
         Ok(Pages {
             counts: watched.report.pages,
             before: before.placement.clone(),
@@ -460,7 +503,7 @@ fn mismatches(summary: &Summary, other_columns_equal: bool) -> Vec<String> {
     }
     if summary.table.page_size > BASE_PAGE as u64 && summary.pages.huge_mapped_ratio < 1.0 {
         wrong.push(format!(
-            "mismatch: huge pages map only {} % of the region",
+            "mismatch: huge pages map only {} % of the table",
             (summary.pages.huge_mapped_ratio * 100.0).floor()
         ));
     }

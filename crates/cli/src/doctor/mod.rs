@@ -12,7 +12,7 @@ use pageleap::PageSize;
 use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
 
-use crate::{FAILED, USAGE, bytes};
+use crate::{FAILED, USAGE, bytes, output};
 use report::Report;
 
 /// Say what works on this machine, for this user and in this container, and what would make the
@@ -73,7 +73,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
         Some(root) => match std::fs::read_dir(root) {
             Ok(_) => SysFiles::at(root),
             Err(error) => {
-                eprintln!("error: --sysroot {}: {error}", root.display());
+                output::note(&format!("error: --sysroot {}: {error}", root.display()));
                 return ExitCode::from(USAGE);
             }
         },
@@ -86,7 +86,7 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
     let text = if args.json { report.json() + "\n" } else { report.text() };
     let mut out = std::io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        eprintln!("error: standard output: {error}");
+        output::note(&format!("error: standard output: {error}"));
         return ExitCode::from(FAILED);
     }
     if diagnosis.leap_possible() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }

@@ -7,6 +7,11 @@ use std::time::{Duration, Instant};
 /// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns what
 /// became of it.
 pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
+    interrupted_when(arguments, |_| std::thread::sleep(after))
+}
+
+/// The same, as soon as `wait` returns. The child catches the signal by then, or has ended.
+pub fn interrupted_when(arguments: &[&str], wait: impl FnOnce(&Child)) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
     // A shell starts what runs in its background with SIGINT ignored, and the command keeps to
     // that. SAFETY: between fork and exec, one system call that sets no handler.
@@ -19,7 +24,7 @@ pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     let child =
         command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_handler(&child);
-    std::thread::sleep(after);
+    wait(&child);
     // SAFETY: kill takes no pointers; the child has not been waited for.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     child.wait_with_output().unwrap()

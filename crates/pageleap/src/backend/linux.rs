@@ -165,7 +165,7 @@ unsafe impl Backend for Linux {
         super::attribute_probe::attributes(ranges)
     }
     fn nodes_of(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
-        sys::nodes_of_pages(pages, status)
+        sys::nodes_of_pages(0, pages, status)
     }
     fn open_tracker(&self, ability: Ability) -> Result<Tracker, (Call, Errno)> {
         tracker::open(ability)

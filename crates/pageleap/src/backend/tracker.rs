@@ -11,7 +11,7 @@ use pageleap_sys::{
     self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
 };
 
-use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, open_device};
+use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, privileged, shake_hands};
 use super::{Ability, Call, Tracker};
 
 /// Opens the descriptors: by the system call, or else through the device.
@@ -49,23 +49,6 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         .map_err(|errno| (Call::Scan, errno))?;
     let [faults, pagemap, end] = [faults, pagemap.into(), end.into()].map(OwnedFd::into_raw_fd);
     Ok(Tracker { faults, pagemap, end, modes })
-}
-
-/// A userfaultfd that holds up the kernel's accesses too, with these features.
-fn privileged(features: u64) -> Result<OwnedFd, Errno> {
-    let opened = sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))?;
-    shake_hands(opened, features)
-}
-
-/// Asks a new userfaultfd for features, and makes sure that it has them.
-fn shake_hands(faults: OwnedFd, features: u64) -> Result<OwnedFd, Errno> {
-    let known = sys::uffd_handshake(faults.as_fd(), features)?;
-    // Some kernels ignore features that they do not know.
-    if known & features == features { Ok(faults) } else { Err(Errno(libc::EINVAL)) }
-}
-
-fn from_device() -> Result<OwnedFd, Errno> {
-    sys::userfaultfd_from_device(open_device()?.as_fd(), false)
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

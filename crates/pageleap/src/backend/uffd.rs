@@ -1,10 +1,10 @@
-//! What trackers need of userfaultfd: the features to ask for, and the device.
+//! How userfaultfds are opened: the features to ask for, the system call, and the device.
 
 use std::fs::OpenOptions;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use pageleap_sys::{Errno, uffd_feature};
+use pageleap_sys::{self as sys, Errno, uffd_feature};
 
 /// The device that gives out descriptors without a privilege, by its file permissions.
 pub(crate) const DEVICE: &str = "/dev/userfaultfd";
@@ -31,9 +31,32 @@ pub(crate) const HOLD: u64 = uffd_feature::MISSING_SHMEM | uffd_feature::MINOR_S
 pub(crate) const HOLD_AGAINST_COLLAPSE: u64 =
     HOLD | uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM;
 
+/// Features for moving private memory in place: moving pages, and messages before pages are
+/// discarded and when a range is unmapped (Linux 6.8).
+pub(crate) const MOVE_IN_PLACE: u64 =
+    uffd_feature::MOVE | uffd_feature::EVENT_REMOVE | uffd_feature::EVENT_UNMAP;
+
 /// Opens the device. [`pageleap_sys::userfaultfd_from_device`] asks it for a descriptor.
 pub(crate) fn open_device() -> Result<OwnedFd, Errno> {
     let opened =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
     Ok(opened.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?.into())
+}
+
+/// A userfaultfd that holds up the kernel's accesses too, with these features. It comes from the
+/// system call, or else from the device.
+pub(crate) fn privileged(features: u64) -> Result<OwnedFd, Errno> {
+    let opened = sys::userfaultfd(false).or_else(|errno| from_device().map_err(|_| errno))?;
+    shake_hands(opened, features)
+}
+
+/// Asks a new userfaultfd for features, and makes sure that it has them.
+pub(super) fn shake_hands(faults: OwnedFd, features: u64) -> Result<OwnedFd, Errno> {
+    let known = sys::uffd_handshake(faults.as_fd(), features)?;
+    // Some kernels ignore features that they do not know.
+    if known & features == features { Ok(faults) } else { Err(Errno(libc::EINVAL)) }
+}
+
+fn from_device() -> Result<OwnedFd, Errno> {
+    sys::userfaultfd_from_device(open_device()?.as_fd(), false)
 }

@@ -30,6 +30,15 @@ pub(crate) fn for_job<T>(
     mut open: impl FnMut(Ability) -> Result<T, (Call, Errno)>,
 ) -> Result<Chosen<T>, Error> {
     let forced = choice.forced();
+    if let Some(engine @ (Engine::Kernel | Engine::UffdMove)) = forced {
+        return Err(Error::EngineRefused {
+            engine: engine.name(),
+            reason: "pages of a region lie in frames of its pools, and stay there".into(),
+            remedy: "take another engine; KernelMigration and MemoryMigration move memory that no \
+                     pool owns"
+                .into(),
+        });
+    }
     let mut why_not = Vec::new();
     for engine in Engine::ALL.into_iter().filter(|one| forced.is_none_or(|forced| forced == *one)) {
         let found = try_engine(engine, page, &mut open);
@@ -130,6 +139,10 @@ pub(crate) enum Why {
     FewWait,
     /// Too many threads would wait if the area was closed before it is copied.
     ManyWait,
+    /// The job's engine moves no such memory.
+    OtherMemory,
+    /// The job's engine has tried, and could not.
+    Remainder,
 }
 
 /// Chooses the engine for one attempt on an area.

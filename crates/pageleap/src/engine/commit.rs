@@ -57,6 +57,9 @@ pub(crate) struct Effort {
     pub(super) parked: Parked,
     /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
     pub(crate) unlocked: bool,
+    /// Unless it is mapped anew, the span may have advice against huge pages that its user did not
+    /// give, and base pages in place of huge ones.
+    pub(crate) split: bool,
     /// Writers were held back in this attempt: by plan, because letting a writer in failed, or
     /// because writers were faster than the copies.
     pub(crate) held: bool,
@@ -79,7 +82,7 @@ pub(crate) struct Effort {
 }
 
 impl Effort {
-    pub(super) fn count(&mut self, call: Call) {
+    pub(crate) fn count(&mut self, call: Call) {
         self.calls[call as usize] += 1;
     }
 }
@@ -227,8 +230,11 @@ pub(crate) unsafe fn map_again<T>(
             Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
             // Another owner's mapping lies there for now, or the check of its owner failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-            // The span maps the same frames before and after. Only a hole must be filled.
-            Err(errno) if backend.is_mapped(span.addr, span.len) => Some(Err(errno)),
+            // The span maps the same frames before and after. Only a hole must be filled. What was
+            // refused once may have left a hole, and the second call looks who has filled it.
+            Err(errno) if refusals > 0 && backend.is_mapped(span.addr, span.len) => {
+                Some(Err(errno))
+            }
             Err(_) => None,
             Ok(()) => Some(Ok(())),
         }

@@ -70,6 +70,13 @@ pub enum Engine {
     PrecopyProtect,
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
+    /// The kernel's `move_pages`, for memory that no pool owns
+    /// ([`KernelMigration`](crate::KernelMigration)). It moves no memory of regions.
+    Kernel,
+    /// UFFDIO_MOVE, for private anonymous memory that no pool owns
+    /// ([`MemoryMigration`](crate::MemoryMigration)): pages leave their range, are copied, and the
+    /// copies come. It moves no memory of regions. Needs Linux 6.8.
+    UffdMove,
 }
 
 /// What the rest of the library has to know of an engine.
@@ -130,8 +137,13 @@ pub(crate) enum Areas {
     /// They grow while few pages of an area are written and windows are short, and shrink again.
     /// Areas of hugetlb pages do not: the longer the copy of a page's neighbours takes, the more of
     /// them are written meanwhile.
-    Adaptive,
-    /// As large as is copied in somewhat less than half of the time that threads may have to wait.
+    Adaptive {
+        /// They shrink while more base pages of an area are written during its copy. At this number
+        /// the faults and further copies that these pages cost weigh as much as the calls that
+        /// every area costs.
+        most_written: u64,
+    },
+    /// As large as is copied in about a third of the time that threads may have to wait.
     Budgeted,
 }
 
@@ -150,8 +162,8 @@ enum Hold {
     HugetlbByLastResort,
 }
 
-/// All engines, the best first: `auto` takes the first one that works. The last one works always.
-const ENGINES: [Profile; Engine::ALL.len()] = [
+/// All engines, those of [`Engine::ALL`] first.
+const ENGINES: [Profile; Engine::COUNT] = [
     Profile {
         engine: Engine::Precopy,
         name: "precopy",
@@ -165,7 +177,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         hugetlb: false,
         signals: false,
         needs_exchange: true,
-        areas: Areas::Adaptive,
+        areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::No,
         while_few_wait: Some(Engine::StopCopy),
@@ -202,7 +214,8 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         hugetlb: true,
         signals: false,
         needs_exchange: false,
-        areas: Areas::Adaptive,
+        // A writer sleeps until a thread lets it write.
+        areas: Areas::Adaptive { most_written: 24 },
         most_pages: Some(notes::MOST_PAGES),
         hold: Hold::Pages,
         while_few_wait: None,
@@ -220,7 +233,7 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         hugetlb: true,
         signals: true,
         needs_exchange: false,
-        areas: Areas::Adaptive,
+        areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::HugetlbByLastResort,
         while_few_wait: Some(Engine::Mprotect),
@@ -239,19 +252,49 @@ const ENGINES: [Profile; Engine::ALL.len()] = [
         hold: Hold::Areas,
         while_few_wait: None,
     },
+    Profile {
+        engine: Engine::Kernel,
+        name: "kernel",
+        number: 6,
+        tracker: None,
+        follows: false,
+        hugetlb: true,
+        signals: false,
+        needs_exchange: false,
+        areas: Areas::Fixed,
+        most_pages: None,
+        hold: Hold::No,
+        while_few_wait: None,
+    },
+    Profile {
+        engine: Engine::UffdMove,
+        name: "uffd-move",
+        number: 7,
+        tracker: None,
+        follows: false,
+        hugetlb: false,
+        signals: false,
+        needs_exchange: false,
+        areas: Areas::Budgeted,
+        most_pages: None,
+        hold: Hold::No,
+        while_few_wait: None,
+    },
 ];
 
-// A row is found by its engine's place in `Engine::ALL`.
+// A row is found by its engine's number in the enumeration.
 const _: () = {
     let mut at = 0;
     while at < ENGINES.len() {
-        assert!(ENGINES[at].engine as usize == at && Engine::ALL[at] as usize == at);
+        assert!(ENGINES[at].engine as usize == at);
+        assert!(at >= Engine::ALL.len() || Engine::ALL[at] as usize == at);
         at += 1;
     }
 };
 
 impl Engine {
-    /// All of them, the best first.
+    /// All that move memory of regions, the best first: `auto` takes the first one that works. The
+    /// last one works always.
     pub const ALL: [Engine; 5] = [
         Engine::Precopy,
         Engine::StopCopy,
@@ -260,11 +303,14 @@ impl Engine {
         Engine::Mprotect,
     ];
 
+    /// How many engines there are, with those for memory that no pool owns.
+    const COUNT: usize = Engine::ALL.len() + 2;
+
     /// The engine that needs nothing: it works on every kernel, for all pages.
     pub(crate) const LAST_RESORT: Engine = Engine::ALL[Engine::ALL.len() - 1];
 
     pub(crate) const fn profile(self) -> &'static Profile {
-        const TABLE: &[Profile; Engine::ALL.len()] = &ENGINES;
+        const TABLE: &[Profile; Engine::COUNT] = &ENGINES;
         &TABLE[self as usize]
     }
 
@@ -276,6 +322,11 @@ impl Engine {
     /// Its number in the C interface; 0 there means that the library chooses.
     pub const fn number(self) -> u32 {
         self.profile().number
+    }
+
+    /// The engine with a number of the C interface.
+    pub fn by_number(number: u32) -> Option<Engine> {
+        ENGINES.iter().find(|row| row.number == number).map(|row| row.engine)
     }
 
     /// Whether it follows writes: copies pages while they are written, and copies again what was
@@ -443,6 +494,9 @@ pub(crate) struct Work {
     pub(crate) may_exchange: bool,
     /// Writers are held back from the start, so that they cannot disturb the attempt.
     pub(crate) hold: bool,
+    /// An earlier attempt may have left huge pages mapped by base pages, with advice against huge
+    /// ones.
+    pub(crate) maybe_split: bool,
     /// The fastest way to copy from the old frames' node to the new frames' node.
     pub(crate) method: CopyMethod,
     /// How to follow writes, if the job has a tracker.
@@ -519,6 +573,9 @@ pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> 
             Engine::StopCopy => stop_copy::attempt(tools, work, &mut effort),
             Engine::PrecopyProtect => precopy_protect::attempt(tools, work, &mut effort),
             Engine::Mprotect => mprotect::attempt(tools, work, &mut effort),
+            Engine::Kernel | Engine::UffdMove => {
+                unreachable!("no job of a region gets this engine")
+            }
         }
     };
     Ended::of(engine, work, step, effort)
@@ -535,7 +592,7 @@ impl Ended {
         let profile = engine.profile();
         let followed = profile.follows;
         // Writes to transparent huge pages are followed by base pages.
-        let split = followed && work.page == PageSize::Thp;
+        let split = work.maybe_split || followed && work.page == PageSize::Thp;
         let old_alias = match effort.parked {
             Parked::No => OldAlias::Untouched,
             Parked::Yes if split || !work.may_exchange => {

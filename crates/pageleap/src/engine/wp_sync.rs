@@ -84,7 +84,10 @@ impl Way for WpSync {
         };
         if at.work.hold {
             // SAFETY: the span is ours to follow.
-            unsafe { protect(at, 0, len, effort) }?;
+            unsafe {
+                at.split(effort);
+                protect(at, 0, len, effort)
+            }?;
             copy(0..len)?;
         } else {
             let mut runs = 0;

@@ -67,6 +67,33 @@ pub enum Reason {
     SignalBlocked,
     /// The job was stopped before it tried them; [`Report::ended`](crate::Report::ended) says why.
     Stopped,
+    /// No page is present there: the process has not touched it.
+    Absent,
+    /// The page has been swapped out.
+    SwappedOut,
+    /// Nothing is mapped there.
+    Unmapped,
+    /// It is the kernel's page of zeros, which stands for a page that was only read.
+    ZeroPage,
+    /// The page is mapped more than once, and such pages were not asked for
+    /// ([`KernelMigration::shared`](crate::KernelMigration::shared)).
+    Shared,
+    /// The kernel moves no pages of such mappings: memory of a device, of the kernel, or secret.
+    Unmovable,
+    /// The kernel did not move the page each time it was asked: the page is pinned for I/O, locked
+    /// or being written back, or somebody else has isolated it.
+    InUse,
+    /// The node of the destination has no room that leaves others theirs
+    /// ([`KernelMigration::fill`](crate::KernelMigration::fill)).
+    NoRoom,
+    /// The process has ended, or runs another program now.
+    ProcessEnded,
+    /// The process ended, or began to run another program, during the call that was to move the
+    /// page. Whether the page moved is not known.
+    Uncertain,
+    /// It lies on a node from which no page was to move
+    /// ([`KernelMigration::from_nodes`](crate::KernelMigration::from_nodes)).
+    OtherNode,
 }
 
 impl Reason {
@@ -78,6 +105,17 @@ impl Reason {
             Reason::Refused(..) => 3,
             Reason::SignalBlocked => 4,
             Reason::Stopped => 5,
+            Reason::Absent => 6,
+            Reason::SwappedOut => 7,
+            Reason::Unmapped => 8,
+            Reason::ZeroPage => 9,
+            Reason::Shared => 10,
+            Reason::Unmovable => 11,
+            Reason::InUse => 12,
+            Reason::NoRoom => 13,
+            Reason::ProcessEnded => 14,
+            Reason::Uncertain => 15,
+            Reason::OtherNode => 16,
         }
     }
 }
@@ -90,6 +128,21 @@ impl fmt::Display for Reason {
             Reason::Refused(call, errno) => write!(f, "{call} failed with {errno}"),
             Reason::SignalBlocked => f.write_str("a thread blocks SIGSEGV"),
             Reason::Stopped => f.write_str("the job was stopped before it was tried"),
+            Reason::Absent => f.write_str("no page is present"),
+            Reason::SwappedOut => f.write_str("it is swapped out"),
+            Reason::Unmapped => f.write_str("nothing is mapped there"),
+            Reason::ZeroPage => f.write_str("it is the kernel's page of zeros"),
+            Reason::Shared => f.write_str("it is mapped more than once"),
+            Reason::Unmovable => f.write_str("it is memory of a device, of the kernel, or secret"),
+            Reason::InUse => f.write_str("it is in use: pinned for I/O, locked, or written back"),
+            Reason::NoRoom => f.write_str("the node has no room for it that leaves others theirs"),
+            Reason::ProcessEnded => {
+                f.write_str("the process has ended, or runs another program now")
+            }
+            Reason::Uncertain => {
+                f.write_str("the process ended during the call: it may have moved or not")
+            }
+            Reason::OtherNode => f.write_str("it lies on a node from which nothing was to move"),
         }
     }
 }
@@ -107,10 +160,32 @@ pub(crate) enum Verdict {
     Refused(Reason),
     /// It is no use to try again.
     GivenUp(Reason),
+    /// They are not to move: they lie where they should, or for this reason. What an earlier
+    /// attempt has moved counts as moved all the same.
+    Left(Option<Reason>),
+    /// Try again, later, together with all others of the area that are to be tried again.
+    Later(Reason),
+    /// An earlier attempt has dealt with them. They only lie between pages that are tried again.
+    AsBefore,
 }
 
 /// Runs of pages of an area in ascending order, each with what was done.
 pub(crate) type Runs = Vec<(Range<u64>, Verdict)>;
+
+/// Brings verdicts in ascending order, and joins neighbours that are equal.
+pub(crate) fn joined(mut verdicts: Runs) -> Runs {
+    verdicts.sort_by_key(|(pages, _)| pages.start);
+    let mut runs: Runs = Vec::new();
+    for (pages, verdict) in verdicts {
+        match runs.last_mut() {
+            Some((last, same)) if last.end == pages.start && *same == verdict => {
+                last.end = pages.end;
+            }
+            _ => runs.push((pages, verdict)),
+        }
+    }
+    runs
+}
 
 /// What came of an attempt.
 #[derive(Debug)]
@@ -156,6 +231,17 @@ mod tests {
             Reason::Refused(Call::Protect, Errno(libc::ENOMEM)),
             Reason::SignalBlocked,
             Reason::Stopped,
+            Reason::Absent,
+            Reason::SwappedOut,
+            Reason::Unmapped,
+            Reason::ZeroPage,
+            Reason::Shared,
+            Reason::Unmovable,
+            Reason::InUse,
+            Reason::NoRoom,
+            Reason::ProcessEnded,
+            Reason::Uncertain,
+            Reason::OtherNode,
         ];
         for (at, reason) in reasons.into_iter().enumerate() {
             assert_eq!(reason.code() as usize, at + 1);

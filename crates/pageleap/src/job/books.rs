@@ -118,11 +118,15 @@ impl Books<'_> {
 
     /// Adds the CPU time of the calling thread, which is about to end, to the job's.
     pub(crate) fn count_cpu_time(self) {
-        let used = pageleap_sys::thread_cpu_time_ns();
+        self.add_cpu_time(pageleap_sys::thread_cpu_time_ns().ok());
+    }
+
+    /// Adds the CPU time of threads that have ended, if it is known.
+    pub(crate) fn add_cpu_time(self, used_ns: Option<u64>) {
         let cpu = &mut lock(self.0).tally.cpu;
-        match used {
-            Ok(ns) => cpu.ns += ns,
-            Err(_) => cpu.unknown = true,
+        match used_ns {
+            Some(ns) => cpu.ns += ns,
+            None => cpu.unknown = true,
         }
     }
 }

@@ -16,6 +16,10 @@ use crate::sync::{Instant, lock};
 const HELD: &str = "writers were held back: as asked for, or because copies beside them had to be made again too often";
 /// Why pages that nobody may write are moved by the last resort.
 const READ_ONLY: &str = "nobody may write there, so there is nothing to follow";
+/// Why the kernel moves parts of a range.
+const OTHER_MEMORY: &str = "it is not private, anonymous and writable memory";
+/// Why the kernel moves pages that another engine has tried.
+const REMAINDER: &str = "the job's engine could not move it";
 
 /// Why areas are closed before they are copied.
 const FEW_WAIT: &str = "few threads came to wait, so areas were closed before they were copied";
@@ -83,6 +87,8 @@ fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
         Why::FewWait => FEW_WAIT,
         Why::Held => HELD,
         Why::ReadOnly => READ_ONLY,
+        Why::OtherMemory => OTHER_MEMORY,
+        Why::Remainder => REMAINDER,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
     }
 }

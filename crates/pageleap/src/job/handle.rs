@@ -28,7 +28,8 @@ pub enum Phase {
 pub struct Progress {
     /// What the job is doing.
     pub phase: Phase,
-    /// Bytes that have to move.
+    /// Bytes that have to move. The number falls as a job over memory that no pool owns finds pages
+    /// that are not present, lie there already, or are not to move.
     pub bytes_total: u64,
     /// Bytes that have moved.
     pub bytes_migrated: u64,
@@ -52,15 +53,23 @@ pub(crate) enum Stop {
 pub(crate) struct JobShared {
     stop: AtomicU8,
     phase: AtomicU8,
-    bytes_total: u64,
+    bytes_total: AtomicU64,
     bytes_migrated: AtomicU64,
     bytes_copied: AtomicU64,
-    report: Mutex<Option<Report>>,
+    end: Mutex<End>,
     /// Signalled when the next phase begins.
     changed: Condvar,
-    event: EventFd,
     /// The process that started the job.
     process: u32,
+}
+
+/// What the end of a job changes.
+#[derive(Debug)]
+struct End {
+    report: Option<Report>,
+    /// Signalled at the end. From then on it is the handle's alone: the descriptor is closed with
+    /// the handle.
+    event: Option<Arc<EventFd>>,
 }
 
 impl JobShared {
@@ -69,12 +78,11 @@ impl JobShared {
         Ok(JobShared {
             stop: AtomicU8::new(Stop::No as u8),
             phase: AtomicU8::new(Phase::Migrating as u8),
-            bytes_total,
+            bytes_total: AtomicU64::new(bytes_total),
             bytes_migrated: AtomicU64::new(0),
             bytes_copied: AtomicU64::new(0),
-            report: Mutex::new(None),
+            end: Mutex::new(End { report: None, event: Some(Arc::new(event)) }),
             changed: Condvar::new(),
-            event,
             process: std::process::id(),
         })
     }
@@ -107,6 +115,13 @@ impl JobShared {
         self.bytes_migrated.fetch_add(migrated, Ordering::Relaxed);
     }
 
+    /// Some bytes that were expected to move are not to move.
+    pub(crate) fn expect_less(&self, bytes: u64) {
+        // A page may be found not to move again, after it was moved away by somebody else.
+        let less = |total: u64| Some(total.saturating_sub(bytes));
+        let _ = self.bytes_total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     pub(crate) fn bytes_migrated(&self) -> u64 {
         self.bytes_migrated.load(Ordering::Relaxed)
     }
@@ -127,17 +142,18 @@ impl JobShared {
     }
 
     fn enter(&self, phase: Phase, report: Option<Report>) {
-        let mut slot = lock(&self.report);
-        *slot = report;
+        let mut end = lock(&self.end);
+        end.report = report;
+        let event = end.event.take_if(|_| phase == Phase::Finished);
         // Under the lock: a waiter must not read the phase before this store and go to sleep after
         // the notification below.
         self.phase.store(phase as u8, Ordering::Release);
         // Also under the lock: a thread that has waited for the end finds the descriptor readable.
         // A thread that finds the descriptor readable finds the job finished.
-        if phase == Phase::Finished {
-            self.event.signal();
+        if let Some(event) = event {
+            event.signal();
         }
-        drop(slot);
+        drop(end);
         self.changed.notify_all();
     }
 
@@ -146,9 +162,9 @@ impl JobShared {
     }
 
     fn wait_until(&self, reached: impl Fn(Phase) -> bool) {
-        let mut report = lock(&self.report);
+        let mut end = lock(&self.end);
         while !reached(self.phase()) {
-            report = self.changed.wait(report).unwrap_or_else(PoisonError::into_inner);
+            end = self.changed.wait(end).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -166,18 +182,28 @@ impl JobShared {
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
     shared: Arc<JobShared>,
+    event: Arc<EventFd>,
 }
 
 impl Job {
-    pub(crate) fn new(shared: Arc<JobShared>) -> Self {
-        Job { shared }
+    /// The handle on a job that `start` starts.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    pub(crate) fn started(
+        shared: Arc<JobShared>,
+        start: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let event = lock(&shared.end).event.clone().expect("the job has not begun");
+        start()?;
+        Ok(Job { shared, event })
     }
 
     /// How far the job has come.
     pub fn progress(&self) -> Progress {
         Progress {
             phase: self.shared.phase(),
-            bytes_total: self.shared.bytes_total,
+            bytes_total: self.shared.bytes_total.load(Ordering::Relaxed),
             bytes_migrated: self.shared.bytes_migrated(),
             bytes_copied: self.shared.bytes_copied(),
         }
@@ -208,13 +234,14 @@ impl Job {
 
     /// What the job did; `None` while it runs.
     pub fn report(&self) -> Option<Report> {
-        lock(&self.shared.report).clone()
+        lock(&self.shared.end).report.clone()
     }
 
     /// Waits until the job has ended, and returns what it did.
     pub fn wait(self) -> Report {
         self.wait_until_finished();
-        lock(&self.shared.report)
+        lock(&self.shared.end)
+            .report
             .take()
             .expect("a finished job has a report, and `wait` consumes the only handle")
     }
@@ -234,7 +261,7 @@ impl AsFd for Job {
     /// A descriptor that becomes readable once the job has ended, for `poll`, `epoll` and io_uring.
     /// Do not read from it.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
+        self.event.as_fd()
     }
 }
 

@@ -55,6 +55,12 @@ pub(crate) trait Mover: Send + Sync + Sized + 'static {
         Ok(())
     }
 
+    /// How many pages the area has that this stretch begins with, if the mover says it and not the
+    /// pace. Called with the job's lock held.
+    fn area_pages(&self, _stretch: &Area) -> Option<u64> {
+        None
+    }
+
     /// Whether writers may be held back from an area because of what other areas have met, and not
     /// only because of its own disturbed copies.
     fn holds_early(&self, _area: &Area) -> bool {

@@ -11,7 +11,8 @@ use super::source::Source;
 pub enum PageOutcome {
     /// It lies in a frame of the destination now.
     Migrated,
-    /// There was nothing to do: it lay there already, or it is unbacked.
+    /// There was nothing to do: it lay there already, it is unbacked, or it is not to move, for
+    /// [the reason](PageRun::reason).
     Unchanged,
     /// It was tried without success, and the job was stopped before the next try; or a guard has
     /// kept it where it is ([`Region::pin`](crate::Region::pin)).
@@ -31,7 +32,7 @@ pub struct PageRun {
     pub range: Range<usize>,
     /// What became of them.
     pub outcome: PageOutcome,
-    /// Why they stay where they are; `None` if they have moved or did not have to.
+    /// Why they stay where they are; `None` if they have moved, or lay there already.
     pub reason: Option<Reason>,
 }
 
@@ -74,6 +75,8 @@ pub(crate) struct Item {
     /// Its pages, by their numbers in the source.
     pub(crate) pages: Range<u64>,
     pub(crate) page_bytes: usize,
+    /// Pages that are not to move, and why: in ascending order.
+    pub(crate) left: Vec<(Range<u64>, Reason)>,
 }
 
 impl Item {
@@ -97,9 +100,38 @@ pub(crate) struct Outcomes {
 
 impl Outcomes {
     /// All pages unchanged.
-    pub(crate) fn new(pages: Range<u64>) -> Self {
-        let unchanged = (pages.end, (PageOutcome::Unchanged, None));
-        Outcomes { runs: [(pages.start, unchanged)].into_iter().collect() }
+    pub(crate) fn new(item: &Item) -> Self {
+        let unchanged = (item.pages.end, (PageOutcome::Unchanged, None));
+        let mut outcomes = Outcomes { runs: [(item.pages.start, unchanged)].into_iter().collect() };
+        for (pages, reason) in &item.left {
+            outcomes.set(pages, PageOutcome::Unchanged, Some(*reason));
+        }
+        outcomes
+    }
+
+    /// Notes that some pages need not move (any more), for this reason or because they lie where
+    /// they should. Those that have moved have moved, and so have those that were tried and lie
+    /// where they should now. Returns how many those are, and how many were to move and are not.
+    pub(crate) fn leave(&mut self, pages: &Range<u64>, reason: Option<Reason>) -> (u64, u64) {
+        self.cut(pages.start);
+        self.cut(pages.end);
+        let of = |(start, (end, (outcome, _))): (&u64, &(u64, State))| {
+            (*outcome != PageOutcome::Migrated).then_some((*start..*end, *outcome))
+        };
+        let staying: Vec<(Range<u64>, PageOutcome)> =
+            self.runs.range(pages.clone()).filter_map(of).collect();
+        let (mut arrived, mut fewer) = (0, 0);
+        for (run, before) in staying {
+            let pages = run.end - run.start;
+            if before == PageOutcome::Busy && reason.is_none() {
+                arrived += pages;
+                self.set(&run, PageOutcome::Migrated, None);
+                continue;
+            }
+            fewer += if before == PageOutcome::Unchanged { 0 } else { pages };
+            self.set(&run, PageOutcome::Unchanged, reason);
+        }
+        (arrived, fewer)
     }
 
     /// Notes what became of some pages.
@@ -158,11 +190,16 @@ mod tests {
     use crate::units::RegionId;
     use proptest::prelude::*;
 
-    const ITEM: Item = Item { source: Source::Region(RegionId(1)), pages: 10..30, page_bytes: 10 };
+    static ITEM: Item = Item {
+        source: Source::Region(RegionId(1)),
+        pages: 10..30,
+        page_bytes: 10,
+        left: Vec::new(),
+    };
 
     #[test]
     fn equal_neighbours_form_one_run() {
-        let mut outcomes = Outcomes::new(10..14);
+        let mut outcomes = Outcomes::new(&Item { pages: 10..14, ..ITEM.clone() });
         outcomes.set(&(10..11), Migrated, None);
         outcomes.set(&(11..14), Migrated, None);
         outcomes.set(&(12..13), Busy, Some(Reason::Guarded));
@@ -178,6 +215,29 @@ mod tests {
         assert_eq!(outcomes.page_runs(&ITEM).count(), 1);
     }
 
+    #[test]
+    fn pages_that_are_left_keep_what_has_moved() {
+        let left = vec![(10..12, Reason::Unmapped)];
+        let mut outcomes = Outcomes::new(&Item { left, pages: 10..20, ..ITEM.clone() });
+        outcomes.set(&(12..20), NotAttempted, Some(Reason::Stopped));
+        outcomes.set(&(14..16), Migrated, None);
+        outcomes.set(&(18..19), Busy, Some(Reason::InUse));
+        assert_eq!(outcomes.leave(&(11..18), Some(Reason::Absent)), (0, 4));
+        assert_eq!(outcomes.leave(&(11..18), Some(Reason::Absent)), (0, 0));
+        assert_eq!(outcomes.leave(&(18..19), None), (1, 0));
+        let runs = outcomes.page_runs(&ITEM).map(|r| (r.range, r.outcome, r.reason));
+        let absent = Some(Reason::Absent);
+        let wanted = [
+            (100..110, Unchanged, Some(Reason::Unmapped)),
+            (110..140, Unchanged, absent),
+            (140..160, Migrated, None),
+            (160..180, Unchanged, absent),
+            (180..190, Migrated, None),
+            (190..200, NotAttempted, Some(Reason::Stopped)),
+        ];
+        assert_eq!(runs.collect::<Vec<_>>(), wanted);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig {
             cases: if cfg!(miri) { 8 } else { 256 },
@@ -191,7 +251,7 @@ mod tests {
         ) {
             let states =
                 [(Migrated, None), (Busy, Some(Reason::Written)), (Busy, Some(Reason::Guarded))];
-            let mut outcomes = Outcomes::new(10..30);
+            let mut outcomes = Outcomes::new(&ITEM);
             let mut pages = [(Unchanged, None); 20];
             for (start, len, state) in sets {
                 let range = start..(start + len).min(30);

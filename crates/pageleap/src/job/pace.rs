@@ -25,8 +25,9 @@ pub(crate) struct Seen {
 /// What the size of the next area follows from.
 #[derive(Clone, Copy, Debug)]
 enum Rule {
-    /// How many pages were written, and whether windows keep to the budget.
-    Written,
+    /// How many pages were written, of which areas shrink if there are more than these, and whether
+    /// windows keep to the budget.
+    Written(u64),
     /// How long the copy of a page takes, because windows contain the copy.
     Copied(Unit),
 }
@@ -63,18 +64,25 @@ impl Pace {
     /// A window counts at most as this multiple of its expected duration.
     const MOST: f64 = 4.0;
     /// The share of the wait budget that the copy in a window may take.
-    const COPY_SHARE: f64 = 0.4;
+    const COPY_SHARE: f64 = 0.3;
 
     /// All areas have `pages` pages.
     pub(crate) fn fixed(pages: u64, budget: Duration) -> Self {
-        Pace::adaptive(pages, pages, pages, budget)
+        Pace::adaptive(pages, pages, pages, u64::MAX, budget)
     }
 
-    /// The first area has `first` pages, later areas have `least` to `most`.
-    pub(crate) fn adaptive(first: u64, least: u64, most: u64, budget: Duration) -> Self {
+    /// The first area has `first` pages, later areas have `least` to `most`. They shrink if more
+    /// than `most_written` pages are written while an area is copied.
+    pub(crate) fn adaptive(
+        first: u64,
+        least: u64,
+        most: u64,
+        most_written: u64,
+        budget: Duration,
+    ) -> Self {
         let budget_ns = u64::try_from(budget.as_nanos()).unwrap_or(u64::MAX);
         Pace {
-            rule: Rule::Written,
+            rule: Rule::Written(most_written),
             now: first.clamp(least, most),
             least,
             most,
@@ -95,7 +103,7 @@ impl Pace {
         unit: Unit,
         budget: Duration,
     ) -> Self {
-        Pace { rule: Rule::Copied(unit), ..Pace::adaptive(first, least, most, budget) }
+        Pace { rule: Rule::Copied(unit), ..Pace::adaptive(first, least, most, u64::MAX, budget) }
     }
 
     /// Number of pages of the next area.
@@ -137,35 +145,47 @@ impl Pace {
     /// Takes an area into account. Large areas cost fewer calls; small areas have fewer written
     /// pages and shorter windows.
     pub(crate) fn observe(&mut self, seen: Seen) {
-        let (ns, left) = (seen.window_ns as f64, seen.left as f64);
-        // Now and then another thread takes the CPU during a window. That says nothing about the
-        // next window.
-        let towards = |now: f64, seen: f64| now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT;
-        if let Rule::Copied(unit) = self.rule {
-            if seen.left > 0 {
-                let page_ns = seen.copy_ns as f64 / left;
-                self.page_ns = match self.copies {
-                    0 => page_ns,
-                    // Another thread may have taken the CPU in one of the two.
-                    1 => self.page_ns.min(page_ns),
-                    _ => towards(self.page_ns, page_ns),
-                };
-                self.copies = self.copies.saturating_add(1);
-                self.now = self.copied_in_its_share(unit);
-            }
+        match self.rule {
+            Rule::Written(most) => self.observe_writes(seen, most),
+            Rule::Copied(unit) => self.observe_copy(seen, unit),
+        }
+    }
+
+    /// A running figure after one more observation. Now and then another thread takes the CPU
+    /// during a window. That says nothing about the next window.
+    fn towards(now: f64, seen: f64) -> f64 {
+        now + (seen.min(now * Self::MOST) - now) * Self::WEIGHT
+    }
+
+    fn observe_copy(&mut self, seen: Seen, unit: Unit) {
+        if seen.left == 0 {
             return;
         }
+        let page_ns = seen.copy_ns as f64 / seen.left as f64;
+        self.page_ns = match self.copies {
+            0 => page_ns,
+            // Another thread may have taken the CPU in one of the two.
+            1 => self.page_ns.min(page_ns),
+            _ => Self::towards(self.page_ns, page_ns),
+        };
+        self.copies = self.copies.saturating_add(1);
+        self.now = self.copied_in_its_share(unit);
+    }
+
+    fn observe_writes(&mut self, seen: Seen, most_written: u64) {
+        let (ns, left) = (seen.window_ns as f64, seen.left as f64);
         if self.empty_ns == 0.0 || ns < self.empty_ns {
             self.empty_ns = ns;
         } else if seen.left == 0 {
-            self.empty_ns = towards(self.empty_ns, ns);
+            self.empty_ns = Self::towards(self.empty_ns, ns);
         } else {
-            self.page_ns = towards(self.page_ns, ((ns - self.empty_ns) / left).max(100.0));
+            let page_ns = ((ns - self.empty_ns) / left).max(100.0);
+            self.page_ns = Self::towards(self.page_ns, page_ns);
         }
-        let limit = self.freeze_at();
-        if seen.written > limit || seen.window_ns > self.budget_ns {
+        // Twice the area has four times as many: twice the pages, and twice the time.
+        if seen.written > most_written || seen.window_ns > self.budget_ns {
             self.now = (self.now / 2).max(self.least);
-        } else if seen.written <= limit / 4 && seen.window_ns <= self.budget_ns / 2 {
+        } else if seen.written <= most_written / 4 && seen.window_ns <= self.budget_ns / 2 {
             self.now = (self.now * 2).min(self.most);
         }
     }
@@ -173,10 +193,13 @@ impl Pace {
     /// How many pages are copied in the share of the budget that copies have.
     fn copied_in_its_share(&self, unit: Unit) -> u64 {
         let base_pages = self.budget_ns as f64 * Self::COPY_SHARE / self.page_ns.max(1.0);
-        let pages = (base_pages / unit.base_pages as f64) as u64;
-        let rounded = match pages / unit.pages {
-            0 => unit.pages >> unit.pages.div_ceil(pages.max(1)).next_power_of_two().ilog2(),
-            units => units * unit.pages,
+        let pages = base_pages / unit.base_pages as f64;
+        let rounded = if pages < unit.pages as f64 {
+            let pages = (pages as u64).max(1);
+            unit.pages >> unit.pages.div_ceil(pages).next_power_of_two().ilog2()
+        } else {
+            // To the nearest multiple: a copy then takes a tenth more of its share, or less.
+            (pages / unit.pages as f64).round() as u64 * unit.pages
         };
         rounded.clamp(self.least, self.most)
     }
@@ -200,13 +223,13 @@ mod tests {
 
     #[test]
     fn areas_follow_what_is_written() {
-        let mut pace = Pace::adaptive(4, 4, 32, BUDGET);
+        let mut pace = Pace::adaptive(4, 4, 32, 128, BUDGET);
         let mut after = |written| {
             pace.observe(seen(written, 0, 100));
             pace.area_pages()
         };
-        assert_eq!([0, 6, 6, 0, 7, 24].map(&mut after), [8, 16, 32, 32, 32, 32]);
-        assert_eq!([25, 1000, 25, 25].map(after), [16, 8, 4, 4]);
+        assert_eq!([0, 32, 32, 0, 33, 128].map(&mut after), [8, 16, 32, 32, 32, 32]);
+        assert_eq!([129, 1000, 129, 129].map(after), [16, 8, 4, 4]);
         let mut fixed = Pace::fixed(5, BUDGET);
         [0, 1000].into_iter().for_each(|written| fixed.observe(seen(written, 3, 5000)));
         assert_eq!((fixed.area_pages(), fixed.most_pages()), (5, 5));
@@ -214,7 +237,7 @@ mod tests {
 
     #[test]
     fn windows_that_are_too_long_make_smaller_areas_and_earlier_freezes() {
-        let mut pace = Pace::adaptive(512, 16, 4096, BUDGET);
+        let mut pace = Pace::adaptive(512, 16, 4096, 128, BUDGET);
         assert_eq!(pace.freeze_at(), MOST_LEFT);
         (0..8).for_each(|_| pace.observe(seen(0, 0, 100)));
         assert_eq!(pace.area_pages(), 4096);
@@ -222,7 +245,7 @@ mod tests {
         assert_eq!(pace.area_pages(), 16);
         assert!(pace.freeze_at() >= 1);
         // A page takes a tenth of a millisecond, so that 1 ms leaves room for nine pages.
-        let mut slow = Pace::adaptive(512, 16, 4096, BUDGET);
+        let mut slow = Pace::adaptive(512, 16, 4096, 128, BUDGET);
         slow.observe(seen(0, 0, 100));
         (0..100).for_each(|_| slow.observe(seen(10, 10, 1100)));
         assert_eq!(slow.freeze_at(), 9);
@@ -244,23 +267,23 @@ mod tests {
         };
         // 5 us for 4 KB is 0.8 GB/s, and 100 ns are 40 GB/s.
         assert_eq!(
-            [80, 100, 200, 300, 700, 781].map(|ns| after(BUDGET, ns)),
-            [4096, 3584, 1536, 1024, 512, 512]
+            [73, 80, 100, 200, 300, 585].map(|ns| after(BUDGET, ns)),
+            [4096, 3584, 3072, 1536, 1024, 512]
         );
-        assert_eq!([782, 1000, 5000, 100_000].map(|ns| after(BUDGET, ns)), [256, 256, 64, 32]);
+        assert_eq!([586, 1000, 5000, 100_000].map(|ns| after(BUDGET, ns)), [256, 256, 32, 32]);
         assert_eq!(after(Duration::from_micros(200), 200), 256);
         assert_eq!(after(Duration::from_secs(1), 200), 4096);
         assert_eq!(after(Duration::from_nanos(1), 200), 32);
         // Transparent huge pages: one of them is a unit.
         let huge = Unit { pages: 1, base_pages: 512 };
         let mut pace = Pace::by_copies(1, 1, 8, huge, BUDGET);
-        pace.observe(copied(512, 200));
-        assert_eq!(pace.area_pages(), 3);
+        pace.observe(copied(512, 100));
+        assert_eq!(pace.area_pages(), 6);
         let slow = copied(2048, 5000);
         pace.observe(slow);
-        assert_eq!(pace.area_pages(), 3, "of two windows the shorter one counts");
+        assert_eq!(pace.area_pages(), 6, "of two windows the shorter one counts");
         pace.observe(slow);
-        assert_eq!(pace.area_pages(), 2, "one slow window counts at most four times");
+        assert_eq!(pace.area_pages(), 4, "one slow window counts at most four times");
         (0..40).for_each(|_| pace.observe(copied(512, 5000)));
         assert_eq!(pace.area_pages(), 1);
     }
@@ -286,7 +309,7 @@ mod tests {
     #[test]
     fn one_window_that_took_long_does_not_count_for_ever() {
         for left in [0, 1, 24] {
-            let mut pace = Pace::adaptive(512, 16, 4096, BUDGET);
+            let mut pace = Pace::adaptive(512, 16, 4096, 128, BUDGET);
             let steady = |pace: &mut Pace| (0..40).for_each(|_| pace.observe(seen(2, 1, 40)));
             pace.observe(seen(2, left, 5000));
             steady(&mut pace);

@@ -90,6 +90,22 @@ impl Queue {
         self.areas.push_back(area);
     }
 
+    /// Queues an area that is to be tried after all others. It becomes one with the last one of the
+    /// queue, if that one lies before it and was refused as often. What is between the two is tried
+    /// again as well.
+    pub(super) fn push_together(&mut self, area: Area) {
+        match self.areas.back_mut() {
+            Some(last)
+                if (last.item, last.leg, last.disturbed, last.refused)
+                    == (area.item, area.leg, area.disturbed, area.refused)
+                    && last.pages.end <= area.pages.start =>
+            {
+                last.pages.end = area.pages.end;
+            }
+            _ => self.areas.push_back(area),
+        }
+    }
+
     /// Keeps an area aside.
     pub(super) fn keep(&mut self, area: Area) {
         self.kept.push(area);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::area::{Area, Outcome, Reason, Runs, Verdict};
 use super::books::{Books, Tally};
 use super::contention::Closing;
-use super::handle::{JobShared, Stop};
+use super::handle::{Job, JobShared, Stop};
 use super::outcomes::{Item, Outcomes, PageOutcome};
 use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
@@ -83,8 +83,7 @@ impl<M: Mover> Running<M> {
     ) -> Result<Running<M>, Error> {
         let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
         let bytes_total = areas.iter().map(bytes).sum();
-        let new = |item: &Item| Outcomes::new(item.pages.clone());
-        let mut outcomes: Vec<Outcomes> = items.iter().map(new).collect();
+        let mut outcomes: Vec<Outcomes> = items.iter().map(Outcomes::new).collect();
         for area in &areas {
             let stopped = Some(Reason::Stopped);
             outcomes[area.item].set(&area.pages, PageOutcome::NotAttempted, stopped);
@@ -124,7 +123,11 @@ impl<M: Mover> Running<M> {
     // ---------------------------------------------------------------------------------------------
 
     /// Starts the job's thread.
-    pub(crate) fn spawn(self) -> Result<(), Error> {
+    pub(crate) fn start(self) -> Result<Job, Error> {
+        Job::started(self.shared.clone(), || self.spawn())
+    }
+
+    fn spawn(self) -> Result<(), Error> {
         let main = move || {
             let bomb = AbortOnUnwind;
             self.mover.surround(self.books(), &|| self.work_together());
@@ -214,6 +217,9 @@ impl<M: Mover> Running<M> {
             let State { queue, pace, closing, .. } = &mut *state;
             let mut closing_pages = None;
             let next = queue.next(|area| {
+                if let Some(pages) = self.mover.area_pages(area) {
+                    return pages;
+                }
                 closing_pages = closing.as_ref().and_then(|closing| closing.area_pages(area.item));
                 closing_pages.unwrap_or_else(|| pace.area_pages())
             });
@@ -345,10 +351,18 @@ impl<M: Mover> Running<M> {
         // What no run speaks of was not tried.
         let mut untried = Vec::new();
         let (mut again, mut rest) = (false, area.pages.start);
+        let mut later: Option<Range<u64>> = None;
         for (run, verdict) in self.widened(state, area, runs) {
             untried.push(rest..run.start);
             rest = run.end;
+            if let Verdict::Later(_) = verdict {
+                later = Some(later.map_or(run.start, |all| all.start)..run.end);
+            }
             again |= self.follow_up(state, &area.with_pages(run), verdict, by);
+        }
+        if let Some(pages) = later {
+            let refused = area.refused + 1;
+            state.queue.push_together(Area { refused, ..area.with_pages(pages) });
         }
         untried.push(rest..area.pages.end);
         for pages in untried.into_iter().rev().filter(|pages| !pages.is_empty()) {
@@ -431,6 +445,17 @@ impl<M: Mover> Running<M> {
                 self.give_up(state, area, why);
             }
             Verdict::GivenUp(why) => self.give_up(state, area, why),
+            Verdict::Left(why) => {
+                let (arrived, fewer) = outcomes[area.item].leave(&area.pages, why);
+                let page_bytes = self.items[area.item].page_bytes as u64;
+                self.shared.count(0, arrived * page_bytes);
+                self.shared.expect_less(fewer * page_bytes);
+                if arrived > 0 {
+                    *tally.moved.entry((area.item, by)).or_default() += arrived;
+                }
+            }
+            Verdict::Later(why) => note(PageOutcome::Busy, Some(why)),
+            Verdict::AsBefore => {}
         }
         false
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::area::{Area, Outcome, Reason, Verdict};
 use super::books::Books;
-use super::handle::{Job, Stop};
+use super::handle::Stop;
 use super::outcomes::{Item, PageOutcome};
 use super::pace::{Pace, Seen, Unit};
 use super::plan::RetryPolicy;
@@ -216,12 +216,16 @@ fn run_mover(
     patience: Duration,
     closing_pace: Option<Pace>,
 ) -> Report {
-    let item =
-        Item { source: Source::Region(RegionId(7)), pages: 0..PAGES, page_bytes: PAGE_BYTES };
+    let item = Item {
+        source: Source::Region(RegionId(7)),
+        pages: 0..PAGES,
+        page_bytes: PAGE_BYTES,
+        left: Vec::new(),
+    };
     let budget = Duration::from_nanos(BUDGET_PAGES * PAGE_NS);
     let settings = Settings {
         policy: RetryPolicy { reduction_factor: 2, max_disturbed: 3, max_refused: 4 },
-        pace: Pace::adaptive(64, 1, 128, budget),
+        pace: Pace::adaptive(64, 1, 128, 24, budget),
         closing_pace,
         rate_limit: None,
         patience,
@@ -235,9 +239,7 @@ fn run_mover(
     };
     let areas = vec![Area::new(0, 0, 0..PAGES)];
     let run = Running::new(mover, vec![item], areas, settings, Vec::new(), Instant::now()).unwrap();
-    let shared = run.shared().clone();
-    run.spawn().unwrap();
-    Job::new(shared).wait()
+    run.start().unwrap().wait()
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -299,7 +301,7 @@ fn areas_are_closed_first_while_few_threads_come_to_wait() {
     let why = Why::ManyWait;
     let mover = PageMover { memory: memory.clone(), tables_only: false, attempts_left, why };
     let unit = Unit { pages: 1, base_pages: 1 };
-    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(12 * PAGE_NS));
+    let closing = Pace::by_copies(4, 1, 4, unit, Duration::from_nanos(14 * PAGE_NS));
     let report = run_mover(mover, 1, LONG, Some(closing));
     memory.shows_all(|_| true);
     let few: u64 = report

@@ -10,6 +10,8 @@ use crate::units::RegionId;
 pub enum Source {
     /// Memory of a region: bytes from its start.
     Region(RegionId),
+    /// Memory of a process, by its number: addresses.
+    Process(u32),
 }
 
 impl Source {
@@ -17,6 +19,7 @@ impl Source {
     pub fn region(self) -> Option<RegionId> {
         match self {
             Source::Region(id) => Some(id),
+            Source::Process(_) => None,
         }
     }
 
@@ -24,6 +27,7 @@ impl Source {
     pub fn kind(self) -> &'static str {
         match self {
             Source::Region(_) => "region",
+            Source::Process(_) => "process",
         }
     }
 
@@ -31,6 +35,7 @@ impl Source {
     pub fn id(self) -> u64 {
         match self {
             Source::Region(id) => id.0,
+            Source::Process(pid) => pid.into(),
         }
     }
 }

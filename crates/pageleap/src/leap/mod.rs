@@ -177,7 +177,7 @@ impl<'a> Migration<'a> {
     /// Sets the longest time for which a thread of the process should wait for the job. Default:
     /// one millisecond. Engines that follow writes adapt two sizes to it, from what the job
     /// measures: that of an area, and that of the rest copied in a window. Areas that are closed
-    /// before they are copied are so large that their copy takes two fifths of it.
+    /// before they are copied are so large that their copy takes three tenths of it.
     ///
     /// Areas have at least 2 MB where page tables move along, so the least budget that `stop-copy`
     /// keeps there is some two times the time in which 2 MB are copied: 0.3 ms at 16 GB/s, 0.9 ms
@@ -283,10 +283,8 @@ impl<'a> Migration<'a> {
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots);
         let run = Running::new(mover, items, areas, settings, warnings, began)?;
-        let shared = run.shared().clone();
-        self.tell_regions(&shared);
-        run.spawn()?;
-        Ok(Job::new(shared))
+        self.tell_regions(run.shared());
+        run.start()
     }
 
     /// The sizes of a job's areas.
@@ -297,9 +295,9 @@ impl<'a> Migration<'a> {
         match areas {
             _ if self.area_bytes.is_some() => Pace::fixed(pages(first), self.wait_budget),
             Areas::Fixed => Pace::fixed(pages(first), self.wait_budget),
-            Areas::Adaptive => {
+            Areas::Adaptive { most_written } => {
                 let most = pages(self.most_area_bytes(first));
-                Pace::adaptive(pages(first), pages(first), most, self.wait_budget)
+                Pace::adaptive(pages(first), pages(first), most, most_written, self.wait_budget)
             }
             Areas::Budgeted => self.closing_pace(page, legs),
         }
@@ -380,7 +378,12 @@ fn items_and_legs(claimed: &mut [Claimed]) -> (Vec<Item>, Vec<Leg>, Vec<Area>) {
     let item = |one: &Claimed| {
         let region = one.claim.region();
         let pages = region.pages(&one.claim.range());
-        Item { source: Source::Region(region.id), pages, page_bytes: region.page.bytes() }
+        Item {
+            source: Source::Region(region.id),
+            pages,
+            page_bytes: region.page.bytes(),
+            left: Vec::new(),
+        }
     };
     let items = claimed.iter().map(item).collect();
     let of = |(item, one): (usize, &mut Claimed)| {

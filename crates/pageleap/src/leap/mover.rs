@@ -13,9 +13,9 @@ use super::legs::{Claimed, Leg};
 use super::recycle::Vacated;
 use super::slots::ClaimedSlot;
 use super::tracker::OpenTracker;
-use crate::backend::{Backend, Call, CopyMethod, Errno, Prot, Tracker};
+use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Mapping, Prot, Tracker};
 use crate::engine::choice::{self, AreaEngine, Situation, Why};
-use crate::engine::commit::{Effort, Step};
+use crate::engine::commit::{Effort, Step, map_again};
 use crate::engine::fault::{self, SLOTS};
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{self, Ended, Engine, Entries, Following, Frames, OldAlias, Tools, Work};
@@ -28,7 +28,7 @@ use crate::job::{Mover, Terms};
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::region::{Extent, RegionInner};
-use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
 /// What one page of page table maps in base pages: 2 MB.
@@ -239,6 +239,7 @@ impl FrameMover {
             locked: leg.attributes.locked,
             may_exchange: leg.exchange && !exchange_unsupported,
             hold: terms.hold || few_wait,
+            maybe_split: page == PageSize::Thp && area.refused > 0,
             method: self.method_of(area.leg),
             following: self.tracker_for(worker, few_wait).map(|(tracker, hurry)| Following {
                 tracker,
@@ -374,6 +375,49 @@ impl FrameMover {
             .and_then(|()| unsafe { attributes::relock(self.backend(), addr, len, wanted) })
     }
 
+    /// Maps pages that stay by huge pages again. No advice takes back the advice against them, but
+    /// a new mapping of the same frames has none. If there can be none, the pages get the advice
+    /// for huge pages, which lets the kernel make such entries by itself.
+    fn map_huge_again(
+        &self,
+        slot: &'static Slot,
+        leg: &Leg,
+        work: &Work,
+        effort: &mut Effort,
+        books: Books<'_>,
+    ) -> Result<(), Error> {
+        let Work { span, old, .. } = work;
+        let Span { addr, len, prot } = *span;
+        let Frames { file, offset, .. } = *old;
+        let mapping = Mapping { addr, len, file, offset, prot, populate: true };
+        if leg.attributes.locked {
+            // A mapping that replaces a locked one counts twice. SAFETY: the span is claimed by
+            // this job, and its lock is set again.
+            let _ = unsafe { self.backend().unlock(addr, len) };
+        }
+        let closed_at = monotonic_ns();
+        // SAFETY: the span is claimed by this job and maps exactly these frames. The attempt on it
+        // is over.
+        let (mapped, restored) = unsafe {
+            map_again(&self.tools(slot), span, &mapping, effort, || {
+                self.restore_attributes(leg, span, false)
+            })
+        };
+        // Of two windows the longer one is told.
+        effort.window_ns = effort.window_ns.max(monotonic_ns().saturating_sub(closed_at));
+        if let Err(errno) = mapped {
+            if leg.attributes.huge_pages.is_none() {
+                // SAFETY: as above.
+                let _ = unsafe { self.backend().advise(addr, len, Advice::HugePage) };
+            }
+            books.warn_once(format!(
+                "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
+                 huge pages): mmap failed with {errno}"
+            ));
+        }
+        restored
+    }
+
     /// Pages have moved: who owns which frames now.
     fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) {
         let Place { leg, region, old, new } = *place;
@@ -476,6 +520,9 @@ impl Mover for FrameMover {
         }
         let restored = match step {
             Step::Migrated => self.restore_attributes(place.leg, &work.span, effort.by_exchange),
+            _ if effort.split || work.maybe_split => {
+                self.map_huge_again(worker.slot, place.leg, &work, &mut effort, terms.books)
+            }
             _ if effort.unlocked => self.restore_attributes(place.leg, &work.span, true),
             _ => Ok(()),
         };

@@ -8,7 +8,7 @@ mod fill;
 mod frames;
 mod needs;
 mod reserve;
-mod room;
+pub(crate) mod room;
 mod share;
 
 use std::fmt;

@@ -29,7 +29,7 @@ const PART: u64 = 16;
 pub(super) static IN_FLIGHT: AtomicU64 = AtomicU64::new(0);
 
 /// The limit that leaves the least memory.
-pub(super) struct Room {
+pub(crate) struct Room {
     node: NodeId,
     limit: String,
     /// Bytes that may be taken.
@@ -38,7 +38,7 @@ pub(super) struct Room {
 
 impl Room {
     /// Reads all limits that apply to base pages and transparent huge pages of a node.
-    pub(super) fn now(node: NodeId) -> Result<Room, Error> {
+    pub(crate) fn now(node: NodeId) -> Result<Room, Error> {
         let files = SysFiles::host();
         let free = Topology::free_now(node)?;
         let machine = files.text("proc/meminfo")?;
@@ -58,9 +58,14 @@ impl Room {
         Ok(Room { node, limit, free_bytes: free.saturating_sub(MARGIN) })
     }
 
-    fn too_small_for(self, needed_bytes: u64) -> Error {
+    /// Bytes that may be taken.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.free_bytes
+    }
+
+    pub(crate) fn too_small_for(self, needed_bytes: u64) -> Error {
         let Room { node, limit, free_bytes } = self;
-        let remedy = "make the pool smaller, free memory, or raise the limit".into();
+        let remedy = "take less, free memory, or raise the limit".into();
         Error::OutOfMemory { node, needed_bytes, free_bytes, limit, remedy }
     }
 }

@@ -62,6 +62,8 @@ pub enum Topic {
     Freeze,
     /// The same without noting writes: holding threads that touch pages which have been taken away.
     Hold,
+    /// Moving private memory in place (`UFFDIO_MOVE`), while user code and kernel use it.
+    MemoryInPlace,
     /// Mappings that a process may have.
     Mappings,
     /// Address space that the process may use.
@@ -112,6 +114,7 @@ impl Topic {
             Topic::WriteBarrier => "write-barrier",
             Topic::Freeze => "freeze",
             Topic::Hold => "hold",
+            Topic::MemoryInPlace => "memory-in-place",
             Topic::Mappings => "mappings",
             Topic::AddressSpace => "address-space",
             Topic::FileSize => "file-size",
@@ -132,6 +135,7 @@ impl Topic {
             | Topic::Seals
             | Topic::Populate
             | Topic::MovePageTables
+            | Topic::MemoryInPlace
             | Topic::Leap => "leap",
             Topic::Nodes
             | Topic::Cpuset
@@ -208,6 +212,7 @@ impl Topic {
             | Topic::WriteBarrier
             | Topic::Freeze
             | Topic::Hold => Need::Following,
+            Topic::MemoryInPlace => Need::InPlace,
             Topic::LockedMemory | Topic::Swap => Need::Residency,
             Topic::Kernel => Need::Nothing,
         }
@@ -239,6 +244,9 @@ pub enum Need {
     /// The engines that follow writes instead of forbidding them: all but
     /// [`Engine::Mprotect`](crate::Engine::Mprotect).
     Following,
+    /// The engine [`Engine::UffdMove`](crate::Engine::UffdMove), for memory that no pool owns.
+    /// [`Engine::Kernel`](crate::Engine::Kernel) moves such memory everywhere.
+    InPlace,
     /// Nothing.
     Nothing,
 }
@@ -258,6 +266,9 @@ impl Need {
             Need::Verification => "the proof that frames have changed; leaps do without",
             Need::Following => {
                 "the engines precopy, wp-sync and stop-copy, with which no system call fails because of a leap; others do without"
+            }
+            Need::InPlace => {
+                "the engine uffd-move, for memory of malloc and mmap; the engine kernel does without"
             }
             Need::Nothing => "nothing by itself",
         }

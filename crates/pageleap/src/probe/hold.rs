@@ -1,7 +1,8 @@
 //! Whether accesses to a range can be held back until it has moved, the kernel's own accesses
 //! included.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 
 use super::finding::{Finding, Topic};
-use super::scratch::{Failed, Scratch, Span};
+use super::scratch::{Failed, Scratch};
 use super::userfaultfd::{Way, WayFound};
 use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD};
 use crate::units::BASE_PAGE;
@@ -66,7 +67,7 @@ pub(super) fn findings(ways: &[WayFound]) -> impl Iterator<Item = Finding> {
 
 /// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+pub(super) enum Seen {
     /// A call that wrote there waited until it was let go.
     Waited,
     /// It did not wait.
@@ -81,9 +82,8 @@ enum Seen {
 fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)> {
     let way = ways.iter().find(|found| found.way != Way::UserMode && found.has(hold.features))?.way;
     let try_it = || -> Result<Seen, Failed> {
-        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), hold.features)
-            .map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        let uffd = way.open_with(hold.features)?;
+        let zeros = file_of_zeros()?;
         let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
         // SAFETY: the range is the probe's own, and no thread touches it before it is held.
@@ -99,35 +99,48 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
         } else {
             scratch.span.forget().map_err(Failed::at("madvise(MADV_DONTNEED)"))?;
         }
-        waits(uffd, &scratch.span)
+        Ok(waits(uffd, zeros, start..start + len, |_| ()))
     };
     Some((way, try_it()))
 }
 
-/// Whether the kernel waits when it writes to the span for a thread. When this function returns, no
-/// thread waits.
-fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
-    /// What the thread's call did, beside 0: it is under way, or waits.
-    const WENT_ON: u8 = 1;
-    const REFUSED: u8 = 2;
+/// A memory file that [`waits`] reads from.
+pub(super) fn file_of_zeros() -> Result<OwnedFd, Failed> {
     let file = sys::memfd_create(c"pageleap:probe", None).map_err(Failed::at("memfd_create"))?;
     sys::memfd_seal(file.as_fd(), BASE_PAGE)
         .map_err(Failed::at("ftruncate and seals of a memory file"))?;
+    Ok(file)
+}
+
+/// Whether the kernel waits when it writes a byte to the start of a held range for a thread. Does
+/// something before it lets go of the range. When this function returns, no thread waits, and the
+/// range is not registered.
+pub(super) fn waits(
+    uffd: OwnedFd,
+    zeros: OwnedFd,
+    held: Range<usize>,
+    before_the_end: impl FnOnce(BorrowedFd<'_>),
+) -> Seen {
+    /// What the thread's call did, beside 0: it is under way, or waits.
+    const WENT_ON: u8 = 1;
+    const REFUSED: u8 = 2;
     let did = Arc::new(AtomicU8::new(0));
-    let (start, tell) = (span.start, did.clone());
+    let (start, tell) = (held.start, did.clone());
     let thread = Thread::start(c"pageleap-probe", move || {
-        // SAFETY: the call writes one byte into the span, which lives until this thread has been
+        // SAFETY: the call writes one byte into the range, which lives until this thread has been
         // joined, or fails.
-        let read = unsafe { libc::pread(file.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
+        let read = unsafe { libc::pread(zeros.as_raw_fd(), start as *mut libc::c_void, 1, 0) };
         // A call that must not wait gets EFAULT; other errors have other causes.
         let went_on = read == 1 || Errno::last() == Errno(libc::EFAULT);
         tell.store(if went_on { WENT_ON } else { REFUSED }, Ordering::Release);
     });
-    let Ok(thread) = thread else { return Ok(Seen::Possible) };
     let mut message = libc::pollfd { fd: uffd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // One of the two comes, unless the thread gets no CPU.
     let patience = Instant::now() + Duration::from_secs(10);
-    while message.revents == 0 && did.load(Ordering::Acquire) == 0 && Instant::now() < patience {
+    let is_quiet = |message: &libc::pollfd| {
+        message.revents == 0 && did.load(Ordering::Acquire) == 0 && Instant::now() < patience
+    };
+    while thread.is_ok() && is_quiet(&message) {
         const MS: libc::c_int = 1;
         // SAFETY: one structure, which outlives the call.
         if unsafe { libc::poll(&mut message, 1, MS) } < 0 && Errno::last() != Errno(libc::EINTR) {
@@ -139,12 +152,15 @@ fn waits(uffd: OwnedFd, span: &Span) -> Result<Seen, Failed> {
         (false, WENT_ON) => Seen::WentOn,
         _ => Seen::Possible,
     };
-    let _ = sys::uffd_unregister(uffd.as_fd(), span.start, span.len);
-    let _ = sys::uffd_wake(uffd.as_fd(), span.start, span.len);
+    before_the_end(uffd.as_fd());
+    let _ = sys::uffd_unregister(uffd.as_fd(), held.start, held.len());
+    let _ = sys::uffd_wake(uffd.as_fd(), held.start, held.len());
     // If these requests are refused, closing the descriptor wakes the thread.
     drop(uffd);
-    thread.join();
-    Ok(seen)
+    if let Ok(thread) = thread {
+        thread.join();
+    }
+    seen
 }
 
 fn judge(hold: &Hold, ways: &[WayFound], tried: Option<(Way, Result<Seen, Failed>)>) -> Finding {
@@ -218,7 +234,11 @@ mod tests {
         let silent = OwnedFd::from(sys::EventFd::new().unwrap());
         let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE).unwrap();
         scratch.span.write(0, 7);
-        assert_eq!(waits(silent, &scratch.span), Ok(Seen::WentOn));
+        let start = scratch.span.start;
+        let mut ended = false;
+        let seen =
+            waits(silent, file_of_zeros().unwrap(), start..start + BASE_PAGE, |_| ended = true);
+        assert_eq!((seen, ended), (Seen::WentOn, true));
         assert_eq!(scratch.span.read(0), 0, "the call has written");
     }
 }

@@ -20,6 +20,7 @@ mod features;
 mod finding;
 mod hold;
 mod hugetlb;
+mod in_place;
 mod limits;
 mod memory;
 mod placement;
@@ -71,6 +72,7 @@ impl Capabilities {
             findings.extend(placement::findings(&around, &allowed));
             let (ways, more) = userfaultfd::findings(&around);
             findings.extend(more);
+            findings.push(in_place::finding(&ways, &findings));
             userfaultfd = ways;
         } else {
             findings.push(placement::autonuma(&around, &allowed, None));
@@ -139,7 +141,7 @@ impl Capabilities {
 }
 
 /// Topics that files say nothing about.
-const NOT_WITHOUT_CALLS: [Topic; 21] = [
+const NOT_WITHOUT_CALLS: [Topic; 22] = [
     Topic::BasePage,
     Topic::MemoryFiles,
     Topic::Seals,
@@ -158,6 +160,7 @@ const NOT_WITHOUT_CALLS: [Topic; 21] = [
     Topic::WriteBarrier,
     Topic::Freeze,
     Topic::Hold,
+    Topic::MemoryInPlace,
     Topic::AddressSpace,
     Topic::FileSize,
     Topic::LockedMemory,

@@ -152,7 +152,7 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
         return Attempt::Killed(killed);
     }
     let can_ask =
-        around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0)).is_ok();
+        around.survives("move_pages", &|| sys::nodes_of_pages(0, &[], &mut []).map(|()| 0)).is_ok();
     let mut found = Vec::new();
     for node in nodes {
         let scratch = match Scratch::new(BASE_PAGE, BASE_PAGE, None) {
@@ -176,7 +176,7 @@ fn try_mbind(around: &Around, allowed: &Allowed) -> Attempt<Vec<(u32, Option<i32
             }
         }
         let mut status = [-1];
-        let asked = can_ask && sys::nodes_of_pages(&[span.start], &mut status).is_ok();
+        let asked = can_ask && sys::nodes_of_pages(0, &[span.start], &mut status).is_ok();
         found.push((node, asked.then_some(status[0])));
     }
     Attempt::Done(found)
@@ -280,7 +280,7 @@ fn judge_tables(around: &Around, tried: Attempt<()>) -> Finding {
 
 fn try_query(around: &Around) -> Attempt<i32> {
     if let Err(killed) =
-        around.survives("move_pages", &|| sys::nodes_of_pages(&[], &mut []).map(|()| 0))
+        around.survives("move_pages", &|| sys::nodes_of_pages(0, &[], &mut []).map(|()| 0))
     {
         return Attempt::Killed(killed);
     }
@@ -289,7 +289,7 @@ fn try_query(around: &Around) -> Attempt<i32> {
         Err(failed) => return Attempt::NotTried(failed),
     };
     let mut status = [i32::MIN];
-    match sys::nodes_of_pages(&[scratch.span.start], &mut status) {
+    match sys::nodes_of_pages(0, &[scratch.span.start], &mut status) {
         Ok(()) => Attempt::Done(status[0]),
         Err(errno) => Attempt::Refused(errno),
     }

@@ -1,4 +1,4 @@
-//! userfaultfd by each way to it, feature by feature, and the two uses that pageleap has for it.
+//! userfaultfd by each way to it, feature by feature, and tracking writes by it.
 //!
 //! A feature is tried by a handshake of its own that asks for nothing else, because a descriptor
 //! shakes hands once and refuses as a whole.
@@ -15,7 +15,7 @@ use super::finding::{Finding, Remedy, Topic, Who};
 use super::hold;
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
-use crate::backend::uffd::{DEVICE, EXCHANGE, TRACKING, open_device};
+use crate::backend::uffd::{DEVICE, EXCHANGE, MOVE_IN_PLACE, TRACKING, open_device};
 use crate::units::BASE_PAGE;
 
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
@@ -57,10 +57,19 @@ impl Way {
 
     /// The features that pageleap has a use for by this way.
     fn wanted(self) -> u64 {
-        if self == Way::UserMode { TRACKING } else { EXCHANGE }
+        if self == Way::UserMode { TRACKING } else { EXCHANGE | MOVE_IN_PLACE }
     }
 
-    pub(super) fn open(self) -> Result<OwnedFd, Refused> {
+    /// A descriptor that has shaken hands for features.
+    pub(super) fn open_with(self, features: u64) -> Result<OwnedFd, Failed> {
+        let refused =
+            |refused: Refused| Failed::at(self.text())(refused.errno().unwrap_or(Errno(0)));
+        let uffd = self.open().map_err(refused)?;
+        sys::uffd_handshake(uffd.as_fd(), features).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        Ok(uffd)
+    }
+
+    fn open(self) -> Result<OwnedFd, Refused> {
         match self {
             Way::Call | Way::UserMode => {
                 sys::userfaultfd(self == Way::UserMode).map_err(Refused::Call)
@@ -75,7 +84,7 @@ impl Way {
 
 /// Why a way gives no descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+enum Refused {
     /// The device could not be opened.
     Open(Errno),
     /// The call, or the device's request, failed.
@@ -97,7 +106,7 @@ impl Refused {
         }
     }
 
-    pub(super) fn errno(&self) -> Option<Errno> {
+    fn errno(&self) -> Option<Errno> {
         match self {
             Refused::Open(errno) | Refused::Call(errno) => Some(*errno),
             Refused::Killed(_) => None,
@@ -333,13 +342,20 @@ fn judge_features(found: &WayFound) -> Finding {
     };
     let count = FEATURES.iter().filter(|f| found.has(f.bit)).count();
     let summary = format!("{} works, {count} of {} features", found.way.text(), FEATURES.len());
-    let wanted = names(&|f| found.way.wanted() & f.bit != 0 && !found.has(f.bit));
+    let lacks = |f: &Feature| found.way.wanted() & f.bit != 0 && !found.has(f.bit);
+    let wanted = names(&lacks);
     let absent = names(&|f| !found.has(f.bit));
     let mut finding = if wanted.is_empty() {
         Finding::works(topic, summary)
     } else {
+        // Later features have higher bits.
+        let newest = FEATURES.iter().rfind(|feature| lacks(feature)).map_or("", |f| f.since);
         let reason = format!("this kernel lacks {wanted}; in brackets the version that brought it");
-        Finding::limited(topic, summary, reason).remedy(Who::Root, "boot Linux 6.7 or later", "")
+        Finding::limited(topic, summary, reason).remedy(
+            Who::Root,
+            format!("boot Linux {newest} or later"),
+            "",
+        )
     };
     if !absent.is_empty() {
         finding = finding.saw(format!("handshakes refused: {absent}"));
@@ -516,8 +532,7 @@ type Tried = Result<bool, Failed>;
 fn try_tracking(ways: &[WayFound]) -> Option<(Way, Tried)> {
     let way = ways.iter().find(|found| found.has(TRACKING))?.way;
     let attempt = || -> Tried {
-        let uffd = way.open().map_err(|r| Failed::at(way.text())(r.errno().unwrap_or(Errno(0))))?;
-        sys::uffd_handshake(uffd.as_fd(), TRACKING).map_err(Failed::at("ioctl(UFFDIO_API)"))?;
+        let uffd = way.open_with(TRACKING)?;
         let pagemap = open_pagemap()?;
         let scratch = Scratch::populated(2 * BASE_PAGE, BASE_PAGE)?;
         let (start, len) = (scratch.span.start, scratch.span.len);
@@ -589,31 +604,35 @@ fn judge_tracking(tried: Option<(Way, Tried)>) -> Finding {
 }
 
 #[cfg(all(test, not(miri)))]
-mod tests {
+pub(super) mod tests {
     use pageleap_sys::uffd_feature;
 
     use super::*;
     use crate::probe::State;
     use crate::probe::tests::around;
 
-    fn found(way: Way, refused: Option<Refused>) -> WayFound {
-        let features = if refused.is_none() { (1 << FEATURES.len()) - 1 } else { 0 };
-        WayFound { way, features, refused, denied: Vec::new() }
+    const ALL: Option<u64> = Some((1 << FEATURES.len()) - 1);
+
+    /// A way that gives descriptors with these features, or a way that is refused.
+    pub(in crate::probe) fn found(way: Way, features: Option<u64>) -> WayFound {
+        let refused = features.is_none().then_some(Refused::Call(Errno(libc::EPERM)));
+        WayFound { way, features: features.unwrap_or(0), refused, denied: Vec::new() }
     }
 
     fn refused_all(errno: i32) -> Vec<WayFound> {
-        let call = Some(Refused::Call(Errno(errno)));
+        let refused = |way, refused| WayFound { refused: Some(refused), ..found(way, None) };
+        let call = Refused::Call(Errno(errno));
         vec![
-            found(Way::Call, call.clone()),
-            found(Way::Device, Some(Refused::Open(Errno(libc::EACCES)))),
-            found(Way::UserMode, call),
+            refused(Way::Call, call.clone()),
+            refused(Way::Device, Refused::Open(Errno(libc::EACCES))),
+            refused(Way::UserMode, call),
         ]
     }
 
     #[test]
     fn an_ordinary_user_is_sent_to_the_device_before_any_sysctl() {
         let mut ways = refused_all(libc::EPERM);
-        ways[2] = found(Way::UserMode, None);
+        ways[2] = found(Way::UserMode, ALL);
         let device = Device {
             minor: Some(257),
             permissions: Some((0, 0, 0o600)),
@@ -657,15 +676,20 @@ mod tests {
 
     #[test]
     fn a_kernel_without_some_features_is_limited_and_says_which() {
-        let mut way = found(Way::Call, None);
-        way.features &= !(uffd_feature::WP_ASYNC | uffd_feature::MOVE);
+        let mut way = found(Way::Call, ALL);
+        way.features &= !(uffd_feature::WP_ASYNC | uffd_feature::POISON);
         let finding = judge_features(&way);
         assert_eq!(finding.state, State::Limited);
         assert!(
-            finding.reason.contains("WP_ASYNC (6.7)") && !finding.reason.contains("MOVE"),
+            finding.reason.contains("WP_ASYNC (6.7)") && !finding.reason.contains("POISON"),
             "{finding}"
         );
-        assert!(finding.observed[0].contains("MOVE (6.8)"), "{finding:?}");
+        assert!(finding.observed[0].contains("POISON (6.6)"), "{finding:?}");
+        assert_eq!(finding.remedies[0].line, "boot Linux 6.7 or later");
+        way.features &= !uffd_feature::MOVE;
+        let finding = judge_features(&way);
+        assert!(finding.reason.contains("MOVE (6.8)"), "{finding}");
+        assert_eq!(finding.remedies[0].line, "boot Linux 6.8 or later");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::env;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shuttle::scheduler::{ReplayScheduler, Scheduler};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler, Scheduler};
 
 /// Environment variable: how many schedules each test runs.
 const ITERATIONS_VAR: &str = "PAGELEAP_SHUTTLE_ITERATIONS";
@@ -13,12 +13,37 @@ const ITERATIONS: usize = 8000;
 /// Environment variable: the only schedule to run, as a failed test printed it.
 const REPLAY_VAR: &str = "PAGELEAP_SHUTTLE_REPLAY";
 
-pub(super) fn iterations() -> usize {
-    env::var(ITERATIONS_VAR).map_or(ITERATIONS, |text| text.parse().expect("a number of schedules"))
+/// Environment variable: a number from which the schedulers draw all their choices. Another number
+/// gives other schedules.
+const SEED_VAR: &str = "PAGELEAP_SHUTTLE_SEED";
+/// The default. It is fixed, so that a test of the same code always meets the same cases.
+const SEED: usize = 4711;
+
+fn number(var: &str, default: usize) -> usize {
+    env::var(var).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{var}: {text}")))
+}
+
+fn iterations() -> usize {
+    number(ITERATIONS_VAR, ITERATIONS)
+}
+
+fn seed(run: usize) -> u64 {
+    (number(SEED_VAR, SEED) + run) as u64
+}
+
+/// Switches between threads at random. Each `run` gives other schedules.
+pub(crate) fn at_random(run: usize) -> RandomScheduler {
+    RandomScheduler::new_from_seed(seed(run), iterations())
+}
+
+/// Lets a thread run until it waits, and interrupts it at `switches - 1` places. Each `run` gives
+/// other schedules.
+pub(crate) fn with_few_switches(switches: usize, run: usize) -> PctScheduler {
+    PctScheduler::new_from_seed(seed(run), switches, iterations())
 }
 
 /// Runs `body` under each schedule of the scheduler, or only under the schedule to replay.
-pub(super) fn explore(
+pub(crate) fn explore(
     scheduler: impl Scheduler + 'static,
     body: impl Fn() + Send + Sync + 'static,
 ) {
@@ -36,8 +61,16 @@ pub(super) fn explore(
     eprintln!("{runs} schedules");
 }
 
+/// One of the cases that the schedules of a test are to meet: its name, and how often it was met.
+pub(crate) type Case<'a> = (&'a str, &'a AtomicU64);
+
+/// Whether the schedules have met each case.
+pub(crate) fn all_met(cases: &[Case]) -> bool {
+    cases.iter().all(|(_, n)| n.load(Relaxed) > 0)
+}
+
 /// Prints what the schedules have met. Fails if many schedules ran and met one of the cases never.
-pub(super) fn expect(seen: &[(&str, &AtomicU64)]) {
+pub(crate) fn expect(seen: &[Case]) {
     let text: Vec<String> =
         seen.iter().map(|(name, n)| format!("{name}: {}", n.load(Relaxed))).collect();
     eprintln!("{}", text.join(", "));

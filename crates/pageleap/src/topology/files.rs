@@ -31,6 +31,9 @@ use crate::error::Error;
 /// Most bytes of a file. Files of sysfs have at most one page, lists of CPUs a few pages (Linux
 /// 5.15), and `/proc/vmstat` has 5 KB.
 const MAX_BYTES: u64 = 1 << 20;
+/// Most bytes of a file that has a part for each CPU, such as `/proc/zoneinfo`: some 100 bytes for
+/// each CPU and zone.
+const MAX_BYTES_BY_CPU: u64 = 64 << 20;
 /// Most entries of a directory. The directory of a node has one entry per memory block: 16 TB in
 /// blocks of 256 MB.
 const MAX_ENTRIES: usize = 65_536;
@@ -103,16 +106,26 @@ impl SysFiles {
     /// # Errors
     /// As for [`text`](SysFiles::text), except for a file that does not exist.
     pub fn text_if_there(&self, path: &str) -> Result<Option<String>, Error> {
+        self.text_within(path, MAX_BYTES)
+    }
+
+    /// The text of a file that has a part for each CPU, which may be large.
+    pub(crate) fn text_by_cpu(&self, path: &str) -> Result<String, Error> {
+        self.text_within(path, MAX_BYTES_BY_CPU)?
+            .ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
+    }
+
+    fn text_within(&self, path: &str, most: u64) -> Result<Option<String>, Error> {
         let file = match self.open(path, Wanted::File) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
             other => other.map_err(|why| self.error(path, why))?,
         };
         let mut bytes = Vec::new();
         // One byte beyond the limit tells a file that is too large from one that just fits.
-        match file.take(MAX_BYTES + 1).read_to_end(&mut bytes) {
+        match file.take(most + 1).read_to_end(&mut bytes) {
             Err(error) => Err(Error::system_file(&self.shown(path), &error)),
-            Ok(_) if bytes.len() as u64 > MAX_BYTES => {
-                Err(self.damaged(path, format!("it has more than {} KB", MAX_BYTES >> 10)))
+            Ok(_) if bytes.len() as u64 > most => {
+                Err(self.damaged(path, format!("it has more than {} KB", most >> 10)))
             }
             Ok(_) => match String::from_utf8(bytes) {
                 Ok(text) => Ok(Some(text)),

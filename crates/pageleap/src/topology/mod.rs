@@ -22,7 +22,7 @@ mod read;
 pub use files::SysFiles;
 pub(crate) use files::escaped;
 pub use formats::id_list;
-pub(crate) use formats::{available, status_value};
+pub(crate) use formats::{available, parse_list, status_value};
 
 /// The directory that describes the nodes.
 const NODES: &str = "sys/devices/system/node";

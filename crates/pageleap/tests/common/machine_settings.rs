@@ -23,6 +23,76 @@ impl Drop for MappingLimit {
     }
 }
 
+/// A limit on the memory that the kernel promises to all processes (`vm.overcommit_memory=2`). All
+/// is set back when the value is dropped.
+pub struct CommitLimit([(&'static str, String); 3]);
+
+impl CommitLimit {
+    /// Leaves this many bytes beside what is promised already.
+    pub fn leave(bytes: u64) -> CommitLimit {
+        // Writing one of the last two makes the other one zero, and the kernel counts by that which
+        // is not.
+        let files = ["overcommit_memory", "overcommit_ratio", "overcommit_kbytes"];
+        let read = |name| (name, fs::read_to_string(format!("/proc/sys/vm/{name}")).unwrap());
+        let limit = CommitLimit(files.map(read));
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+        let promised = meminfo.lines().find_map(|line| line.strip_prefix("Committed_AS:")).unwrap();
+        let kb: u64 = promised.trim().trim_end_matches(" kB").parse().unwrap();
+        write("overcommit_kbytes", &(kb + (bytes >> 10)).to_string());
+        write("overcommit_memory", "2");
+        limit
+    }
+}
+
+fn write(name: &str, value: &str) {
+    fs::write(format!("/proc/sys/vm/{name}"), value.trim()).unwrap();
+}
+
+impl Drop for CommitLimit {
+    fn drop(&mut self) {
+        let [memory, others @ ..] = &self.0;
+        write(memory.0, &memory.1);
+        for (name, value) in others.iter().filter(|(_, value)| value.trim() != "0") {
+            write(name, value);
+        }
+    }
+}
+
+/// The kernel thread that merges equal pages, at work. Its settings are set back when the value is
+/// dropped.
+pub struct Merging(Vec<(&'static str, String)>);
+
+impl Merging {
+    const FOLDER: &str = "/sys/kernel/mm/ksm";
+    const SETTINGS: [(&str, &str); 3] =
+        [("pages_to_scan", "10000"), ("sleep_millisecs", "1"), ("run", "1")];
+
+    /// Lets it look at all memory that may be merged, again and again.
+    pub fn start() -> Result<Merging, String> {
+        let mut merging = Merging(Vec::new());
+        for (name, value) in Self::SETTINGS {
+            let path = format!("{}/{name}", Self::FOLDER);
+            let before = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+            fs::write(&path, value).map_err(|error| format!("{path}: {error}"))?;
+            merging.0.push((name, before));
+        }
+        Ok(merging)
+    }
+
+    /// How many pages of this process are merged with others.
+    pub fn pages() -> usize {
+        fs::read_to_string("/proc/self/ksm_merging_pages").unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for Merging {
+    fn drop(&mut self) {
+        for (name, value) in self.0.iter().rev() {
+            fs::write(format!("{}/{name}", Self::FOLDER), value.trim()).unwrap();
+        }
+    }
+}
+
 /// A cgroup (version 2) with a cpuset of its own. It is removed when the value is dropped.
 pub struct Cpuset(String);
 
@@ -39,6 +109,11 @@ impl Cpuset {
     pub fn write(&self, file: &str, text: &str) -> Result<(), String> {
         let path = format!("{}/{file}", self.0);
         fs::write(&path, text).map_err(|error| format!("{path}: {error}"))
+    }
+
+    pub fn read(&self, file: &str) -> Result<String, String> {
+        let path = format!("{}/{file}", self.0);
+        fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
     }
 
     /// Moves this process into the cgroup.

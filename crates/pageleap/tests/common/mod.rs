@@ -23,8 +23,8 @@ use pageleap::{
 
 pub use cases::{End, case, no_core_dump, run_case};
 pub use process::{
-    address, become_nobody, is_root, own_descriptors, own_files, pool_mappings, pool_ranges,
-    region_flags, set_dumpable, vm_flags,
+    address, become_nobody, is_root, limit_address_space, own_descriptors, own_files, own_mappings,
+    pool_mappings, pool_ranges, region_flags, set_dumpable, status_kb, vm_flags,
 };
 pub use random::Random;
 pub use stamps::{check_stamp, is_zero, stamp};
@@ -50,8 +50,9 @@ pub fn skip(test: &str, reason: &dyn Display) {
     eprintln!("SKIP {test}: {reason}");
     if let Ok(path) = std::env::var("PAGELEAP_SKIP_LOG") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        writeln!(file.expect("the skip log can be written"), "{test}: {reason}")
-            .expect("the skip log can be written");
+        // In one call: other tests skip at the same time.
+        let line = format!("{test}: {reason}\n");
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the skip log");
     }
 }
 
@@ -197,4 +198,13 @@ pub fn stress_seconds() -> u64 {
     const NAME: &str = "PAGELEAP_STRESS_SECONDS";
     let parse = |text: String| text.parse().unwrap_or_else(|_| panic!("{NAME}={text}: no number"));
     std::env::var(NAME).map_or(3, parse)
+}
+
+/// The distance between two calls that a sweep makes to fail: 1 unless the environment says
+/// otherwise, and up to 3.
+pub fn sweep_step() -> u64 {
+    const NAME: &str = "PAGELEAP_SWEEP_STEP";
+    let text = std::env::var(NAME).unwrap_or_else(|_| "1".to_owned());
+    let step = text.parse().ok().filter(|step| (1..=3).contains(step));
+    step.unwrap_or_else(|| panic!("{NAME} is {text}, and has to be from 1 to 3"))
 }

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use crate::common::{self, address, skip};
 use pageleap::topology::Topology;
@@ -13,11 +15,15 @@ use pageleap::{
     Destination, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
 };
 
-/// The nodes with memory. With only one such node the test is skipped.
-pub fn several(test: &str) -> Option<Vec<NodeId>> {
+pub fn with_memory() -> Vec<NodeId> {
     let topology = Topology::read().unwrap();
     let with_memory = topology.nodes().iter().filter(|node| node.total_bytes > 0);
-    let nodes: Vec<NodeId> = with_memory.map(|node| node.id).collect();
+    with_memory.map(|node| node.id).collect()
+}
+
+/// The nodes with memory. With only one such node the test is skipped.
+pub fn several(test: &str) -> Option<Vec<NodeId>> {
+    let nodes = with_memory();
     if nodes.len() < 2 {
         skip(test, &"this machine has one memory node (see `cargo xtask lab`)");
         return None;
@@ -25,15 +31,34 @@ pub fn several(test: &str) -> Option<Vec<NodeId>> {
     Some(nodes)
 }
 
+/// The program will take its memory from this node alone.
+pub fn allocate_on(command: &mut Command, node: NodeId) {
+    let mask = 1u64 << node.0;
+    // SAFETY: the call is safe after fork; it reads one word, and changes the child only.
+    unsafe {
+        command.pre_exec(move || {
+            match libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, &raw const mask, 65) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        })
+    };
+}
+
 /// Bytes of a region on each node, as `numa_maps` counts them.
 pub fn numa_maps(region: &Region) -> BTreeMap<NodeId, usize> {
     let start = address(region);
+    bytes_on_nodes(&(start..start + region.len()))
+}
+
+/// Bytes on each node in the mappings that begin in a range, as `numa_maps` counts them.
+pub fn bytes_on_nodes(range: &Range<usize>) -> BTreeMap<NodeId, usize> {
     let text = fs::read_to_string("/proc/self/numa_maps").unwrap();
     let mut bytes = BTreeMap::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let address = usize::from_str_radix(words.next().unwrap(), 16).unwrap();
-        if !(start..start + region.len()).contains(&address) {
+        if !range.contains(&address) {
             continue;
         }
         let mut counts = Vec::new();

@@ -97,3 +97,34 @@ pub fn set_dumpable(dumpable: bool) {
     let set = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(dumpable), 0, 0, 0) };
     assert_eq!(set, 0);
 }
+
+/// The value of a field of `/proc/self/status`, in KB.
+pub fn status_kb(name: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Sets RLIMIT_AS to what the process has now plus `bytes`. `None` lifts the limit.
+pub fn limit_address_space(bytes: Option<i64>) {
+    let size = status_kb("VmSize") as i64 * 1024;
+    let rlim_cur = bytes.map_or(libc::RLIM_INFINITY, |bytes| (size + bytes) as u64);
+    let limit = libc::rlimit { rlim_cur, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the call reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+}
+
+/// The mappings of this process.
+pub fn own_mappings() -> Vec<Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let hex = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let mut told = 0;
+    let range = |line: &str| {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        // A mapping that grows between two reads of the file is told twice.
+        let range = hex(from).max(told)..hex(to).max(told);
+        told = range.end;
+        (!range.is_empty()).then_some(range)
+    };
+    maps.lines().filter_map(range).collect()
+}

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use pageleap::backend::{Backend, Call, Errno, FailAt, FailMode};
 
+use crate::common::sweep_step;
+
 pub const MODES: [FailMode; 3] = [FailMode::Before, FailMode::After, FailMode::Partial];
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 
@@ -28,16 +30,6 @@ impl Sabotage {
     }
 }
 
-/// Environment variable with the distance between two calls that are made to fail.
-const STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
-
-/// The distance between two calls that are made to fail: 1 unless the environment says otherwise.
-fn step() -> u64 {
-    let text = std::env::var(STEP_VAR).unwrap_or_else(|_| "1".to_owned());
-    let step = text.parse().ok().filter(|step| (1..=MODES.len() as u64).contains(step));
-    step.unwrap_or_else(|| panic!("{STEP_VAR} is {text}, and has to be from 1 to {}", MODES.len()))
-}
-
 /// Runs `case` with call 1 failing, then call 2, and so on, in each mode, until `case` makes fewer
 /// calls than that. Returns the number of the last call that has failed, added up over the modes.
 ///
@@ -48,7 +40,7 @@ pub fn sweep(
     modes: &[FailMode],
     mut case: impl FnMut(&dyn Fn() -> Sabotage) -> Option<Call>,
 ) -> u64 {
-    let step = step();
+    let step = sweep_step();
     let mut reached = 0;
     for (mode, first) in modes.iter().zip((1..=step).cycle()) {
         let mut last = 0;

@@ -12,7 +12,7 @@ use pageleap::{
     PageOutcome, PageSize, PageTables, Placement, Pool, Region, audit, observe, topology::Topology,
 };
 
-use crate::common::{address, can_follow, own_descriptors, pool_mappings, soon, surprises};
+use crate::common::{address, can_follow, own_descriptors, pool_mappings, surprises};
 use crate::program::{Attribute, End, Move, Program, Step};
 use crate::{FIRST_POOLS, FIRST_REGIONS, POOLS, REGIONS, WORDS};
 
@@ -579,13 +579,8 @@ impl Machine {
         match model {
             Some(model) if model.pages_in_use() == 0 => {}
             Some(model) => left.push(format!("{} pages of address space", model.pages_in_use())),
-            None => {
-                // A job's thread closes its eventfd just after it has delivered the report.
-                soon(|| !own_descriptors().iter().any(|name| name.contains("eventfd")));
-                if left_in_process().len() > left_before {
-                    left.extend(left_in_process());
-                }
-            }
+            None if left_in_process().len() > left_before => left.extend(left_in_process()),
+            None => {}
         }
         left
     }

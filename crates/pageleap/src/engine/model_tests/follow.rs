@@ -111,6 +111,7 @@ impl Fixture {
             locked: false,
             may_exchange: true,
             hold: self.by.hold,
+            maybe_split: false,
             method: CopyMethod::DEFAULT,
             following: Some(Following {
                 tracker: self.tracker,

@@ -70,6 +70,7 @@ impl Fixture {
             locked: false,
             may_exchange: self.exchange,
             hold,
+            maybe_split: false,
             method: CopyMethod::DEFAULT,
             following: None,
         }

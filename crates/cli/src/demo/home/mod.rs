@@ -1,0 +1,89 @@
+//! Where the table lies: memory that leaps to another node and back.
+
+mod malloc;
+mod pools;
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+
+use pageleap::observe::MappedPages;
+use pageleap::{Job, PageRun};
+use pageleap_measure::memcpy::Target;
+
+use super::args::{DemoArgs, Memory};
+use super::summary::NodePages;
+use crate::stop::Stop;
+
+pub use malloc::Block;
+pub use pools::Pools;
+
+/// Which way a leap goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// To the destination.
+    There,
+    /// To where the table began.
+    Back,
+}
+
+/// Memory that leaps.
+pub trait Home: Sync {
+    /// All of it.
+    fn words(&self) -> Result<&[AtomicU64], Stop>;
+
+    /// Bytes of a page, as reports and frames count them.
+    fn page_bytes(&self) -> usize;
+
+    /// Pages by node, as the kernel reports them.
+    fn placement(&self) -> Result<NodePages, Stop>;
+
+    /// The frame of each page; `None` if the kernel hides frames.
+    fn frames(&self) -> Result<Option<Vec<u64>>, Stop>;
+
+    /// How it is mapped.
+    fn mapped_pages(&self) -> Result<MappedPages, Stop>;
+
+    /// Mappings that a leap may change in number.
+    fn mapping_count(&self) -> Result<usize, pageleap::Error>;
+
+    /// The bytes of the table that a run of a report has.
+    fn bytes_of(&self, run: &PageRun) -> Range<usize>;
+
+    /// Memory that memcpys go to, as populated as what leaps go to.
+    fn memcpy_target(&self) -> Result<Target<'_>, Stop>;
+
+    /// Populates what the next leap this way copies into. How long that took, in nanoseconds;
+    /// `None` if there is nothing to populate.
+    fn prepare(&self, way: Way) -> Result<Option<u64>, Stop>;
+
+    /// Bytes of what was populated that no leap this way has taken; `None` without such memory.
+    fn left_over(&self, way: Way) -> Option<u64>;
+
+    /// Starts a leap of all of it.
+    fn leap(&self, args: &DemoArgs, wishes: Wishes) -> Result<Job, pageleap::Error>;
+}
+
+/// What is asked of one leap.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes {
+    /// Where it goes.
+    pub way: Way,
+    /// Whether the time-out of the arguments holds.
+    pub may_time_out: bool,
+}
+
+/// Takes memory for a table of `bytes` bytes, on `nodes`: where it begins, and its destination.
+pub fn take(args: &DemoArgs, bytes: usize, nodes: [u32; 2]) -> Result<Box<dyn Home>, Stop> {
+    Ok(match args.memory {
+        Memory::Pool => Box::new(Pools::take(args, bytes, nodes)?),
+        Memory::Malloc => Box::new(Block::take(args, bytes, nodes)?),
+    })
+}
+
+/// Refuses memory that cannot leap on this machine, before anything takes time.
+pub fn check(args: &DemoArgs, nodes: [u32; 2]) -> Result<(), Stop> {
+    match args.memory {
+        Memory::Pool => Ok(()),
+        Memory::Malloc => malloc::moves_in_place(args, nodes).map(drop),
+    }
+}

@@ -1,0 +1,220 @@
+//! What is selected of a process, and what of it would move.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use anyhow::Context;
+use pageleap::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
+use pageleap::{NodeId, Placement, Spread};
+use serde::Serialize;
+
+use super::MoveArgs;
+use super::summary::human;
+use crate::output;
+
+/// A process, and the ranges of it that are selected.
+pub(super) struct Plan<'a> {
+    pub(super) memory: &'a ProcessMemory,
+    /// Each with its mapping.
+    pub(super) ranges: Vec<(&'a MappingMemory, Range<usize>)>,
+    /// Parts of named ranges where nothing is mapped.
+    pub(super) unmapped: Vec<Range<usize>>,
+}
+
+impl<'a> Plan<'a> {
+    /// Selects mappings by kind and addresses. Memory of devices and of the kernel is selected by
+    /// its address only.
+    pub(super) fn of(memory: &'a ProcessMemory, args: &MoveArgs) -> Plan<'a> {
+        let named = joined(args.range.clone());
+        let wanted = memory.mappings.iter().filter(|m| is_wanted(m, args));
+        let ranges = wanted.flat_map(|mapping| {
+            parts(mapping, &named).into_iter().map(move |range| (mapping, range))
+        });
+        let ranges = ranges.collect();
+        Plan { memory, ranges, unmapped: unmapped(memory, named) }
+    }
+
+    /// Memory that is present, in bytes.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        self.ranges.iter().map(|(mapping, _)| mapping.resident_bytes).sum()
+    }
+}
+
+/// Ranges in ascending order, each address once.
+fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// What of the ranges lies in no mapping.
+fn unmapped(memory: &ProcessMemory, ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    let mut holes = Vec::new();
+    for range in ranges {
+        let mut at = range.start;
+        let inside = |m: &&MappingMemory| m.start < range.end && m.end > range.start;
+        for mapping in memory.mappings.iter().filter(inside) {
+            holes.extend((at < mapping.start).then_some(at..mapping.start));
+            at = mapping.end;
+        }
+        holes.extend((at < range.end).then_some(at..range.end));
+    }
+    holes
+}
+
+fn is_wanted(mapping: &MappingMemory, args: &MoveArgs) -> bool {
+    if !args.mapping.is_empty() {
+        return args.mapping.contains(&mapping.kind);
+    }
+    !args.range.is_empty() || mapping.kind != MappingKind::Special
+}
+
+/// The parts of a mapping that lie in the ranges.
+fn parts(mapping: &MappingMemory, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let all = mapping.start..mapping.end;
+    if ranges.is_empty() {
+        return vec![all];
+    }
+    let part = |range: &Range<usize>| {
+        let (start, end) = (range.start.max(all.start), range.end.min(all.end));
+        (start < end).then_some(start..end)
+    };
+    ranges.iter().filter_map(part).collect()
+}
+
+/// What of a process would move, in bytes.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Amounts {
+    /// Memory that is present.
+    resident_bytes: u64,
+    /// On the nodes on which it is to lie. With several target nodes, this is what would be there
+    /// by chance: a node's share of what lies on it.
+    on_target_bytes: u64,
+    /// On other nodes, and not to move from there.
+    elsewhere_bytes: u64,
+    /// What would move, with pages that are mapped more than once. With several target nodes, that
+    /// is all that does not lie on its node by chance.
+    to_move_bytes: u64,
+    /// The part of the resident memory that is mapped more than once.
+    shared_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct JsonPlan<'a> {
+    dry_run: bool,
+    processes: Vec<JsonProcess<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonProcess<'a> {
+    pid: u32,
+    name: &'a str,
+    kinds: BTreeMap<&'static str, Amounts>,
+}
+
+/// The text of `--dry-run`.
+pub(super) fn show(
+    plans: &[Plan<'_>],
+    to: &Placement,
+    from: Option<&[NodeId]>,
+    args: &MoveArgs,
+) -> anyhow::Result<String> {
+    let shares = shares(to);
+    let of = |plan: &Plan<'_>| {
+        let kinds = plan.amounts(&shares, from);
+        (plan.memory.pid, plan.memory.name.clone(), kinds)
+    };
+    let all: Vec<(u32, String, BTreeMap<MappingKind, Amounts>)> = plans.iter().map(of).collect();
+    if args.json {
+        let processes = all
+            .iter()
+            .map(|(pid, name, kinds)| JsonProcess {
+                pid: *pid,
+                name,
+                kinds: kinds.iter().map(|(kind, a)| (kind.name(), *a)).collect(),
+            })
+            .collect();
+        let plan = JsonPlan { dry_run: true, processes };
+        return Ok(serde_json::to_string(&plan).context("the plan could not be written")? + "\n");
+    }
+    let mut out = String::from("Nothing is moved (--dry-run).\n");
+    for (pid, name, kinds) in &all {
+        out += &format!("\n{name} ({pid})\n");
+        let head = ["mapping", "resident", "on target", "to move", "elsewhere", "shared"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for (kind, amounts) in kinds {
+            let Amounts { resident_bytes, on_target_bytes, to_move_bytes, .. } = amounts;
+            let bytes = [
+                *resident_bytes,
+                *on_target_bytes,
+                *to_move_bytes,
+                amounts.elsewhere_bytes,
+                amounts.shared_bytes,
+            ];
+            let cells = bytes.map(|bytes| if bytes == 0 { "-".to_owned() } else { human(bytes) });
+            rows.push([vec![kind.name().to_owned()], cells.to_vec()].concat());
+        }
+        out += &output::aligned(&rows, "  ", |column, _| column == 0);
+    }
+    if shares.len() > 1 {
+        out += "\nWhich page goes to which node is not looked at: \"to move\" is an estimate.\n";
+    }
+    if !args.shared {
+        out +=
+            "\nPages that are mapped more than once stay (column shared); --shared moves them.\n";
+    }
+    Ok(out)
+}
+
+/// The nodes of a placement, each with its share of the pages.
+pub(super) fn shares(to: &Placement) -> BTreeMap<NodeId, f64> {
+    match &to.spread {
+        Spread::On(node) => BTreeMap::from([(*node, 1.0)]),
+        Spread::Interleave(nodes) => {
+            nodes.iter().map(|node| (*node, 1.0 / nodes.len() as f64)).collect()
+        }
+        Spread::Weighted(weights) => {
+            let all: u32 = weights.iter().map(|(_, weight)| weight).sum();
+            let share = |weight| f64::from(weight) / f64::from(all.max(1));
+            weights.iter().map(|(node, weight)| (*node, share(*weight))).collect()
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// What would move, by kind. The kernel tells of whole mappings: of a part of one, the same
+    /// part of its memory is taken.
+    fn amounts(
+        &self,
+        shares: &BTreeMap<NodeId, f64>,
+        from: Option<&[NodeId]>,
+    ) -> BTreeMap<MappingKind, Amounts> {
+        let mut kinds: BTreeMap<MappingKind, Amounts> = BTreeMap::new();
+        for (mapping, range) in &self.ranges {
+            let share = range.len() as f64 / (mapping.end - mapping.start) as f64;
+            let part = |bytes: u64| (bytes as f64 * share) as u64;
+            let amounts = kinds.entry(mapping.kind).or_default();
+            amounts.resident_bytes += part(mapping.resident_bytes);
+            amounts.shared_bytes += part(mapping.shared_bytes);
+            if !matches!(mapping.movable, Movable::Yes | Movable::Partly) {
+                continue;
+            }
+            for (node, bytes) in &mapping.on_nodes {
+                let bytes = part(*bytes);
+                let stays = (bytes as f64 * shares.get(node).unwrap_or(&0.0)) as u64;
+                amounts.on_target_bytes += stays;
+                match from.is_none_or(|from| from.contains(node)) {
+                    true => amounts.to_move_bytes += bytes - stays,
+                    false => amounts.elsewhere_bytes += bytes - stays,
+                }
+            }
+        }
+        kinds
+    }
+}

@@ -1,0 +1,239 @@
+//! What has moved, and what has stayed and why.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use pageleap::{BASE_PAGE, Ended, PageOutcome, PageRun, Placement, Reason, Report};
+use pageleap_measure::figures::{grouped, human_bytes, human_ns};
+use serde::Serialize;
+
+use super::MoveArgs;
+use super::plan::{self, Plan};
+use crate::output;
+
+/// The most ranges of staying pages that the text lists.
+const MOST_SHOWN: usize = 8;
+
+pub(super) fn human(bytes: u64) -> String {
+    human_bytes(bytes as f64)
+}
+
+/// A number of pages in words.
+pub(super) fn pages(count: u64) -> String {
+    match count {
+        1 => "1 page of 4 KB".to_owned(),
+        count => format!("{} pages of 4 KB", grouped(count)),
+    }
+}
+
+/// Pages with the same outcome, for the same reason.
+type Groups = BTreeMap<(u8, Option<String>), (PageOutcome, Option<Reason>, u64)>;
+
+fn groups(report: &Report) -> Groups {
+    let mut groups = Groups::new();
+    for PageRun { range, outcome, reason, .. } in &report.runs {
+        let place = match outcome {
+            PageOutcome::Migrated => 0,
+            PageOutcome::Unchanged => 1,
+            PageOutcome::Busy => 2,
+            PageOutcome::Failed => 3,
+            PageOutcome::NotAttempted => 4,
+        };
+        let key = (place, reason.map(|reason| reason.to_string()));
+        groups.entry(key).or_insert((*outcome, *reason, 0)).2 += range.len() as u64;
+    }
+    groups
+}
+
+fn word(outcome: PageOutcome, reason: Option<Reason>) -> &'static str {
+    match (outcome, reason) {
+        (PageOutcome::Migrated, _) => "moved",
+        (PageOutcome::Unchanged, None) => "needs no move",
+        (PageOutcome::Unchanged, Some(Reason::Absent | Reason::Unmapped)) => "not present",
+        (PageOutcome::Unchanged, Some(Reason::ProcessEnded | Reason::Uncertain)) => "gone",
+        (PageOutcome::Unchanged, Some(_)) => "stays",
+        (PageOutcome::Busy, _) => "not moved yet",
+        (PageOutcome::Failed, _) => "not moved",
+        (PageOutcome::NotAttempted, _) => "not tried",
+    }
+}
+
+/// What a user can do about a reason.
+fn remedy(reason: Option<Reason>) -> &'static str {
+    match reason {
+        Some(Reason::Shared) => "--shared moves it",
+        Some(Reason::InUse) => "try again later, or --mode insist",
+        Some(Reason::NoRoom) => "free memory on the node, or --fill",
+        _ => "",
+    }
+}
+
+#[derive(Serialize)]
+struct JsonSummary<'a> {
+    processes: Vec<JsonProcess<'a>>,
+    target_nodes: Vec<u32>,
+    ended: &'static str,
+    /// Why pages that were to move have not moved: the first reason.
+    error: Option<String>,
+    moved_bytes: u64,
+    elapsed_ns: u64,
+    bytes_per_s: u64,
+    outcomes: Vec<JsonOutcome>,
+    /// Ranges of pages that were to move and have not moved.
+    left: Vec<JsonRun>,
+    calls: BTreeMap<&'static str, u64>,
+    /// The longest moving call.
+    longest_call_ns: u64,
+    calls_over_limit: u64,
+    warnings: &'a [String],
+}
+
+#[derive(Serialize)]
+struct JsonProcess<'a> {
+    pid: u32,
+    name: &'a str,
+}
+
+#[derive(Serialize)]
+struct JsonOutcome {
+    outcome: &'static str,
+    reason: Option<String>,
+    bytes: u64,
+    pages: u64,
+}
+
+#[derive(Serialize)]
+struct JsonRun {
+    pid: u64,
+    start: usize,
+    end: usize,
+    outcome: &'static str,
+    reason: Option<String>,
+}
+
+/// The summary as text or JSON.
+pub(super) fn show(
+    report: &Report,
+    plans: &[Plan<'_>],
+    to: &Placement,
+    args: &MoveArgs,
+) -> anyhow::Result<String> {
+    if args.json {
+        let summary = json(report, plans, to);
+        return Ok(
+            serde_json::to_string(&summary).context("the summary could not be written")? + "\n"
+        );
+    }
+    Ok(text(report, plans))
+}
+
+fn rate(report: &Report) -> u64 {
+    let bytes = report.pages.migrated * BASE_PAGE as u64;
+    (bytes as f64 / (report.migrate_ns.max(1) as f64 / 1e9)) as u64
+}
+
+fn text(report: &Report, plans: &[Plan<'_>]) -> String {
+    let mut out = String::new();
+    let moved = report.pages.migrated * BASE_PAGE as u64;
+    let took = human_ns(report.migrate_ns);
+    out += &match (&report.ended, moved) {
+        (Ended::Cancelled, _) => format!("interrupted after {took}\n"),
+        (Ended::TimedOut, _) => format!("the time was up after {took}\n"),
+        (_, 0) => format!("done after {took}\n"),
+        _ => format!("done after {took}, {} per second\n", human(rate(report))),
+    };
+    for plan in plans {
+        out += &format!("  {} ({})\n", plan.memory.name, plan.memory.pid);
+    }
+    let mut rows = vec![["", "bytes", "pages of 4 KB", "why", ""].map(str::to_owned).to_vec()];
+    for ((_, why), (outcome, reason, bytes)) in groups(report) {
+        rows.push(vec![
+            word(outcome, reason).to_owned(),
+            human(bytes),
+            grouped(bytes / BASE_PAGE as u64),
+            why.unwrap_or_default(),
+            remedy(reason).to_owned(),
+        ]);
+    }
+    out += &output::aligned(&rows, "  ", |column, _| column == 0 || column > 2);
+    let staying: Vec<&PageRun> = report.runs.iter().filter(|run| is_staying(run)).collect();
+    for run in staying.iter().take(MOST_SHOWN) {
+        let (start, end) = (run.range.start, run.range.end);
+        let why = run.reason.map_or_else(String::new, |reason| reason.to_string());
+        out += &format!("  {}: {start:x}-{end:x}: {why}\n", run.source);
+    }
+    if staying.len() > MOST_SHOWN {
+        out += &format!("  ... and {} more ranges (--json has all)\n", staying.len() - MOST_SHOWN);
+    }
+    let calls = report.calls.get("move_pages").copied().unwrap_or(0);
+    if calls > 0 {
+        out += &format!(
+            "  {} calls, the longest took {}; {} took longer than --max-call\n",
+            grouped(calls),
+            human_ns(report.windows.max_ns),
+            report.windows_over_budget
+        );
+    }
+    for warning in &report.warnings {
+        out += &format!("note: {warning}\n");
+    }
+    out +=
+        "note: memory that is touched for the first time later follows the process' own policy\n";
+    out
+}
+
+/// Whether pages were to move and have not moved.
+fn is_staying(run: &PageRun) -> bool {
+    !matches!(run.outcome, PageOutcome::Migrated | PageOutcome::Unchanged)
+}
+
+fn json<'a>(report: &'a Report, plans: &'a [Plan<'_>], to: &Placement) -> JsonSummary<'a> {
+    let name = |outcome| match outcome {
+        PageOutcome::Migrated => "migrated",
+        PageOutcome::Unchanged => "unchanged",
+        PageOutcome::Busy => "busy",
+        PageOutcome::Failed => "failed",
+        PageOutcome::NotAttempted => "not-attempted",
+    };
+    let outcome = |((_, reason), (outcome, _, bytes)): (_, (PageOutcome, _, u64))| JsonOutcome {
+        outcome: name(outcome),
+        reason,
+        bytes,
+        pages: bytes / BASE_PAGE as u64,
+    };
+    let run = |run: &PageRun| JsonRun {
+        pid: run.source.id(),
+        start: run.range.start,
+        end: run.range.end,
+        outcome: name(run.outcome),
+        reason: run.reason.map(|reason| reason.to_string()),
+    };
+    let process =
+        |plan: &'a Plan<'_>| JsonProcess { pid: plan.memory.pid, name: &plan.memory.name };
+    JsonSummary {
+        processes: plans.iter().map(process).collect(),
+        target_nodes: plan::shares(to).into_keys().map(|node| node.0).collect(),
+        ended: match report.ended {
+            Ended::Completed => "completed",
+            Ended::Cancelled => "cancelled",
+            Ended::TimedOut => "timed-out",
+            _ => "failed",
+        },
+        error: match &report.ended {
+            Ended::Failed(error) => Some(error.to_string()),
+            _ => None,
+        },
+        moved_bytes: report.pages.migrated * BASE_PAGE as u64,
+        elapsed_ns: report.migrate_ns,
+        bytes_per_s: rate(report),
+        outcomes: groups(report)
+            .into_iter()
+            .map(|((place, reason), group)| outcome(((place, reason), group)))
+            .collect(),
+        left: report.runs.iter().filter(|r| is_staying(r)).map(run).collect(),
+        calls: report.calls.clone(),
+        longest_call_ns: report.windows.max_ns,
+        calls_over_limit: report.windows_over_budget,
+        warnings: &report.warnings,
+    }
+}

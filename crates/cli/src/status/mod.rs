@@ -1,0 +1,154 @@
+//! `pageleap status`: where the memory of a process lies, by node and by mapping.
+//!
+//! Names of processes and files may be hostile. The library escapes their control characters.
+
+mod json;
+mod text;
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::Args;
+use pageleap::process::{MappingMemory, ProcessMemory};
+
+use crate::selection::Selection;
+use crate::stop::Stop;
+use crate::{output, progress};
+
+/// Mappings in the table. `--all` shows all.
+const MOST_MAPPINGS: usize = 20;
+
+/// Show where the memory of a process lies: by node and by mapping, with page sizes, policy, and
+/// what the kernel could move.
+///
+/// The command reads /proc, and asks the kernel for the nodes of some pages of each mapping
+/// (move_pages as a query). It changes nothing, stops nobody, and touches no page. The process goes
+/// on meanwhile, so the figures of a busy process differ by what it did.
+///
+/// A strip shows where the pages of a mapping lie, from its first address on the left to its last
+/// one on the right: 0-9 and a-z are nodes 0 to 35, # is a higher one, * are several, · is not
+/// present. A character stands for up to 16 pages that are looked at, and shows the node of three
+/// quarters of those that are present.
+///
+/// Column movable: yes; partly (pages that are mapped once; the others need the privilege
+/// CAP_SYS_NICE); no, because the memory is of a device, of the kernel, or secret.
+///
+/// Examples: `pageleap status 1234`; `pageleap status redis-server --watch`; `pageleap status self
+/// --json`; `pageleap status --unit postgresql`.
+///
+/// Exit code: 0 shown; 1 a process may not be looked at, or has ended meanwhile; 2 no such process,
+/// cgroup or unit.
+#[derive(Args, Clone, Debug)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub selection: Selection,
+
+    /// Print one JSON object to standard output instead of text; with --watch, one in each line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Show all mappings with memory, and not only the 20 largest; --json has all mappings anyway
+    #[arg(long)]
+    pub all: bool,
+
+    /// Show it again until Ctrl-C, every 2 seconds or as often as --watch=0.5 says
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = seconds)]
+    pub watch: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected 0.1 to 86400 seconds".to_owned())
+}
+
+/// A process, and where some pages of its mappings lie.
+struct Shown {
+    memory: ProcessMemory,
+    /// The largest mappings with memory, each with its strip, if the kernel tells the nodes.
+    largest: Vec<(MappingMemory, Option<String>)>,
+}
+
+/// Reads the processes and prints them.
+pub fn run(args: &StatusArgs) -> Result<(), Stop> {
+    let mut looks = 0;
+    loop {
+        let pids = args.selection.pids().map_err(|stop| later(stop, looks))?;
+        let (shown, failures) = read(args, &pids);
+        if shown.is_empty() {
+            let no_process = || Stop::Failed(anyhow!("no process is left"));
+            let why = failures.into_iter().next().map_or_else(no_process, Stop::from);
+            return Err(later(why, looks));
+        }
+        match print(args, &shown) {
+            // The reader has seen enough.
+            Err(error) if output::is_broken_pipe(&error) => return Ok(()),
+            printed => printed?,
+        }
+        for failure in &failures {
+            output::note(&format!("left out: {failure}"));
+        }
+        let Some(pause) = args.watch else {
+            return match failures.len() {
+                0 => Ok(()),
+                left_out => Err(Stop::Failed(anyhow!("processes that are left out: {left_out}"))),
+            };
+        };
+        looks += 1;
+        std::thread::sleep(pause);
+    }
+}
+
+/// What was there at an earlier look has ended: no wrong request.
+fn later(stop: Stop, looks: u64) -> Stop {
+    match stop {
+        Stop::Refused(why) if looks > 0 => Stop::Failed(why.context("it has ended")),
+        other => other,
+    }
+}
+
+/// Reads processes, and says which could not be read.
+fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
+    let (mut shown, mut failures) = (Vec::new(), Vec::new());
+    for pid in pids {
+        let spinner = args.watch.is_none().then(|| progress::moving_spinner("reading /proc"));
+        let memory = ProcessMemory::read(*pid);
+        if let Some(spinner) = spinner {
+            spinner.finish_and_clear();
+        }
+        match memory {
+            Ok(memory) => {
+                let largest = if args.json { Vec::new() } else { largest(&memory, args.all) };
+                shown.push(Shown { memory, largest });
+            }
+            // One of several may end at any time.
+            Err(error) if error.is_usage() && pids.len() > 1 => {}
+            Err(error) => failures.push(error),
+        }
+    }
+    (shown, failures)
+}
+
+/// The largest mappings with memory, and their strips.
+fn largest(memory: &ProcessMemory, all: bool) -> Vec<(MappingMemory, Option<String>)> {
+    let mut mappings: Vec<&MappingMemory> =
+        memory.mappings.iter().filter(|m| m.resident_bytes + m.swapped_bytes > 0).collect();
+    mappings.sort_by_key(|m| (std::cmp::Reverse(m.resident_bytes), m.start));
+    mappings.truncate(if all { usize::MAX } else { MOST_MAPPINGS });
+    mappings.into_iter().map(|m| (m.clone(), text::strip(memory.pid, m))).collect()
+}
+
+fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {
+    let terminal = std::io::stdout().is_terminal();
+    let text = if args.json {
+        let memories: Vec<&ProcessMemory> = shown.iter().map(|shown| &shown.memory).collect();
+        json::text(&memories)? + "\n"
+    } else {
+        // https://no-color.org
+        let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        text::text(shown, args.all, colours)
+    };
+    // On a terminal the next look replaces the last one.
+    let clear = if args.watch.is_some() && terminal && !args.json { "\x1b[H\x1b[2J" } else { "" };
+    output::write(&format!("{clear}{text}"))
+}

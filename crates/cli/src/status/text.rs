@@ -1,0 +1,303 @@
+//! Text for people.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use pageleap::process::{self, MappingKind, MappingMemory, Movable, ProcessMemory};
+use pageleap::topology::id_list;
+use pageleap::{BASE_PAGE, NodeId};
+use pageleap_measure::figures::human_bytes;
+
+use super::Shown;
+use crate::output;
+
+/// Characters of a strip.
+const CELLS: usize = 32;
+/// Pages that the kernel is asked about for one character.
+const SAMPLES: usize = 16;
+/// The character of pages that are not present.
+const ABSENT: char = '·';
+/// The character of pages on several nodes.
+const SEVERAL: char = '*';
+/// Background colours of nodes, in turns: blue, green, yellow, magenta, cyan, red.
+const COLOURS: [u32; 6] = [44, 42, 43, 45, 46, 41];
+
+/// Where the pages of a mapping lie, from its first address to its last. `None` if the kernel does
+/// not tell.
+pub(super) fn strip(pid: u32, mapping: &MappingMemory) -> Option<String> {
+    if matches!(mapping.movable, Movable::Device | Movable::Kernel) {
+        return None;
+    }
+    let page = (mapping.page_bytes as usize).max(BASE_PAGE);
+    let cells = samples((mapping.end - mapping.start) / page);
+    let address = |sample: &usize| mapping.start + sample * page;
+    let addresses: Vec<usize> = cells.iter().flatten().map(address).collect();
+    let nodes = process::nodes_of_pages(pid, &addresses).ok()?;
+    let mut left = nodes.as_slice();
+    let cell = |cell: &Vec<usize>| {
+        let (these, others) = left.split_at(cell.len());
+        left = others;
+        summed_up(these)
+    };
+    Some(cells.iter().map(cell).collect())
+}
+
+/// Which pages of a mapping stand for each character. They have no regular distance, which could be
+/// that of an interleaving, and are the same at each look.
+fn samples(pages: usize) -> Vec<Vec<usize>> {
+    let parts = |first: usize, end: usize, parts: usize| {
+        (0..parts).map(move |part| {
+            first + part * (end - first) / parts..first + (part + 1) * (end - first) / parts
+        })
+    };
+    let sample = |part: std::ops::Range<usize>| {
+        // The finalizer of SplitMix64.
+        let hash = (part.start as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        part.start + (hash ^ hash >> 31) as usize % part.len()
+    };
+    parts(0, pages, CELLS.min(pages))
+        .map(|cell| parts(cell.start, cell.end, SAMPLES.min(cell.len())).map(sample).collect())
+        .collect()
+}
+
+/// The character for pages: their node if three quarters of those that are present lie there.
+fn summed_up(nodes: &[Option<NodeId>]) -> char {
+    let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
+    nodes.iter().flatten().for_each(|node| *counts.entry(*node).or_default() += 1);
+    let present: usize = counts.values().sum();
+    match counts.into_iter().max_by_key(|(_, count)| *count) {
+        None => ABSENT,
+        Some((node, count)) if count * 4 >= present * 3 => letter(node),
+        Some(_) => SEVERAL,
+    }
+}
+
+fn letter(node: NodeId) -> char {
+    char::from_digit(node.0, 36).unwrap_or('#')
+}
+
+pub(super) fn text(shown: &[Shown], all: bool, colours: bool) -> String {
+    let mut out = String::new();
+    for Shown { memory, largest } in shown {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        out += &summary(memory);
+        if !largest.is_empty() {
+            out += "\nMemory by kind and node\n";
+            out += &aligned(&kinds(memory));
+            out += &mappings(memory, largest, all, colours);
+        }
+        for warning in &memory.warnings {
+            let _ = writeln!(out, "\nnote: {warning}");
+        }
+    }
+    if shown.len() > 1 {
+        let _ = writeln!(out, "\n{} processes; shared memory counts in each of them", shown.len());
+        out += &aligned(&processes(shown));
+    }
+    out
+}
+
+fn summary(memory: &ProcessMemory) -> String {
+    let sum = |bytes: fn(&MappingMemory) -> u64| memory.mappings.iter().map(bytes).sum::<u64>();
+    let inner = match memory.namespace_pids.last() {
+        Some(inner) if *inner != memory.pid => format!(", {inner} in its pid namespace"),
+        _ => String::new(),
+    };
+    let hugetlb = sum(|m| if m.kind == MappingKind::Hugetlb { m.resident_bytes } else { 0 });
+    let is_movable = |m: &&MappingMemory| matches!(m.movable, Movable::Yes | Movable::Partly);
+    let movable = || memory.mappings.iter().filter(is_movable);
+    let shared: u64 = movable().map(|m| m.shared_bytes).sum();
+    let once: u64 = movable().map(|m| m.resident_bytes.saturating_sub(m.shared_bytes)).sum();
+    let nodes = id_list(memory.allowed_nodes.iter().map(|node| node.0 as usize));
+    let mut facts = vec![
+        ("resident", human(memory.resident_bytes())),
+        (
+            "in huge pages",
+            format!("{} transparent, {} reserved", human(sum(|m| m.huge_bytes)), human(hugetlb)),
+        ),
+        ("swapped", human(sum(|m| m.swapped_bytes))),
+        ("page tables", human(memory.page_table_bytes)),
+        ("nodes allowed", nodes),
+    ];
+    if memory.resident_bytes() > 0 {
+        let rest = format!("{} more is mapped more than once", human(shared));
+        facts.push(("movable", format!("{}; {rest}", human(once))));
+    }
+    let mut out = format!("{} (process {}{inner})\n", memory.name, memory.pid);
+    for (name, value) in facts {
+        let _ = writeln!(out, "  {name:<14}  {value}");
+    }
+    out
+}
+
+/// The nodes that have memory of the process, or may have.
+fn nodes_of(memory: &ProcessMemory) -> BTreeSet<NodeId> {
+    memory.on_nodes().into_keys().collect()
+}
+
+fn kinds(memory: &ProcessMemory) -> Vec<Vec<String>> {
+    let nodes = nodes_of(memory);
+    let mut rows = vec![head("kind", &nodes, &["all"])];
+    let mut row = |name: &str, on_nodes: BTreeMap<NodeId, u64>, all: u64| {
+        let cells = nodes.iter().map(|node| on_nodes.get(node).copied().unwrap_or(0));
+        rows.push(std::iter::once(name.to_owned()).chain(cells.chain([all]).map(cell)).collect());
+    };
+    for kind in MappingKind::ALL {
+        let of_kind = || memory.mappings.iter().filter(|mapping| mapping.kind == kind);
+        let resident: u64 = of_kind().map(|mapping| mapping.resident_bytes).sum();
+        if resident > 0 {
+            row(kind.name(), memory.on_nodes_of(|mapping| mapping.kind == kind), resident);
+        }
+    }
+    row("all", memory.on_nodes(), memory.resident_bytes());
+    rows
+}
+
+fn processes(shown: &[Shown]) -> Vec<Vec<String>> {
+    let nodes: BTreeSet<NodeId> = shown.iter().flat_map(|s| nodes_of(&s.memory)).collect();
+    let mut rows = vec![head("process", &nodes, &["all"])];
+    for Shown { memory, .. } in shown {
+        let on_nodes = memory.on_nodes();
+        let cells = nodes.iter().map(|node| on_nodes.get(node).copied().unwrap_or(0));
+        let name = format!("{} {}", memory.pid, memory.name);
+        rows.push(
+            std::iter::once(name).chain(cells.chain([memory.resident_bytes()]).map(cell)).collect(),
+        );
+    }
+    rows
+}
+
+fn mappings(
+    memory: &ProcessMemory,
+    largest: &[(MappingMemory, Option<String>)],
+    all: bool,
+    colours: bool,
+) -> String {
+    let nodes = nodes_of(memory);
+    let mut rows = vec![head("addresses", &nodes, &["all", "huge", "page", "movable"])];
+    for (mapping, _) in largest {
+        let on_nodes = nodes.iter().map(|node| mapping.on_nodes.get(node).copied().unwrap_or(0));
+        let mut row = vec![format!("{:x}-{:x}", mapping.start, mapping.end)];
+        row.extend(on_nodes.chain([mapping.resident_bytes, mapping.huge_bytes]).map(cell));
+        row.push(human(mapping.page_bytes));
+        row.push(mapping.movable.name().to_owned());
+        rows.push(row);
+    }
+    let with_memory = memory.mappings.iter().filter(|m| m.resident_bytes + m.swapped_bytes > 0);
+    let (with_memory, of) = (with_memory.count(), memory.mappings.len());
+    let mut out = match all || largest.len() == with_memory {
+        true => format!("\nMappings with memory, the largest first ({of} mappings in all)\n"),
+        false => format!(
+            "\nThe {} largest of {with_memory} mappings with memory ({of} in all; --all shows them)\n",
+            largest.len()
+        ),
+    };
+    let strips = std::iter::once(None).chain(largest.iter().map(Some));
+    for (line, mapping) in aligned(&rows).lines().zip(strips) {
+        let Some((mapping, strip)) = mapping else {
+            let _ = writeln!(out, "{line}  {:<CELLS$}  policy, access, name", "pages lie on");
+            continue;
+        };
+        let strip = strip.as_deref().unwrap_or("not told");
+        let pad = CELLS - strip.chars().count();
+        let strip = if colours { coloured(strip) } else { strip.to_owned() };
+        let MappingMemory { policy, access, kind, name, .. } = mapping;
+        let policy = if policy.is_empty() { "?" } else { policy };
+        let name = if name.is_empty() { format!("({})", kind.name()) } else { name.clone() };
+        let _ = writeln!(out, "{line}  {strip}{:pad$}  {policy} {access} {name}", "");
+    }
+    out
+}
+
+/// A strip with the colour of its node behind each character.
+fn coloured(strip: &str) -> String {
+    let mut out = String::new();
+    for same in strip.chars().collect::<Vec<_>>().chunk_by(|a, b| a == b) {
+        let same_text: String = same.iter().collect();
+        out += &match same[0].to_digit(36) {
+            Some(node) => {
+                let colour = COLOURS[node as usize % COLOURS.len()];
+                format!("\x1b[30;{colour}m{same_text}\x1b[0m")
+            }
+            None => same_text,
+        };
+    }
+    out
+}
+
+/// Aligns columns to the right, but for the first one.
+fn aligned(rows: &[Vec<String>]) -> String {
+    output::aligned(rows, "  ", |column, _| column == 0)
+}
+
+fn head(first: &str, nodes: &BTreeSet<NodeId>, rest: &[&str]) -> Vec<String> {
+    let nodes = nodes.iter().map(|node| node.to_string());
+    std::iter::once(first.to_owned())
+        .chain(nodes)
+        .chain(rest.iter().map(|&head| head.to_owned()))
+        .collect()
+}
+
+fn human(bytes: u64) -> String {
+    human_bytes(bytes as f64)
+}
+
+fn cell(bytes: u64) -> String {
+    if bytes == 0 { "-".to_owned() } else { human(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(pages: usize, node_of: impl Fn(usize) -> Option<u32>) -> String {
+        let cells = samples(pages);
+        cells
+            .iter()
+            .map(|cell| {
+                let nodes: Vec<_> = cell.iter().map(|page| node_of(*page).map(NodeId)).collect();
+                summed_up(&nodes)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_strip_shows_nodes_and_what_lies_on_several() {
+        let halves = shown(64, |page| Some(page as u32 / 32));
+        assert_eq!(halves, "0".repeat(16) + &"1".repeat(16));
+        assert_eq!(
+            shown(1 << 20, |page| (page < 1 << 19).then_some(35)),
+            "z".repeat(16) + &"·".repeat(16)
+        );
+        assert_eq!(shown(3, |page| Some([0, 36, 1][page])), "0#1");
+        assert_eq!(shown(0, |_| None), "");
+        // Not one node, whatever the pages' number and the interleaving.
+        for pages in [128, 1000, 8192, 1 << 18] {
+            for nodes in [2, 3, 4, 8] {
+                let text = shown(pages, |page| Some(page as u32 % nodes));
+                let several = text.chars().filter(|c| *c == SEVERAL).count();
+                assert!(several >= 24, "{pages} pages on {nodes} nodes: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn samples_are_pages_of_their_part() {
+        for pages in [1, 31, 32, 33, 511, 512, 513, 1 << 35] {
+            let all: Vec<usize> = samples(pages).into_iter().flatten().collect();
+            assert!(all.is_sorted() && all.iter().all(|page| *page < pages), "{pages}: {all:?}");
+            assert_eq!(all.len(), pages.min(CELLS * SAMPLES).min(all.len()));
+        }
+    }
+
+    #[test]
+    fn colours_do_not_change_the_text() {
+        let text = coloured("00·1#");
+        let parts: Vec<&str> = text.split('\x1b').collect();
+        assert_eq!(parts, ["", "[30;44m00", "[0m·", "[30;42m1", "[0m#"]);
+    }
+}

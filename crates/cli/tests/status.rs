@@ -1,0 +1,199 @@
+//! Runs `pageleap status` as a user would.
+
+#[path = "../../pageleap/tests/common/mod.rs"]
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use common::skip;
+use serde_json::Value;
+
+/// The user and group `nobody`.
+const NOBODY: u32 = 65_534;
+
+fn pageleap(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
+    command.arg("status").args(arguments);
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The standard output of a run that must succeed.
+fn text(arguments: &[&str]) -> String {
+    let output = pageleap(arguments).output().expect("pageleap starts");
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The processes of a run with `--json`.
+fn processes(arguments: &[&str]) -> Vec<Value> {
+    let all: Value = serde_json::from_str(&text(&[arguments, &["--json"]].concat())).unwrap();
+    all["processes"].as_array().unwrap().clone()
+}
+
+/// The error message of a run that must fail with `code` and write nothing else.
+fn failure(mut command: Command, code: i32) -> String {
+    let output = command.output().expect("pageleap starts");
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    stderr(&output)
+}
+
+/// A shell that runs a script up to its `echo ready`, and then waits.
+struct Shell(Child);
+
+impl Shell {
+    fn run(script: &str) -> Shell {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", &format!("{script}\necho ready\nread line")])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Shell(child)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // SAFETY: the shell has a process group of its own, with its children.
+        unsafe { libc::kill(-(self.0.id() as i32), libc::SIGKILL) };
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_process_is_shown_by_kind_node_and_mapping() {
+    let shell = Shell::run(":");
+    let text = text(&[&shell.pid(), "--all"]);
+    for part in ["resident", "page tables", "Memory by kind and node", "pages lie on", "[stack]"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    let found = processes(&[&shell.pid()]);
+    let [process] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(process["pid"], shell.0.id());
+    let bytes = |value: &Value| value.as_u64().unwrap();
+    let mappings = process["mappings"].as_array().unwrap();
+    let resident: u64 = mappings.iter().map(|m| bytes(&m["resident_bytes"])).sum();
+    assert_eq!(bytes(&process["resident_bytes"]), resident);
+    assert!(resident > 0 && mappings.iter().any(|m| m["movable"] == "kernel"), "{process}");
+}
+
+#[test]
+fn a_process_is_found_by_its_name_and_with_its_children() {
+    let name = format!("pl-{}", std::process::id());
+    // The child has its name from before the shell gets another one.
+    let shell = Shell::run(&format!("sleep 1000 >/dev/null & printf {name} > /proc/$$/comm"));
+    let found = processes(&[&name]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!((&found[0]["pid"], &found[0]["name"]), (&shell.0.id().into(), &name.into()));
+    let tree = processes(&[&shell.pid(), "--tree"]);
+    assert_eq!(tree.len(), 2, "{tree:?}");
+    let text = text(&[&shell.pid(), "--tree"]);
+    assert!(text.contains("2 processes; shared memory counts in each"), "{text}");
+}
+
+#[test]
+fn hostile_names_are_harmless() {
+    let shell = Shell::run(r"printf 'a\033[2J\nb' > /proc/$$/comm");
+    let text = text(&[&shell.pid()]);
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    assert!(text.starts_with("a\\u{1b}[2J"), "{text:?}");
+    let all = processes(&[&shell.pid()]);
+    assert!(!all[0]["name"].as_str().unwrap().chars().any(char::is_control));
+}
+
+#[test]
+fn it_is_shown_again_and_again() {
+    let shell = Shell::run(":");
+    let mut child =
+        pageleap(&[&shell.pid(), "--json", "--watch=0.1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for line in lines.take(3) {
+        let all: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert_eq!(all["processes"][0]["pid"], shell.0.id());
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Two cgroups of this test, one in the other, that end with it.
+struct Cgroups(PathBuf);
+
+impl Cgroups {
+    fn new() -> Option<Cgroups> {
+        let mounts = ["", "/unified", "/systemd", "/freezer"];
+        let mounts = mounts.iter().map(|mount| PathBuf::from(format!("/sys/fs/cgroup{mount}")));
+        mounts.filter(|mount| mount.join("cgroup.procs").is_file()).find_map(|mount| {
+            let outer = mount.join(format!("pageleap-status-{}", std::process::id()));
+            fs::create_dir(&outer).ok()?;
+            let found = Cgroups(outer);
+            fs::create_dir(found.inner()).ok()?;
+            Some(found)
+        })
+    }
+
+    fn inner(&self) -> PathBuf {
+        self.0.join("inner")
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(self.inner());
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn all_processes_of_a_cgroup_are_shown() {
+    let Some(cgroups) = Cgroups::new() else {
+        return skip("all_processes_of_a_cgroup_are_shown", &"no cgroup can be made here");
+    };
+    let shell = Shell::run(":");
+    fs::write(cgroups.inner().join("cgroup.procs"), shell.pid()).unwrap();
+    let found = processes(&["--cgroup", cgroups.0.to_str().unwrap()]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0]["pid"], shell.0.id());
+    drop(shell);
+    // A cgroup that nobody is in.
+    let command = pageleap(&["--cgroup", cgroups.0.to_str().unwrap()]);
+    assert!(failure(command, 2).contains("no process of"));
+}
+
+#[test]
+fn bad_requests_are_refused_with_a_reason() {
+    let refused = |arguments: &[&str]| failure(pageleap(arguments), 2);
+    assert!(refused(&["2147483647"]).contains("there is no process 2147483647"));
+    assert!(refused(&["no such process"]).contains("no process is called"));
+    assert!(refused(&["--unit", "no-such-unit"]).contains("no-such-unit.service"));
+    assert!(refused(&["--cgroup", "/no/such"]).contains("no cgroup"));
+    assert!(refused(&[]).contains("<PROCESS>"));
+    assert!(refused(&["self", "--watch=0"]).contains("0.1 to 86400"));
+    // SAFETY: the call cannot fail.
+    if unsafe { libc::getuid() } != 0 {
+        return skip("processes of others", &"needs root");
+    }
+    let mut command = pageleap(&["1"]);
+    command.uid(NOBODY).gid(NOBODY);
+    if let Err(error) = command.output() {
+        return skip("processes of others", &error); // nobody may not reach the program
+    }
+    let message = failure(command, 1);
+    assert!(message.contains("/proc/1/") && message.contains("CAP_SYS_PTRACE"), "{message}");
+}

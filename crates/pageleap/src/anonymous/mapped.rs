@@ -1,0 +1,88 @@
+//! Mappings of the library's own: memory that no allocator knows.
+//!
+//! What a window needs lies here, because the heap may lie in the area.
+
+use std::ops::Range;
+
+use pageleap_sys as sys;
+use pageleap_sys::{Advice, Errno};
+
+use crate::units::{Call, Prot};
+
+/// Private anonymous memory, unmapped on drop. Children do not get it: there, its addresses are
+/// somebody else's.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    start: usize,
+    len: usize,
+    /// The process that has mapped it.
+    process: u32,
+}
+
+impl Mapped {
+    /// Maps `len` bytes, which are zero. The start is a multiple of `align`.
+    pub(crate) fn new(len: usize, align: usize) -> Result<Mapped, (Call, Errno)> {
+        let start = sys::reserve(len, align).map_err(|errno| (Call::Reserve, errno))?;
+        let mapped = Mapped { start, len, process: std::process::id() };
+        mapped.open(0..len)?;
+        Ok(mapped)
+    }
+
+    /// Maps a part anew, in bytes from the start, without pages and without page tables.
+    ///
+    /// # Safety
+    /// Nobody needs what lies there.
+    pub(super) unsafe fn renew(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
+        // SAFETY: the mapping is this value's own; the rest is forwarded to the caller.
+        unsafe { sys::vacate(self.start + part.start, part.len()) }
+            .map_err(|errno| (Call::Reserve, errno))?;
+        self.open(part)
+    }
+
+    /// Makes a part of a reservation accessible.
+    fn open(&self, part: Range<usize>) -> Result<(), (Call, Errno)> {
+        let start = self.start + part.start;
+        // SAFETY: the mapping is this value's own, and only reserved. If the process locks future
+        // mappings, memory that becomes accessible would be populated at once.
+        unsafe {
+            sys::unlock(start, part.len()).map_err(|errno| (Call::Lock, errno))?;
+            sys::protect(start, part.len(), Prot::READ_WRITE.0)
+        }
+        .map_err(|errno| (Call::Protect, errno))?;
+        self.advise(part, Advice::DontFork)
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Whether this process has it, and not its parent.
+    pub(super) fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Advises on a part, in bytes from the start.
+    pub(crate) fn advise(&self, part: Range<usize>, advice: Advice) -> Result<(), (Call, Errno)> {
+        let call = match advice {
+            Advice::PopulateWrite => Call::Populate,
+            _ => Call::Advise,
+        };
+        // SAFETY: a part of this mapping. None of the advice that is used discards contents.
+        unsafe { sys::set_advice(self.start + part.start, part.len(), advice) }
+            .map_err(|errno| (call, errno))
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
+        // SAFETY: the mapping is this value's own. If the kernel refuses, address space is wasted.
+        let _ = unsafe { sys::unmap(self.start, self.len) };
+    }
+}

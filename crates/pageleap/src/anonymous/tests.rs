@@ -1,0 +1,154 @@
+//! What follows where UFFDIO_MOVE is refused, on the kernel.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use pageleap_sys::{self as sys, Errno};
+
+use crate::units::BASE_PAGE;
+
+/// Stands for a call that takes pages and ends only when the place of its first page is taken.
+pub(super) const STUCK: Errno = Errno(libc::ETIME);
+
+/// Stands for a call that moves pages and says that it was refused.
+pub(super) const UNTOLD: Errno = Errno(libc::ENODATA);
+
+/// Stands for somebody who protects the second half of the pages in the range just before the call.
+pub(super) const SPLIT: Errno = Errno(libc::EXDEV);
+
+/// Protects the second half of these pages against writes, so that they lie in two mappings.
+pub(super) fn split(at: usize, len: usize) {
+    let half = (len / 2).next_multiple_of(BASE_PAGE);
+    // SAFETY: pages of the test.
+    unsafe { sys::protect(at + half, len - half, libc::PROT_READ) }.unwrap();
+}
+
+/// Whether a page is present.
+pub(super) fn is_present(page: usize) -> bool {
+    let mut resident = 0;
+    // SAFETY: the call writes one byte.
+    let asked = unsafe { libc::mincore(page as *mut _, 1, &raw mut resident) };
+    asked == 0 && resident & 1 == 1
+}
+
+/// Which of the calls that move pages are refused: `times` calls from number `first` on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) first: u64,
+    pub(super) times: u64,
+    pub(super) errno: Errno,
+}
+
+/// The plan at work.
+#[derive(Default)]
+pub(super) struct Refuse {
+    calls: AtomicU64,
+    from: AtomicU64,
+    to: AtomicU64,
+    errno: AtomicI32,
+}
+
+impl Refuse {
+    pub(super) fn set(&self, plan: Plan) {
+        self.from.store(plan.first, Relaxed);
+        self.to.store(plan.first + plan.times, Relaxed);
+        self.errno.store(plan.errno.0, Relaxed);
+    }
+
+    /// Whether the next call is refused.
+    pub(super) fn now(&self) -> Option<Errno> {
+        let call = self.calls.fetch_add(1, Relaxed);
+        let planned = (self.from.load(Relaxed)..self.to.load(Relaxed)).contains(&call);
+        planned.then(|| Errno(self.errno.load(Relaxed)))
+    }
+}
+
+#[cfg(not(any(miri, shuttle)))]
+mod on_the_kernel {
+    use super::super::mapped::Mapped;
+    use super::super::ranges::RangeMemory;
+    use super::super::{HUGE, MemoryMigration};
+    use super::*;
+    use crate::error::Error;
+    use crate::job::report::Report;
+    use crate::observe;
+    use crate::topology::Topology;
+    use pageleap_sys::Advice;
+
+    const BYTES: usize = 2 * HUGE;
+
+    /// Leaps the memory; `None` if this kernel or user cannot.
+    fn leap(memory: &Mapped, plan: Option<Plan>) -> Option<Report> {
+        let node = Topology::read().unwrap().nodes()[0].id;
+        let at = memory.start() as *mut u8;
+        // SAFETY: nobody else knows the memory.
+        let mut migration = unsafe { MemoryMigration::new().range(at, BYTES, node) }.renew(true);
+        migration.refuse = plan;
+        match migration.start() {
+            Err(Error::EngineRefused { .. }) => None,
+            job => Some(job.unwrap().wait()),
+        }
+    }
+
+    /// Each call refused by each error, once and several times: no page is lost, and the next leap
+    /// moves all.
+    #[test]
+    fn any_move_may_be_refused_and_nothing_is_lost() {
+        for huge in [false, true] {
+            let memory = Mapped::new(BYTES, HUGE).unwrap();
+            let advice = if huge { Advice::HugePage } else { Advice::NoHugePage };
+            memory.advise(0..BYTES, advice).unwrap();
+            let pages = || (memory.start()..memory.start() + BYTES).step_by(BASE_PAGE);
+            for page in pages() {
+                // SAFETY: a word of the memory.
+                unsafe { (page as *mut usize).write_volatile(page) };
+            }
+            let check = |plan: &dyn std::fmt::Debug| {
+                // SAFETY: as above.
+                let kept =
+                    |page: &usize| unsafe { (*page as *const usize).read_volatile() } == *page;
+                assert!(pages().all(|page| kept(&page)), "LOST: {plan:?}");
+            };
+            let Some(report) = leap(&memory, None) else { return };
+            let calls = report.calls["UFFDIO_MOVE(out)"] + report.calls["UFFDIO_MOVE(in)"];
+            // One call that does not end takes its time.
+            for first in [0, calls / 2] {
+                let plan = Plan { first, times: 1, errno: STUCK };
+                leap(&memory, Some(plan)).unwrap();
+                check(&plan);
+            }
+            let errors = [libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::EINVAL, libc::ENOENT];
+            for errno in errors.map(Errno).into_iter().chain([UNTOLD, SPLIT]) {
+                for (first, times) in (0..calls).flat_map(|n| [(n, 1), (n, 2), (n, 40)]) {
+                    let plan = Plan { first, times, errno };
+                    leap(&memory, Some(plan)).unwrap();
+                    check(&plan);
+                    let both = libc::PROT_READ | libc::PROT_WRITE;
+                    // SAFETY: memory of the test.
+                    unsafe { sys::protect(memory.start(), BYTES, both) }.unwrap();
+                }
+                let report = leap(&memory, None).unwrap();
+                assert_eq!(report.pages.migrated, (BYTES / BASE_PAGE) as u64, "{report}");
+                check(&errno);
+            }
+        }
+    }
+
+    /// On kernels without PAGEMAP_SCAN the kernel's engine learns of huge pages, too.
+    #[test]
+    fn smaps_tell_which_ranges_have_huge_pages() {
+        for advice in [Advice::NoHugePage, Advice::HugePage] {
+            let memory = Mapped::new(BYTES, HUGE).unwrap();
+            memory.advise(0..BYTES, advice).unwrap();
+            memory.advise(0..BYTES, Advice::PopulateWrite).unwrap();
+            let start = memory.start();
+            // A machine without free huge pages has given base pages.
+            let expected = observe::mapped_pages(start, BYTES).unwrap().huge_mapped_ratio > 0.0;
+            assert!(!expected || advice == Advice::HugePage);
+            let range = start..start + BYTES;
+            let mut ranges = RangeMemory::read(std::slice::from_ref(&range), true).unwrap();
+            ranges.look_for_huge_in_smaps().unwrap();
+            let has_huge = ranges.process.mappings.iter().any(|mapping| mapping.huge_bytes > 0);
+            assert_eq!(has_huge, expected);
+        }
+    }
+}

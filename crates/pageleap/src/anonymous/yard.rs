@@ -1,0 +1,214 @@
+//! What windows need, in memory that no allocator knows, and the threads beside the worker.
+//!
+//! The program's heap may lie in the ranges, so whoever touches it may come upon a hole, and waits
+//! for the attendant. So the attendant works before the ranges are registered, and until they are
+//! not any more.
+
+use std::ffi::CStr;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use pageleap_sys::{self as sys, Errno, EventFd, Thread, thread_cpu_time_ns, uffd_mode};
+
+use super::mapped::Mapped;
+use super::pages::Pagemap;
+use super::vacated::{Vacated, places_for};
+use super::window::{Ground, Shared, Span, attendant, watcher};
+use crate::error::Error;
+use crate::job::run::AbortOnUnwind;
+use crate::observe;
+use crate::sync::{Mutex, lock};
+use crate::units::{BASE_PAGE, Call};
+
+/// What a thread does until a descriptor is signalled.
+type Role = fn(Ground<'static>, i32);
+
+/// The threads beside the worker.
+const ROLES: [(&CStr, Role); 2] = [(c"pageleap-holes", attendant), (c"pageleap-watch", watcher)];
+
+/// The ranges of a job, and what serves them.
+pub(super) struct Yard {
+    /// Holds a [`Shared`], then the [`Span`]s, then the bits.
+    mapped: Mapped,
+    spans: usize,
+    words: usize,
+    uffd: OwnedFd,
+    pagemap: Pagemap,
+    /// How many of the spans are registered.
+    registered: AtomicUsize,
+    /// Ends the threads.
+    end: EventFd,
+    threads: Mutex<Vec<Thread>>,
+}
+
+const SPANS_AT: usize = size_of::<Shared>().next_multiple_of(64);
+
+impl Yard {
+    /// Makes room for windows on these ranges, which are ascending, and starts the threads.
+    pub(super) fn new(
+        ranges: &[Range<usize>],
+        uffd: OwnedFd,
+        pagemap: Pagemap,
+    ) -> Result<Yard, Error> {
+        let refused = |(call, errno)| Error::call(call, ranges[0].start, ranges[0].len(), errno);
+        let bytes: usize = ranges.iter().map(|range| range.len()).sum();
+        let pages = bytes / BASE_PAGE;
+        let words = pages.div_ceil(64);
+        let bits_at = (SPANS_AT + ranges.len() * size_of::<Span>()).next_multiple_of(64);
+        let len = (bits_at + words * size_of::<u64>()).next_multiple_of(BASE_PAGE);
+        let mapped = Mapped::new(len, BASE_PAGE).map_err(refused)?;
+        let start = mapped.start();
+        let mut first_bit = 0;
+        for (number, range) in ranges.iter().enumerate() {
+            let span = Span { start: range.start, end: range.end, first_bit };
+            first_bit += range.len() / BASE_PAGE;
+            // SAFETY: the mapping is new, large enough, and aligned to pages.
+            unsafe { ((start + SPANS_AT) as *mut Span).add(number).write(span) };
+        }
+        // SAFETY: as above.
+        unsafe { (start as *mut Shared).write(Shared::new(places_for(bytes))) };
+        let yard = Yard {
+            mapped,
+            spans: ranges.len(),
+            words,
+            uffd,
+            pagemap,
+            registered: AtomicUsize::new(0),
+            end: EventFd::new().map_err(|errno| refused((Call::CreateFile, errno)))?,
+            threads: Mutex::new(Vec::new()),
+        };
+        yard.start_threads().map_err(|errno| Error::SystemFile {
+            path: "a thread for messages".into(),
+            reason: errno.to_string(),
+            remedy: "raise the limit of threads (ulimit -u, pids.max)",
+        })?;
+        Ok(yard)
+    }
+
+    /// Starts the threads, and waits until they need nothing of the heap any more.
+    fn start_threads(&self) -> Result<(), Errno> {
+        for (number, (name, role)) in ROLES.into_iter().enumerate() {
+            // SAFETY: `close` joins the threads before the value goes.
+            let ground = unsafe { self.ground_for_threads() };
+            let end = self.end.as_fd().as_raw_fd();
+            let thread = Thread::start(name, move || {
+                let bomb = AbortOnUnwind;
+                // What was captured lies on the heap, and is copied to the stack.
+                let (ground, end) = std::hint::black_box((ground, end));
+                let served = ground.shared.served();
+                served.ready.fetch_add(1, Release);
+                role(ground, end);
+                match thread_cpu_time_ns() {
+                    Ok(ns) => served.cpu_ns.fetch_add(ns, Relaxed),
+                    Err(_) => served.unknown.fetch_add(1, Relaxed),
+                };
+                std::mem::forget(bomb);
+            })?;
+            lock(&self.threads).push(thread);
+            while self.ground().shared.served().ready.load(Acquire) <= number as u64 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn ground(&self) -> Ground<'_> {
+        // SAFETY: the value that is borrowed outlives what is returned.
+        unsafe { self.ground_for_threads() }
+    }
+
+    /// # Safety
+    /// The value outlives what is returned, and stays the owner of its mapping and descriptor.
+    unsafe fn ground_for_threads<'a>(&self) -> Ground<'a> {
+        let start = self.mapped.start();
+        let bits_at = (SPANS_AT + self.spans * size_of::<Span>()).next_multiple_of(64);
+        // SAFETY: `new` has written the lock and the spans; zeros are valid bits. Nobody has a
+        // mutable reference to them. The caller keeps them.
+        unsafe {
+            Ground {
+                uffd: BorrowedFd::borrow_raw(self.uffd.as_raw_fd()),
+                pagemap: BorrowedFd::borrow_raw(self.pagemap.as_fd().as_raw_fd()),
+                shared: &*(start as *const Shared),
+                spans: std::slice::from_raw_parts((start + SPANS_AT) as *const _, self.spans),
+                discarded: std::slice::from_raw_parts((start + bits_at) as *const _, self.words),
+            }
+        }
+    }
+
+    pub(super) fn uffd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+
+    pub(super) fn vacated(&self) -> &Vacated {
+        &self.ground().shared.vacated
+    }
+
+    pub(super) fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
+    }
+
+    /// Registers the ranges for missing pages.
+    ///
+    /// # Safety
+    /// The user keeps the contract until the registration ends.
+    pub(super) unsafe fn hold(&self) -> Result<(), Error> {
+        for Span { start, end, .. } in self.ground().spans {
+            let len = end - start;
+            // SAFETY: forwarded to the caller. A thread serves the range.
+            unsafe { sys::uffd_register(self.uffd.as_fd(), *start, len, uffd_mode::MISSING) }
+                .map_err(|errno| Error::call(Call::Track, *start, len, errno))?;
+            self.registered.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Ends the registration of each mapping of a range. If one of them is another one by now,
+    /// which userfaultfd does not support, the kernel refuses the whole range.
+    fn let_go_of_parts(&self, range: Range<usize>) {
+        for mapping in observe::mappings(range.start, range.len()).unwrap_or_default() {
+            let start = mapping.start.max(range.start);
+            let len = mapping.end.min(range.end).saturating_sub(start);
+            // A mapping that is refused has no registration.
+            let _ = sys::uffd_unregister(self.uffd.as_fd(), start, len);
+        }
+    }
+
+    /// How many ranges are registered.
+    pub(super) fn registered(&self) -> usize {
+        self.registered.load(Relaxed)
+    }
+
+    /// Ends the registration of the ranges, which wakes who waits there, then the threads. Returns
+    /// their CPU time in nanoseconds, if it is known.
+    ///
+    /// The attendant works until the last range is let go: who discards pages waits for it. Closing
+    /// the descriptor would not do: a child may have a copy. Only what this descriptor has
+    /// registered is let go: until Linux 6.14 the kernel ends the registrations of others as well.
+    pub(super) fn close(&self) -> Option<u64> {
+        let registered = self.registered.swap(0, Relaxed);
+        for Span { start, end, .. } in &self.ground().spans[..registered] {
+            if sys::uffd_unregister(self.uffd.as_fd(), *start, end - start).is_err() {
+                self.let_go_of_parts(*start..*end);
+            }
+        }
+        self.vacated().end();
+        for (number, thread) in lock(&self.threads).drain(..).enumerate().rev() {
+            if number == 0 {
+                // The attendant ends last: if the kernel has not let go of a parking place, whoever
+                // gives back its pages waits for the attendant.
+                self.end.signal();
+            }
+            thread.join();
+        }
+        let served = self.ground().shared.served();
+        (served.unknown.load(Relaxed) == 0).then(|| served.cpu_ns.load(Relaxed))
+    }
+}
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,108 @@
+//! One call of `move_pages`, and what has become of each page of its list.
+//!
+//! The kernel (Linux 6.1 to 6.18, `do_pages_move` in mm/migrate.c) takes neighbours of the list
+//! that go to one node together. Such a *batch* ends where the next page goes elsewhere, where a
+//! page cannot be looked up, where a page lies there already, and at the end of the list. Within a
+//! batch a page that does not move keeps no other one. But if any page of a batch did not move, the
+//! kernel writes no status for the batch, and drops the rest of the list. So what has become of a
+//! page is asked afterwards, and which pages were tried follows from the statuses that were
+//! written.
+
+use pageleap_sys::{self as sys, Errno};
+
+use crate::units::Call;
+
+/// The status of a page for which the kernel has written none.
+pub(super) const UNWRITTEN: i32 = i32::MIN;
+
+/// The two faces of `move_pages(2)` for one process.
+pub(super) trait Calls: Send + Sync {
+    /// On which node each page lies, or a negated error number. Touches no page.
+    fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno>;
+
+    /// Moves pages ([`sys::move_pages`]).
+    fn move_pages(
+        &self,
+        pages: &[usize],
+        nodes: &[i32],
+        status: &mut [i32],
+        shared: bool,
+    ) -> Result<u64, Errno>;
+}
+
+/// The kernel, for a process by its number, or for this process with 0.
+#[derive(Debug)]
+pub(super) struct Kernel(pub(super) i32);
+
+impl Calls for Kernel {
+    fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
+        sys::nodes_of_pages(self.0, pages, status)
+    }
+
+    fn move_pages(
+        &self,
+        pages: &[usize],
+        nodes: &[i32],
+        status: &mut [i32],
+        shared: bool,
+    ) -> Result<u64, Errno> {
+        sys::move_pages(self.0, pages, nodes, status, shared)
+    }
+}
+
+/// What has become of a page of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It lies on its node now.
+    There,
+    /// The kernel has said why it stays.
+    Stays(Errno),
+    /// The kernel has tried to move it, and does not say why it stays.
+    InUse,
+    /// The call was refused when it came to the page.
+    Refused(Errno),
+    /// It is not present any more; why, as the query says it.
+    Gone,
+    /// The kernel has dropped it: nothing is known against it.
+    NotTried,
+}
+
+/// Makes one moving call, and asks where the pages lie then. All pages of the list are present, and
+/// none lies on its node. At least the first one has been tried.
+pub(super) fn move_once(
+    calls: &dyn Calls,
+    pages: &[usize],
+    nodes: &[i32],
+    shared: bool,
+) -> Result<Vec<Fate>, (Call, Errno)> {
+    let mut status = vec![UNWRITTEN; pages.len()];
+    let refused = calls.move_pages(pages, nodes, &mut status, shared).err();
+    let tried = tried(nodes, &status);
+    let mut now = vec![UNWRITTEN; pages.len()];
+    calls.query(pages, &mut now).map_err(|errno| (Call::QueryNodes, errno))?;
+    let fate = |at: usize| match (now[at], status[at]) {
+        (now, _) if now == nodes[at] => Fate::There,
+        (now, _) if now < 0 => Fate::Gone,
+        // What was written for a page that lies elsewhere now: it has moved, and moved again.
+        (_, 0..) => Fate::InUse,
+        (_, UNWRITTEN) if at >= tried => Fate::NotTried,
+        (_, UNWRITTEN) => refused.map_or(Fate::InUse, Fate::Refused),
+        (_, errno) => Fate::Stays(Errno(-errno)),
+    };
+    Ok((0..pages.len()).map(fate).collect())
+}
+
+/// How many pages of the list the kernel has tried: all of the last batch, and all before it.
+fn tried(nodes: &[i32], status: &[i32]) -> usize {
+    let last_written = status.iter().rposition(|status| *status != UNWRITTEN);
+    match last_written {
+        // This page could not be looked up, or was there already. The batch before it failed.
+        Some(last) if status[..last].contains(&UNWRITTEN) => last + 1,
+        // The batch that failed, if one did, is the next one. It goes to one node.
+        _ => {
+            let first = last_written.map_or(0, |last| last + 1);
+            let is_same = |node: &&i32| Some(*node) == nodes.get(first);
+            first + nodes[first..].iter().take_while(is_same).count()
+        }
+    }
+}

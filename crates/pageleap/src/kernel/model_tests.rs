@@ -1,0 +1,523 @@
+//! Lists and jobs on a modelled kernel, which gives up half-way as the real one does.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pageleap_sys::Errno;
+use proptest::prelude::*;
+
+use super::batch::Batch;
+use super::call::Calls;
+use super::list::{List, PageStatus};
+use super::room::Rooms;
+use super::target::Process;
+use super::{HUGE, KernelMigration, Mode};
+use crate::job::area::Reason;
+use crate::job::outcomes::{PageOutcome, PageRun};
+use crate::placement::Placement;
+use crate::process::{Image, MappingKind, MappingMemory, Movable, ProcessMemory};
+use crate::sync::Instant;
+use crate::units::{BASE_PAGE, Call, NodeId};
+
+/// Nodes 0 and 1 have memory.
+const NODES: i32 = 2;
+
+/// What a folio is like. A folio is what moves as a whole: a page, or a huge page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Movable,
+    /// It refuses this many times, and moves then.
+    Busy(u32),
+    Pinned,
+    Shared,
+    Zero,
+}
+
+#[derive(Clone, Debug)]
+struct Folio {
+    pages: u64,
+    node: i32,
+    kind: Kind,
+    isolated: bool,
+}
+
+/// Memory of a process. `folios`: by their first page.
+#[derive(Clone, Default)]
+struct Memory {
+    folios: BTreeMap<u64, Folio>,
+    moving_calls: u32,
+    /// Pages that were asked about.
+    asked: u64,
+    /// Linux 6.1 has another number for pages that are not present.
+    old: bool,
+    /// Folios that node 1 can still take.
+    room: Option<u64>,
+}
+
+#[derive(Clone)]
+struct Model(Arc<Mutex<Memory>>);
+
+impl Memory {
+    fn folio(&mut self, page: u64) -> Option<(u64, &mut Folio)> {
+        let (first, folio) = self.folios.range_mut(..=page).next_back()?;
+        (page < first + folio.pages).then_some((*first, folio))
+    }
+
+    fn status(&mut self, page: u64) -> i32 {
+        let absent = if self.old { -libc::EFAULT } else { -libc::ENOENT };
+        match self.folio(page) {
+            None => absent,
+            Some((_, folio)) if folio.kind == Kind::Zero => -libc::EFAULT,
+            Some((_, folio)) => folio.node,
+        }
+    }
+
+    /// `add_page_for_migration`: 1 for a page that is queued now.
+    fn add(&mut self, page: u64, node: i32, shared: bool, queue: &mut Vec<u64>) -> i32 {
+        let status = self.status(page);
+        let Some((first, folio)) = self.folio(page) else { return status };
+        if status < 0 {
+            return status;
+        }
+        if folio.node == node {
+            return 0;
+        }
+        if folio.kind == Kind::Shared && !shared {
+            return -libc::EACCES;
+        }
+        if std::mem::replace(&mut folio.isolated, true) {
+            return -libc::EBUSY;
+        }
+        queue.push(first);
+        1
+    }
+
+    /// `move_pages_and_store_status`: how many of the batch did not move.
+    fn flush(&mut self, queue: &mut Vec<u64>, node: i32) -> Result<u64, Errno> {
+        let (mut left, mut full) = (0, false);
+        for first in queue.drain(..) {
+            let folio = self.folios.get_mut(&first).expect("a queued folio is there");
+            folio.isolated = false;
+            let room = if node == 1 { self.room.as_mut() } else { None };
+            match (&mut folio.kind, room) {
+                _ if full => {}
+                (_, Some(0)) => full = true,
+                (Kind::Pinned, _) => left += 1,
+                (Kind::Busy(times @ 1..), _) => {
+                    *times -= 1;
+                    left += 1;
+                }
+                (_, room) => {
+                    room.into_iter().for_each(|room| *room -= 1);
+                    folio.node = node;
+                }
+            }
+        }
+        if full { Err(Errno(libc::ENOMEM)) } else { Ok(left) }
+    }
+}
+
+impl Calls for Model {
+    fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
+        let memory = &mut *self.0.lock().unwrap();
+        memory.asked += pages.len() as u64;
+        for (page, status) in pages.iter().zip(status) {
+            *status = memory.status((page / BASE_PAGE) as u64);
+        }
+        Ok(())
+    }
+
+    /// `do_pages_move` of mm/migrate.c.
+    fn move_pages(
+        &self,
+        pages: &[usize],
+        nodes: &[i32],
+        status: &mut [i32],
+        shared: bool,
+    ) -> Result<u64, Errno> {
+        let memory = &mut *self.0.lock().unwrap();
+        memory.moving_calls += 1;
+        let (mut queue, mut start, mut current) = (Vec::new(), 0, None);
+        for (at, page) in pages.iter().enumerate() {
+            let node = nodes[at];
+            if !(0..NODES).contains(&node) {
+                if let Some(current) = current {
+                    status[start..at].fill(current);
+                }
+                memory.flush(&mut queue, current.unwrap_or(0))?;
+                return Err(Errno(libc::ENODEV));
+            }
+            if let Some(before) = current.filter(|before| *before != node) {
+                let left = memory.flush(&mut queue, before)?;
+                if left > 0 {
+                    return Ok(left + (pages.len() - at) as u64);
+                }
+                status[start..at].fill(before);
+                (current, start) = (Some(node), at);
+            }
+            if current.is_none() {
+                (current, start) = (Some(node), at);
+            }
+            let added = memory.add((page / BASE_PAGE) as u64, node, shared, &mut queue);
+            if added > 0 {
+                continue;
+            }
+            status[at] = if added == 0 { node } else { added };
+            let left = memory.flush(&mut queue, node)?;
+            if left > 0 {
+                return Ok(left + (pages.len() - at - 1) as u64);
+            }
+            status[start..at].fill(node);
+            current = None;
+        }
+        if let Some(node) = current {
+            let left = memory.flush(&mut queue, node)?;
+            if left > 0 {
+                return Ok(left);
+            }
+            status[start..].fill(node);
+        }
+        Ok(0)
+    }
+}
+
+impl Model {
+    fn new(folios: impl IntoIterator<Item = (u64, Folio)>) -> Model {
+        let folios = folios.into_iter().collect();
+        Model(Arc::new(Mutex::new(Memory { folios, ..Memory::default() })))
+    }
+
+    fn moving_calls(&self) -> u32 {
+        self.0.lock().unwrap().moving_calls
+    }
+
+    /// Pages that were asked about.
+    fn asked(&self) -> u64 {
+        self.0.lock().unwrap().asked
+    }
+
+    fn node(&self, page: u64) -> Option<u32> {
+        u32::try_from(self.0.lock().unwrap().status(page)).ok()
+    }
+}
+
+fn folio(pages: u64, kind: Kind) -> Folio {
+    Folio { pages, node: 0, kind, isolated: false }
+}
+
+fn addresses(pages: impl IntoIterator<Item = u64>) -> Vec<usize> {
+    pages.into_iter().map(|page| page as usize * BASE_PAGE).collect()
+}
+
+/// Moves a list, and returns what became of each page.
+fn move_list(model: &Model, pages: &[usize], nodes: &[NodeId], mode: Mode) -> Vec<PageStatus> {
+    let none = PageStatus { node: None, reason: None };
+    let status = vec![none; pages.len()];
+    let mut list = List { calls: model, is_gone: &|| false, pages, status, shared: false };
+    list.look(0..pages.len()).unwrap();
+    list.move_to(nodes, &Rooms::unlimited(), Batch::new(None, Duration::from_secs(1)), mode);
+    list.status
+}
+
+/// Every tenth page refuses, each for another reason.
+fn every_tenth_refuses() -> Vec<(u64, Folio)> {
+    let kind = |page: u64| match page {
+        page if !page.is_multiple_of(10) => Some(Kind::Movable),
+        page => match page / 10 % 4 {
+            0 => Some(Kind::Pinned),
+            1 => Some(Kind::Shared),
+            2 => Some(Kind::Zero),
+            _ => None,
+        },
+    };
+    (0..1000).filter_map(|page| Some((page, folio(1, kind(page)?)))).collect()
+}
+
+#[test]
+fn exactly_those_pages_stay_that_refuse() {
+    let pages = addresses(0..1000);
+    let nodes = vec![NodeId(1); 1000];
+    // The call itself leaves nearly all.
+    let model = Model::new(every_tenth_refuses());
+    let mut status = vec![0; 1000];
+    model.move_pages(&pages, &[1; 1000], &mut status, false).unwrap();
+    assert!((0..1000).filter(|page| model.node(*page) == Some(1)).count() < 100);
+
+    let model = Model::new(every_tenth_refuses());
+    let found = move_list(&model, &pages, &nodes, Mode::Retry);
+    for (page, status) in found.iter().enumerate() {
+        let on = |node| Some(NodeId(node));
+        let wanted = match (page % 10, page / 10 % 4) {
+            (1.., _) => PageStatus { node: on(1), reason: None },
+            (_, 0) => PageStatus { node: on(0), reason: Some(Reason::InUse) },
+            (_, 1) => PageStatus { node: on(0), reason: Some(Reason::Shared) },
+            _ => PageStatus { node: None, reason: None },
+        };
+        assert_eq!(*status, wanted, "page {page}");
+    }
+    assert!(model.moving_calls() <= 120, "{} calls", model.moving_calls());
+}
+
+#[test]
+fn a_page_that_is_busy_for_a_while_moves_unless_the_mode_is_light() {
+    for (mode, moved) in [(Mode::Light, 1), (Mode::Retry, 3)] {
+        let kinds = [Kind::Busy(2), Kind::Movable, Kind::Busy(3)];
+        let model = Model::new((0..3).zip(kinds.map(|kind| folio(1, kind))));
+        let found = move_list(&model, &addresses(0..3), &[NodeId(1); 3], mode);
+        let there = found.iter().filter(|status| status.node == Some(NodeId(1))).count();
+        assert_eq!(there, moved, "{mode}: {found:?}");
+    }
+}
+
+#[test]
+fn a_full_node_takes_what_it_can_and_the_rest_says_so() {
+    let model = Model::new((0..300).map(|page| (page, folio(1, Kind::Movable))));
+    model.0.lock().unwrap().room = Some(100);
+    let found = move_list(&model, &addresses(0..300), &[NodeId(1); 300], Mode::Retry);
+    let full = Some(Reason::Refused(Call::MovePages, Errno(libc::ENOMEM)));
+    assert_eq!(found.iter().filter(|s| s.reason.is_none()).count(), 100);
+    assert_eq!(found.iter().filter(|s| s.reason == full).count(), 200);
+    assert!(found.iter().all(|s| s.code() == 1 || s.code() == -libc::ENOMEM));
+}
+
+/// A process whose one mapping has `pages` pages.
+fn process(model: &Model, pages: u64, page_bytes: u64) -> (ProcessMemory, Process) {
+    let mapping = MappingMemory {
+        start: 0,
+        end: pages as usize * BASE_PAGE,
+        access: "rw-p".into(),
+        kind: MappingKind::Anonymous,
+        name: String::new(),
+        policy: "default".into(),
+        page_bytes,
+        resident_bytes: pages * BASE_PAGE as u64,
+        huge_bytes: if page_bytes == BASE_PAGE as u64 { HUGE as u64 } else { 0 },
+        swapped_bytes: 0,
+        on_nodes: BTreeMap::new(),
+        shared_bytes: 0,
+        movable: Movable::Yes,
+        file_offset: 0,
+    };
+    let memory = ProcessMemory {
+        pid: 7,
+        name: "model".into(),
+        namespace_pids: vec![7],
+        allowed_nodes: vec![NodeId(0), NodeId(1)],
+        page_table_bytes: 0,
+        mappings: vec![mapping],
+        warnings: Vec::new(),
+        image: Image::NONE,
+    };
+    (memory, Process::modelled(7, Box::new(model.clone())))
+}
+
+/// Runs a job over all of the mapping. Returns what became of its pages.
+fn run(model: &Model, pages: u64, page_bytes: u64, to: Placement, mode: Mode) -> Vec<PageRun> {
+    let (memory, process) = process(model, pages, page_bytes);
+    let all = KernelMigration::new().range(&memory, 0..pages as usize * BASE_PAGE, to);
+    finish(&all.mode(mode), process, pages)
+}
+
+/// In calls of so many pages, whatever they take.
+fn run_in_batches(model: &Model, pages: u64, batch: usize) -> Vec<PageRun> {
+    let (memory, process) = process(model, pages, BASE_PAGE as u64);
+    let all = KernelMigration::new().range(&memory, 0..pages as usize * BASE_PAGE, NodeId(1));
+    finish(&all.batch_pages(batch), process, pages)
+}
+
+fn finish(migration: &KernelMigration<'_>, process: Process, pages: u64) -> Vec<PageRun> {
+    let plan = migration.plan_on(vec![process], &[Some(0)], Rooms::unlimited()).unwrap();
+    let job = plan.start(migration.settings(), Vec::new(), Instant::now()).unwrap();
+    let report = job.wait();
+    assert_eq!(report.pages.total(), pages);
+    assert_eq!(report.pages.not_attempted + report.pages.busy, 0, "{report}");
+    report.runs
+}
+
+/// What became of each page.
+fn by_page(runs: &[PageRun]) -> Vec<(PageOutcome, Option<Reason>)> {
+    let each = |run: &PageRun| {
+        let state = (run.outcome, run.reason);
+        vec![state; run.range.len() / BASE_PAGE]
+    };
+    runs.iter().flat_map(each).collect()
+}
+
+#[test]
+fn huge_pages_move_as_one_and_a_pinned_one_takes_few_calls() {
+    const PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+    let kinds = [Kind::Movable, Kind::Pinned, Kind::Movable, Kind::Shared, Kind::Busy(1)];
+    let folios = (0..).map(|i| i * PAGES).zip(kinds.map(|kind| folio(PAGES, kind)));
+    let model = Model::new(folios);
+    let runs = run_in_batches(&model, 5 * PAGES, PAGES as usize);
+    let of = |run: &PageRun| (run.range.len() / HUGE, run.outcome, run.reason);
+    assert_eq!(
+        runs.iter().map(of).collect::<Vec<_>>(),
+        [
+            (1, PageOutcome::Migrated, None),
+            (1, PageOutcome::Failed, Some(Reason::InUse)),
+            (1, PageOutcome::Migrated, None),
+            (1, PageOutcome::Unchanged, Some(Reason::Shared)),
+            (1, PageOutcome::Migrated, None),
+        ]
+    );
+    assert!(model.moving_calls() <= 40, "{} calls", model.moving_calls());
+}
+
+/// What lies between two busy pages is not looked at again with them.
+#[test]
+fn only_pages_that_stayed_are_tried_again() {
+    const PAGES: u64 = 8192;
+    let kind = |page| match page {
+        0 | 4000 => Kind::Pinned,
+        PAGES.. => unreachable!(),
+        page if page == PAGES - 1 => Kind::Busy(2),
+        _ => Kind::Movable,
+    };
+    let model = Model::new((0..PAGES).map(|page| (page, folio(1, kind(page)))));
+    let runs = run_in_batches(&model, PAGES, 128);
+    let failed = runs.iter().filter(|run| run.outcome == PageOutcome::Failed);
+    assert_eq!(failed.map(|run| run.range.len() / BASE_PAGE).sum::<usize>(), 2);
+    // Each page is asked about before and after its call, and the rest of a query again.
+    let quiet = Model::new((0..PAGES).map(|page| (page, folio(1, Kind::Movable))));
+    run_in_batches(&quiet, PAGES, 128);
+    let asked = [&model, &quiet].map(Model::asked);
+    assert!(
+        asked[0] < asked[1] + PAGES / 2,
+        "{asked:?} pages were asked about, the latter at rest"
+    );
+}
+
+#[test]
+fn small_pages_that_look_like_a_huge_one_all_move() {
+    const PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+    let kind = |page| if page == PAGES + 7 { Kind::Pinned } else { Kind::Movable };
+    let model = Model::new((0..3 * PAGES).map(|page| (page, folio(1, kind(page)))));
+    let runs = run(&model, 3 * PAGES, BASE_PAGE as u64, NodeId(1).into(), Mode::Retry);
+    for (page, (outcome, reason)) in (0..).zip(by_page(&runs)) {
+        let wanted = match kind(page) {
+            Kind::Pinned => (PageOutcome::Failed, Some(Reason::InUse), Some(0)),
+            _ => (PageOutcome::Migrated, None, Some(1)),
+        };
+        assert_eq!((outcome, reason, model.node(page)), wanted, "page {page}");
+    }
+}
+
+#[test]
+fn reserved_huge_pages_are_named_once_each() {
+    const PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+    let kinds = [Kind::Movable, Kind::Pinned, Kind::Movable];
+    let model = Model::new((0..).map(|i| i * PAGES).zip(kinds.map(|kind| folio(PAGES, kind))));
+    let runs = run(&model, 4 * PAGES, HUGE as u64, NodeId(1).into(), Mode::Light);
+    let of = |run: &PageRun| (run.range.len() / HUGE, run.outcome, run.reason);
+    assert_eq!(
+        runs.iter().map(of).collect::<Vec<_>>(),
+        [
+            (1, PageOutcome::Migrated, None),
+            (1, PageOutcome::Failed, Some(Reason::InUse)),
+            (1, PageOutcome::Migrated, None),
+            (1, PageOutcome::Unchanged, Some(Reason::Absent)),
+        ]
+    );
+}
+
+#[test]
+fn pages_are_spread_over_several_nodes() {
+    let model = Model::new((0..64).map(|page| (page, folio(1, Kind::Movable))));
+    let to = Placement::weighted([(NodeId(0), 1), (NodeId(1), 3)]).stripe_bytes(BASE_PAGE);
+    run(&model, 64, BASE_PAGE as u64, to, Mode::Retry);
+    assert_eq!((0..64).filter(|page| model.node(*page) == Some(1)).count(), 48);
+}
+
+fn kinds() -> impl Strategy<Value = Option<Kind>> {
+    prop_oneof![
+        6 => Just(Some(Kind::Movable)),
+        1 => Just(Some(Kind::Pinned)),
+        1 => Just(Some(Kind::Shared)),
+        1 => Just(Some(Kind::Zero)),
+        1 => (1u32..3).prop_map(|times| Some(Kind::Busy(times))),
+        1 => Just(None),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+    /// Whatever the pages are like, each gets the status that it has, and all move that can.
+    #[test]
+    fn each_page_of_a_list_gets_its_true_status(
+        all in proptest::collection::vec((kinds(), 0i32..NODES, 0u32..2), 1..200),
+        old in any::<bool>(),
+    ) {
+        let folios = all.iter().enumerate().filter_map(|(page, (kind, node, _))| {
+            Some((page as u64, Folio { node: *node, ..folio(1, (*kind)?) }))
+        });
+        let model = Model::new(folios);
+        model.0.lock().unwrap().old = old;
+        let nodes: Vec<NodeId> = all.iter().map(|(.., to)| NodeId(*to)).collect();
+        let found = move_list(&model, &addresses(0..all.len() as u64), &nodes, Mode::Retry);
+        for (page, (kind, from, to)) in all.iter().enumerate() {
+            let on = |node: u32| Some(NodeId(node));
+            let stays = |reason| PageStatus { node: on(*from as u32), reason };
+            let wanted = match kind {
+                None | Some(Kind::Zero) => PageStatus { node: None, reason: None },
+                _ if *from as u32 == *to => stays(None),
+                Some(Kind::Pinned) => stays(Some(Reason::InUse)),
+                Some(Kind::Shared) => stays(Some(Reason::Shared)),
+                Some(Kind::Movable | Kind::Busy(_)) => PageStatus { node: on(*to), reason: None },
+            };
+            prop_assert_eq!(found[page], wanted, "page {}: {:?}", page, all[page]);
+            prop_assert_eq!(model.node(page as u64).map(NodeId), wanted.node);
+        }
+        // A batch that fails costs a call, and is tried four times at most.
+        let refusing = all.iter().filter(|(kind, ..)| *kind != Some(Kind::Movable)).count();
+        prop_assert!(model.moving_calls() as usize <= 4 * (refusing + 5), "{}", model.moving_calls());
+    }
+
+    /// The same for a job over small and huge pages.
+    #[test]
+    fn each_page_of_a_job_gets_its_true_outcome(
+        all in proptest::collection::vec((kinds(), any::<bool>(), 0i32..NODES), 1..6),
+        small in proptest::collection::vec(kinds(), 0..600),
+        old in any::<bool>(),
+    ) {
+        const PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+        let mut folios = BTreeMap::new();
+        for (at, (kind, huge, node)) in all.iter().enumerate() {
+            let first = at as u64 * PAGES;
+            let of = |pages, kind| Folio { node: *node, ..folio(pages, kind) };
+            match kind {
+                Some(kind) if *huge => {
+                    folios.insert(first, of(PAGES, *kind));
+                }
+                _ => folios.extend((0..).zip(&small).take(PAGES as usize).filter_map(
+                    |(page, kind)| Some((first + page, of(1, (*kind)?))),
+                )),
+            }
+        }
+        let before = folios.clone();
+        let model = Model::new(folios);
+        model.0.lock().unwrap().old = old;
+        let pages = all.len() as u64 * PAGES;
+        let found = by_page(&run(&model, pages, BASE_PAGE as u64, NodeId(1).into(), Mode::Retry));
+        let unchanged = |reason| (PageOutcome::Unchanged, reason);
+        for page in 0..pages {
+            let last = before.range(..=page).next_back();
+            let there = last.filter(|(first, folio)| page < *first + folio.pages);
+            let wanted = match there.map(|(_, folio)| (folio.kind, folio.node)) {
+                None | Some((Kind::Zero, _)) => unchanged(Some(Reason::Absent)),
+                Some((_, 1)) => unchanged(None),
+                Some((Kind::Pinned, _)) => (PageOutcome::Failed, Some(Reason::InUse)),
+                Some((Kind::Shared, _)) => unchanged(Some(Reason::Shared)),
+                Some(_) => (PageOutcome::Migrated, None),
+            };
+            prop_assert_eq!(found[page as usize], wanted, "page {}: {:?}", page, there);
+            let has_moved = wanted.0 == PageOutcome::Migrated;
+            prop_assert!(!has_moved || model.node(page) == Some(1), "page {}", page);
+        }
+    }
+}

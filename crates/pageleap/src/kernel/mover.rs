@@ -1,0 +1,659 @@
+//! Moves ranges of processes for a job. An attempt looks through an area until it has pages for one
+//! call, makes the call, and looks where the pages lie.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+use pageleap_sys::Errno;
+
+use super::batch::Batch;
+use super::call::{Fate, UNWRITTEN, move_once};
+use super::room::Rooms;
+use super::target::Process;
+use super::{AREA_PAGES, HUGE};
+use crate::engine::Engine;
+use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::commit::Effort;
+use crate::error::Error;
+use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
+use crate::job::books::Books;
+use crate::job::{Mover, Terms};
+use crate::placement::Layout;
+use crate::sync::{Instant, thread};
+use crate::topology::Topology;
+use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
+
+/// Base pages of a transparent huge page.
+const HUGE_PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+/// Pages of one query. The kernel copies the lists, and this size keeps the copies small.
+const QUERY: u64 = 1024;
+/// The pauses before a page is tried again: the first one, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
+
+/// How often a page is tried at least that is to be tried for some time.
+const LEAST_TRIES: u32 = 4;
+
+/// How often a page is tried.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Persistence {
+    /// This many times.
+    Tries(u32),
+    /// Until no page has moved for this long.
+    Without(Duration),
+}
+
+/// A stretch of a mapping.
+#[derive(Debug)]
+pub(super) struct Leg {
+    /// Which process.
+    pub(super) process: usize,
+    /// Its pages: addresses divided by 4096.
+    pub(super) pages: Range<u64>,
+    /// Base pages of a page.
+    pub(super) unit: u64,
+    /// Whether it may have transparent huge pages.
+    pub(super) maybe_huge: bool,
+    pub(super) is_hugetlb: bool,
+    /// Which page goes to which node.
+    pub(super) layout: Layout,
+    /// The nodes of the layout.
+    pub(super) nodes: Vec<NodeId>,
+    /// The page at which the layout begins.
+    pub(super) origin: u64,
+}
+
+impl Leg {
+    /// Where parts of these pages are to lie.
+    fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, NodeId)> {
+        let shift = |page: u64| page.wrapping_sub(self.origin);
+        let back = |page: u64| page.wrapping_add(self.origin);
+        let parts = self.layout.parts(shift(pages.start)..shift(pages.end));
+        let part = |(part, node): (Range<u64>, usize)| {
+            (back(part.start)..back(part.end), self.nodes[node])
+        };
+        parts.into_iter().map(part).collect()
+    }
+}
+
+/// In which manner pages are moved.
+pub(super) struct Manner {
+    /// From which nodes; `None`: from all.
+    pub(super) from: Option<BTreeSet<NodeId>>,
+    /// Whether pages move that are mapped more than once.
+    pub(super) shared: bool,
+    pub(super) rooms: Rooms,
+    pub(super) persistence: Persistence,
+    pub(super) batch: Batch,
+    /// The most base pages of a call.
+    pub(super) most_pages: usize,
+    /// Whether the job is about several processes, of which some may end.
+    pub(super) several: bool,
+}
+
+/// Moves pages of processes through the kernel.
+pub(crate) struct KernelMover {
+    processes: Vec<Process>,
+    legs: Vec<Leg>,
+    manner: Manner,
+}
+
+/// What the worker remembers.
+pub(crate) struct Worker {
+    batch: Batch,
+    /// Blocks of 2 MB that did not move as one page, by process and number.
+    apart: BTreeSet<(usize, u64)>,
+    /// When a page has moved last.
+    moved: Instant,
+    /// The leg that was tried again last, and how often it had been refused.
+    again: (usize, u32),
+    /// Pages that are to be tried again, by leg and first page, each run with its end. What lies
+    /// between them is not looked at again: it may be far more, and is another's matter by then.
+    late: BTreeMap<(usize, u64), u64>,
+    /// The parts of the area that this attempt is about.
+    tried: Vec<Range<u64>>,
+}
+
+/// A page of the list of a call.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    page: u64,
+    /// Base pages that move with it, if it is what it looks like.
+    span: u64,
+    node: NodeId,
+}
+
+/// What an attempt has found.
+#[derive(Default)]
+struct Found {
+    /// What to move. Ascending by page.
+    list: Vec<Entry>,
+    /// What need not move, and what has been decided.
+    verdicts: Runs,
+    effort: Effort,
+}
+
+impl Found {
+    fn say(&mut self, pages: Range<u64>, verdict: Verdict) {
+        match self.verdicts.last_mut() {
+            _ if pages.is_empty() => {}
+            Some((last, same)) if last.end == pages.start && *same == verdict => {
+                last.end = pages.end;
+            }
+            _ => self.verdicts.push((pages, verdict)),
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        let by = AreaEngine { engine: Engine::Kernel, why: Why::AsChosen };
+        let runs = area::joined(self.verdicts);
+        Outcome { runs, by, effort: self.effort, seen: None, disturbed: None }
+    }
+}
+
+impl KernelMover {
+    pub(super) fn new(processes: Vec<Process>, legs: Vec<Leg>, manner: Manner) -> Self {
+        KernelMover { processes, legs, manner }
+    }
+
+    /// The parts of a leg by the node on which they are to lie.
+    pub(crate) fn parts(&self, leg: usize) -> Vec<(Range<u64>, NodeId)> {
+        let leg = &self.legs[leg];
+        leg.parts(leg.pages.clone())
+    }
+
+    /// Whether a page is present, and is none that stands for others.
+    fn lies_somewhere(&self, leg: &Leg, page: u64) -> bool {
+        let mut status = [UNWRITTEN];
+        let asked =
+            self.processes[leg.process].calls.query(&[page as usize * BASE_PAGE], &mut status);
+        asked.is_ok() && status[0] >= 0
+    }
+
+    /// Finds pages for one call among `tried`, the parts of an area that are to be tried. Returns
+    /// `Err` if the process cannot be asked.
+    fn gather(
+        &self,
+        worker: &Worker,
+        area: &Area,
+        tried: &[Range<u64>],
+        found: &mut Found,
+    ) -> Result<(), (Call, Errno)> {
+        let most = worker.batch.pages().min(self.manner.most_pages) as u64;
+        let (mut wanted, mut at) = (0, area.pages.start);
+        for part in tried {
+            if wanted >= most {
+                return Ok(());
+            }
+            found.say(at..part.start, Verdict::AsBefore);
+            // However many pages are tried again, a job that is to stop is soon noticed.
+            let end = part.end.min(area.pages.start.saturating_add(AREA_PAGES));
+            at = part.start.max(end);
+            self.gather_part(worker, area, part.start..at, (&mut wanted, most), found)?;
+            if at < part.end {
+                return Ok(());
+            }
+        }
+        if wanted < most {
+            found.say(at..area.pages.end, Verdict::AsBefore);
+        }
+        Ok(())
+    }
+
+    /// Finds pages of a part until `most` are found.
+    fn gather_part(
+        &self,
+        worker: &Worker,
+        area: &Area,
+        part: Range<u64>,
+        (wanted, most): (&mut u64, u64),
+        found: &mut Found,
+    ) -> Result<(), (Call, Errno)> {
+        let leg = &self.legs[area.leg];
+        let mut at = part.start;
+        while at < part.end && *wanted < most {
+            let step = QUERY * leg.unit;
+            let chunk = at..((at / step + 1) * step).min(part.end);
+            let looked = Looked::at(self, leg, chunk, &mut found.effort)?;
+            if leg.unit == 1 && looked.is_empty() {
+                // Processes reserve addresses by terabytes.
+                let process = &self.processes[leg.process];
+                let end = process.skip_absent(looked.pages.end, part.end);
+                found.say(at..end, Verdict::Left(Some(Reason::Absent)));
+                at = end;
+                continue;
+            }
+            while at < looked.pages.end && *wanted < most {
+                let entry = looked.entry(self, worker, at, area.refused == 0);
+                match entry {
+                    Ok(entry) => {
+                        *wanted += entry.span;
+                        found.list.push(entry);
+                        at += entry.span;
+                    }
+                    Err(verdict) => {
+                        found.say(at..at + leg.unit, verdict);
+                        at += leg.unit;
+                    }
+                }
+                // A huge page that did not move is tried as a whole, page by page.
+                let within = leg.maybe_huge && !at.is_multiple_of(HUGE_PAGES);
+                if *wanted >= most && within && worker.is_apart(leg, at) && at < looked.pages.end {
+                    *wanted = most - 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves out of the list what has no room on its node.
+    fn fit(&self, leg: &Leg, found: &mut Found) {
+        let mut rooms: BTreeMap<NodeId, u64> = BTreeMap::new();
+        let list = std::mem::take(&mut found.list);
+        let room_on = |node| {
+            // Without a free huge page, the kernel makes one from free memory.
+            let reserved = match leg.is_hugetlb {
+                true => free_huge_bytes(node, leg.unit * BASE_PAGE as u64),
+                false => 0,
+            };
+            self.manner.rooms.now(node).saturating_add(reserved)
+        };
+        for entry in list {
+            let bytes = entry.span * BASE_PAGE as u64;
+            let room = rooms.entry(entry.node).or_insert_with(|| room_on(entry.node));
+            match room.checked_sub(bytes) {
+                Some(less) => {
+                    *room = less;
+                    found.list.push(entry);
+                }
+                None => {
+                    found.say(entry.page..entry.page + entry.span, Verdict::GivenUp(Reason::NoRoom))
+                }
+            }
+        }
+    }
+
+    /// Makes the moving call for the list.
+    fn move_list(
+        &self,
+        worker: &mut Worker,
+        area: &Area,
+        found: &mut Found,
+    ) -> Result<(), (Call, Errno)> {
+        let leg = &self.legs[area.leg];
+        let process = &self.processes[leg.process];
+        let mut list = std::mem::take(&mut found.list);
+        // Pages for one node form a batch of the kernel.
+        list.sort_by_key(|entry| (entry.node, entry.page));
+        let addresses: Vec<usize> = list.iter().map(|e| e.page as usize * BASE_PAGE).collect();
+        let nodes: Vec<i32> = list.iter().map(|entry| entry.node.0 as i32).collect();
+        if process.is_gone() {
+            // What was found may be another program's.
+            found.verdicts.clear();
+            let all = worker.tried.iter().cloned();
+            all.for_each(|pages| found.say(pages, self.gone(Reason::ProcessEnded)));
+            return Ok(());
+        }
+        let began = Instant::now();
+        found.effort.count(Call::MovePages);
+        found.effort.count(Call::QueryNodes);
+        let fates = move_once(&*process.calls, &addresses, &nodes, self.manner.shared);
+        let took = began.elapsed();
+        found.effort.window_ns = took.as_nanos() as u64;
+        if process.is_gone() {
+            let each = list.iter().map(|entry| entry.page..entry.page + entry.span);
+            each.for_each(|pages| found.say(pages, self.gone(Reason::Uncertain)));
+            return Ok(());
+        }
+        let (mut stuck, mut moved) = (None, 0);
+        for (entry, fate) in list.iter().zip(fates?) {
+            let block = entry.page / HUGE_PAGES;
+            let apart = leg.maybe_huge && worker.apart.contains(&(leg.process, block));
+            let verdict = match fate {
+                Fate::There => {
+                    moved += self.arrived(worker, leg, entry, found)?;
+                    continue;
+                }
+                // The kernel has just taken and put back the huge page that this is a part of.
+                Fate::NotTried | Fate::Stays(Errno(libc::EBUSY))
+                    if apart && stuck == Some(block) =>
+                {
+                    self.once_more(worker, area, Reason::InUse)
+                }
+                Fate::NotTried => continue,
+                fate => {
+                    stuck = (fate == Fate::InUse).then_some(block);
+                    self.verdict(worker, area, process, entry, fate)
+                }
+            };
+            if entry.span == HUGE_PAGES && leg.unit == 1 {
+                worker.apart.insert((leg.process, block));
+                found.say(entry.page..entry.page + 1, verdict);
+            } else {
+                found.say(entry.page..entry.page + entry.span, verdict);
+            }
+        }
+        if moved > 0 {
+            worker.moved = Instant::now();
+        }
+        // Pages that stay take time, too. If most do, they count.
+        let tried: u64 = list.iter().map(|entry| entry.span).sum();
+        let counted = if moved * 2 >= tried { moved } else { tried };
+        worker.batch.observe(counted as usize, took);
+        found.effort.copied = moved * BASE_PAGE as u64;
+        Ok(())
+    }
+
+    /// An entry lies on its node now. Looks whether all did that was to move with it, and returns
+    /// how many pages did.
+    fn arrived(
+        &self,
+        worker: &mut Worker,
+        leg: &Leg,
+        entry: &Entry,
+        found: &mut Found,
+    ) -> Result<u64, (Call, Errno)> {
+        let mut span = entry.span;
+        if leg.unit == 1 && span > 1 {
+            let all = entry.page..entry.page + span;
+            let looked = Looked::at(self, leg, all, &mut found.effort)?;
+            if looked.status.iter().any(|status| *status != entry.node.0 as i32) {
+                // It was no huge page.
+                worker.apart.insert((leg.process, entry.page / HUGE_PAGES));
+                span = 1;
+            }
+        }
+        found.say(entry.page..entry.page + span, Verdict::Moved);
+        Ok(span)
+    }
+
+    /// What follows for a page that was tried and did not move.
+    fn verdict(
+        &self,
+        worker: &Worker,
+        area: &Area,
+        process: &Process,
+        entry: &Entry,
+        fate: Fate,
+    ) -> Verdict {
+        match fate {
+            Fate::Stays(Errno(libc::EACCES)) if !self.manner.shared => {
+                Verdict::Left(Some(Reason::Shared))
+            }
+            Fate::Gone => match process.why_absent(entry.page, 1)[0] {
+                // It may be back, or on its way elsewhere.
+                Reason::Absent => Verdict::Left(Some(Reason::Absent)),
+                _ if area.refused == 0 => Verdict::Later(Reason::InUse),
+                why => Verdict::Left(Some(why)),
+            },
+            // It is present, and the kernel moves nothing of its mapping.
+            Fate::Stays(Errno(libc::EFAULT)) => Verdict::Left(Some(Reason::Unmovable)),
+            Fate::Stays(Errno(libc::EBUSY | libc::ENOENT)) | Fate::InUse => {
+                self.once_more(worker, area, Reason::InUse)
+            }
+            Fate::Refused(errno @ Errno(libc::ENOMEM)) | Fate::Stays(errno) => {
+                self.once_more(worker, area, Reason::Refused(Call::MovePages, errno))
+            }
+            Fate::Refused(errno) => Verdict::GivenUp(Reason::Refused(Call::MovePages, errno)),
+            Fate::There | Fate::NotTried => unreachable!("dealt with by the caller"),
+        }
+    }
+
+    /// What becomes of pages whose process has ended. Of several processes, it is no failure that
+    /// one ends: its memory needs no move any more.
+    fn gone(&self, why: Reason) -> Verdict {
+        match self.manner.several {
+            true => Verdict::Left(Some(why)),
+            false => Verdict::GivenUp(why),
+        }
+    }
+
+    /// Tries a page again, unless it has been tried often enough.
+    fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
+        let goes_on = match self.manner.persistence {
+            Persistence::Tries(tries) => area.refused + 1 < tries,
+            // Looking at memory and keeping to a rate take time, too.
+            Persistence::Without(patience) => {
+                area.refused + 1 < LEAST_TRIES || worker.moved.elapsed() < patience
+            }
+        };
+        if goes_on { Verdict::Later(why) } else { Verdict::GivenUp(why) }
+    }
+
+    fn try_area(
+        &self,
+        worker: &mut Worker,
+        area: &Area,
+        found: &mut Found,
+    ) -> Result<(), (Call, Errno)> {
+        let tried = std::mem::take(&mut worker.tried);
+        let gathered = self.gather(worker, area, &tried, found);
+        worker.tried = tried;
+        gathered?;
+        self.fit(&self.legs[area.leg], found);
+        if found.list.is_empty() { Ok(()) } else { self.move_list(worker, area, found) }
+    }
+}
+
+/// Bytes of the free huge pages of a node.
+fn free_huge_bytes(node: NodeId, page_bytes: u64) -> u64 {
+    Topology::node_now(node).map_or(0, |node| node.free_huge(page_bytes) * page_bytes)
+}
+
+impl Worker {
+    /// Takes the parts of an area that are to be tried again.
+    fn take_late(&mut self, area: &Area) -> Vec<Range<u64>> {
+        let Range { start, end } = area.pages;
+        let inside = self.late.range((area.leg, start)..(area.leg, end));
+        let keys: Vec<(usize, u64)> = inside.map(|(key, _)| *key).collect();
+        let take = |key| self.late.remove(&key).map(|end| key.1..end);
+        keys.into_iter().filter_map(take).collect()
+    }
+
+    /// Notes what is to be tried again: the verdict says so, or it was to be tried again and was
+    /// not reached.
+    fn note_late(&mut self, area: &Area, runs: &Runs) {
+        let later = runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Later(_)));
+        for (pages, _) in later {
+            self.late.insert((area.leg, pages.start), pages.end);
+        }
+        if area.refused == 0 {
+            return;
+        }
+        for part in &self.tried {
+            let mut at = part.start;
+            let inside =
+                runs.iter().filter(|(run, _)| run.end > part.start && run.start < part.end);
+            for (run, _) in inside {
+                if at < run.start {
+                    self.late.insert((area.leg, at), run.start);
+                }
+                at = run.end;
+            }
+            if at < part.end {
+                self.late.insert((area.leg, at), part.end);
+            }
+        }
+    }
+
+    fn is_apart(&self, leg: &Leg, page: u64) -> bool {
+        self.apart.contains(&(leg.process, page / HUGE_PAGES))
+    }
+
+    /// Gives pages time that are to be tried again: once for each round, which may take several
+    /// attempts.
+    fn pause_before(&mut self, area: &Area) {
+        let [first, longest] = PAUSES;
+        let round = (area.leg, area.refused);
+        if area.refused > 0 && std::mem::replace(&mut self.again, round) != round {
+            let times = 4u32.saturating_pow(area.refused - 1);
+            thread::sleep(first.saturating_mul(times).min(longest));
+        }
+    }
+}
+
+impl Mover for KernelMover {
+    type Worker = Worker;
+
+    fn worker(&self, _number: usize, _books: Books<'_>) -> Worker {
+        let batch = self.manner.batch.clone();
+        Worker {
+            batch,
+            apart: BTreeSet::new(),
+            moved: Instant::now(),
+            again: (0, 0),
+            late: BTreeMap::new(),
+            tried: Vec::new(),
+        }
+    }
+
+    fn attempt(&self, worker: &mut Worker, area: &Area, _terms: &Terms<'_>) -> Outcome {
+        let process = &self.processes[self.legs[area.leg].process];
+        let mut found = Found::default();
+        worker.pause_before(area);
+        worker.tried = match area.refused {
+            0 => vec![area.pages.clone()],
+            _ => worker.take_late(area),
+        };
+        if let Err((call, errno)) = self.try_area(worker, area, &mut found) {
+            let refused = Reason::Refused(call, errno);
+            let verdict = match errno {
+                _ if process.is_gone() => self.gone(Reason::ProcessEnded),
+                // Its main thread has let go of the memory: the process is about to end, and has
+                // ended by the next try. Otherwise other threads go on without it.
+                Errno(libc::EINVAL) => self.once_more(worker, area, refused),
+                _ => Verdict::GivenUp(refused),
+            };
+            // Of what has moved before the refused question nothing is known.
+            let all = worker.tried.iter().cloned();
+            found.verdicts = all.map(|pages| (pages, verdict)).collect();
+        }
+        let outcome = found.outcome();
+        worker.note_late(area, &outcome.runs);
+        outcome
+    }
+
+    fn error(&self, area: &Area, why: Reason) -> Error {
+        let pages = &area.pages;
+        let bytes = |page: u64| page as usize * BASE_PAGE;
+        Error::NotMoved {
+            pid: self.processes[self.legs[area.leg].process].pid,
+            range: AddressRange(bytes(pages.start)..bytes(pages.end)),
+            reason: why.to_string(),
+            remedy: remedy(why),
+        }
+    }
+
+    fn finish(self, _books: Books<'_>, moved: &mut dyn FnMut()) {
+        moved();
+    }
+}
+
+/// What helps against a reason.
+fn remedy(why: Reason) -> &'static str {
+    match why {
+        Reason::InUse => "try again later, when its I/O has ended",
+        Reason::NoRoom => "free memory on the node, move less, or fill the node in spite of it",
+        Reason::Refused(_, Errno(libc::ENOMEM)) => "free memory on the node, or move less",
+        Reason::ProcessEnded | Reason::Uncertain => "read its memory again, if it still runs",
+        _ => "look at the reason",
+    }
+}
+
+/// Where pages of a leg lie and where they are to lie.
+struct Looked<'a> {
+    leg: &'a Leg,
+    pages: Range<u64>,
+    /// By unit: the node, or a negated error number.
+    status: Vec<i32>,
+    /// Where parts of the pages are to lie.
+    parts: Vec<(Range<u64>, NodeId)>,
+    /// By unit, why a page has no node; empty if all have one.
+    absent: Vec<Reason>,
+}
+
+impl<'a> Looked<'a> {
+    fn at(
+        mover: &KernelMover,
+        leg: &'a Leg,
+        pages: Range<u64>,
+        effort: &mut Effort,
+    ) -> Result<Looked<'a>, (Call, Errno)> {
+        let process = &mover.processes[leg.process];
+        let units = pages.clone().step_by(leg.unit as usize);
+        let addresses: Vec<usize> = units.clone().map(|page| page as usize * BASE_PAGE).collect();
+        let mut status = vec![UNWRITTEN; addresses.len()];
+        effort.count(Call::QueryNodes);
+        process.calls.query(&addresses, &mut status).map_err(|e| (Call::QueryNodes, e))?;
+        let absent = match status.iter().any(|status| *status < 0) {
+            false => Vec::new(),
+            true if leg.unit == 1 => process.why_absent(pages.start, status.len()),
+            true => units.map(|page| process.why_absent(page, 1)[0]).collect(),
+        };
+        let parts = leg.parts(pages.clone());
+        Ok(Looked { leg, pages, status, parts, absent })
+    }
+
+    /// Whether no page is present, and none is swapped out.
+    fn is_empty(&self) -> bool {
+        !self.absent.is_empty()
+            && self.absent.iter().all(|why| *why == Reason::Absent)
+            && self.status.iter().all(|status| *status < 0)
+    }
+
+    fn unit_of(&self, page: u64) -> usize {
+        ((page - self.pages.start) / self.leg.unit) as usize
+    }
+
+    /// The part that a page belongs to.
+    fn part(&self, page: u64) -> &(Range<u64>, NodeId) {
+        let at = self.parts.partition_point(|(part, _)| part.end <= page);
+        &self.parts[at]
+    }
+
+    /// The page as an entry of a list, or why it need not move.
+    /// `first`: no page of the area has been tried before.
+    fn entry(
+        &self,
+        mover: &KernelMover,
+        worker: &Worker,
+        page: u64,
+        first: bool,
+    ) -> Result<Entry, Verdict> {
+        let unit = self.unit_of(page);
+        let (part, node) = self.part(page);
+        let Ok(on) = u32::try_from(self.status[unit]) else {
+            return Err(match self.absent[unit] {
+                // It came between the two questions.
+                Reason::ZeroPage if mover.lies_somewhere(self.leg, page) => {
+                    Verdict::Later(Reason::InUse)
+                }
+                // An entry of a page that is on its way elsewhere looks the same.
+                Reason::SwappedOut if first => Verdict::Later(Reason::SwappedOut),
+                why => Verdict::Left(Some(why)),
+            });
+        };
+        let is_elsewhere = mover.manner.from.as_ref().is_some_and(|all| !all.contains(&NodeId(on)));
+        if NodeId(on) == *node {
+            return Err(Verdict::Left(None));
+        }
+        if is_elsewhere {
+            return Err(Verdict::Left(Some(Reason::OtherNode)));
+        }
+        let whole = page..page + HUGE_PAGES;
+        let is_block = self.leg.maybe_huge
+            && page.is_multiple_of(HUGE_PAGES)
+            && whole.end <= self.pages.end
+            && whole.end <= part.end
+            && !worker.is_apart(self.leg, page);
+        let status = || &self.status[unit..unit + HUGE_PAGES as usize];
+        let span = match is_block && status().iter().all(|other| *other == self.status[unit]) {
+            true => HUGE_PAGES,
+            false => self.leg.unit,
+        };
+        Ok(Entry { page, span, node: *node })
+    }
+}
+
+// No chunk ends within a huge page.
+const _: () = assert!(AREA_PAGES.is_multiple_of(QUERY) && QUERY.is_multiple_of(HUGE_PAGES));

@@ -1,0 +1,167 @@
+//! How much a node can take without memory being taken from others.
+//!
+//! Where free memory falls below a zone's *low* watermark, the kernel begins to reclaim: it drops
+//! page cache and swaps, until the zone is above its *high* watermark. Moving stops above that, and
+//! leaves a reserve for what others allocate meanwhile (Documentation/admin-guide/sysctl/vm.rst,
+//! `watermark_scale_factor`).
+
+use std::collections::BTreeMap;
+
+use crate::error::Error;
+use crate::topology::SysFiles;
+use crate::units::{BASE_PAGE, NodeId};
+
+/// The reserve is this part of a node's memory.
+const RESERVE_PART: u64 = 64;
+/// But no more than this, in bytes.
+const MOST_RESERVE: u64 = 1 << 30;
+
+/// What nodes keep free, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Rooms(BTreeMap<NodeId, u64>);
+
+impl Rooms {
+    /// Reads the watermarks of these nodes.
+    ///
+    /// # Errors
+    /// If `/proc/zoneinfo` cannot be read.
+    pub(super) fn of(nodes: impl Iterator<Item = NodeId>) -> Result<Rooms, Error> {
+        let text = SysFiles::host().text_by_cpu("proc/zoneinfo")?;
+        Ok(Rooms(nodes.map(|node| (node, kept(&text, node))).collect()))
+    }
+
+    /// Nodes may be filled.
+    pub(super) fn unlimited() -> Rooms {
+        Rooms::default()
+    }
+
+    /// How many bytes may be moved to a node now. A node whose free memory cannot be read has no
+    /// room.
+    pub(super) fn now(&self, node: NodeId) -> u64 {
+        let Some(kept) = self.0.get(&node) else { return u64::MAX };
+        let path = format!("sys/devices/system/node/node{}/meminfo", node.0);
+        let files = SysFiles::host();
+        let text = files.text(&path).or_else(|_| files.text("proc/meminfo")).unwrap_or_default();
+        free(&text).saturating_sub(*kept)
+    }
+}
+
+/// Free bytes, from the meminfo of a node or of the machine.
+fn free(meminfo: &str) -> u64 {
+    let kb = meminfo.lines().find_map(|line| {
+        let (head, value) = line.split_once(':')?;
+        head.ends_with("MemFree").then(|| value.split_whitespace().next()?.parse::<u64>().ok())?
+    });
+    kb.unwrap_or(0) << 10
+}
+
+/// What a node keeps free, in bytes: in each zone the high watermark and what the zone protects
+/// from allocations that could be made in a higher zone; and the reserve.
+fn kept(zoneinfo: &str, node: NodeId) -> u64 {
+    let head = format!("Node {}, zone", node.0);
+    let (mut inside, mut zone) = (false, Zone::default());
+    let (mut kept, mut managed) = (0, 0);
+    let mut add = |zone: &mut Zone| {
+        let zone = std::mem::take(zone);
+        kept += (zone.high + zone.protection).min(zone.managed);
+        managed += zone.managed;
+    };
+    for line in zoneinfo.lines() {
+        if line.starts_with("Node ") {
+            add(&mut zone);
+            inside = line.starts_with(&head);
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        match name {
+            _ if !inside => {}
+            "high" => zone.high = zone.high.max(value.parse().unwrap_or(0)),
+            "managed" => zone.managed = value.parse().unwrap_or(0),
+            "protection:" => zone.protection = largest(line),
+            // What follows is of CPUs, and has lines of the same names.
+            "pagesets" => inside = false,
+            _ => {}
+        }
+    }
+    add(&mut zone);
+    let bytes = |pages: u64| pages.saturating_mul(BASE_PAGE as u64);
+    bytes(kept) + (bytes(managed) / RESERVE_PART).min(MOST_RESERVE)
+}
+
+/// A zone, in pages.
+#[derive(Default)]
+struct Zone {
+    high: u64,
+    managed: u64,
+    protection: u64,
+}
+
+/// The largest number of a line such as `protection: (0, 2989, 7921)`.
+fn largest(line: &str) -> u64 {
+    let numbers = line.split(|c: char| !c.is_ascii_digit());
+    numbers.filter_map(|number| number.parse().ok()).max().unwrap_or(0)
+}
+
+#[cfg(all(test, not(any(loom, shuttle, miri))))]
+mod tests {
+    use super::*;
+
+    const ZONEINFO: &str = "\
+Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 1
+  pages free     2816
+        boost    0
+        min      7
+        low      10
+        high     13
+        spanned  4095
+        present  3998
+        managed  3840
+        cma      0
+        protection: (0, 2989, 7921, 7921, 7921)
+      nr_free_pages 2816
+  pagesets
+    cpu: 0
+              count: 0
+              high:  0
+              high_min: 99999
+Node 0, zone   Normal
+  pages free     100000
+        min      100
+        low      200
+        high     300
+        managed  640000
+        protection: (0, 0, 0, 0, 0)
+Node 1, zone   Normal
+  pages free     5
+        high     11
+        managed  6400
+        protection: (0, 0, 0, 0, 0)
+";
+
+    #[test]
+    fn a_node_keeps_its_watermarks_and_a_reserve() {
+        let page = BASE_PAGE as u64;
+        // All of the small zone is protected.
+        assert_eq!(kept(ZONEINFO, NodeId(0)), (3840 + 300) * page + (643_840 * page) / 64);
+        assert_eq!(kept(ZONEINFO, NodeId(1)), 11 * page + 100 * page);
+        assert_eq!(kept(ZONEINFO, NodeId(7)), 0);
+        assert_eq!(free("Node 1 MemTotal: 9 kB\nNode 1 MemFree:    7 kB\n"), 7 << 10);
+        assert_eq!(free("MemTotal: 9 kB\nMemFree:    7 kB\n"), 7 << 10);
+    }
+
+    #[test]
+    fn this_machine_tells_its_room() {
+        let node = crate::topology::Topology::read().unwrap().nodes()[0].id;
+        let rooms = Rooms::of([node].into_iter()).unwrap();
+        // Where files fill the memory, no room is left, but some memory is free.
+        assert!(rooms.now(node) < u64::MAX);
+        let path = format!("/sys/devices/system/node/node{}/meminfo", node.0);
+        let text =
+            std::fs::read_to_string(path).or_else(|_| std::fs::read_to_string("/proc/meminfo"));
+        assert!(free(&text.unwrap()) > 0);
+        assert_eq!(Rooms::unlimited().now(node), u64::MAX);
+    }
+}

@@ -1,0 +1,163 @@
+//! The process whose pages move: who it is, and whether it still is.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use pageleap_sys::{Errno, PageQuery, PageRegion, PidFd, page_is, pagemap_scan};
+
+use super::call::{Calls, Kernel};
+use crate::error::Error;
+use crate::job::area::Reason;
+use crate::process::{self, Image, ProcessMemory};
+use crate::units::BASE_PAGE;
+
+/// Bits of an entry of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+
+/// A process, and what tells whether it has ended or runs another program.
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) calls: Box<dyn Calls>,
+    /// `None` for this process, and where a seccomp filter refuses the call: then the start time
+    /// alone tells.
+    pidfd: Option<PidFd>,
+    /// `None` for this process.
+    image: Option<Image>,
+    pagemap: Option<File>,
+}
+
+impl Process {
+    /// Opens the process whose memory was read.
+    ///
+    /// # Errors
+    /// If it has ended or runs another program since, or this process may not move its pages.
+    pub(super) fn open(memory: &ProcessMemory) -> Result<Process, Error> {
+        let pid = memory.pid;
+        let number = process::number_for_calls(pid)?;
+        let own = number == 0;
+        // Opened before the start time is compared, so that both tell of one process.
+        let pidfd = match PidFd::open(number) {
+            _ if own => None,
+            Ok(pidfd) => Some(pidfd),
+            Err(errno @ Errno(libc::EMFILE | libc::ENFILE)) => {
+                let error = std::io::Error::from_raw_os_error(errno.0);
+                return Err(Error::system_file(&format!("/proc/{pid}"), &error));
+            }
+            // It has ended, or a seccomp filter refuses the call.
+            Err(_) => None,
+        };
+        let path = format!("/proc/{pid}/pagemap");
+        let pagemap = match File::open(&path) {
+            Ok(file) => Some(file),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return Err(Error::system_file(&path, &error));
+            }
+            Err(_) => None,
+        };
+        let found = Process {
+            pid,
+            calls: Box::new(Kernel(number)),
+            pidfd,
+            image: (!own).then(|| memory.image.clone()),
+            pagemap,
+        };
+        let asked = pageleap_sys::nodes_of_pages(number, &[], &mut []);
+        match asked {
+            _ if found.is_gone() => Err(process::ended(pid)),
+            Err(Errno(libc::ESRCH)) => Err(process::ended(pid)),
+            Err(Errno(libc::EINVAL)) => Err(Error::BadArgument {
+                what: "process",
+                reason: format!(
+                    "process {pid} has no memory: it is a thread of the kernel, or its main thread \
+                     has ended"
+                ),
+                remedy: "name a process with memory".into(),
+            }),
+            Err(errno) => Err(process::may_not_ask(pid, &errno.to_string())),
+            Ok(()) => Ok(found),
+        }
+    }
+
+    /// A process whose memory is modelled. It never ends.
+    #[cfg(test)]
+    pub(super) fn modelled(pid: u32, calls: Box<dyn Calls>) -> Process {
+        Process { pid, calls, pidfd: None, image: None, pagemap: None }
+    }
+
+    /// Whether it has ended, or runs another program than when its memory was read.
+    pub(super) fn is_gone(&self) -> bool {
+        let Some(image) = &self.image else { return false };
+        self.pidfd.as_ref().is_some_and(PidFd::has_ended)
+            || self.has_other_memory()
+            || Image::of(self.pid).map_or(true, |now| !image.may_be(&now))
+    }
+
+    /// Whether its memory is no longer the one that it had when it was opened. The file belongs to
+    /// that memory, and has nothing to tell when the memory is gone (`pagemap_read` in
+    /// fs/proc/task_mmu.c).
+    fn has_other_memory(&self) -> bool {
+        let mut entry = [0; size_of::<u64>()];
+        self.pagemap.as_ref().is_some_and(|file| matches!(file.read_at(&mut entry, 0), Ok(0)))
+    }
+
+    /// The first page from `page` on, and before `end`, that is present or swapped out; `end` if
+    /// there is none, and `page` if that is not known.
+    pub(super) fn skip_absent(&self, page: u64, end: u64) -> u64 {
+        /// Entries that are read at a time where the kernel cannot scan.
+        const ENTRIES: u64 = 32 << 10;
+        let Some(file) = &self.pagemap else { return page };
+        let query =
+            PageQuery { any_of: page_is::PRESENT | page_is::SWAPPED, ..PageQuery::default() };
+        let range = page as usize * BASE_PAGE..end as usize * BASE_PAGE;
+        let mut first = [PageRegion::default()];
+        // SAFETY: the scan protects nothing.
+        match unsafe { pagemap_scan(file.as_fd(), range, 0, &query, &mut first) } {
+            Ok((0, _)) => return end,
+            Ok(_) => return (first[0].start / BASE_PAGE as u64).clamp(page, end),
+            Err(_) => {}
+        }
+        let mut at = page;
+        let mut entries = vec![0u8; ENTRIES as usize * size_of::<u64>()];
+        while at < end {
+            let wanted = (end - at).min(ENTRIES) as usize * size_of::<u64>();
+            let entries = &mut entries[..wanted];
+            if file.read_exact_at(entries, at * size_of::<u64>() as u64).is_err() {
+                return at;
+            }
+            let is_there = |entry: &[u8]| {
+                let entry = u64::from_ne_bytes(entry.try_into().expect("eight bytes"));
+                entry & (PRESENT | SWAPPED) != 0
+            };
+            match entries.chunks_exact(size_of::<u64>()).position(is_there) {
+                Some(found) => return at + found as u64,
+                None => at += (wanted / size_of::<u64>()) as u64,
+            }
+        }
+        end
+    }
+
+    /// Why consecutive pages have no node, by what pagemap says of each.
+    pub(super) fn why_absent(&self, first: u64, pages: usize) -> Vec<Reason> {
+        let mut entries = vec![0u8; pages * size_of::<u64>()];
+        let offset = first * size_of::<u64>() as u64;
+        let read = self.pagemap.as_ref().map(|file| file.read_exact_at(&mut entries, offset));
+        if !matches!(read, Some(Ok(()))) {
+            return vec![Reason::Absent; pages];
+        }
+        let reason = |entry: &[u8]| match u64::from_ne_bytes(
+            entry.try_into().expect("an entry has eight bytes"),
+        ) {
+            entry if entry & PRESENT != 0 => Reason::ZeroPage,
+            entry if entry & SWAPPED != 0 => Reason::SwappedOut,
+            _ => Reason::Absent,
+        };
+        entries.chunks_exact(size_of::<u64>()).map(reason).collect()
+    }
+
+    /// The same for one address.
+    pub(super) fn why_absent_at(&self, address: usize) -> Reason {
+        self.why_absent((address / BASE_PAGE) as u64, 1)[0]
+    }
+}

@@ -1,0 +1,673 @@
+//! What the kernel says about the memory of a process: this one, or another that it may look at.
+//!
+//! Nothing here touches a page of the process, or stops it. The files of `/proc` are read one after
+//! the other while the process goes on, so figures of a busy process differ by what it did
+//! meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufReader, ErrorKind, Read};
+use std::ops::Range;
+use std::time::Duration;
+
+use pageleap_sys::{self as sys, MAX_NODES};
+
+use crate::error::Error;
+use crate::observe::{NumaEntry, SmapsEntry, hex_range, smaps_entries};
+
+use crate::topology::{escaped, parse_list, status_value};
+use crate::units::NodeId;
+
+/// The memory of a process at one moment.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ProcessMemory {
+    /// Its number, as this process sees it.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`), with control characters escaped.
+    pub name: String,
+    /// Its numbers in the pid namespaces that it is in, the innermost last. One number if it is in
+    /// the namespace of this process.
+    pub namespace_pids: Vec<u32>,
+    /// The nodes that its cpuset allows (`Mems_allowed_list`).
+    pub allowed_nodes: Vec<NodeId>,
+    /// Page tables (`VmPTE`). The kernel does not say on which node they lie.
+    pub page_table_bytes: u64,
+    /// Its mappings, by address. Empty for a process without memory of its own.
+    pub mappings: Vec<MappingMemory>,
+    /// What is missing, and why.
+    pub warnings: Vec<String>,
+    /// Tells whether it is the same program later.
+    pub(crate) image: Image,
+}
+
+/// The memory of one mapping.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MappingMemory {
+    /// The first address.
+    pub start: usize,
+    /// One past the last.
+    pub end: usize,
+    /// Access and sharing in the kernel's letters: `rw-p`, `r--s`.
+    pub access: String,
+    /// What it is.
+    pub kind: MappingKind,
+    /// Its file, or the kernel's name for it, such as `[heap]`, with control characters escaped.
+    /// May be empty.
+    pub name: String,
+    /// The memory policy in the kernel's words: `default` (that of the CPU which touches a page
+    /// first), `bind:0-1`, `prefer:1`. Of a mapping without a policy, the kernel tells that of the
+    /// main thread. Empty if it is not known.
+    pub policy: String,
+    /// The page size of the mapping: 4096, unless it has reserved huge pages (hugetlb).
+    pub page_bytes: u64,
+    /// Memory that is present, of reserved huge pages too.
+    pub resident_bytes: u64,
+    /// The part of it that is mapped by transparent huge pages.
+    pub huge_bytes: u64,
+    /// Memory that has been swapped out.
+    pub swapped_bytes: u64,
+    /// Memory on each node, by numa_maps. Pages that the kernel counts on no node are left out,
+    /// such as the zero page.
+    pub on_nodes: BTreeMap<NodeId, u64>,
+    /// The part of the resident memory whose pages are mapped more than once, by this process or
+    /// others.
+    pub shared_bytes: u64,
+    /// Whether the kernel can move its pages.
+    pub movable: Movable,
+    /// Where in its file the mapping begins, in bytes; 0 without a file.
+    pub(crate) file_offset: u64,
+}
+
+/// What a mapping is. The kinds are those of `numastat -p`, with files and shared memory apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum MappingKind {
+    /// The heap that `brk` grows.
+    Heap,
+    /// The stack of the main thread.
+    Stack,
+    /// Other private memory without a file. Allocators and stacks of threads lie there.
+    Anonymous,
+    /// A file, private or shared. Pages of it that were written privately belong to the process.
+    File,
+    /// Memory that processes share: memory files, System V segments, `/dev/shm`.
+    Shared,
+    /// Reserved huge pages.
+    Hugetlb,
+    /// Pages of the kernel (`[vdso]`), and of devices.
+    Special,
+}
+
+/// Whether the kernel can move the pages of a mapping to another node (`move_pages(2)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Movable {
+    /// Yes, unless a page is pinned, which only an attempt shows.
+    Yes,
+    /// Those pages that are mapped once. The others ([`MappingMemory::shared_bytes`]) only on
+    /// request (`MPOL_MF_MOVE_ALL`), which needs CAP_SYS_NICE.
+    Partly,
+    /// Nothing is present.
+    Nothing,
+    /// No: it is memory of a device.
+    Device,
+    /// No: it is memory of the kernel.
+    Kernel,
+    /// No: it is secret memory (`memfd_secret(2)`).
+    Secret,
+}
+
+impl MappingKind {
+    /// All of them, in the order of tables.
+    pub const ALL: [MappingKind; 7] = [
+        MappingKind::Heap,
+        MappingKind::Stack,
+        MappingKind::Anonymous,
+        MappingKind::File,
+        MappingKind::Shared,
+        MappingKind::Hugetlb,
+        MappingKind::Special,
+    ];
+
+    /// Its name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MappingKind::Heap => "heap",
+            MappingKind::Stack => "stack",
+            MappingKind::Anonymous => "anonymous",
+            MappingKind::File => "file",
+            MappingKind::Shared => "shared",
+            MappingKind::Hugetlb => "hugetlb",
+            MappingKind::Special => "special",
+        }
+    }
+
+    fn of(entry: &SmapsEntry) -> MappingKind {
+        let name = entry.name.as_str();
+        // A file may have such a name, too, but not one that nobody can open any more.
+        let beginnings = ["/memfd:", "/SYSV", "/dev/zero"];
+        let is_shared_memory = name.starts_with("/dev/shm/")
+            || name.ends_with(" (deleted)") && beginnings.iter().any(|b| name.starts_with(b));
+        if entry.has_flag("ht") {
+            return MappingKind::Hugetlb;
+        }
+        match name {
+            "[heap]" => MappingKind::Heap,
+            "[stack]" => MappingKind::Stack,
+            _ if is_unmanaged(entry) => MappingKind::Special,
+            "" | "/dev/zero" => MappingKind::Anonymous,
+            _ if name.starts_with("[anon_shmem:") || is_shared_memory => MappingKind::Shared,
+            _ if name.starts_with("[anon:") => MappingKind::Anonymous,
+            _ if name.starts_with('/') => MappingKind::File,
+            // `[vdso]`, and what has no path: `anon_inode:[io_uring]`, `socket:[7]`.
+            _ => MappingKind::Special,
+        }
+    }
+}
+
+impl Movable {
+    /// Its name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Movable::Yes => "yes",
+            Movable::Partly => "partly",
+            Movable::Nothing => "-",
+            Movable::Device => "no: device",
+            Movable::Kernel => "no: kernel",
+            Movable::Secret => "no: secret",
+        }
+    }
+
+    fn of(entry: &SmapsEntry, resident_bytes: u64, shared_bytes: u64) -> Movable {
+        if is_unmanaged(entry) && entry.name.starts_with("/dev/") {
+            Movable::Device
+        } else if entry.name == "/secretmem (deleted)" {
+            Movable::Secret
+        } else if MappingKind::of(entry) == MappingKind::Special {
+            Movable::Kernel
+        } else if resident_bytes == 0 {
+            Movable::Nothing
+        } else if shared_bytes > 0 {
+            Movable::Partly
+        } else {
+            Movable::Yes
+        }
+    }
+}
+
+/// Whether the mapping has pages that the kernel does not manage as it does others (VM_IO,
+/// VM_PFNMAP, VM_MIXEDMAP): of devices, and of the kernel.
+fn is_unmanaged(entry: &SmapsEntry) -> bool {
+    ["io", "pf", "mm"].iter().any(|flag| entry.has_flag(flag))
+}
+
+impl ProcessMemory {
+    /// Reads the memory of a process. The kernel walks over its page tables twice, which takes some
+    /// 60 ms per GB of base pages.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`]: there is no such process. [`Error::SystemFile`]: this process may
+    /// not look at it, or it ended meanwhile.
+    pub fn read(pid: u32) -> Result<ProcessMemory, Error> {
+        /// A program that starts others all the time is not followed for ever. On a busy machine a
+        /// program may be half-way for long.
+        const TRIES: u32 = 10;
+        let mut before = Image::of(pid)?;
+        for number in 0..TRIES {
+            if number > 0 {
+                std::thread::sleep(Duration::from_millis(1 << (number - 1)));
+            }
+            let read = ProcessMemory::read_once(pid);
+            let after = Image::of(pid).map_err(|_| ended(pid))?;
+            if before.start_time != after.start_time {
+                return Err(ended(pid));
+            }
+            // Half-way the kernel has not said yet where code and stack lie.
+            let settled =
+                |memory: &ProcessMemory| memory.mappings.is_empty() || !after.places.contains(&0);
+            if before == after && read.as_ref().map_or(true, settled) {
+                return read;
+            }
+            before = after;
+        }
+        Err(Error::SystemFile {
+            path: path(pid, "smaps"),
+            reason: "the process executed other programs while it was read".into(),
+            remedy: "try again",
+        })
+    }
+
+    /// Who a process is, without its mappings.
+    pub(crate) fn identity(pid: u32) -> Result<ProcessMemory, Error> {
+        // The start time first: what is read after it may be of a later program, which shows.
+        let image = Image::of(pid)?;
+        let status = text_of(pid, "status")?;
+        let mut warnings = Vec::new();
+        let value = |name| status_value(&status, name).unwrap_or_default().trim();
+        let allowed = parse_list(value("Mems_allowed_list"), MAX_NODES).unwrap_or_else(|reason| {
+            warnings.push(format!("the nodes that its cpuset allows are not known: {reason}"));
+            Vec::new()
+        });
+        Ok(ProcessMemory {
+            pid,
+            name: escaped(&name_of(pid)?),
+            namespace_pids: value("NSpid").split_whitespace().flat_map(str::parse).collect(),
+            allowed_nodes: allowed.into_iter().map(|node| NodeId(node as u32)).collect(),
+            page_table_bytes: kb(value("VmPTE")),
+            mappings: Vec::new(),
+            warnings,
+            image,
+        })
+    }
+
+    /// Takes over what smaps or maps say. What the text does not say counts as nothing, and all
+    /// memory as if it was on one node.
+    pub(crate) fn set_mappings(&mut self, entries: &[SmapsEntry]) {
+        self.mappings = mappings(entries, None);
+    }
+
+    fn read_once(pid: u32) -> Result<ProcessMemory, Error> {
+        let mut memory = ProcessMemory::identity(pid)?;
+        let warnings = &mut memory.warnings;
+        let smaps = smaps_entries(BufReader::new(open(pid, "smaps")?), 0, usize::MAX)
+            .map_err(|e| unreadable(pid, "smaps", &e))?;
+        let numa_maps = match File::open(path(pid, "numa_maps")) {
+            // A kernel without NUMA, where all memory lies on one node.
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            _ => Some(text_of(pid, "numa_maps")?),
+        };
+        if smaps.is_empty() {
+            warnings.push(why_without_memory(pid));
+        }
+        let mappings = mappings(&smaps, numa_maps.as_deref());
+        // The kernel's own page at the end of the address space is in smaps alone.
+        let is_unknown = |m: &&MappingMemory| m.policy.is_empty() && m.kind != MappingKind::Special;
+        match mappings.iter().filter(|m| numa_maps.is_some() && is_unknown(m)).count() {
+            0 => {}
+            count => warnings.push(format!(
+                "mappings that changed while they were read, so that their nodes are not known: {count}"
+            )),
+        }
+        memory.mappings = mappings;
+        Ok(memory)
+    }
+
+    /// Memory that is present, of reserved huge pages too.
+    pub fn resident_bytes(&self) -> u64 {
+        self.mappings.iter().map(|mapping| mapping.resident_bytes).sum()
+    }
+
+    /// Memory on each node.
+    pub fn on_nodes(&self) -> BTreeMap<NodeId, u64> {
+        self.on_nodes_of(|_| true)
+    }
+
+    /// Memory of mappings of a kind on each node.
+    pub fn on_nodes_of(&self, counts: impl Fn(&MappingMemory) -> bool) -> BTreeMap<NodeId, u64> {
+        let mut sum = BTreeMap::new();
+        for mapping in self.mappings.iter().filter(|mapping| counts(mapping)) {
+            for (node, bytes) in &mapping.on_nodes {
+                *sum.entry(*node).or_default() += bytes;
+            }
+        }
+        sum
+    }
+}
+
+/// What tells whether a process still runs the same program: the kernel puts code and stack of the
+/// next one elsewhere, and has none of a process that has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Image {
+    /// In ticks since the machine started. Tells whether the number is another process's now.
+    start_time: u64,
+    places: [u64; 2],
+}
+
+impl Image {
+    /// That of no process.
+    #[cfg(test)]
+    pub(crate) const NONE: Image = Image { start_time: 0, places: [0; 2] };
+
+    /// Whether it may still be the same program. The kernel hides the places from a process that
+    /// may not look at them (any more).
+    pub(crate) fn may_be(&self, now: &Image) -> bool {
+        /// What the kernel says in place of an address (`do_task_stat` in fs/proc/array.c).
+        const HIDDEN: [u64; 2] = [1, 0];
+        self.start_time == now.start_time && (self.places == now.places || now.places == HIDDEN)
+    }
+
+    pub(crate) fn of(pid: u32) -> Result<Image, Error> {
+        let stat = text_of(pid, "stat")?;
+        let field = |number| stat_field(&stat, number).and_then(|text| text.parse().ok());
+        let start_time = field(22).ok_or_else(|| ended(pid))?;
+        Ok(Image { start_time, places: [26, 28].map(|number| field(number).unwrap_or(0)) })
+    }
+}
+
+/// Why a process has no mappings.
+fn why_without_memory(pid: u32) -> String {
+    let threads = std::fs::read_dir(path(pid, "task")).map_or(0, |entries| entries.count());
+    match state(pid) {
+        Some('Z' | 'X') if threads > 1 => {
+            "its main thread has ended; what its other threads use cannot be read here".into()
+        }
+        Some('Z' | 'X') => {
+            "it has ended, and its parent has not asked how: it has no memory".into()
+        }
+        _ => "it has no memory of its own: a thread of the kernel, or a process that is ending"
+            .into(),
+    }
+}
+
+/// Joins what smaps and numa_maps say of each mapping, by its first address. Without numa_maps all
+/// memory lies on the one node.
+fn mappings(smaps: &[SmapsEntry], numa_maps: Option<&str>) -> Vec<MappingMemory> {
+    let lines = numa_maps.unwrap_or_default().lines();
+    let by_start: BTreeMap<usize, NumaEntry<'_>> =
+        lines.filter_map(NumaEntry::parse).map(|entry| (entry.start, entry)).collect();
+    let mapping = |entry: &SmapsEntry| {
+        let bytes = |name| (entry.kb(name) as u64) << 10;
+        // Reserved huge pages are in no Rss.
+        let hugetlb = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
+        let numa = by_start.get(&entry.start);
+        let resident_bytes = bytes("Rss") + hugetlb;
+        let shared_bytes =
+            ["Shared_Clean", "Shared_Dirty", "Shared_Hugetlb"].map(bytes).iter().sum();
+        let one_node = || match numa_maps {
+            None if resident_bytes > 0 => BTreeMap::from([(NodeId(0), resident_bytes)]),
+            _ => BTreeMap::new(),
+        };
+        MappingMemory {
+            start: entry.start,
+            end: entry.end,
+            access: entry.perms.clone(),
+            kind: MappingKind::of(entry),
+            name: escaped(&entry.name),
+            policy: numa.map_or_else(String::new, |numa| escaped(numa.policy)),
+            page_bytes: bytes("KernelPageSize"),
+            resident_bytes,
+            huge_bytes: ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"]
+                .map(bytes)
+                .iter()
+                .sum(),
+            swapped_bytes: bytes("Swap"),
+            on_nodes: numa.map_or_else(one_node, |numa| numa.on_nodes.clone()),
+            shared_bytes,
+            movable: Movable::of(entry, resident_bytes, shared_bytes),
+            file_offset: entry.offset,
+        }
+    };
+    smaps.iter().map(mapping).collect()
+}
+
+/// On which node each page lies; `None` for a page that is not present. No page is touched.
+///
+/// # Errors
+/// If the kernel does not answer: the process has ended, or this process may not ask.
+pub fn nodes_of_pages(pid: u32, pages: &[usize]) -> Result<Vec<Option<NodeId>>, Error> {
+    let mut status = vec![i32::MIN; pages.len()];
+    sys::nodes_of_pages(number_for_calls(pid)?, pages, &mut status)
+        .map_err(|errno| may_not_ask(pid, &errno.to_string()))?;
+    let node = |status: i32| u32::try_from(status).ok().map(NodeId);
+    Ok(status.into_iter().map(node).collect())
+}
+
+/// The number by which `move_pages` knows a process of `/proc`: 0 is this process.
+pub(crate) fn number_for_calls(pid: u32) -> Result<i32, Error> {
+    let own = own_pid()?;
+    match i32::try_from(pid) {
+        _ if pid == own => Ok(0),
+        // The number would be that of another process.
+        _ if own != std::process::id() => Err(Error::SystemFile {
+            path: format!("move_pages of process {pid}"),
+            reason: "/proc is that of another pid namespace".to_owned(),
+            remedy: "mount /proc of this pid namespace (unshare --mount-proc)",
+        }),
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err(may_not_ask(pid, &sys::Errno(libc::ESRCH).to_string())),
+    }
+}
+
+pub(crate) fn may_not_ask(pid: u32, reason: &str) -> Error {
+    Error::SystemFile {
+        path: format!("move_pages of process {pid}"),
+        reason: reason.to_owned(),
+        remedy: "run as root, as the user of the process, or with CAP_SYS_PTRACE, and allow \
+                 move_pages (in a container: in its seccomp profile)",
+    }
+}
+
+/// The number of this process in `/proc`, which may be that of another pid namespace.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn own_pid() -> Result<u32, Error> {
+    let link =
+        std::fs::read_link("/proc/self").map_err(|e| Error::system_file("/proc/self", &e))?;
+    link.to_str().and_then(|pid| pid.parse().ok()).ok_or_else(|| {
+        Error::system_file("/proc/self", &std::io::Error::from(ErrorKind::InvalidData))
+    })
+}
+
+/// All processes that `/proc` shows, with their names, by number.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn processes() -> Result<Vec<(u32, String)>, Error> {
+    let entries = std::fs::read_dir("/proc").map_err(|e| Error::system_file("/proc", &e))?;
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found: Vec<(u32, String)> = pids
+        // It may have ended meanwhile.
+        .filter_map(|pid| Some((pid, name_of(pid).ok()?)))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// A process and all its descendants, by number.
+///
+/// # Errors
+/// If `/proc` cannot be read.
+pub fn descendants(root: u32) -> Result<Vec<u32>, Error> {
+    let parents: Vec<(u32, u32)> = processes()?
+        .into_iter()
+        .filter_map(|(pid, _)| {
+            let status = text_of(pid, "status").ok()?;
+            Some((pid, status_value(&status, "PPid")?.trim().parse().ok()?))
+        })
+        .collect();
+    let mut found = BTreeSet::from([root]);
+    loop {
+        let children = parents.iter().filter(|(_, parent)| found.contains(parent));
+        let more: Vec<u32> = children.map(|(pid, _)| *pid).collect();
+        let before = found.len();
+        found.extend(more);
+        if found.len() == before {
+            return Ok(found.into_iter().collect());
+        }
+    }
+}
+
+/// The addresses that are mapped, in ascending order; none if they cannot be read.
+pub(crate) fn mapped_ranges(pid: u32) -> Vec<Range<usize>> {
+    let text = text_of(pid, "maps").unwrap_or_default();
+    let range = |line: &str| hex_range(line.split_whitespace().next()?);
+    text.lines().filter_map(range).map(|(start, end)| start..end).collect()
+}
+
+fn path(pid: u32, file: &str) -> String {
+    format!("/proc/{pid}/{file}")
+}
+
+fn open(pid: u32, file: &str) -> Result<File, Error> {
+    File::open(path(pid, file)).map_err(|e| unreadable(pid, file, &e))
+}
+
+fn text_of(pid: u32, file: &str) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    open(pid, file)?.read_to_end(&mut bytes).map_err(|e| unreadable(pid, file, &e))?;
+    // A name may be no text.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn unreadable(pid: u32, file: &str, error: &std::io::Error) -> Error {
+    let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH);
+    if gone && !std::path::Path::new(&path(pid, "")).exists() {
+        return Error::BadArgument {
+            what: "process",
+            reason: format!("there is no process {pid} here"),
+            remedy: "name one that `ps -e` shows, in this pid namespace".into(),
+        };
+    }
+    Error::SystemFile {
+        path: path(pid, file),
+        reason: error.to_string(),
+        remedy: match error.kind() {
+            ErrorKind::PermissionDenied => {
+                "run as root, as the user of the process, or with CAP_SYS_PTRACE"
+            }
+            _ => "try again; the process may have ended",
+        },
+    }
+}
+
+/// The name of a process (`/proc/PID/comm`), which may have any characters.
+fn name_of(pid: u32) -> Result<String, Error> {
+    let text = text_of(pid, "comm")?;
+    Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
+}
+
+/// A process that has ended is no process any more: the same error as for one that never was.
+pub(crate) fn ended(pid: u32) -> Error {
+    Error::BadArgument {
+        what: "process",
+        reason: format!("process {pid} has ended, or runs another program now"),
+        remedy: "read its memory again, if it still runs".into(),
+    }
+}
+
+fn state(pid: u32) -> Option<char> {
+    stat_field(&text_of(pid, "stat").ok()?, 3)?.chars().next()
+}
+
+/// A field of `/proc/PID/stat`, from 3 on. The second one is the name in parentheses, which may
+/// have spaces and parentheses of its own.
+fn stat_field(stat: &str, number: usize) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)
+}
+
+fn kb(text: &str) -> u64 {
+    let number = text.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok());
+    number.unwrap_or(0) << 10
+}
+
+#[cfg(all(test, not(any(loom, shuttle, miri))))]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+1000-3000 rw-p 00000000 00:00 0                          [heap]
+Rss:                   8 kB
+KernelPageSize:        4 kB
+Swap:                  4 kB
+VmFlags: rd wr mr mw me ac 
+200000-600000 rw-s 00000000 00:01 7                      /memfd:a \x1b[2J b (deleted)
+Rss:                   0 kB
+KernelPageSize:     2048 kB
+Shared_Hugetlb:     2048 kB
+Private_Hugetlb:    2048 kB
+VmFlags: rd wr sh mr mw me ms ht 
+700000-701000 r--p 00000000 00:00 0                      [vvar]
+Rss:                   0 kB
+KernelPageSize:        4 kB
+VmFlags: rd mr pf io de dd 
+800000-c00000 rw-p 00000000 00:00 0 
+Rss:                4096 kB
+KernelPageSize:        4 kB
+AnonHugePages:      2048 kB
+VmFlags: rd wr mr mw me ac hg 
+d00000-d01000 rw-s 00000000 00:05 3                      /dev/card0
+Rss:                   4 kB
+KernelPageSize:        4 kB
+VmFlags: rd wr sh pf io 
+e00000-e01000 r-xp 00000000 08:01 99                     /usr/lib/x y.so
+Rss:                   4 kB
+Shared_Clean:          4 kB
+KernelPageSize:        4 kB
+VmFlags: rd ex mr mw me 
+f00000-f01000 rw-s 00000000 00:0e 4                      anon_inode:[io_uring]
+Rss:                   4 kB
+KernelPageSize:        4 kB
+VmFlags: rd wr sh mr mw me ms de mm 
+";
+    const NUMA_MAPS: &str = "\
+1000 default heap anon=2 dirty=2 N1=2 kernelpagesize_kB=4
+200000 bind:1 file=/memfd:a\\040b huge dirty=2 N0=1 N1=1 kernelpagesize_kB=2048
+800000 weighted interleave:0-1 anon=1024 dirty=1024 N0=512 N1=512 kernelpagesize_kB=4
+e00000 default file=/usr/lib/x\\040y.so mapped=1 mapmax=31 N0=1 kernelpagesize_kB=4
+";
+
+    #[test]
+    fn mappings_are_told_apart_and_their_nodes_found() {
+        let entries = smaps_entries(SMAPS.as_bytes(), 0, usize::MAX).unwrap();
+        let all = mappings(&entries, Some(NUMA_MAPS));
+        let of = |find: fn(&MappingMemory) -> String| all.iter().map(find).collect::<Vec<_>>();
+        assert_eq!(
+            of(|m| m.kind.name().into()),
+            ["heap", "hugetlb", "special", "anonymous", "special", "file", "special"]
+        );
+        assert_eq!(
+            of(|m| m.movable.name().into()),
+            ["yes", "partly", "no: kernel", "yes", "no: device", "partly", "no: kernel"]
+        );
+        assert_eq!(
+            of(|m| m.name.clone()),
+            [
+                "[heap]",
+                "/memfd:a \\u{1b}[2J b (deleted)",
+                "[vvar]",
+                "",
+                "/dev/card0",
+                "/usr/lib/x y.so",
+                "anon_inode:[io_uring]"
+            ]
+        );
+        assert_eq!(
+            of(|m| format!("{:?} {}", m.resident_bytes >> 10, m.policy)),
+            [
+                "8 default",
+                "4096 bind:1",
+                "0 ",
+                "4096 weighted interleave:0-1",
+                "4 ",
+                "4 default",
+                "4 "
+            ]
+        );
+        let on =
+            |at: usize| all[at].on_nodes.iter().map(|(n, b)| (n.0, b >> 10)).collect::<Vec<_>>();
+        assert_eq!(on(0), [(1, 8)]);
+        assert_eq!(on(1), [(0, 2048), (1, 2048)]);
+        assert_eq!(on(3), [(0, 2048), (1, 2048)]);
+        assert_eq!((all[3].huge_bytes, all[0].swapped_bytes), (2 << 20, 4096));
+    }
+
+    #[test]
+    fn a_name_with_parentheses_hides_no_field() {
+        let stat = "7 (a) R) b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 99";
+        assert_eq!((stat_field(stat, 3), stat_field(stat, 22)), (Some("S"), Some("4711")));
+        assert_eq!(stat_field("", 3), None);
+    }
+
+    #[test]
+    fn this_process_has_memory_and_no_process_has_none() {
+        let memory = ProcessMemory::read(std::process::id()).unwrap();
+        assert!(memory.resident_bytes() > 0 && memory.page_table_bytes > 0, "{memory:?}");
+        assert!(memory.mappings.iter().any(|m| m.kind == MappingKind::Stack), "{memory:?}");
+        assert!(!memory.allowed_nodes.is_empty());
+        let error = ProcessMemory::read(u32::MAX >> 1).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("no process"), "{error}");
+    }
+}
