@@ -37,7 +37,7 @@ use clap::{Args, Parser, Subcommand};
 use commands::{STRESS_SECONDS, Workspace};
 use hugepages::Guard;
 use mutants::TABLE;
-use steps::{Level, Plan, Step, choice, lanes};
+use steps::{Level, Plan, Step, lanes};
 
 /// Exit code after an interrupt, as a shell gives for SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -62,9 +62,6 @@ enum Task {
         /// Where the report goes
         #[arg(long)]
         result: PathBuf,
-        /// Only these mutants
-        #[arg(long, value_delimiter = ',')]
-        mutants: Option<Vec<String>>,
     },
     /// Runs only the stress oracle, for longer
     Stress {
@@ -106,15 +103,11 @@ enum Task {
 #[derive(Debug, Args)]
 struct TestFlags {
     /// Run all steps, with the deep ones
-    #[arg(long, conflicts_with_all = ["only", "changed_since"])]
+    #[arg(long, conflicts_with = "only")]
     all: bool,
     /// Run only these steps
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = Step::parse)]
     only: Vec<Step>,
-    /// Run only the deep steps that the change since this commit concerns, and some mutants;
-    /// everything deep if the commit is unknown or empty
-    #[arg(long, value_name = "COMMIT", conflicts_with = "only")]
-    changed_since: Option<String>,
     /// List the steps that would run, and run nothing
     #[arg(long)]
     list: bool,
@@ -153,8 +146,8 @@ fn run(task: Task) -> Result<u8> {
     let workspace = Workspace::locate()?;
     let good = match task {
         Task::Test(flags) => test(&workspace, &flags)?,
-        Task::Step { step, result, mutants } => {
-            steps::work::run(&workspace, step, mutants.as_deref()).write(&result)?;
+        Task::Step { step, result } => {
+            steps::work::run(&workspace, step).write(&result)?;
             true
         }
         Task::Stress { seconds, deny_skip } => {
@@ -182,14 +175,10 @@ fn run(task: Task) -> Result<u8> {
 }
 
 fn test(workspace: &Workspace, flags: &TestFlags) -> Result<bool> {
-    let mut plan = Plan::usual(flags.all);
-    if let Some(base) = &flags.changed_since {
-        let change = choice::since(&workspace.root, base)?;
-        plan = choice::plan(&change, TABLE);
-        println!("xtask: {}", choice::describe(&change, &plan));
-    } else if !flags.only.is_empty() {
-        plan = Plan::only(flags.only.clone());
-    }
+    let plan = match flags.only.is_empty() {
+        true => Plan::usual(flags.all),
+        false => Plan::only(flags.only.clone()),
+    };
     if flags.list {
         list(&plan);
         return Ok(true);
@@ -247,9 +236,5 @@ mod tests {
         assert!(matches!(line.task, Task::Test(flags) if flags.only == [Step::Fmt, Step::Docs]));
         assert!(CommandLine::try_parse_from(["xtask", "test", "--only", "nothing"]).is_err());
         assert!(CommandLine::try_parse_from(["xtask", "test", "--only", "fmt", "--all"]).is_err());
-        let line = CommandLine::try_parse_from(["xtask", "test", "--changed-since", ""]).unwrap();
-        assert!(
-            matches!(line.task, Task::Test(flags) if flags.changed_since.as_deref() == Some(""))
-        );
     }
 }

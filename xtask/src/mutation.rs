@@ -114,7 +114,7 @@ pub fn run(
                 Verdict::Caught | Verdict::CaughtByHang => outcome.counts.passed += 1,
                 Verdict::Survived | Verdict::Invalid(_) => {
                     outcome.counts.failed += 1;
-                    outcome.failed.push(format!("{}: {text}", mutant.name));
+                    outcome.failed.push((mutant.name.to_owned(), text.clone()));
                 }
             }
             results.row(&[mutant.name, checker.name(), &text, &seconds(start.elapsed())]);

@@ -3,18 +3,16 @@
 //!
 //! * This file names the steps; [`work`] does one of them, in a process of its own.
 //! * [`lanes`] starts those processes, two side by side, and keeps their output apart.
-//! * [`choice`] finds the deep steps that a change concerns; [`summary`] tells the result.
+//! * [`summary`] tells the result, and [`passed`] writes down which commit has passed.
 //!
 //! A step never stops the ones after it: one run tells everything that is wrong. A step that needs
 //! tests and finds none fails, because an empty run proves nothing.
 
-pub mod choice;
 pub mod lanes;
+mod passed;
 mod report;
 mod summary;
 pub mod work;
-
-use crate::mutants::{Checker, Mutant, TABLE};
 
 /// One step of `cargo xtask test`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +66,7 @@ pub enum Step {
 pub enum Level {
     /// `cargo xtask test`.
     Default,
-    /// `cargo xtask test --all`, and a change that concerns the step.
+    /// `cargo xtask test --all`, and `--only`.
     Deep,
 }
 
@@ -216,14 +214,14 @@ impl Step {
 pub struct Plan {
     /// The steps.
     pub steps: Vec<Step>,
+    /// Whether these are all steps that a command has, so that a commit can pass by them.
+    pub is_whole: bool,
     /// What was not asked for and is worth a line at the end, with the reason.
     pub not_run: Vec<(Step, String)>,
     /// Skips count as failures.
     pub deny_skip: bool,
     /// Seconds per case of the stress oracle; else the environment's or the step's own.
     pub stress_seconds: Option<u64>,
-    /// The rows of the mutation list, if not all.
-    pub mutants: Option<Vec<&'static str>>,
 }
 
 impl Plan {
@@ -239,52 +237,13 @@ impl Plan {
             true => Vec::new(),
             false => rest.into_iter().map(|step| (step, "deep".to_owned())).collect(),
         };
-        Plan { steps, not_run, ..Plan::default() }
+        Plan { steps, is_whole: true, not_run, ..Plan::default() }
     }
 
     /// Just these steps.
     pub fn only(steps: Vec<Step>) -> Plan {
         Plan { steps, ..Plan::default() }
     }
-}
-
-/// Mutants that CI tries for every change: each layer of the protocol and each checker has some.
-pub const FIXED_MUTANTS: [&str; 10] = [
-    "commit-without-cas",
-    "never-hold",
-    "frames-given-back-twice",
-    "commit-gives-up",
-    "late-helper-comes-in",
-    "no-last-look",
-    "noted-before-let-in",
-    "nobody-is-woken",
-    "guard-given-too-early",
-    "no-last-look-for-real",
-];
-
-/// What is wrong with [`FIXED_MUTANTS`]: a name that the table lacks, or a checker without one.
-pub fn fixed_mutants_problems(table: &[Mutant]) -> Vec<String> {
-    let mut problems = Vec::new();
-    for name in FIXED_MUTANTS {
-        if !table.iter().any(|row| row.name == name) {
-            problems.push(format!("{name}: FIXED_MUTANTS names it, and the list lacks it"));
-        }
-    }
-    for checker in Checker::ALL {
-        let uses = |row: &&Mutant| row.caught_by == checker && FIXED_MUTANTS.contains(&row.name);
-        if !table.iter().any(|row| uses(&row)) {
-            problems
-                .push(format!("FIXED_MUTANTS has no mutant for the checker {}", checker.name()));
-        }
-    }
-    problems
-}
-
-/// All that the mutation list's own check has to say.
-pub fn list_problems(root: &std::path::Path) -> Vec<String> {
-    let mut problems = crate::mutation::check_list(root, TABLE);
-    problems.extend(fixed_mutants_problems(TABLE));
-    problems
 }
 
 #[cfg(test)]
@@ -311,11 +270,6 @@ mod tests {
             assert!(all.steps.contains(&deeper), "--all lacks {}", deeper.name());
         }
         assert!(all.not_run.is_empty());
-    }
-
-    #[test]
-    fn the_fixed_mutants_cover_every_checker() {
-        assert_eq!(fixed_mutants_problems(TABLE), Vec::<String>::new());
-        assert!(!fixed_mutants_problems(&TABLE[..1]).is_empty());
+        assert!(usual.is_whole && all.is_whole && !Plan::only(vec![Step::Fmt]).is_whole);
     }
 }

@@ -75,12 +75,46 @@ pub struct Tally {
     skips: BTreeSet<Skip>,
     times: Vec<(String, f64)>,
     binary: String,
+    why: Why,
+}
+
+/// The lines of the output that say why something failed.
+#[derive(Debug, Default)]
+struct Why {
+    lines: Vec<String>,
+    /// How many of the next lines belong to them.
+    next: usize,
+}
+
+impl Why {
+    /// Lines that are kept of one failure: the panic, its message, and some of the backtrace.
+    const OF_ONE: usize = 12;
+    /// Lines that are kept of all. The summary shows the last 60 lines of a failed step.
+    const OF_ALL: usize = 54;
+    /// Characters that are kept of a line: failed schedules and structures are long.
+    const WIDTH: usize = 300;
+
+    fn line(&mut self, line: &str) {
+        let begins = line.contains("panicked at")
+            || line.contains("has overflowed its stack")
+            || line.starts_with("error") && !line.contains("to rerun pass");
+        if begins {
+            self.next = Why::OF_ONE;
+        } else if line.starts_with("test ") || line.starts_with("---- ") {
+            self.next = 0;
+        }
+        if self.next > 0 && self.lines.len() < Why::OF_ALL {
+            self.next -= 1;
+            self.lines.push(line.chars().take(Why::WIDTH).collect());
+        }
+    }
 }
 
 impl Tally {
     /// Reads one line of output.
     pub fn line(&mut self, line: &str) {
         let line = strip_escapes(line);
+        self.why.line(&line);
         if let Some(binary) = binary_of(&line) {
             self.binary = binary;
         } else if let Some(totals) = line.split("test result: ").nth(1) {
@@ -146,6 +180,11 @@ impl Tally {
         &self.times
     }
 
+    /// Why tests failed, or did not compile, in the words of the output.
+    pub fn why(&self) -> &[String] {
+        &self.why.lines
+    }
+
     /// Names of the failed tests, as far as the output has them.
     pub fn failed_names(&self) -> impl Iterator<Item = &str> {
         self.failed.iter().map(String::as_str)
@@ -208,8 +247,8 @@ fn strip_escapes(line: &str) -> String {
 pub struct Outcome {
     /// By result.
     pub counts: Counts,
-    /// Names of failed checks.
-    pub failed: Vec<String>,
+    /// Failed checks, each with the reason.
+    pub failed: Vec<(String, String)>,
     /// Checks that did not run.
     pub skips: Vec<Skip>,
     /// Checks with the seconds that each took.
@@ -249,7 +288,7 @@ impl Outcome {
             Err(error) => {
                 println!("test {name} ... FAILED\n{error:#}");
                 self.counts.failed += 1;
-                self.failed.push(name.to_owned());
+                self.failed.push((name.to_owned(), format!("{error:#}")));
             }
         }
     }
@@ -290,6 +329,25 @@ mod tests {
         assert_eq!(tally.failed_names().collect::<Vec<_>>(), ["m::b"]);
         let wanted = [("leap::a".to_owned(), 0.25), ("pageleap_sys::m::b".to_owned(), 1.5)];
         assert_eq!(tally.times(), wanted);
+    }
+
+    #[test]
+    fn the_reasons_of_failures_are_kept_and_bounded() {
+        let mut tally = tally(&[
+            "test a ... FAILED",
+            "---- a stdout ----",
+            "thread 'a' (7) panicked at src/lib.rs:1:2:",
+            "left is not right",
+            "---- b stdout ----",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
+            "error: test failed, to rerun pass `-p a`",
+            "error[E0308]: mismatched types",
+        ]);
+        let panic = "thread 'a' (7) panicked at src/lib.rs:1:2:";
+        assert_eq!(tally.why(), [panic, "left is not right", "error[E0308]: mismatched types"]);
+        (0..100).for_each(|_| tally.line(&format!("error: {}", "x".repeat(10_000))));
+        assert_eq!(tally.why().len(), Why::OF_ALL);
+        assert!(tally.why().iter().all(|line| line.len() <= Why::WIDTH));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Programs in C, C++ and Java that use the library: built in several ways, and run.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -257,21 +258,28 @@ fn compile(prefix: &Path, program: &Program, build: &Build, folder: &Path) -> Re
         compile.args(pkg_config(prefix, library, &["--cflags", "--libs"])?);
     }
     compile.arg("-ldl");
-    run(compile)?;
+    run_program(compile)?;
     Ok(built)
 }
 
+/// How many of its last lines an error of a program has.
+const LAST_LINES: usize = 12;
+
 /// Runs a program. Returns a reason if it says that it cannot run here.
 fn run_program(command: Command) -> Result<Option<String>> {
-    let mut last = String::new();
+    let mut last = VecDeque::new();
     let ending = process::run(command, LIMIT, |line| {
         println!("    {line}");
-        last = line.to_owned();
+        last.push_back(line.to_owned());
+        if last.len() > LAST_LINES {
+            last.pop_front();
+        }
     })?;
     if ending.code() == Some(SKIPPED) {
-        return Ok(Some(last));
+        return Ok(Some(last.pop_back().unwrap_or_default()));
     }
-    ensure!(ending.success(), "{}", ending.reason(LIMIT));
+    let last: Vec<String> = last.into();
+    ensure!(ending.success(), "{}\n{}", ending.reason(LIMIT), last.join("\n"));
     Ok(None)
 }
 
@@ -326,7 +334,7 @@ fn run_in_a_jvm(
     compile.arg("-o").arg(folder.join("libhost_jvm.so")).arg(sources.join("host_jvm.c"));
     compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
     compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
-    run(compile)?;
+    run_program(compile)?;
     let mut java = Command::new(home.join("bin/java"));
     java.args(options)
         .arg(format!("-Djava.library.path={}", folder.display()))

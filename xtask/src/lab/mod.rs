@@ -39,7 +39,7 @@ use topology::Topology;
 use transcript::{Event, Outcome, Row};
 
 pub use report::Summary;
-pub use setup::{Missing, missing};
+pub use setup::Missing;
 
 /// QEMU's accelerator: software emulation, with one thread of the host for all CPUs of a guest,
 /// which take turns.
@@ -157,25 +157,27 @@ enum Action {
 /// Carries out the flags. Returns the exit code.
 pub fn command(workspace: &Workspace, flags: &Flags) -> Result<u8> {
     match &flags.action {
-        Some(Action::Setup) => setup::install(&kernel_folder(workspace)).map(|()| 0),
+        Some(Action::Setup) => {
+            setup::install(&kernel_folder(workspace), &chosen_series(flags)?).map(|()| 0)
+        }
         Some(Action::Shell) => {
-            ready(workspace)?;
+            ready()?;
             command::shell(workspace, flags)
         }
         Some(Action::Run { who, command }) => {
-            ready(workspace)?;
+            ready()?;
             command::run(workspace, flags, who, command)
         }
         Some(Action::Soak(course)) => {
-            ready(workspace)?;
+            ready()?;
             command::soak(workspace, flags, course)
         }
         Some(Action::Policy) => {
-            ready(workspace)?;
+            ready()?;
             policy::write(workspace, flags).map(|()| 0)
         }
         None => {
-            ready(workspace)?;
+            ready()?;
             let Some(summary) = test(workspace, flags, &[])? else { return Ok(0) };
             let denied = flags.deny_skip && !summary.skips.is_empty();
             Ok(u8::from(summary.counts.failed > 0 || denied))
@@ -190,6 +192,15 @@ pub enum Extent {
     SeveralNodes,
     /// On all machines, and on the usual one with all kernels, everything but the slow tests.
     Usual,
+}
+
+/// What a step lacks to run, after an attempt to fetch its kernels.
+pub fn missing_for(workspace: &Workspace, extent: Extent) -> Option<Missing> {
+    let series = match extent {
+        Extent::SeveralNodes => &[USUAL_SERIES][..],
+        Extent::Usual => &SERIES[..],
+    };
+    setup::missing().or_else(|| setup::missing_kernel(&kernel_folder(workspace), series))
 }
 
 /// Runs a part of the lab, as a step of `cargo xtask test`.
@@ -236,12 +247,12 @@ pub fn skips_left_to_other_machines(workspace: &Workspace) -> Result<LeftToOther
 }
 
 /// The directory of the kernels.
-pub fn kernel_folder(workspace: &Workspace) -> PathBuf {
+fn kernel_folder(workspace: &Workspace) -> PathBuf {
     workspace.target.join("lab").join("kernels")
 }
 
-fn ready(workspace: &Workspace) -> Result<()> {
-    match missing(&kernel_folder(workspace)) {
+fn ready() -> Result<()> {
+    match setup::missing() {
         Some(missing) => Err(anyhow!("{}; to fix that: {}", missing.what, missing.remedy)),
         None => Ok(()),
     }

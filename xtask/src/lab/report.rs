@@ -192,6 +192,23 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
         out,
         "(seconds of software emulation: they say nothing about the speed of the tested code)"
     );
+    let expected: Vec<_> =
+        groups.iter().flat_map(|g| g.expected.iter().map(move |e| (g.name(), e))).collect();
+    if !expected.is_empty() {
+        let _ = writeln!(out, "\n{} skips that the topologies expect:", expected.len());
+        for (name, (skip, because)) in expected {
+            let _ = writeln!(out, "    [{name}] {}: {because}", skip.name);
+        }
+    }
+    let summary = summary(groups);
+    if !summary.skips.is_empty() {
+        let denied = if deny_skip { " (failures because of --deny-skip)" } else { "" };
+        let _ = writeln!(out, "\n{} other skips{denied}:", summary.skips.len());
+        summary.skips.iter().for_each(|skip| {
+            let _ = writeln!(out, "    {skip}");
+        });
+    }
+    // Last, because a summary shows the end of a log.
     for group in groups {
         for row in &group.rows {
             if let Outcome::Failed(reason, output) = &row.outcome {
@@ -211,22 +228,6 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
                 let _ = writeln!(out, "    {line}");
             });
         }
-    }
-    let expected: Vec<_> =
-        groups.iter().flat_map(|g| g.expected.iter().map(move |e| (g.name(), e))).collect();
-    if !expected.is_empty() {
-        let _ = writeln!(out, "\n{} skips that the topologies expect:", expected.len());
-        for (name, (skip, because)) in expected {
-            let _ = writeln!(out, "    [{name}] {}: {because}", skip.name);
-        }
-    }
-    let summary = summary(groups);
-    if !summary.skips.is_empty() {
-        let denied = if deny_skip { " (failures because of --deny-skip)" } else { "" };
-        let _ = writeln!(out, "\n{} other skips{denied}:", summary.skips.len());
-        summary.skips.iter().for_each(|skip| {
-            let _ = writeln!(out, "    {skip}");
-        });
     }
     let listed: usize = groups.iter().map(|group| group.rows.len()).sum();
     let _ = writeln!(

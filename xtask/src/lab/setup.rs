@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
 
-use super::kernels::{self, SERIES};
+use super::kernels;
 use super::machine::QEMU;
 
 /// Debian's packages of QEMU and of a busybox without shared libraries.
@@ -21,8 +21,8 @@ pub struct Missing {
     pub remedy: String,
 }
 
-/// The first thing that keeps the lab from running, or `None` if the lab can run.
-pub fn missing(kernel_folder: &Path) -> Option<Missing> {
+/// The first program that keeps the lab from running, or `None` if it has all of them.
+pub fn missing() -> Option<Missing> {
     if find(QEMU).is_none() {
         return Some(Missing {
             what: format!("{QEMU} is not installed"),
@@ -36,20 +36,21 @@ pub fn missing(kernel_folder: &Path) -> Option<Missing> {
             remedy: format!("{} && cargo xtask lab setup", install_line()),
         });
     }
-    // Missing kernels are fetched when they are needed, by the tools of Debian.
-    let without = SERIES.into_iter().find(|series| !kernels::is_cached(kernel_folder, series))?;
-    let tool = ["apt-cache", "apt-get", "dpkg"].into_iter().find(|tool| find(tool).is_none())?;
+    None
+}
+
+/// Like [`missing`], for a run that boots kernels of these series. It fetches those that are not in
+/// the folder.
+pub fn missing_kernel(kernel_folder: &Path, series: &[&'static str]) -> Option<Missing> {
+    let error = series.iter().find_map(|series| kernels::get(kernel_folder, series).err())?;
     Some(Missing {
-        what: format!(
-            "Linux {without} is not in {}, and {tool} is needed to get it, but is not installed",
-            kernel_folder.display()
-        ),
-        remedy: "use Debian 12 or 13, or copy this directory from such a machine".to_owned(),
+        what: format!("{error:#}"),
+        remedy: "sudo apt-get update && cargo xtask lab setup".to_owned(),
     })
 }
 
-/// Installs the packages, as root on Debian, and fetches the kernels.
-pub fn install(kernel_folder: &Path) -> Result<()> {
+/// Installs the packages, as root on Debian, and fetches the kernels of these series.
+pub fn install(kernel_folder: &Path, series: &[&'static str]) -> Result<()> {
     if find(QEMU).is_none() || busybox().is_none() {
         // SAFETY: the call takes no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
@@ -68,7 +69,7 @@ pub fn install(kernel_folder: &Path) -> Result<()> {
             ensure!(status.success(), "apt-get {} failed: {status}", arguments[0]);
         }
     }
-    for series in SERIES {
+    for series in series {
         let kernel = kernels::get(kernel_folder, series)?;
         println!("lab: Linux {} is in {}", kernel.release, kernel.image.display());
     }

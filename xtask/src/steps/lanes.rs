@@ -1,8 +1,8 @@
 //! Runs the steps of a plan, two lanes side by side, each step in a process of its own.
 //!
 //! A step in a lane prints nothing while it runs: its output goes to `target/xtask/log/STEP.txt`.
-//! When it has ended, one line tells the result, and a failed step shows its whole log. So lines
-//! of two steps never mix. A step that runs by itself shows its output at once as well.
+//! When it has ended, one line tells the result. So lines of two steps never mix. The summary shows
+//! the end of each failed step's log. A step that runs by itself shows its output at once as well.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
+use super::passed::{self, Tested};
 use super::report::{Report, Verdict};
 use super::{Place, Plan, Step, summary};
 use crate::commands::{STRESS_SECONDS_VAR, Workspace};
@@ -36,11 +37,14 @@ pub struct Done {
     pub report: Report,
     /// Wall time.
     pub elapsed: Duration,
+    /// The file with its output.
+    pub log: PathBuf,
 }
 
 /// Runs the plan, prints the summary, and returns whether all went well.
 pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
     let start = Instant::now();
+    let tested = Tested::now(&workspace.root);
     process::ask_before_killing(END_LIMIT);
     let wanted = plan.steps.iter().any(|step| step.wants_huge_pages());
     let huge_pages = wanted.then(hugepages::Guard::reserve);
@@ -60,7 +64,17 @@ pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
 
     let mut done = alone.ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     done.sort_by_key(|done| done.step);
-    summary::print(plan, done, start.elapsed())
+    let whole = summary::Whole::of(plan, done);
+    if whole.is_good() && plan.is_whole {
+        let file = tested.and_then(|before| {
+            passed::write(&workspace.root, &workspace.target, &before, &whole.not_run())
+        });
+        if let Err(error) = file {
+            println!("xtask: it is not written down that this commit has passed: {error:#}");
+        }
+    }
+    whole.print(start.elapsed());
+    whole.is_good()
 }
 
 /// What the lanes share.
@@ -89,18 +103,13 @@ impl Run<'_> {
         });
         let elapsed = start.elapsed();
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(report.verdict, Verdict::Failed(_)) && !self.show {
-            println!("\n---- all that {name} has printed:");
-            print!("{}", fs::read_to_string(&log).unwrap_or_default());
-            println!("---- the end of {name}, also in {}\n", log.display());
-        }
         println!(
             "==> {name}: {}, {} s ({} s of CPU)",
             report.verdict.text(),
             seconds(elapsed),
             seconds(Duration::from_secs_f64(report.cpu_seconds)),
         );
-        ended.push(Done { step, report, elapsed });
+        ended.push(Done { step, report, elapsed, log });
     }
 
     /// Starts this program again for one step. Returns the report and the file with its output.
@@ -118,9 +127,6 @@ impl Run<'_> {
         // By this name it is found even if cargo has written the file anew meanwhile.
         let mut command = Command::new("/proc/self/exe");
         command.args(["step", step.name(), "--result"]).arg(&result);
-        if let (Step::Mutants, Some(names)) = (step, &self.plan.mutants) {
-            command.arg("--mutants").arg(names.join(","));
-        }
         if let Some(seconds) = self.plan.stress_seconds {
             command.env(STRESS_SECONDS_VAR, seconds.to_string());
         }

@@ -95,7 +95,7 @@ impl Report {
         };
         Report {
             counts: outcome.counts,
-            failed_tests: outcome.failed.into_iter().collect(),
+            failed_tests: outcome.failed.into_iter().map(|(name, _)| name).collect(),
             skips: outcome.skips,
             times: outcome.times,
             ..Report::new(verdict)

@@ -1,6 +1,7 @@
 //! The end of `cargo xtask test`: a table of the steps, what failed, what was skipped, which tests
 //! took longest, and what was not run.
 
+use std::fs;
 use std::time::Duration;
 
 use super::lanes::Done;
@@ -12,28 +13,69 @@ use crate::tally::Counts;
 /// How many of the slowest tests are named.
 const SLOWEST: usize = 10;
 
-/// Prints everything; the very last line is the totals alone. Returns whether all is well.
-pub fn print(plan: &Plan, mut done: Vec<Done>, elapsed: Duration) -> bool {
-    let elsewhere = take_out_what_a_guest_has_run(&mut done);
-    let mut totals = Counts::default();
-    done.iter().for_each(|done| totals += done.report.counts);
-    print!("\n{}", table(&done));
-    println!(
-        "({} s in all; steps without tests count as one, mutants as one each)",
-        seconds(elapsed)
-    );
-    print_slowest(&done);
-    print_failures(&done);
-    if elsewhere > 0 {
-        println!("\n{elsewhere} tests were skipped on this machine, and have run in a guest");
+/// How many lines at the end of a failed step's log are shown.
+const LAST_LINES: usize = 60;
+
+/// All steps of a run, after the last of them has ended.
+#[derive(Debug)]
+pub struct Whole<'a> {
+    plan: &'a Plan,
+    done: Vec<Done>,
+    totals: Counts,
+    /// Tests that were skipped on this machine, and have run in a guest.
+    in_guests: usize,
+}
+
+impl<'a> Whole<'a> {
+    /// Adds up the steps.
+    pub fn of(plan: &'a Plan, mut done: Vec<Done>) -> Whole<'a> {
+        let in_guests = take_out_what_a_guest_has_run(&mut done);
+        let mut totals = Counts::default();
+        done.iter().for_each(|done| totals += done.report.counts);
+        if plan.deny_skip {
+            totals = Counts { failed: totals.failed + totals.skipped, skipped: 0, ..totals };
+        }
+        Whole { plan, done, totals, in_guests }
     }
-    print_skips(&done, totals, plan.deny_skip);
-    print_not_run(plan, &done);
-    if plan.deny_skip {
-        totals = Counts { failed: totals.failed + totals.skipped, skipped: 0, ..totals };
+
+    /// Whether everything that ran has passed, and skips were not denied.
+    pub fn is_good(&self) -> bool {
+        self.totals.failed == 0
     }
-    println!("\n{totals}");
-    totals.failed == 0
+
+    /// Everything that this run leaves out: skips, tests for the lab, deep steps. A line each.
+    pub fn not_run(&self) -> Vec<String> {
+        let skips = self.done.iter().flat_map(|done| {
+            let name = done.step.name();
+            let all = done.report.skips.iter().chain(&done.report.left_to_the_lab);
+            all.map(move |skip| format!("[{name}] {skip}"))
+        });
+        let steps = self.plan.not_run.iter();
+        let steps = steps.map(|(step, reason)| format!("step {}: {reason}", step.name()));
+        skips.chain(steps).collect()
+    }
+
+    /// Prints everything. The very last line is the totals alone, or else the end of the log of the
+    /// last failed step: what has to be read is on the last screen.
+    pub fn print(&self, elapsed: Duration) {
+        print!("\n{}", table(&self.done));
+        println!(
+            "({} s in all; steps without tests count as one, mutants as one each)",
+            seconds(elapsed)
+        );
+        print_slowest(&self.done);
+        if self.in_guests > 0 {
+            println!(
+                "\n{} tests were skipped on this machine, and have run in a guest",
+                self.in_guests
+            );
+        }
+        print_skips(&self.done, self.plan.deny_skip);
+        print_not_run(self.plan, &self.done);
+        print_failures(&self.done);
+        println!("\n{}", self.totals);
+        print_ends_of_logs(&self.done);
+    }
 }
 
 /// A test that this machine cannot run is no gap if an emulated machine has run it. Returns how
@@ -58,7 +100,7 @@ fn take_out_what_a_guest_has_run(done: &mut [Done]) -> usize {
 fn table(done: &[Done]) -> Table {
     let heads = ["step", "result", "seconds", "CPU", "passed", "failed", "skipped", ""];
     let mut table = Table::new(&heads);
-    for Done { step, report, elapsed } in done {
+    for Done { step, report, elapsed, .. } in done {
         let Counts { passed, failed, skipped } = report.counts;
         let note = match &report.verdict {
             Verdict::Failed(reason) => reason.lines().next().unwrap_or_default(),
@@ -96,21 +138,36 @@ fn print_slowest(done: &[Done]) {
 
 fn print_failures(done: &[Done]) {
     for Done { step, report, .. } in done {
-        if let Verdict::Failed(reason) = &report.verdict
-            && (reason.contains('\n') || !report.failed_tests.is_empty())
-        {
+        if let Verdict::Failed(reason) = &report.verdict {
             println!("\n{} FAILED: {reason}", step.name());
         }
         report.failed_tests.iter().for_each(|name| println!("    {name}"));
     }
 }
 
-fn print_skips(done: &[Done], totals: Counts, deny_skip: bool) {
-    if totals.skipped == 0 {
+fn print_ends_of_logs(done: &[Done]) {
+    for Done { step, report, log, .. } in done {
+        if !matches!(report.verdict, Verdict::Failed(_)) {
+            continue;
+        }
+        let text = fs::read_to_string(log).unwrap_or_default();
+        println!("\n---- the end of {}, all of which is in {}:", step.name(), log.display());
+        last_lines(&text, LAST_LINES).for_each(|line| println!("{line}"));
+    }
+}
+
+fn last_lines(text: &str, count: usize) -> impl Iterator<Item = &str> {
+    let lines = text.lines().count();
+    text.lines().skip(lines.saturating_sub(count))
+}
+
+fn print_skips(done: &[Done], deny_skip: bool) {
+    let skipped: usize = done.iter().map(|done| done.report.counts.skipped).sum();
+    if skipped == 0 {
         return;
     }
     let denied = if deny_skip { ", which --deny-skip counts as failures" } else { "" };
-    println!("\n{} skipped{denied}:", totals.skipped);
+    println!("\n{skipped} skipped{denied}:");
     for Done { step, report, .. } in done {
         report.skips.iter().for_each(|skip| println!("    [{}] {skip}", step.name()));
     }
@@ -139,6 +196,8 @@ fn print_not_run(plan: &Plan, done: &[Done]) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::steps::report::{PassedInGuest, Report};
     use crate::tally::Skip;
@@ -148,7 +207,7 @@ mod tests {
     }
 
     fn done(step: Step, report: Report) -> Done {
-        Done { step, report, elapsed: Duration::ZERO }
+        Done { step, report, elapsed: Duration::ZERO, log: PathBuf::new() }
     }
 
     fn with_skips(names: &[&str]) -> Report {
@@ -161,15 +220,30 @@ mod tests {
     fn denied_skips_fail_the_run() {
         let tests = || vec![done(Step::Tests, with_skips(&["huge"]))];
         let plan = Plan::only(vec![Step::Tests]);
-        assert!(print(&plan, tests(), Duration::ZERO));
-        assert!(!print(&Plan { deny_skip: true, ..plan }, tests(), Duration::ZERO));
+        let whole = Whole::of(&plan, tests());
+        assert!(whole.is_good());
+        assert_eq!(whole.not_run(), ["[tests] huge: one node"]);
+        assert!(!Whole::of(&Plan { deny_skip: true, ..plan.clone() }, tests()).is_good());
     }
 
     #[test]
     fn a_failed_step_fails_the_run() {
         let failed = Report::new(Verdict::Failed("1 test".into()));
         let plan = Plan::only(vec![Step::Tests]);
-        assert!(!print(&plan, vec![done(Step::Tests, failed)], Duration::ZERO));
+        assert!(!Whole::of(&plan, vec![done(Step::Tests, failed)]).is_good());
+    }
+
+    #[test]
+    fn what_the_default_command_leaves_out_is_named() {
+        let plan = Plan::usual(false);
+        let not_run = Whole::of(&plan, Vec::new()).not_run();
+        assert!(not_run.contains(&"step miri: deep".to_owned()), "{not_run:?}");
+    }
+
+    #[test]
+    fn the_last_lines_of_a_log_are_shown() {
+        assert_eq!(last_lines("a\nb\nc\n", 2).collect::<Vec<_>>(), ["b", "c"]);
+        assert_eq!(last_lines("a\n", 2).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::links;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
-use crate::tally::{SKIP_LOG_VAR, Tally};
+use crate::tally::{Outcome, SKIP_LOG_VAR, Tally};
 use crate::width;
 
 /// How long the commands of a step may take; generous, it only has to end a deadlock before the
@@ -40,16 +40,17 @@ const WITH_TIMES: &str = "target.'cfg(all())'.runner=['env','RUSTC_BOOTSTRAP=1']
 /// The harness' options that tell times.
 const TELL_TIMES: [&str; 2] = ["-Zunstable-options", "--report-time"];
 
-/// Does a step; an error is a failure of the step. `mutants` are the rows of the mutation list that
-/// are wanted, if not all.
-pub fn run(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Report {
-    let mut report = perform(workspace, step, mutants)
-        .unwrap_or_else(|error| Report::new(Verdict::Failed(format!("{error:#}"))));
+/// Does a step; an error is a failure of the step.
+pub fn run(workspace: &Workspace, step: Step) -> Report {
+    let mut report = perform(workspace, step).unwrap_or_else(|error| {
+        println!("{error:#}");
+        Report::new(Verdict::Failed(format!("{error:#}")))
+    });
     report.cpu_seconds = cpu_seconds();
     report
 }
 
-fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Result<Report> {
+fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
     match step {
         Step::Fmt => {
             let report = run_check(workspace.cargo(&["fmt", "--all", "--check"]))?;
@@ -68,14 +69,14 @@ fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Res
         }
         Step::MutantList => {
             let report = Report::new(Verdict::Passed);
-            Ok(with_problems(report, &super::list_problems(&workspace.root)))
+            Ok(with_problems(report, &mutation::check_list(&workspace.root, TABLE)))
         }
         Step::Tests => tests(workspace),
-        Step::C => Ok(Report::of_checks(capi::test(workspace, Effort::Short)?)),
-        Step::CFull => Ok(Report::of_checks(capi::test(workspace, Effort::Full)?)),
-        Step::Crates => Ok(Report::of_checks(crates::test(workspace)?)),
+        Step::C => Ok(of_checks(capi::test(workspace, Effort::Short)?)),
+        Step::CFull => Ok(of_checks(capi::test(workspace, Effort::Full)?)),
+        Step::Crates => Ok(of_checks(crates::test(workspace)?)),
         Step::Faults => faults(workspace),
-        Step::Packages => Ok(Report::of_checks(clean_root::test(workspace)?)),
+        Step::Packages => Ok(of_checks(clean_root::test(workspace)?)),
         Step::Stress => run_checker(workspace, step, Checker::Stress, Effort::Short),
         Step::StressFull => run_checker(workspace, step, Checker::Stress, Effort::Full),
         Step::Loom => run_checker(workspace, step, Checker::Loom, Effort::Short),
@@ -84,10 +85,7 @@ fn perform(workspace: &Workspace, step: Step, mutants: Option<&[String]>) -> Res
         Step::ShuttleFull => run_checker(workspace, step, Checker::Shuttle, Effort::Full),
         Step::Miri => miri(workspace),
         Step::Mutants => {
-            let wanted =
-                |name: &str| mutants.is_none_or(|names| names.iter().any(|wanted| wanted == name));
-            let outcome = mutation::run(workspace, TABLE, wanted, mutation::RUN_LIMIT)?;
-            Ok(Report::of_checks(outcome))
+            Ok(of_checks(mutation::run(workspace, TABLE, |_| true, mutation::RUN_LIMIT)?))
         }
         Step::Nodes => in_guests(workspace, step, lab::Extent::SeveralNodes),
         Step::Lab => in_guests(workspace, step, lab::Extent::Usual),
@@ -155,7 +153,7 @@ fn miri(workspace: &Workspace) -> Result<Report> {
 
 /// Tests on emulated machines.
 fn in_guests(workspace: &Workspace, step: Step, extent: lab::Extent) -> Result<Report> {
-    if let Some(lab::Missing { what, remedy }) = lab::missing(&lab::kernel_folder(workspace)) {
+    if let Some(lab::Missing { what, remedy }) = lab::missing_for(workspace, extent) {
         println!("xtask: !!! NOT RUN: the tests on several memory nodes, because {what}");
         println!("xtask: !!! to run them, type: {remedy}");
         return Ok(Report::skipped(step.name(), format!("{what}; get it by: {remedy}")));
@@ -184,6 +182,16 @@ fn run_check(command: Command) -> Result<Report> {
         true => Verdict::Passed,
         false => Verdict::Failed(ending.reason(LIMIT)),
     }))
+}
+
+/// What checks of our own have found. The reasons of failures are printed once more, because the
+/// summary shows only the end of the log.
+fn of_checks(outcome: Outcome) -> Report {
+    if !outcome.failed.is_empty() {
+        println!("\n---- why checks failed:");
+        outcome.failed.iter().for_each(|(name, why)| println!("{name}: {why}"));
+    }
+    Report::of_checks(outcome)
 }
 
 /// Prints what a check of our own has found: a report that had passed fails by it.
@@ -227,6 +235,10 @@ fn run_tests<const N: usize>(
         }
     }
     tally.skip_log(&fs::read_to_string(&log).unwrap_or_default());
+    if !reasons.is_empty() && !tally.why().is_empty() {
+        println!("\n---- why tests failed:");
+        tally.why().iter().for_each(|line| println!("{line}"));
+    }
 
     let mut counts = tally.counts();
     let verdict = if !reasons.is_empty() {
