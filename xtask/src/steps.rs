@@ -33,12 +33,12 @@ pub enum Step {
     Stress,
     /// Programs in C and C++ against the library.
     C,
-    /// The tests of several nodes, on one emulated machine.
-    Nodes,
     /// The model checker, with a small bound.
     Loom,
     /// Whole jobs under random schedules, a tenth of them.
     Shuttle,
+    /// The tests of several nodes, on one emulated machine.
+    Nodes,
     /// Every call of a job fails in every way.
     Faults,
     /// The stress oracle, optimised, for longer.
@@ -75,7 +75,8 @@ pub enum Level {
 pub enum Place {
     /// One after the other, in the build folder of the tests.
     First,
-    /// One after the other, beside the first lane, in build folders of their own.
+    /// One after the other, beside the first lane, in build folders of their own, so that cargo
+    /// does not wait for the tests to be built.
     Second,
     /// Alone, after both lanes: it takes a slow checker for one that hangs.
     Alone,
@@ -92,9 +93,9 @@ impl Step {
         Step::Tests,
         Step::Stress,
         Step::C,
-        Step::Nodes,
         Step::Loom,
         Step::Shuttle,
+        Step::Nodes,
         Step::Faults,
         Step::StressFull,
         Step::LoomFull,
@@ -159,7 +160,9 @@ impl Step {
             Step::Nodes => "tests of several nodes on an emulated machine, Linux 6.12",
             Step::Loom => "loom tests of the library, all interleavings with 2 preemptions",
             Step::Shuttle => "shuttle tests of the library: 1,000 random schedules each",
-            Step::Faults => "each call of a job fails in each way (`tests` has a third)",
+            Step::Faults => {
+                "each call of a job fails in each way, on the kernel too; everything at once"
+            }
             Step::StressFull => "the stress oracle, optimised, five seconds per case",
             Step::LoomFull => "loom tests of the library, all interleavings with 3 preemptions",
             Step::ShuttleFull => "shuttle tests of the library: 10,000 random schedules each",
@@ -192,12 +195,14 @@ impl Step {
     /// With which other steps it may share the machine.
     pub fn place(self) -> Place {
         match self {
-            Step::Tests | Step::Stress | Step::C | Step::Nodes => Place::First,
+            Step::Tests | Step::Stress | Step::C => Place::First,
             Step::Faults | Step::StressFull | Step::CFull => Place::First,
             Step::Packages | Step::Crates | Step::Lab => Place::First,
             Step::Fmt | Step::Layers | Step::MutantList => Place::Second,
             Step::Clippy | Step::Docs => Place::Second,
             Step::Loom | Step::Shuttle | Step::LoomFull | Step::ShuttleFull => Place::Second,
+            // It has the tests' build folder, but comes last in its lane: the tests are built then.
+            Step::Nodes => Place::Second,
             Step::Miri => Place::Second,
             Step::Mutants => Place::Alone,
         }

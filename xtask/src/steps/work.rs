@@ -103,12 +103,16 @@ fn layers(workspace: &Workspace) -> Result<Report> {
     }))
 }
 
-/// All tests of the workspace except the stress oracle, which has a step of its own.
+/// All tests of the workspace except those that have steps of their own: the stress oracle, sweeps
+/// of faults on the kernel, and the soak.
 fn tests(workspace: &Workspace) -> Result<Report> {
     let build = workspace.cargo(&["test", "--workspace", "--no-run"]);
     let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--all-targets"]);
     run.args(["--config", WITH_TIMES, "--"]).args(TELL_TIMES);
-    run.args(["--skip", STRESS_TESTS]).env(SWEEP_STEP_VAR, SWEEP_STEP);
+    for tests in [STRESS_TESTS].iter().chain(&SWEEPS) {
+        run.args(["--skip", tests]);
+    }
+    run.env(SWEEP_STEP_VAR, SWEEP_STEP);
     let docs = workspace.cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]);
     let mut report = run_tests(workspace, Step::Tests, [build, run, docs], LIMIT)?;
     // The doctor of this machine names what it lacks; what the machines of the lab have is no gap.
@@ -121,16 +125,25 @@ fn tests(workspace: &Workspace) -> Result<Report> {
     Ok(report)
 }
 
-/// Environment variable with the distance between two cases of a sweep of faults, and that of the
-/// default test command: a third of the cases. Where a sweep has three modes, each call fails once.
+/// How the names of the tests begin that only `faults` runs: in the first two, each call of jobs
+/// on the kernel fails under load; the third has all features at once, with random seeds.
+const SWEEPS: [&str; 3] = [
+    "on_the_kernel_any_call_may_fail",
+    "each_call_of_a_job_in_place_fails_once",
+    "everything_at_once_loses_nothing",
+];
+
+/// Environment variable with the distance between two cases of a sweep of faults on the model, and
+/// that of the default test command: a third of the cases. Where a sweep has three modes, each call
+/// fails once.
 const SWEEP_STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
 const SWEEP_STEP: &str = "3";
 
-/// The tests of faults, with every call failing in every mode.
+/// The tests of faults, with every call failing in every mode, and the soak for its usual seconds.
 fn faults(workspace: &Workspace) -> Result<Report> {
     let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
-    run.args(["--test", "fault_injection", "--test", "memory_calls", "--config", WITH_TIMES, "--"]);
-    run.args(TELL_TIMES);
+    run.args(["--test", "fault_injection", "--test", "memory_calls", "--test", "soak"]);
+    run.args(["--config", WITH_TIMES, "--"]).args(TELL_TIMES);
     run_tests(workspace, Step::Faults, [run], LIMIT)
 }
 
