@@ -25,7 +25,6 @@ mod steps;
 mod syntax;
 mod table;
 mod tally;
-mod width;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -147,7 +147,7 @@ impl Step {
     /// What it does, for `--list` and the headers.
     pub fn about(self) -> &'static str {
         match self {
-            Step::Fmt => "cargo fmt --all --check; at most 100 characters in comments and Markdown",
+            Step::Fmt => "cargo fmt --all --check",
             Step::Layers => "no module and no crate imports upward: crates/layers.toml",
             Step::MutantList => "each mutant fits its file once, and protocol.md has the list",
             Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",

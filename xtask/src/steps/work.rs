@@ -23,7 +23,6 @@ use crate::mutants::{Checker, TABLE};
 use crate::mutation;
 use crate::process;
 use crate::tally::{Outcome, SKIP_LOG_VAR, Tally};
-use crate::width;
 
 /// How long the commands of a step may take; generous, it only has to end a deadlock before the
 /// patience of a CI service does.
@@ -52,10 +51,7 @@ pub fn run(workspace: &Workspace, step: Step) -> Report {
 
 fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
     match step {
-        Step::Fmt => {
-            let report = run_check(workspace.cargo(&["fmt", "--all", "--check"]))?;
-            Ok(with_problems(report, &width::check(&workspace.root)?))
-        }
+        Step::Fmt => run_check(workspace.cargo(&["fmt", "--all", "--check"])),
         Step::Clippy => {
             let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
             run_check(workspace.for_lints().cargo(&arguments))
