@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use crate::capi::{self, Layout};
 use crate::commands::{Workspace, output, run};
 use crate::files::{copy, entries, make_folder, read, with_extension, write};
-use crate::{header, manual, notices};
+use crate::notices;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -56,9 +56,6 @@ pub fn make(workspace: &Workspace) -> Result<Packages> {
     let mut generate = Command::new(workspace.target.join("release/pageleap"));
     generate.arg("generate").arg(&pages);
     run(generate)?;
-    for (name, text) in manual::pages(&header::text(&workspace.root)?)? {
-        write(&pages.join(name), &text)?;
-    }
     write(&pages.join("THIRD-PARTY"), &notices::text(workspace, &ROOTS)?)?;
     let tarball = tarball(workspace, &folder, &pages, &time)?;
     let deb = deb(workspace, &folder, &pages, &time);
@@ -192,12 +189,10 @@ fn rest(workspace: &Workspace, root: &Path, pages: &Path, zsh: &str) -> Result<(
     ] {
         add_as(&pages.join(file), &root.join(folder), name)?;
     }
-    for section in ["1", "3"] {
-        let found = with_extension(pages, section)?;
-        ensure!(!found.is_empty(), "no pages of section {section}");
-        for page in found {
-            compress(&add_file(&page, &root.join(format!("share/man/man{section}")))?)?;
-        }
+    let found = with_extension(pages, "1")?;
+    ensure!(!found.is_empty(), "the command has no manual pages");
+    for page in found {
+        compress(&add_file(&page, &root.join("share/man/man1"))?)?;
     }
     let doc = root.join("share/doc/pageleap");
     for file in with_extension(&workspace.root.join("docs"), "md")? {

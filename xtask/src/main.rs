@@ -12,7 +12,6 @@ mod hugepages;
 mod lab;
 mod layers;
 mod links;
-mod manual;
 mod marked;
 mod mutants;
 mod mutation;
@@ -36,7 +35,7 @@ use clap::{Args, Parser, Subcommand};
 use commands::{STRESS_SECONDS, Workspace};
 use hugepages::Guard;
 use mutants::TABLE;
-use steps::{Level, Plan, Step, lanes};
+use steps::{Plan, Step, lanes};
 
 /// Exit code after an interrupt, as a shell gives for SIGINT.
 const INTERRUPTED: i32 = 130;
@@ -101,7 +100,7 @@ enum Task {
 
 #[derive(Debug, Args)]
 struct TestFlags {
-    /// Run all steps, with the deep ones
+    /// Run the full variant of each step, and the deep steps
     #[arg(long, conflicts_with = "only")]
     all: bool,
     /// Run only these steps
@@ -168,7 +167,11 @@ fn run(task: Task) -> Result<u8> {
             true
         }
         Task::Header { check } => header::run(&workspace, check)?,
-        Task::Api { check } => api::run(&workspace, check)?,
+        Task::Api { check } => {
+            let problems = api::run(&workspace, check)?;
+            problems.iter().for_each(|problem| println!("{problem}"));
+            problems.is_empty()
+        }
     };
     Ok(u8::from(!good))
 }
@@ -187,14 +190,11 @@ fn test(workspace: &Workspace, flags: &TestFlags) -> Result<bool> {
 
 /// Prints all steps. Those that would run come first.
 fn list(plan: &Plan) {
-    let mut table = table::Table::new(&["step", "runs", "", "what it does"]);
+    let mut table = table::Table::new(&["step", "runs", "what it does"]);
     let (run, rest): (Vec<Step>, Vec<Step>) =
-        Step::ALL.into_iter().partition(|step| plan.steps.contains(step));
+        Step::all().partition(|step| plan.steps.contains(step));
     for (steps, runs) in [(run, "yes"), (rest, "no")] {
-        for step in steps {
-            let level = if step.level() == Level::Deep { "deep" } else { "" };
-            table.row(&[step.name(), runs, level, step.about()]);
-        }
+        steps.iter().for_each(|step| table.row(&[step.name(), runs, step.about()]));
     }
     print!("{table}");
 }

@@ -1,7 +1,7 @@
 //! The steps of `cargo xtask test`: what they are called, what each proves, and which of them the
 //! default command runs.
 //!
-//! * This file names the steps; [`work`] does one of them, in a process of its own.
+//! * This file has the list of the steps; [`work`] does one of them, in a process of its own.
 //! * [`lanes`] starts those processes, two side by side, and keeps their output apart.
 //! * [`summary`] tells the result, and [`passed`] writes down which commit has passed.
 //!
@@ -55,19 +55,14 @@ pub enum Step {
     Packages,
     /// The crates for a registry.
     Crates,
+    /// The lists of public items.
+    Api,
+    /// The crates of others and their licences.
+    Deny,
     /// All emulated machines and kernels.
     Lab,
     /// The mutation list itself.
     Mutants,
-}
-
-/// Which command runs a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// `cargo xtask test`.
-    Default,
-    /// `cargo xtask test --all`, and `--only`.
-    Deep,
 }
 
 /// With which other steps a step may share the machine.
@@ -82,135 +77,122 @@ pub enum Place {
     Alone,
 }
 
+/// What there is to know of a step, besides how it is done.
+struct Row {
+    step: Step,
+    /// The name that `--only` takes.
+    name: &'static str,
+    place: Place,
+    wants_huge_pages: bool,
+    /// What it does, for `--list` and the headers.
+    about: &'static str,
+}
+
+const fn row(step: Step, name: &'static str, place: Place, about: &'static str) -> Row {
+    use Step::{Faults, Mutants, Stress, StressFull, Tests};
+    let wants_huge_pages = matches!(step, Tests | Stress | Faults | StressFull | Mutants);
+    Row { step, name, place, wants_huge_pages, about }
+}
+
+/// All steps, in the order in which each lane runs them.
+#[rustfmt::skip]
+const ROWS: [Row; 23] = {
+    use Place::*;
+    use Step::*;
+    [
+        row(Fmt, "fmt", Second, "cargo fmt --all --check"),
+        row(Layers, "layers", Second, "no module and no crate imports upward: crates/layers.toml"),
+        row(MutantList, "mutant-list", Second, "each mutant fits its file once, and protocol.md has the list"),
+        row(Clippy, "clippy", Second, "cargo clippy --workspace --all-targets -- -D warnings"),
+        row(Docs, "docs", Second, "cargo doc --workspace --no-deps without warnings; links between documents"),
+        row(Tests, "tests", First, "all tests of the workspace, with huge pages if they can be reserved"),
+        row(Stress, "stress", First, "the stress oracle: writers against migrations, a second per case"),
+        row(C, "c", First, "programs in C and C++: gcc, clang, address and undefined sanitizer"),
+        row(Loom, "loom", Second, "loom tests of the library, all interleavings with 2 preemptions"),
+        row(Shuttle, "shuttle", Second, "shuttle tests of the library: 1,000 random schedules each"),
+        // It has the tests' build folder, but comes last in its lane: the tests are built then.
+        row(Nodes, "nodes", Second, "tests of several nodes on an emulated machine, Linux 6.12"),
+        row(Faults, "faults", First, "each call of a job fails in each way, on the kernel too; everything at once"),
+        row(StressFull, "stress-full", First, "the stress oracle, optimised, five seconds per case"),
+        row(LoomFull, "loom-full", Second, "loom tests of the library, all interleavings with 3 preemptions"),
+        row(ShuttleFull, "shuttle-full", Second, "shuttle tests of the library: 10,000 random schedules each"),
+        row(CFull, "c-full", First, "programs in C and C++, also static, under valgrind, and in a JVM"),
+        row(Miri, "miri", Second, "unit tests of the library under Miri (needs a nightly toolchain)"),
+        row(Packages, "packages", First, "the .deb and the tarball, used in a fresh Debian (needs root)"),
+        row(Crates, "crates", First, "cargo package: each published crate builds from its archive"),
+        row(Api, "api", Second, "public-api.txt is current (needs cargo-public-api)"),
+        row(Deny, "deny", Second, "cargo deny check bans licenses (needs cargo-deny)"),
+        row(Lab, "lab", First, "the tests on all emulated machines and kernels, and broken machines"),
+        row(Mutants, "mutants", Alone, "each mutant of the protocol is caught by its checker"),
+    ]
+};
+
+/// The steps of `cargo xtask test`.
+const USUAL: [Step; 11] = {
+    use Step::*;
+    [Fmt, Layers, MutantList, Clippy, Docs, Tests, Stress, C, Loom, Shuttle, Nodes]
+};
+
+/// The steps of `cargo xtask test --all`: the full variant of each, and those that have no other.
+const FULL: [Step; 18] = {
+    use Step::*;
+    [
+        Fmt,
+        Layers,
+        MutantList,
+        Clippy,
+        Docs,
+        Tests,
+        StressFull,
+        CFull,
+        LoomFull,
+        ShuttleFull,
+        Lab,
+        Faults,
+        Miri,
+        Packages,
+        Crates,
+        Api,
+        Deny,
+        Mutants,
+    ]
+};
+
 impl Step {
-    /// In the order in which each lane runs them; the default ones first.
-    pub const ALL: [Step; 21] = [
-        Step::Fmt,
-        Step::Layers,
-        Step::MutantList,
-        Step::Clippy,
-        Step::Docs,
-        Step::Tests,
-        Step::Stress,
-        Step::C,
-        Step::Loom,
-        Step::Shuttle,
-        Step::Nodes,
-        Step::Faults,
-        Step::StressFull,
-        Step::LoomFull,
-        Step::ShuttleFull,
-        Step::CFull,
-        Step::Miri,
-        Step::Packages,
-        Step::Crates,
-        Step::Lab,
-        Step::Mutants,
-    ];
+    /// All steps, in the order in which each lane runs them.
+    pub fn all() -> impl Iterator<Item = Step> {
+        ROWS.iter().map(|row| row.step)
+    }
+
+    fn row(self) -> &'static Row {
+        &ROWS[self as usize]
+    }
 
     /// The name that `--only` takes.
     pub fn name(self) -> &'static str {
-        match self {
-            Step::Fmt => "fmt",
-            Step::Layers => "layers",
-            Step::MutantList => "mutant-list",
-            Step::Clippy => "clippy",
-            Step::Docs => "docs",
-            Step::Tests => "tests",
-            Step::Stress => "stress",
-            Step::C => "c",
-            Step::Nodes => "nodes",
-            Step::Loom => "loom",
-            Step::Shuttle => "shuttle",
-            Step::Faults => "faults",
-            Step::StressFull => "stress-full",
-            Step::LoomFull => "loom-full",
-            Step::ShuttleFull => "shuttle-full",
-            Step::CFull => "c-full",
-            Step::Miri => "miri",
-            Step::Packages => "packages",
-            Step::Crates => "crates",
-            Step::Lab => "lab",
-            Step::Mutants => "mutants",
-        }
+        self.row().name
     }
 
     /// The step that has this name.
     pub fn parse(text: &str) -> Result<Step, String> {
-        let names = || Step::ALL.map(Step::name).join(", ");
-        Step::ALL
-            .into_iter()
+        let names = || ROWS.map(|row| row.name).join(", ");
+        Step::all()
             .find(|step| step.name() == text)
             .ok_or_else(|| format!("the steps are {}", names()))
     }
 
     /// What it does, for `--list` and the headers.
     pub fn about(self) -> &'static str {
-        match self {
-            Step::Fmt => "cargo fmt --all --check",
-            Step::Layers => "no module and no crate imports upward: crates/layers.toml",
-            Step::MutantList => "each mutant fits its file once, and protocol.md has the list",
-            Step::Clippy => "cargo clippy --workspace --all-targets -- -D warnings",
-            Step::Docs => {
-                "cargo doc --workspace --no-deps without warnings; links between documents"
-            }
-            Step::Tests => "all tests of the workspace, with huge pages if they can be reserved",
-            Step::Stress => "the stress oracle: writers against migrations, a second per case",
-            Step::C => "programs in C and C++: gcc, clang, address and undefined sanitizer",
-            Step::Nodes => "tests of several nodes on an emulated machine, Linux 6.12",
-            Step::Loom => "loom tests of the library, all interleavings with 2 preemptions",
-            Step::Shuttle => "shuttle tests of the library: 1,000 random schedules each",
-            Step::Faults => {
-                "each call of a job fails in each way, on the kernel too; everything at once"
-            }
-            Step::StressFull => "the stress oracle, optimised, five seconds per case",
-            Step::LoomFull => "loom tests of the library, all interleavings with 3 preemptions",
-            Step::ShuttleFull => "shuttle tests of the library: 10,000 random schedules each",
-            Step::CFull => "programs in C and C++, also static, under valgrind, and in a JVM",
-            Step::Miri => "unit tests of the library under Miri (needs the nightly toolchain)",
-            Step::Packages => "the .deb and the tarball, used in a fresh Debian (needs root)",
-            Step::Crates => "cargo package: each published crate builds from its archive",
-            Step::Lab => "the tests on all emulated machines and kernels, and broken machines",
-            Step::Mutants => "each mutant of the protocol is caught by its checker",
-        }
-    }
-
-    /// Which command runs it.
-    pub fn level(self) -> Level {
-        if self >= Step::Faults { Level::Deep } else { Level::Default }
-    }
-
-    /// The deep step that does all of this one and more.
-    pub fn deep_twin(self) -> Option<Step> {
-        match self {
-            Step::Stress => Some(Step::StressFull),
-            Step::Loom => Some(Step::LoomFull),
-            Step::Shuttle => Some(Step::ShuttleFull),
-            Step::C => Some(Step::CFull),
-            Step::Nodes => Some(Step::Lab),
-            _ => None,
-        }
+        self.row().about
     }
 
     /// With which other steps it may share the machine.
     pub fn place(self) -> Place {
-        match self {
-            Step::Tests | Step::Stress | Step::C => Place::First,
-            Step::Faults | Step::StressFull | Step::CFull => Place::First,
-            Step::Packages | Step::Crates | Step::Lab => Place::First,
-            Step::Fmt | Step::Layers | Step::MutantList => Place::Second,
-            Step::Clippy | Step::Docs => Place::Second,
-            Step::Loom | Step::Shuttle | Step::LoomFull | Step::ShuttleFull => Place::Second,
-            // It has the tests' build folder, but comes last in its lane: the tests are built then.
-            Step::Nodes => Place::Second,
-            Step::Miri => Place::Second,
-            Step::Mutants => Place::Alone,
-        }
+        self.row().place
     }
 
     fn wants_huge_pages(self) -> bool {
-        use Step::{Faults, Mutants, Stress, StressFull, Tests};
-        matches!(self, Tests | Stress | Faults | StressFull | Mutants)
+        self.row().wants_huge_pages
     }
 }
 
@@ -221,8 +203,6 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Whether these are all steps that a command has, so that a commit can pass by them.
     pub is_whole: bool,
-    /// What was not asked for and is worth a line at the end, with the reason.
-    pub not_run: Vec<(Step, String)>,
     /// Skips count as failures.
     pub deny_skip: bool,
     /// Seconds per case of the stress oracle; else the environment's or the step's own.
@@ -230,24 +210,20 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// `cargo xtask test`, and with `all` every deep step too: in place of its shorter twin where
-    /// it has one.
+    /// `cargo xtask test`, or with `all` the full variant of each step and the deep ones.
     pub fn usual(all: bool) -> Plan {
-        let wanted = |step: &Step| match all {
-            true => step.deep_twin().is_none(),
-            false => step.level() == Level::Default,
-        };
-        let (steps, rest): (Vec<_>, Vec<_>) = Step::ALL.into_iter().partition(wanted);
-        let not_run = match all {
-            true => Vec::new(),
-            false => rest.into_iter().map(|step| (step, "deep".to_owned())).collect(),
-        };
-        Plan { steps, is_whole: true, not_run, ..Plan::default() }
+        let steps = if all { FULL.to_vec() } else { USUAL.to_vec() };
+        Plan { steps, is_whole: true, ..Plan::default() }
     }
 
     /// Just these steps.
     pub fn only(steps: Vec<Step>) -> Plan {
         Plan { steps, ..Plan::default() }
+    }
+
+    /// The steps of `--all` that this plan has not.
+    pub fn left_out(&self) -> Vec<Step> {
+        FULL.into_iter().filter(|step| !self.steps.contains(step)).collect()
     }
 }
 
@@ -258,23 +234,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn step_names_are_unique_and_in_order() {
-        let names: BTreeSet<_> = Step::ALL.iter().map(|step| step.name()).collect();
-        assert_eq!(names.len(), Step::ALL.len());
-        assert!(Step::ALL.is_sorted());
+    fn each_step_has_its_row_and_a_name_of_its_own() {
+        for (index, row) in ROWS.iter().enumerate() {
+            assert_eq!(row.step as usize, index, "{} stands in another place", row.name);
+        }
+        let names: BTreeSet<_> = Step::all().map(Step::name).collect();
+        assert_eq!(names.len(), ROWS.len());
     }
 
     #[test]
-    fn every_step_is_run_or_replaced_by_a_deeper_one() {
-        let usual = Plan::usual(false);
-        let all = Plan::usual(true);
-        for step in Step::ALL {
-            let named = usual.not_run.iter().any(|(other, _)| *other == step);
-            assert!(usual.steps.contains(&step) != named, "{} must be run or named", step.name());
-            let deeper = step.deep_twin().unwrap_or(step);
-            assert!(all.steps.contains(&deeper), "--all lacks {}", deeper.name());
+    fn every_step_is_run_by_a_command() {
+        for step in Step::all() {
+            let name = step.name();
+            assert!(USUAL.contains(&step) || FULL.contains(&step), "nothing runs {name}");
+            if USUAL.contains(&step) && !FULL.contains(&step) {
+                let full = ["lab".to_owned(), format!("{name}-full")];
+                assert!(FULL.iter().any(|other| full.contains(&other.name().to_owned())), "{name}");
+            }
         }
-        assert!(all.not_run.is_empty());
-        assert!(usual.is_whole && all.is_whole && !Plan::only(vec![Step::Fmt]).is_whole);
+        assert!(Plan::usual(false).left_out().contains(&Step::Miri));
+        assert!(Plan::usual(true).left_out().is_empty());
+        assert!(Plan::usual(true).is_whole && !Plan::only(vec![Step::Fmt]).is_whole);
     }
 }

@@ -68,7 +68,6 @@ const CHECKS: [(&str, &str); 11] = [
     (
         "manual pages are found and well formed",
         r#"export MANWIDTH=100 LC_ALL=C.UTF-8
-        man 3 pageleap_job_start | grep -q pageleap_job_options
         man 1 pageleap-demo | grep -q -- --page-size
         for page in $(dpkg -L pageleap | grep 'man/man.*gz$'); do
             lexgrog $page >/dev/null
@@ -101,7 +100,7 @@ const CHECKS: [(&str, &str); 11] = [
         cd /opt/elsewhere/pageleap-*
         bin/pageleap --version
         export PKG_CONFIG_PATH=$PWD/lib/pkgconfig
-        MANPATH=$PWD/share/man man 3 pageleap >/dev/null
+        MANPATH=$PWD/share/man man 1 pageleap >/dev/null
         cc -D_GNU_SOURCE -O2 -pthread -o /tmp/buffer_pool \
             share/doc/pageleap/examples/buffer_pool.c $(pkg-config --cflags --libs pageleap) \
             -Wl,-rpath,$PWD/lib

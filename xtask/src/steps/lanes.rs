@@ -2,7 +2,8 @@
 //!
 //! A step in a lane prints nothing while it runs: its output goes to `target/xtask/log/STEP.txt`.
 //! When it has ended, one line tells the result. So lines of two steps never mix. The summary shows
-//! the end of each failed step's log. A step that runs by itself shows its output at once as well.
+//! the end of each failed step's log. With `--only`, a step that runs by itself shows its output at
+//! once as well.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -45,6 +46,11 @@ pub struct Done {
 pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
     let start = Instant::now();
     let tested = Tested::now(&workspace.root);
+    let names: Vec<_> = plan.steps.iter().map(|step| step.name()).collect();
+    println!(
+        "==> {}; a line when each has ended, its output in target/xtask/log",
+        names.join(", ")
+    );
     process::ask_before_killing(END_LIMIT);
     let wanted = plan.steps.iter().any(|step| step.wants_huge_pages());
     let huge_pages = wanted.then(hugepages::Guard::reserve);
@@ -52,13 +58,13 @@ pub fn run(workspace: &Workspace, plan: &Plan) -> bool {
     let at = |place| plan.steps.iter().copied().filter(move |step| step.place() == place);
     let (first, second): (Vec<_>, Vec<_>) =
         (at(Place::First).collect(), at(Place::Second).collect());
-    let single = first.is_empty() || second.is_empty();
+    let single = !plan.is_whole && (first.is_empty() || second.is_empty());
     let run = Run { workspace, plan, show: single, ended: Mutex::new(Vec::new()) };
     thread::scope(|scope| {
         scope.spawn(|| second.iter().for_each(|&step| run.step(step)));
         first.iter().for_each(|&step| run.step(step));
     });
-    let alone = Run { show: true, ..run };
+    let alone = Run { show: !plan.is_whole, ..run };
     at(Place::Alone).for_each(|step| alone.step(step));
     drop(huge_pages);
 
@@ -93,8 +99,7 @@ impl Run<'_> {
             return;
         }
         let name = step.name();
-        {
-            let _others_wait = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.show {
             println!("==> {name}: {}", step.about());
         }
         let start = Instant::now();
@@ -104,7 +109,9 @@ impl Run<'_> {
         let elapsed = start.elapsed();
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         println!(
-            "==> {name}: {}, {} s ({} s of CPU)",
+            "==> {}/{} {name}: {}, {} s ({} s of CPU)",
+            ended.len() + 1,
+            self.plan.steps.len(),
             report.verdict.text(),
             seconds(elapsed),
             seconds(Duration::from_secs_f64(report.cpu_seconds)),

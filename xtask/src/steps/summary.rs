@@ -50,13 +50,12 @@ impl<'a> Whole<'a> {
             let all = done.report.skips.iter().chain(&done.report.left_to_the_lab);
             all.map(move |skip| format!("[{name}] {skip}"))
         });
-        let steps = self.plan.not_run.iter();
-        let steps = steps.map(|(step, reason)| format!("step {}: {reason}", step.name()));
-        skips.chain(steps).collect()
+        let deep = self.plan.left_out().into_iter().map(|step| format!("step {}", step.name()));
+        skips.chain(deep).collect()
     }
 
-    /// Prints everything. The very last line is the totals alone, or else the end of the log of the
-    /// last failed step: what has to be read is on the last screen.
+    /// Prints everything. What has to be read is on the last screen: the totals, and after failures
+    /// the ends of the failed steps' logs, and last the names of these steps.
     pub fn print(&self, elapsed: Duration) {
         print!("\n{}", table(&self.done));
         println!(
@@ -146,13 +145,18 @@ fn print_failures(done: &[Done]) {
 }
 
 fn print_ends_of_logs(done: &[Done]) {
+    let mut failed = Vec::new();
     for Done { step, report, log, .. } in done {
         if !matches!(report.verdict, Verdict::Failed(_)) {
             continue;
         }
+        failed.push(step.name());
         let text = fs::read_to_string(log).unwrap_or_default();
         println!("\n---- the end of {}, all of which is in {}:", step.name(), log.display());
         last_lines(&text, LAST_LINES).for_each(|line| println!("{line}"));
+    }
+    if !failed.is_empty() {
+        println!("\nfailed: {}", failed.join(", "));
     }
 }
 
@@ -182,16 +186,11 @@ fn print_not_run(plan: &Plan, done: &[Done]) {
         println!("  (cargo xtask test --only {}):", Step::Lab.name());
         left.iter().for_each(|line| println!("{line}"));
     }
-    if plan.not_run.is_empty() {
-        return;
+    let deep: Vec<&str> = plan.left_out().into_iter().map(Step::name).collect();
+    if plan.is_whole && !deep.is_empty() {
+        println!("\nnot run, because they are deep steps (cargo xtask test --all):");
+        println!("    {}", deep.join(", "));
     }
-    let names: Vec<&str> = plan.not_run.iter().map(|(step, _)| step.name()).collect();
-    println!("\nnot run (cargo xtask test --only {}; --all runs everything):", names.join(","));
-    let mut table = Table::new(&["    step", "", "why not"]);
-    for (step, reason) in &plan.not_run {
-        table.row(&[&format!("    {}", step.name()), step.about(), reason]);
-    }
-    print!("{table}");
 }
 
 #[cfg(test)]
@@ -222,7 +221,7 @@ mod tests {
         let plan = Plan::only(vec![Step::Tests]);
         let whole = Whole::of(&plan, tests());
         assert!(whole.is_good());
-        assert_eq!(whole.not_run(), ["[tests] huge: one node"]);
+        assert_eq!(whole.not_run()[0], "[tests] huge: one node");
         assert!(!Whole::of(&Plan { deny_skip: true, ..plan.clone() }, tests()).is_good());
     }
 
@@ -237,7 +236,7 @@ mod tests {
     fn what_the_default_command_leaves_out_is_named() {
         let plan = Plan::usual(false);
         let not_run = Whole::of(&plan, Vec::new()).not_run();
-        assert!(not_run.contains(&"step miri: deep".to_owned()), "{not_run:?}");
+        assert!(not_run.contains(&"step miri".to_owned()), "{not_run:?}");
     }
 
     #[test]

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 
 use super::Step;
 use super::report::{PassedInGuest, Report, Verdict};
+use crate::api;
 use crate::capi;
-use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default};
+use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default, output};
 use crate::crates;
 use crate::dist::clean_root;
 use crate::lab;
@@ -71,6 +72,8 @@ fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
         Step::C => Ok(of_checks(capi::test(workspace, Effort::Short)?)),
         Step::CFull => Ok(of_checks(capi::test(workspace, Effort::Full)?)),
         Step::Crates => Ok(of_checks(crates::test(workspace)?)),
+        Step::Api => public_api(workspace),
+        Step::Deny => deny(workspace),
         Step::Faults => faults(workspace),
         Step::Packages => Ok(of_checks(clean_root::test(workspace)?)),
         Step::Stress => run_checker(workspace, step, Checker::Stress, Effort::Short),
@@ -146,12 +149,28 @@ fn faults(workspace: &Workspace) -> Result<Report> {
 /// How the names of the stress oracle's tests begin, and of no others.
 const STRESS_TESTS: &str = "no_write_is_lost";
 
+/// The lists of public items, as the compiler sees these.
+fn public_api(workspace: &Workspace) -> Result<Report> {
+    if !api::is_possible() {
+        return Ok(skipped(Step::Api, "cargo-public-api or a nightly is missing", api::REMEDY));
+    }
+    Ok(with_problems(Report::new(Verdict::Passed), &api::run(workspace, true)?))
+}
+
+/// Whether the crates of others are ones that `deny.toml` allows. Asks nothing of the network: what
+/// the workspace is built from lies here.
+fn deny(workspace: &Workspace) -> Result<Report> {
+    if output(workspace.cargo(&["deny", "--version"])).is_err() {
+        let remedy = "cargo install --locked cargo-deny";
+        return Ok(skipped(Step::Deny, "cargo-deny is missing", remedy));
+    }
+    run_check(workspace.cargo(&["deny", "--offline", "check", "bans", "licenses"]))
+}
+
 fn miri(workspace: &Workspace) -> Result<Report> {
-    if let Some(reason) = miri_missing() {
-        println!("xtask: !!! NOT RUN: the unit tests under Miri, because {reason}");
-        println!("xtask: !!! to run them, type: {MIRI_REMEDY}");
-        let reason = format!("{reason}; get it by: {MIRI_REMEDY}");
-        return Ok(Report::skipped(Step::Miri.name(), reason));
+    match nightly_with_miri() {
+        Ok(version) => println!("{version}"),
+        Err(reason) => return Ok(skipped(Step::Miri, reason, MIRI_REMEDY)),
     }
     let mut command = workspace.cargo(&["+nightly", "miri", "test", "-p", "pageleap", "--lib"]);
     let mut flags = env::var_os("MIRIFLAGS").unwrap_or_default();
@@ -163,9 +182,7 @@ fn miri(workspace: &Workspace) -> Result<Report> {
 /// Tests on emulated machines.
 fn in_guests(workspace: &Workspace, step: Step, extent: lab::Extent) -> Result<Report> {
     if let Some(lab::Missing { what, remedy }) = lab::missing_for(workspace, extent) {
-        println!("xtask: !!! NOT RUN: the tests on several memory nodes, because {what}");
-        println!("xtask: !!! to run them, type: {remedy}");
-        return Ok(Report::skipped(step.name(), format!("{what}; get it by: {remedy}")));
+        return Ok(skipped(step, &what, &remedy));
     }
     let lab::Summary { counts, failed, skips, passed, times } = lab::step(workspace, extent)?;
     let verdict = match counts.failed {
@@ -182,6 +199,13 @@ fn in_guests(workspace: &Workspace, step: Step, extent: lab::Extent) -> Result<R
         times,
         ..Report::new(verdict)
     })
+}
+
+/// Says loudly what does not run because this machine lacks something, and how to get that.
+fn skipped(step: Step, reason: &str, remedy: &str) -> Report {
+    println!("xtask: !!! NOT RUN: {}, because {reason}", step.about());
+    println!("xtask: !!! to run it, type: {remedy}");
+    Report::skipped(step.name(), format!("{reason}; get it by: {remedy}"))
 }
 
 /// Runs a command that holds or does not, and counts as one.
@@ -313,25 +337,23 @@ fn cpu_seconds() -> f64 {
 const MIRI_REMEDY: &str = "rustup toolchain install nightly --profile minimal && \
                            rustup +nightly component add miri rust-src";
 
-/// Why Miri cannot run here, if it cannot.
-fn miri_missing() -> Option<String> {
-    let output = |program: &str, arguments: &[&str]| -> Result<String> {
-        let output = Command::new(program).args(arguments).output()?;
-        output
-            .status
-            .success()
-            .then_some(())
-            .ok_or_else(|| anyhow!("{program} {arguments:?} failed"))?;
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+/// The nightly toolchain that is installed, with its date, or why Miri cannot run with it. Nothing
+/// is installed or updated.
+fn nightly_with_miri() -> std::result::Result<String, &'static str> {
+    let said = |program: &str, arguments: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        output(command).ok()
     };
-    let Ok(sysroot) = output("rustc", &["+nightly", "--print", "sysroot"]) else {
-        return Some("there is no nightly toolchain".to_owned());
-    };
-    if output("cargo", &["+nightly", "miri", "--version"]).is_err() {
-        return Some("the nightly toolchain lacks the component miri".to_owned());
+    let version =
+        said("rustc", &["+nightly", "--version"]).ok_or("there is no nightly toolchain")?;
+    said("cargo", &["+nightly", "miri", "--version"])
+        .ok_or("the nightly toolchain lacks the component miri")?;
+    let sysroot = said("rustc", &["+nightly", "--print", "sysroot"]).unwrap_or_default();
+    match Path::new(&sysroot).join("lib/rustlib/src/rust/library").is_dir() {
+        true => Ok(version),
+        false => Err("the nightly toolchain lacks the component rust-src"),
     }
-    let source = PathBuf::from(sysroot).join("lib/rustlib/src/rust/library");
-    (!source.is_dir()).then(|| "the nightly toolchain lacks the component rust-src".to_owned())
 }
 
 #[cfg(test)]
