@@ -21,8 +21,10 @@ use crate::notices;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The crates whose programs and libraries are in the packages.
-const ROOTS: [&str; 2] = ["pageleap-cli", "pageleap-capi"];
+/// The crates whose program and library are in the packages, and the files with the licences of
+/// what is linked into them.
+const NOTICES: [(&str, &str); 2] =
+    [("crates/cli", "THIRD-PARTY-command"), ("crates/capi", "THIRD-PARTY-library")];
 
 /// What Debian's tools show of the package: a line, then a text.
 const DESCRIPTION: &str = "moves memory between nodes while threads use it
@@ -56,7 +58,9 @@ pub fn make(workspace: &Workspace) -> Result<Packages> {
     let mut generate = Command::new(workspace.target.join("release/pageleap"));
     generate.arg("generate").arg(&pages);
     run(generate)?;
-    write(&pages.join("THIRD-PARTY"), &notices::text(workspace, &ROOTS)?)?;
+    for (package, file) in NOTICES {
+        write(&pages.join(file), &notices::text(workspace, package)?)?;
+    }
     let tarball = tarball(workspace, &folder, &pages, &time)?;
     let deb = deb(workspace, &folder, &pages, &time);
     let deb = deb.with_context(|| format!("{} is made, but no .deb", tarball.display()))?;
@@ -232,11 +236,14 @@ fn add_documents(workspace: &Workspace, pages: &Path, doc: &Path) -> Result<()> 
         &doc.join("copyright"),
         &format!(
             "pageleap may be used under the MIT License or the Apache License 2.0, at your\n\
-             choice. LICENSE-APACHE has the latter. THIRD-PARTY names the other crates in the\n\
-             command and the library, and has their licences.\n\n{licence}"
+             choice. LICENSE-APACHE has the latter. THIRD-PARTY-command and\n\
+             THIRD-PARTY-library name the crates of others in each, with their licences.\n\n{licence}"
         ),
     )?;
-    compress(&add_file(&pages.join("THIRD-PARTY"), doc)?)
+    for (_, file) in NOTICES {
+        compress(&add_file(&pages.join(file), doc)?)?;
+    }
+    Ok(())
 }
 
 /// Copies a file into a folder, which is made; returns the copy.
