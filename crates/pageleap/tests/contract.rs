@@ -109,12 +109,28 @@ fn aliases_are_kept_from_core_dumps_and_children() {
     });
 }
 
-/// The number of pages of a range that have no entry in the page tables.
+/// The number of pages of a range that are in memory and have no entry in the page tables. The
+/// kernel may take entries away at any time: while it moves a page, it puts an entry of another
+/// kind in its place; and a page that it has swapped out is not in memory.
 fn absent(range: &std::ops::Range<usize>) -> usize {
-    let mut entries = vec![0; range.len() / BASE_PAGE * 8];
+    /// Bits of an entry of the pagemap (Documentation/admin-guide/mm/pagemap.rst).
+    const PRESENT: u64 = 1 << 63;
+    const OTHER_KIND: u64 = 1 << 62;
+    const WRITE_PROTECTED: u64 = 1 << 57;
+    let pages = range.len() / BASE_PAGE;
+    let (mut entries, mut in_memory) = (vec![0; pages * 8], vec![0u8; pages]);
     let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
     pagemap.read_exact_at(&mut entries, (range.start / BASE_PAGE * 8) as u64).unwrap();
-    entries.chunks(8).filter(|entry| entry[7] >> 7 == 0).count()
+    let start = range.start as *mut libc::c_void;
+    // SAFETY: the call writes a byte for each page of the range.
+    assert_eq!(unsafe { libc::mincore(start, range.len(), in_memory.as_mut_ptr()) }, 0);
+    let is_absent = |(entry, in_memory): (&[u8], &u8)| {
+        let entry = u64::from_ne_bytes(entry.try_into().unwrap());
+        // A mark of protection without a page is also of another kind.
+        let moving = entry & (OTHER_KIND | WRITE_PROTECTED) == OTHER_KIND;
+        entry & PRESENT == 0 && !moving && in_memory & 1 == 1
+    };
+    entries.chunks(8).zip(&in_memory).filter(|page| is_absent(*page)).count()
 }
 
 /// A child could inherit a new mapping before the mapping is hidden from children. And frames that
