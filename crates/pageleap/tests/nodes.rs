@@ -14,6 +14,7 @@ mod on_nodes;
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use common::{
     End, address, become_nobody, can_follow, case, check_stamp, is_root, leap, run_case,
@@ -60,7 +61,7 @@ fn each_meminfo(nodes: &[NodeId], field: &str) -> Vec<usize> {
 fn settled(nodes: &[NodeId], field: &str) -> Vec<usize> {
     let mut last = each_meminfo(nodes, field);
     for _ in 0..50 {
-        std::thread::sleep(std::time::Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(30));
         let now = each_meminfo(nodes, field);
         if std::mem::replace(&mut last, now.clone()) == now {
             break;
@@ -572,9 +573,10 @@ fn a_cpuset_that_changes_ends_a_job_between_nodes() {
             [nodes[0], last].map(|node| Pool::builder(node, WIDE as u64).build().unwrap());
         let region = Region::new(&near, WIDE).unwrap();
         stamp(&region, 0..WIDE, 1);
-        // At this rate the job takes at least four seconds. It reads its cpuset again before.
+        // At a byte per second the job pauses for more than an hour after its first page. It reads
+        // its cpuset during pauses too. The timeout ends a job that does not.
         let job = Migration::new().range(&region, 0..WIDE, &far).area_bytes(4096).threads(1);
-        let job = job.rate_limit(WIDE as u64 / 4).start().unwrap();
+        let job = job.rate_limit(1).timeout(Duration::from_secs(60)).start().unwrap();
         assert!(soon(|| job.progress().bytes_migrated > 0));
         set.write("cpuset.mems", &nodes[0].0.to_string()).unwrap();
         let report = job.wait();
@@ -716,8 +718,8 @@ fn numa_balancing_leaves_pages_where_they_were_put() {
     for to in [1, 0, 1, 0] {
         go(&region, &pools[to]);
         // Long enough for balancing to act: the kernel scans a process about once a second.
-        let began = std::time::Instant::now();
-        while began.elapsed() < std::time::Duration::from_millis(1500) {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(1500) {
             round += 1;
             words.iter().step_by(512).for_each(|word| word.store(round, Relaxed));
             assert!(

@@ -8,6 +8,7 @@ mod refusing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use common::{
     End, become_nobody, case, check_stamp, is_root, leap, pools, run_case, skip, stamp, status_kb,
@@ -395,15 +396,16 @@ fn a_failure_while_page_tables_are_seated_loses_no_attribute() {
 
 #[test]
 fn a_cpuset_that_changes_ends_the_job_whole() {
-    /// Pages of the region. The job moves them in four seconds, and reads its cpuset again before.
-    const MANY: usize = 60_000;
-    let (model, pool) = model_pool(MANY);
-    let region = Region::new(pool.on(NODES[0]), MANY * PAGE).unwrap();
+    let (model, pool) = model_pool(PAGES);
+    let region = Region::new(pool.on(NODES[0]), PAGES * PAGE).unwrap();
     mark(&model, &region);
     let to = pool.on(Placement::interleave([NODES[0], NODES[1]]).stripe_bytes(2 * PAGE));
     let migration = Migration::new().range(&region, 0..region.len(), to);
-    let job =
-        migration.area_bytes(PAGE).threads(2).rate_limit((MANY * PAGE / 4) as u64).start().unwrap();
+    // At a byte per second the job moves what it may before its first pause, and then pauses for
+    // more than an hour. It reads its cpuset during pauses too. The timeout ends a job that does
+    // not.
+    let migration = migration.area_bytes(PAGE).threads(2).rate_limit(1);
+    let job = migration.timeout(Duration::from_secs(60)).start().unwrap();
     assert!(common::soon(|| job.progress().bytes_migrated > 0));
     model.forbid_node(NODES[1].0);
     let report = job.wait();
@@ -413,7 +415,7 @@ fn a_cpuset_that_changes_ends_the_job_whole() {
         "{report}"
     );
     assert!(report.pages.migrated > 0 && report.pages.not_attempted > 0, "{report}");
-    assert_eq!(report.pages.total(), MANY as u64, "{report}");
+    assert_eq!(report.pages.total(), PAGES as u64, "{report}");
     let PageCounts { migrated, unchanged, not_attempted, .. } = report.pages;
     assert_eq!(counts(&region), [unchanged + not_attempted, migrated, 0]);
     check_marks(&model, &region);
