@@ -6,14 +6,18 @@
 //! number of pages, not to the old total: another process may have changed the total meanwhile.
 //!
 //! Two runs at once would take each other's pages. So a run holds [`LEDGER`] locked, and the next
-//! one waits. The ledger holds the number of added pages: after a run that was killed, the next one
-//! gives back the pages of both.
+//! one waits, for [`PATIENCE`] at most: then it goes on without huge pages, and says who has them.
+//! The ledger holds the number of added pages: after a run that was killed, the next one gives back
+//! the pages of both.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,6 +30,10 @@ const NODE0_2M: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048k
 /// Locked by the run that has the pages, with the number of pages that runs have added. On tmpfs:
 /// after a boot there are neither.
 const LEDGER: &str = "/dev/shm/pageleap-xtask-huge-pages";
+
+/// How long a run waits for another one: as long as the tests take on two CPUs. Whoever has the
+/// pages for longer hangs, or is no run of the tests.
+const PATIENCE: Duration = Duration::from_secs(10 * 60);
 
 /// The pages that this process has added. The signal path takes them back too.
 static ADDED: Mutex<Option<Reservation>> = Mutex::new(None);
@@ -89,24 +97,46 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Waits for the run that has it.
+    /// Waits for the run that has it, but for [`PATIENCE`] at most.
     fn lock(path: &Path) -> Result<Ledger> {
+        const PAUSE: Duration = Duration::from_millis(100);
+        let (began, mut said) = (Instant::now(), false);
+        Ledger::lock_while(path, |holder| {
+            if !std::mem::replace(&mut said, true) {
+                println!(
+                    "xtask: waits up to {} minutes for {holder}, which uses the huge pages ({})",
+                    PATIENCE.as_secs() / 60,
+                    path.display()
+                );
+            }
+            thread::sleep(PAUSE);
+            began.elapsed() < PATIENCE
+        })
+    }
+
+    /// Tries again as long as another process has it and `go_on`, which is told which one, returns
+    /// true.
+    fn lock_while(path: &Path, mut go_on: impl FnMut(&str) -> bool) -> Result<Ledger> {
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
             .write(true)
             .open(path)
             .with_context(|| format!("cannot open {}", path.display()))?;
-        let lock = |how: i32| {
-            // SAFETY: the descriptor is open, and the call touches no memory.
-            match unsafe { libc::flock(file.as_raw_fd(), how) } {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
+        // SAFETY: the descriptor is open, and the call touches no memory.
+        while unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
             }
-        };
-        if lock(libc::LOCK_EX | libc::LOCK_NB).is_err() {
-            println!("xtask: waits for another run that uses the huge pages ({})", path.display());
-            lock(libc::LOCK_EX).with_context(|| format!("cannot lock {}", path.display()))?;
+            let holder = holder(&file);
+            if !go_on(&holder) {
+                bail!(
+                    "{holder} uses the huge pages, and keeps {} locked; wait until it has ended, \
+                     or end it if it hangs, and run the tests again",
+                    path.display()
+                );
+            }
         }
         Ok(Ledger { path: path.to_owned(), _locked: file })
     }
@@ -121,6 +151,29 @@ impl Ledger {
     fn note(&self, added: u64) -> Result<()> {
         write_count(&self.path, added)
     }
+}
+
+/// The process that has locked a file, with its command line. The kernel hides processes of other
+/// containers.
+fn holder(file: &File) -> String {
+    let pid = file.metadata().ok().and_then(|file| {
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        locks.lines().find_map(|line| locked_by(line, file.ino()))
+    });
+    let Some(pid) = pid else { return "a process that this one cannot see".to_owned() };
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    format!("process {pid} ({})", command.trim())
+}
+
+/// The process that a line of `/proc/locks` says has locked the file with this inode:
+/// `1: FLOCK  ADVISORY  WRITE 4711 00:1a:23 0 EOF`. In lines of processes that wait, `->` follows
+/// the number.
+fn locked_by(line: &str, inode: u64) -> Option<u32> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let [_, "FLOCK", _, _, pid, file, ..] = fields[..] else { return None };
+    let pid = pid.parse().ok().filter(|pid| *pid != 0)?;
+    (file.rsplit(':').next() == Some(&inode.to_string())).then_some(pid)
 }
 
 /// Pages that were added to the reserve in `dir`.
@@ -236,27 +289,52 @@ mod tests {
     #[test]
     fn a_second_run_waits_for_the_first() {
         let dir = reserve_of(10, 4);
-        let first = take(&dir, 96).unwrap();
-        let given_back = std::thread::scope(|scope| {
-            let second = scope.spawn(|| take(&dir, 96).unwrap());
-            while !waits_for_a_lock(&dir.path().join("ledger")) {
-                assert!(!second.is_finished(), "two runs hold the ledger");
-                std::thread::yield_now();
+        let mut first = Some(take(&dir, 96).unwrap());
+        let ledger = Ledger::lock_while(&dir.path().join("ledger"), |_| {
+            // A child that another test is starting may have the file open for a moment longer.
+            if let Some(first) = first.take() {
+                first.give_back().unwrap();
+                write_count(&dir.path().join("free_hugepages"), 4).unwrap();
             }
-            first.give_back().unwrap();
-            write_count(&dir.path().join("free_hugepages"), 4).unwrap();
-            drop(first);
-            second.join().unwrap()
+            true
         });
-        assert_eq!((given_back.added, total(&dir)), (92, 102));
+        let second = Reservation::take(dir.path(), ledger.unwrap(), 96).unwrap();
+        assert!(first.is_none(), "two runs hold the ledger");
+        assert_eq!((second.added, total(&dir)), (92, 102));
     }
 
-    /// Whether `/proc/locks` has somebody who waits for a lock on a file.
-    fn waits_for_a_lock(file: &Path) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        let inode = format!(":{} ", fs::metadata(file).unwrap().ino());
-        let locks = fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().any(|line| line.contains("->") && line.contains(&inode))
+    #[test]
+    fn a_run_that_does_not_end_is_named_and_left_alone() {
+        let dir = reserve_of(10, 4);
+        let first = take(&dir, 96).unwrap();
+        let path = dir.path().join("ledger");
+        let mut tries = 0;
+        let error = Ledger::lock_while(&path, |_| {
+            tries += 1;
+            tries < 3
+        });
+        let error = format!("{:#}", error.unwrap_err());
+        assert_eq!(tries, 3);
+        let this = format!("process {} (", std::process::id());
+        for part in [&this, path.to_str().unwrap(), "wait until it has ended", "end it"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert_eq!((first.ledger.added().unwrap(), total(&dir)), (92, 102));
+    }
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_among_others() {
+        let line = "12: FLOCK  ADVISORY  WRITE 4711 00:1a:23 0 EOF";
+        assert_eq!(locked_by(line, 23), Some(4711));
+        assert_eq!(locked_by(line, 3), None);
+        for other in [
+            "12: -> FLOCK  ADVISORY  WRITE 4711 00:1a:23 0 EOF",
+            "12: POSIX  ADVISORY  WRITE 4711 00:1a:23 0 EOF",
+            "12: FLOCK  ADVISORY  WRITE 0 00:1a:23 0 EOF",
+            "",
+        ] {
+            assert_eq!(locked_by(other, 23), None, "{other}");
+        }
     }
 
     #[test]
