@@ -3,6 +3,8 @@
 
 #[path = "../../pageleap/tests/common/filter.rs"]
 mod filter;
+#[path = "doctor/machine.rs"]
+mod machine;
 
 use std::fs;
 use std::io;
@@ -13,6 +15,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use filter::{Action, check, install_filter};
+use machine::{Tree, another_machine};
 use serde_json::Value;
 
 /// The unprivileged user that every system has.
@@ -105,6 +108,19 @@ impl Drop for Program {
     }
 }
 
+/// What the doctor, or a leap, says if no huge page can be made of free memory at that time.
+const NO_HUGE_PAGES: [&str; 4] = [
+    "no huge page could be made now",
+    "madvise(COLLAPSE) failed with EAGAIN",
+    "madvise(COLLAPSE) failed with EBUSY",
+    "madvise(COLLAPSE) failed with ENOMEM",
+];
+
+/// What depends on free memory and on huge pages. Other processes take and return them at any time,
+/// so it may differ from one run of the doctor to the next.
+const OF_MEMORY: [&str; 6] =
+    ["thp", "hugetlb-2m", "hugetlb-1g", "free-memory", "cgroup-memory", "overcommit"];
+
 fn finding<'a>(value: &'a Value, id: &str) -> &'a Value {
     let all = value["findings"].as_array().unwrap();
     all.iter().find(|finding| finding["id"] == id).unwrap_or_else(|| panic!("no finding {id}"))
@@ -117,6 +133,10 @@ fn state<'a>(value: &'a Value, id: &str) -> &'a str {
 fn lines(value: &Value, id: &str) -> Vec<String> {
     let remedies = finding(value, id)["remedies"].as_array().unwrap();
     remedies.iter().map(|remedy| remedy["line"].as_str().unwrap().to_owned()).collect()
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect()
 }
 
 fn is_root() -> bool {
@@ -348,9 +368,10 @@ fn memory_moves_in_place_where_it_says_so() {
 
 #[test]
 fn its_verdict_is_what_a_leap_shows() {
+    const TEST: &str = "its_verdict_is_what_a_leap_shows";
     let program = Program::new();
     let small = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
-    for place in places("its_verdict_is_what_a_leap_shows") {
+    for place in places(TEST) {
         // Filters and users have the same effect for every page size, so one size is enough there.
         let pages: &[&str] = if place.name == HERE.name { &["4k", "thp"] } else { &["4k"] };
         for page in pages {
@@ -358,6 +379,12 @@ fn its_verdict_is_what_a_leap_shows() {
             let leap = program.run(&place, &[&small, &["--page-size", page][..]].concat());
             let said = String::from_utf8_lossy(&leap.stderr);
             let verdict = finding(&value, "leap");
+            // The doctor takes fewer huge pages than the leap, and takes them at another time.
+            let short = |said: &str| NO_HUGE_PAGES.iter().any(|why| said.contains(why));
+            if *page == "thp" && (short(&said) || short(&value.to_string())) {
+                skip(TEST, "thp: free memory is in pieces too small for huge pages");
+                continue;
+            }
             assert_eq!(
                 code == 0,
                 leap.status.success(),
@@ -433,7 +460,12 @@ fn limits_are_compared_with_the_size() {
     assert_eq!(program.doctor(&low, &[]).1, 0, "a few pages fit");
     let (value, code) = program.doctor(&low, &["--size", "320m"]);
     assert_eq!((code, state(&value, "leap")), (1, "works"));
-    assert_eq!(value["blockers"], serde_json::json!(["address-space"]));
+    let blockers = names(&value["blockers"]);
+    assert!(blockers.contains(&"address-space"), "{blockers:?}");
+    assert!(
+        blockers.iter().all(|id| *id == "address-space" || OF_MEMORY.contains(id)),
+        "{blockers:?}"
+    );
     let (value, code) = program.doctor(&place("hardly any", libc::RLIMIT_AS, 24 << 20), &[]);
     assert_eq!((code, state(&value, "leap")), (1, "missing"));
     let (value, code) =
@@ -545,65 +577,9 @@ fn missing_and_read_only_mounts_are_named() {
     }
 }
 
-/// Files below a folder. Dropping it deletes the folder.
-struct Tree(PathBuf);
-
-impl Tree {
-    fn new(files: &[(&str, &str)]) -> Tree {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name =
-            format!("pageleap-doctor-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
-        let root = std::env::temp_dir().join(name);
-        fs::create_dir(&root).unwrap();
-        for (path, text) in files {
-            let path = root.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        Tree(root)
-    }
-
-    fn flag(&self) -> String {
-        format!("--sysroot={}", self.0.display())
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o755));
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn another_machines_files_are_read_and_its_calls_are_not_guessed() {
-    let node = |id: u32, cpus: &str| {
-        let folder = format!("sys/devices/system/node/node{id}");
-        let meminfo = format!("Node {id} MemTotal: 67108864 kB\nNode {id} MemFree: 33554432 kB\n");
-        [
-            (format!("{folder}/cpulist"), format!("{cpus}\n")),
-            (format!("{folder}/meminfo"), meminfo),
-            (format!("{folder}/hugepages/hugepages-2048kB/nr_hugepages"), "7\n".to_owned()),
-            (format!("{folder}/hugepages/hugepages-2048kB/free_hugepages"), "5\n".to_owned()),
-            (format!("{folder}/hugepages/hugepages-2048kB/surplus_hugepages"), "0\n".to_owned()),
-        ]
-    };
-    let mut files: Vec<(String, String)> = [node(0, "0-3"), node(4, "")].concat();
-    let more = [
-        ("sys/devices/system/node/online", "0,4\n"),
-        ("proc/sys/kernel/osrelease", "5.14.0-test\n"),
-        ("proc/sys/vm/max_map_count", "1000\n"),
-        ("proc/sys/kernel/numa_balancing", "1\n"),
-        ("proc/self/status", "Name:\tx\nMems_allowed_list:\t0\nCpus_allowed_list:\t0-3\n"),
-        ("proc/self/cgroup", "0::/job\n"),
-        ("sys/fs/cgroup/job/memory.max", "1073741824\n"),
-        ("sys/fs/cgroup/job/memory.current", "536870912\n"),
-        ("proc/swaps", "Filename Type Size Used Priority\n/dev/sdz9 partition 1 0 -2\n"),
-    ];
-    files.extend(more.map(|(path, text)| (path.to_owned(), text.to_owned())));
-    let files: Vec<(&str, &str)> =
-        files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    let tree = Tree::new(&files);
+    let tree = another_machine();
     let program = Program::new();
     let (value, code) = program.doctor(&HERE, &[&tree.flag(), "--size", "1g", "--page-size", "2m"]);
     assert_eq!((code, &value["calls_tried"]), (1, &Value::Bool(false)));
@@ -682,19 +658,39 @@ fn bad_requests_are_refused_by_name() {
 #[test]
 fn text_begins_with_the_verdict_and_never_breaks_a_line_to_type() {
     let program = Program::new();
-    let (value, code) = program.doctor(&HERE, &["--size", "64t"]);
-    let output = program.run(&HERE, &["doctor", "--size", "64t"]);
-    assert_eq!((output.status.code(), code), (Some(1), 1));
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text.lines().next(), Some("A leap of 64 TiB in pages of 4k is possible here: no"));
-    for finding in value["findings"].as_array().unwrap() {
-        let id = finding["id"].as_str().unwrap();
-        assert!(text.contains(&format!("\n  {id}")), "{id} is not told");
-        for remedy in finding["remedies"].as_array().unwrap() {
-            let line = remedy["line"].as_str().unwrap();
-            // The largest size that fits changes from run to run.
-            let line = line.split(" --size ").next().unwrap();
-            assert!(text.lines().any(|told| told.contains(line)), "{line}");
+    let tree = another_machine();
+    let elsewhere = tree.flag();
+    // Remedies that name what is free, or how many mappings the doctor has. Nobody changes the
+    // files of the other machine, so the two runs agree on everything there.
+    let changing = [&OF_MEMORY[..], &["mappings"]].concat();
+    for (flags, verdict, changing) in [
+        (
+            vec!["--size", "64t"],
+            "A leap of 64 TiB in pages of 4k is possible here: no",
+            &changing[..],
+        ),
+        (
+            vec![&*elsewhere, "--size", "1g"],
+            "A leap of 1 GiB in pages of 4k is possible here: not tried",
+            &[],
+        ),
+        (
+            vec![&*elsewhere, "--size", "1g", "--page-size", "2m"],
+            "A leap of 1 GiB in pages of 2m is possible here: not tried",
+            &[],
+        ),
+    ] {
+        let (value, code) = program.doctor(&HERE, &flags);
+        let output = program.run(&HERE, &[&["doctor"], &flags[..]].concat());
+        assert_eq!((output.status.code(), code), (Some(1), 1), "{flags:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(text.lines().next(), Some(verdict), "{flags:?}");
+        let findings = value["findings"].as_array().unwrap();
+        for id in findings.iter().map(|finding| finding["id"].as_str().unwrap()) {
+            assert!(text.contains(&format!("\n  {id}")), "{id} is not told");
+            for line in lines(&value, id).iter().filter(|_| !changing.contains(&id)) {
+                assert!(text.lines().any(|told| told.contains(line)), "{flags:?}: {line}: {text}");
+            }
         }
     }
 }
