@@ -1,5 +1,7 @@
 //! What the tests of several commands need.
 
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +12,8 @@ pub fn interrupted(arguments: &[&str], after: Duration) -> Output {
     interrupted_when(arguments, |_| std::thread::sleep(after))
 }
 
-/// The same, as soon as `wait` returns. The child catches the signal by then, or has ended.
+/// The same, as soon as `wait` returns. The child catches the signal by then, and cannot have ended
+/// with a result: what it prints finds no room before it has got the signal.
 pub fn interrupted_when(arguments: &[&str], wait: impl FnOnce(&Child)) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
     // A shell starts what runs in its background with SIGINT ignored, and the command keeps to
@@ -21,13 +24,32 @@ pub fn interrupted_when(arguments: &[&str], wait: impl FnOnce(&Child)) -> Output
             Ok(())
         })
     };
-    let child =
-        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut printed, full) = full_pipe();
+    let child = command.args(arguments).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    // With it the parent's end of the pipe that children write to.
+    drop(command);
     wait_for_handler(&child);
     wait(&child);
     // SAFETY: kill takes no pointers; the child has not been waited for.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
-    child.wait_with_output().unwrap()
+    let reader = std::thread::spawn(move || printed.read_to_end(&mut Vec::new()));
+    let output = child.wait_with_output().unwrap();
+    reader.join().unwrap().unwrap();
+    output
+}
+
+/// A pipe that has no room: who writes to it waits until somebody reads.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (from, to) = pipe().unwrap();
+    let waits = |waits: bool| {
+        let flags = if waits { 0 } else { libc::O_NONBLOCK };
+        // SAFETY: the call takes numbers only.
+        assert_eq!(unsafe { libc::fcntl(to.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+    };
+    waits(false);
+    while (&to).write(&[0; 4096]).is_ok() {}
+    waits(true);
+    (from, to)
 }
 
 /// A process that is not ready for the signal yet dies of it, as any does.
