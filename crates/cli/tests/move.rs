@@ -58,20 +58,20 @@ fn failure(arguments: &[&str], code: i32) -> String {
 
 /// A shell with a large variable. It answers each line with the length of the variable, and takes
 /// its memory from the first node.
-struct Holder(Child);
+struct Holder(Child, u64);
 
 impl Holder {
     fn start() -> Holder {
-        Holder::named("holder")
+        Holder::named("holder", BYTES)
     }
 
-    /// The name may have 15 bytes.
-    fn named(name: &str) -> Holder {
+    /// The name may have 15 bytes. The variable has `bytes` bytes.
+    fn named(name: &str, bytes: u64) -> Holder {
         let script = "printf %s $0 > /proc/$$/comm\n\
-                      x=$(head -c 8388608 /dev/zero | tr '\\0' a)\n\
+                      x=$(head -c $1 /dev/zero | tr '\\0' a)\n\
                       while echo ${#x} && read line; do :; done";
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", script, name]).process_group(0);
+        shell.args(["-c", script, name, &bytes.to_string()]).process_group(0);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped());
         // Base pages stay base pages: khugepaged would move some by itself, on other nodes.
         // SAFETY: prctl is safe to call after fork.
@@ -82,7 +82,7 @@ impl Holder {
             })
         };
         nodes::allocate_on(&mut shell, nodes::with_memory()[0]);
-        let mut holder = Holder(shell.spawn().unwrap());
+        let mut holder = Holder(shell.spawn().unwrap(), bytes);
         holder.check_answer();
         holder
     }
@@ -90,7 +90,7 @@ impl Holder {
     fn check_answer(&mut self) {
         let mut line = String::new();
         BufReader::with_capacity(1, self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "8388608");
+        assert_eq!(line.trim(), self.1.to_string());
         // It touches and frees memory until it waits for the next line.
         let stat = format!("/proc/{}/stat", self.0.id());
         while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
@@ -163,7 +163,7 @@ fn wrong_requests_are_refused() {
 #[test]
 fn a_name_of_several_processes_is_not_enough() {
     let name = format!("plm-{}", std::process::id());
-    let holders = [Holder::named(&name), Holder::named(&name)];
+    let holders = [(); 2].map(|()| Holder::named(&name, BYTES));
     let error = failure(&[&name, "--to", "all"], 2);
     assert!(error.contains("--all"), "{error}");
     assert!(holders.iter().all(|holder| error.contains(&holder.pid())), "{error}");
@@ -279,13 +279,15 @@ fn an_interrupt_ends_it_with_a_summary() {
     let Some(nodes) = several(NAME) else { return };
     let mut holder = Holder::start();
     let to = nodes[1].0;
-    // The whole of it would take eight seconds.
-    let mut child = pageleap(&[&holder.pid(), "--to", &to.to_string(), "--rate", "1m", "--json"])
+    // At a page per second, its heap takes more than half an hour.
+    let (pid, node, before) = (holder.pid(), to.to_string(), holder.on(to));
+    let slow = [&*pid, "--to", &*node, "--rate", "4k", "--mapping", "heap,anonymous"];
+    let mut child = pageleap(&[&slow[..], &["--json"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    holder.wait_for(&mut child, to, BYTES / 8);
+    holder.wait_for(&mut child, to, before + 1);
     // SAFETY: the child has not been waited for.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     let mut summary = String::new();
@@ -298,11 +300,7 @@ fn an_interrupt_ends_it_with_a_summary() {
     holder.check();
     // A process that ends half-way: an error, and no hang.
     let before = holder.on(to);
-    let mut child = pageleap(&[&holder.pid(), "--to", &to.to_string(), "--rate", "1m"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = pageleap(&slow).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     holder.wait_for(&mut child, to, before + 1);
     drop(holder);
     let output = child.wait_with_output().unwrap();
@@ -316,16 +314,16 @@ fn of_several_processes_one_may_end_meanwhile() {
     const NAME: &str = "of_several_processes_one_may_end_meanwhile";
     let Some(nodes) = several(NAME) else { return };
     let name = format!("ple-{}", std::process::id());
-    let [ends, mut stays] = [Holder::named(&name), Holder::named(&name)];
+    let [ends, mut stays] = [8 * BYTES, BYTES].map(|bytes| Holder::named(&name, bytes));
     let to = nodes[1].0;
-    // Each of them would take four seconds.
+    // The first would take half a minute, the other one takes four seconds.
     let arguments = [&name, "--all", "--to", &to.to_string(), "--rate", "2m", "--json"];
     let mut child = pageleap(&[&arguments[..], &["--mapping", "heap,anonymous"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    ends.wait_for(&mut child, to, BYTES / 8);
+    ends.wait_for(&mut child, to, 1);
     drop(ends);
     let output = child.wait_with_output().unwrap();
     let summary = String::from_utf8_lossy(&output.stdout);
