@@ -44,7 +44,8 @@ static void see_the_machine(void) {
         CHECK(count == node.cpu_count && (count == 0) == (first_cpu == UINT32_MAX));
         cpus += count;
         OK(pageleap_topology_huge_pages(topology, node.id, 2 << 20, &huge));
-        CHECK(huge.page_bytes == 2 << 20 && huge.free <= huge.total);
+        /* How many there are, and how many are free, others may change between the two reads. */
+        CHECK(huge.page_bytes == 2 << 20);
         OK(pageleap_topology_access(topology, node.id, 0, &access));
         OK(pageleap_topology_initiators(topology, node.id, 0, NULL, 0, &initiators));
         CHECK(initiators <= nodes);
@@ -328,7 +329,7 @@ static void keep_what_is_guarded(struct scene *scene) {
 static void cancel_jobs(struct scene *scene) {
     pageleap_range all = all_of(scene);
     pageleap_job_options slow = PAGELEAP_INIT(pageleap_job_options), brief = slow;
-    slow.rate_limit_bytes_per_s = 1 << 20;
+    slow.rate_limit_bytes_per_s = 1; /* it does not end by itself */
     pageleap_job *job;
     pageleap_report *report;
     OK(pageleap_job_start(&all, 1, &slow, &job));

@@ -236,8 +236,9 @@ int main(int count, char **arguments) {
     options.renew = places.size() == 1;
     std::uint64_t moved = 0, in_place = 0, left = 0;
     std::size_t leaps = 0;
-    // Pages that a child shares stay.
-    while (leaps < least || (moved <= ENOUGH && places.size() == 1 && in_place > 0)) {
+    // Each thread has to do its work beside leaps once. Pages that a child shares stay.
+    while (leaps < least || checks == 0 || children == 0 ||
+           (moved <= ENOUGH && places.size() == 1 && in_place > 0)) {
         const auto node = places[++leaps % places.size()];
         pageleap::job job(ranges_of(addresses, node), options);
         const auto figures = job.wait().figures();
