@@ -125,25 +125,6 @@ fn run() -> Result<(), String> {
             let _silence = host.0.lock();
             exit::stop();
         }
-        Mode::BrokenMemory => {
-            host.say("@begin 0");
-            persona::exhaust();
-        }
-        Mode::BrokenCut => {
-            // The result stops in the middle of a line, as if the port had been cut off. The
-            // machine then ends as after success.
-            host.say("@begin 0");
-            let mut port = host.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = port.write_all(b"@end 0 exi");
-            return Ok(());
-        }
-        Mode::BrokenEarly => return Ok(()),
-        Mode::BrokenWarning => {
-            // The level and the text are those of WARN_ON. Without the line end the kernel would
-            // wait for the rest of the line.
-            fs::write("/dev/kmsg", "<4>WARNING: CPU: 0 PID: 1 at mm/nowhere.c:1\n")
-                .map_err(|error| error.to_string())?;
-        }
     }
     // The taint flags show a complaint of the kernel even if its line on the console was lost.
     let tainted = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();

@@ -37,7 +37,7 @@ pub fn play() -> ! {
 }
 
 /// Takes memory until the kernel has none left.
-pub fn exhaust() -> ! {
+fn exhaust() -> ! {
     const PIECE: usize = 1 << 20;
     loop {
         let piece = vec![1u8; PIECE];

@@ -13,14 +13,6 @@ pub enum Mode {
     BrokenPanic,
     /// Hang without a sign of life.
     BrokenHang,
-    /// Take memory until none is left.
-    BrokenMemory,
-    /// Stop the results in the middle of a line.
-    BrokenCut,
-    /// End the machine as after success, before anything is done.
-    BrokenEarly,
-    /// Make the kernel print a warning.
-    BrokenWarning,
 }
 
 /// The user that runs the command.
@@ -123,10 +115,6 @@ fn mode(name: &str) -> Option<Mode> {
         "shell" => Mode::Shell,
         "broken-panic" => Mode::BrokenPanic,
         "broken-hang" => Mode::BrokenHang,
-        "broken-memory" => Mode::BrokenMemory,
-        "broken-cut" => Mode::BrokenCut,
-        "broken-early" => Mode::BrokenEarly,
-        "broken-warning" => Mode::BrokenWarning,
         _ => return None,
     })
 }

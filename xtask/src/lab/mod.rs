@@ -12,6 +12,8 @@ mod initramfs;
 mod kernels;
 mod machine;
 mod policy;
+#[cfg(test)]
+mod recorded;
 mod report;
 mod setup;
 mod topology;
