@@ -231,9 +231,11 @@ impl Lab {
         let options = job.topology.kernel_options();
         // Without NUMA balancing, only pageleap moves pages, unless a test turns it on. Without
         // KASLR, the kernel's image never lies where it would prevent huge pages of 1 GB. The log
-        // level lets warnings (level 4) reach the console, which `quiet` alone would suppress.
+        // level lets warnings (level 4) reach the console, which `quiet` alone would suppress. At
+        // boot the kernel counts interrupts of the timer and panics if too few come, which happens
+        // on a busy host: `no_timer_check` leaves that out.
         let append = format!(
-            "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr \
+            "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr no_timer_check \
              numa_balancing=disable{options}"
         );
         command.args(["-append", &append]);
