@@ -838,6 +838,9 @@ typedef enum pageleap_source {
     /* Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
      * from its start. Later versions may add other sources. */
     PAGELEAP_SOURCE_REGION = 0,
+    /* Those of a process that lie in no region. source_id is the number of the process, and
+     * offsets are addresses. */
+    PAGELEAP_SOURCE_PROCESS = 1,
 } pageleap_source;
 
 /* What became of a page. */
@@ -869,6 +872,30 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
     /* The job was stopped before it tried them. */
     PAGELEAP_REASON_STOPPED = 5,
+    /* No page is present there: the process has not touched them. */
+    PAGELEAP_REASON_ABSENT = 6,
+    /* They have been swapped out. */
+    PAGELEAP_REASON_SWAPPED_OUT = 7,
+    /* Nothing is mapped there. */
+    PAGELEAP_REASON_UNMAPPED = 8,
+    /* They are the kernel's page of zeros, which stands for pages that were only read. */
+    PAGELEAP_REASON_ZERO_PAGE = 9,
+    /* They are mapped more than once, by a child of fork() for instance. */
+    PAGELEAP_REASON_SHARED = 10,
+    /* No pages of such mappings move: memory of a device, of the kernel, or secret. */
+    PAGELEAP_REASON_UNMOVABLE = 11,
+    /* They did not move each time they were tried: pinned for I/O, locked, or being written back. */
+    PAGELEAP_REASON_IN_USE = 12,
+    /* The node of the destination has no room for them. */
+    PAGELEAP_REASON_NO_ROOM = 13,
+    /* The process has ended, or runs another program now. */
+    PAGELEAP_REASON_PROCESS_ENDED = 14,
+    /* The process ended during the call that was to move them; nobody knows whether they moved. */
+    PAGELEAP_REASON_UNCERTAIN = 15,
+    /* They lie on a node from which no page was to move. */
+    PAGELEAP_REASON_OTHER_NODE = 16,
+    /* Another reason, which reason_text tells. */
+    PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;
 
 /* A loop that copies pages. */

@@ -142,6 +142,30 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_SIGNAL_BLOCKED = 4,
     /// The job was stopped before it tried them.
     PAGELEAP_REASON_STOPPED = 5,
+    /// No page is present there: the process has not touched them.
+    PAGELEAP_REASON_ABSENT = 6,
+    /// They have been swapped out.
+    PAGELEAP_REASON_SWAPPED_OUT = 7,
+    /// Nothing is mapped there.
+    PAGELEAP_REASON_UNMAPPED = 8,
+    /// They are the kernel's page of zeros, which stands for pages that were only read.
+    PAGELEAP_REASON_ZERO_PAGE = 9,
+    /// They are mapped more than once, by a child of fork() for instance.
+    PAGELEAP_REASON_SHARED = 10,
+    /// No pages of such mappings move: memory of a device, of the kernel, or secret.
+    PAGELEAP_REASON_UNMOVABLE = 11,
+    /// They did not move each time they were tried: pinned for I/O, locked, or being written back.
+    PAGELEAP_REASON_IN_USE = 12,
+    /// The node of the destination has no room for them.
+    PAGELEAP_REASON_NO_ROOM = 13,
+    /// The process has ended, or runs another program now.
+    PAGELEAP_REASON_PROCESS_ENDED = 14,
+    /// The process ended during the call that was to move them; nobody knows whether they moved.
+    PAGELEAP_REASON_UNCERTAIN = 15,
+    /// They lie on a node from which no page was to move.
+    PAGELEAP_REASON_OTHER_NODE = 16,
+    /// Another reason, which reason_text tells.
+    PAGELEAP_REASON_OTHER = 255,
 }
 
 /// Whose pages a job moves.
@@ -151,6 +175,9 @@ pub enum pageleap_source {
     /// Those of a region. source_id is its identity, pageleap_region_describe(), and offsets count
     /// from its start. Later versions may add other sources.
     PAGELEAP_SOURCE_REGION = 0,
+    /// Those of a process that lie in no region. source_id is the number of the process, and
+    /// offsets are addresses.
+    PAGELEAP_SOURCE_PROCESS = 1,
 }
 
 /// Consecutive pages of one source that had the same outcome, for the same reason.
@@ -241,23 +268,34 @@ fn copy_loop(by: CopyLoop) -> pageleap_copy_loop {
 }
 
 fn source(source: Source) -> pageleap_source {
-    match source {
-        Source::Region(_) => pageleap_source::PAGELEAP_SOURCE_REGION,
-        _ => unreachable!("this library moves pages of regions"),
+    match source.region() {
+        Some(_) => pageleap_source::PAGELEAP_SOURCE_REGION,
+        None => pageleap_source::PAGELEAP_SOURCE_PROCESS,
     }
 }
 
 fn reason(reason: Option<Reason>) -> pageleap_reason {
     use pageleap_reason::*;
-    const ALL: [pageleap_reason; 6] = [
-        PAGELEAP_REASON_NONE,
-        PAGELEAP_REASON_WRITTEN,
-        PAGELEAP_REASON_GUARDED,
-        PAGELEAP_REASON_CALL_REFUSED,
-        PAGELEAP_REASON_SIGNAL_BLOCKED,
-        PAGELEAP_REASON_STOPPED,
-    ];
-    ALL[reason.map_or(0, Reason::code) as usize]
+    let Some(reason) = reason else { return PAGELEAP_REASON_NONE };
+    match reason {
+        Reason::Written => PAGELEAP_REASON_WRITTEN,
+        Reason::Guarded => PAGELEAP_REASON_GUARDED,
+        Reason::Refused(..) => PAGELEAP_REASON_CALL_REFUSED,
+        Reason::SignalBlocked => PAGELEAP_REASON_SIGNAL_BLOCKED,
+        Reason::Stopped => PAGELEAP_REASON_STOPPED,
+        Reason::Absent => PAGELEAP_REASON_ABSENT,
+        Reason::SwappedOut => PAGELEAP_REASON_SWAPPED_OUT,
+        Reason::Unmapped => PAGELEAP_REASON_UNMAPPED,
+        Reason::ZeroPage => PAGELEAP_REASON_ZERO_PAGE,
+        Reason::Shared => PAGELEAP_REASON_SHARED,
+        Reason::Unmovable => PAGELEAP_REASON_UNMOVABLE,
+        Reason::InUse => PAGELEAP_REASON_IN_USE,
+        Reason::NoRoom => PAGELEAP_REASON_NO_ROOM,
+        Reason::ProcessEnded => PAGELEAP_REASON_PROCESS_ENDED,
+        Reason::Uncertain => PAGELEAP_REASON_UNCERTAIN,
+        Reason::OtherNode => PAGELEAP_REASON_OTHER_NODE,
+        _ => PAGELEAP_REASON_OTHER,
+    }
 }
 
 /// The error number of the call that was refused.

@@ -149,6 +149,27 @@ std::vector<pageleap::memory_range> ranges_of(std::vector<std::uintptr_t> addres
     return ranges;
 }
 
+/* What the report says of each run of pages is of this process, and adds up to its figures. */
+void check_runs(const pageleap::report &report) {
+    const auto figures = report.figures();
+    std::uint64_t migrated = 0, stayed = 0;
+    for (const auto &run : report.runs()) {
+        CHECK(run.source == PAGELEAP_SOURCE_PROCESS);
+        CHECK(run.source_id == static_cast<std::uint64_t>(getpid()));
+        const bool has_words = run.reason_text[0] != '\0';
+        CHECK(has_words == (run.reason != PAGELEAP_REASON_NONE));
+        const auto pages = run.length / 4096;
+        migrated += run.outcome == PAGELEAP_MIGRATED ? pages : 0;
+        const bool stays =
+            run.outcome == PAGELEAP_BUSY || run.outcome == PAGELEAP_NOT_MOVABLE;
+        stayed += stays ? pages : 0;
+        CHECK(!stays || run.reason != PAGELEAP_REASON_NONE);
+    }
+    CHECK(migrated == figures.pages_migrated);
+    CHECK(stayed == figures.pages_busy + figures.pages_not_movable);
+    CHECK(report.json().find("\"kind\":\"process\"") != std::string::npos);
+}
+
 /* How many pages of the ranges lie on a node, and how many are present, as the kernel says. */
 std::pair<std::size_t, std::size_t> pages_on(const std::vector<pageleap::memory_range> &ranges,
                                              std::uint32_t node) {
@@ -252,8 +273,9 @@ int main(int count, char **arguments) {
     while (leaps < least || checks == 0 || children == 0 ||
            (moved <= ENOUGH && places.size() == 1 && in_place > 0)) {
         const auto node = places[++leaps % places.size()];
-        pageleap::job job(ranges_of(addresses, node), options);
-        const auto figures = job.wait().figures();
+        const auto report = pageleap::job(ranges_of(addresses, node), options).wait();
+        check_runs(report);
+        const auto figures = report.figures();
         moved += figures.pages_migrated;
         left += figures.pages_not_movable;
         in_place += figures.engine == PAGELEAP_ENGINE_UFFD_MOVE ? figures.pages_migrated : 0;

@@ -96,30 +96,6 @@ pub enum Reason {
     OtherNode,
 }
 
-impl Reason {
-    /// Its number in the C interface; 0 there means that no reason is needed.
-    pub fn code(self) -> u32 {
-        match self {
-            Reason::Written => 1,
-            Reason::Guarded => 2,
-            Reason::Refused(..) => 3,
-            Reason::SignalBlocked => 4,
-            Reason::Stopped => 5,
-            Reason::Absent => 6,
-            Reason::SwappedOut => 7,
-            Reason::Unmapped => 8,
-            Reason::ZeroPage => 9,
-            Reason::Shared => 10,
-            Reason::Unmovable => 11,
-            Reason::InUse => 12,
-            Reason::NoRoom => 13,
-            Reason::ProcessEnded => 14,
-            Reason::Uncertain => 15,
-            Reason::OtherNode => 16,
-        }
-    }
-}
-
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -224,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_a_number_and_words_of_its_own() {
+    fn each_reason_has_words_of_its_own() {
         let reasons = [
             Reason::Written,
             Reason::Guarded,
@@ -243,8 +219,7 @@ mod tests {
             Reason::Uncertain,
             Reason::OtherNode,
         ];
-        for (at, reason) in reasons.into_iter().enumerate() {
-            assert_eq!(reason.code() as usize, at + 1);
+        for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();
             assert_eq!(reasons.iter().filter(same).count(), 1, "{reason}");
         }
