@@ -8,6 +8,8 @@
 //! test runs alone. A schedule includes all random numbers and all readings of the clock. Shuttle
 //! does not check memory orderings; loom does.
 
+pub(crate) mod bounded;
+mod directed;
 pub(crate) mod explore;
 
 use std::ops::Range;

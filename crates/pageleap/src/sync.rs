@@ -156,3 +156,26 @@ impl WaitWord {
         self.sleepers.load(Ordering::SeqCst)
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{WaitWord, thread};
+    use crate::schedules::bounded::each_schedule;
+
+    #[test]
+    fn shuttle_directed_who_sleeps_on_a_word_wakes_when_it_changes() {
+        each_schedule(2, "a thread sleeps on a word that has changed", || {
+            let word = Arc::new(WaitWord::new(0));
+            let seen = word.clone();
+            let sleeper = thread::spawn(move || {
+                while seen.load() == 0 {
+                    seen.wait_while(0);
+                }
+            });
+            word.set_and_wake(1);
+            sleeper.join().unwrap();
+        });
+    }
+}

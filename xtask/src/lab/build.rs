@@ -21,7 +21,7 @@ use crate::soak;
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated. `swap` needs a disk for its swap.
-pub const TEST_BINARIES: [&str; 26] = [
+pub const TEST_BINARIES: [&str; 27] = [
     "attributes",
     "auto",
     "bad_input",
@@ -48,6 +48,7 @@ pub const TEST_BINARIES: [&str; 26] = [
     "soak",
     "stress",
     "system_calls",
+    "windows",
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.

@@ -17,6 +17,7 @@ use shuttle::thread;
 
 use super::window::{Fate, Ground, Run, Shared, Span};
 use crate::engine::commit::Effort;
+use crate::schedules::bounded::each_schedule;
 use crate::schedules::explore::{at_random, expect, explore, with_few_switches};
 use crate::units::BASE_PAGE;
 
@@ -419,4 +420,71 @@ fn shuttle_windows_lose_nothing() {
         ("refused for a change", &AGAIN),
         ("waited", &WAITED),
     ]);
+}
+
+// One page, and one thread beside its window
+// -------------------------------------------------------------------------------------------------
+
+/// What the page contains when the window begins.
+const CONTENTS: u64 = 5;
+
+/// Runs a window over one page while a thread of the program does something to the page. `asleep`:
+/// what is wrong if one of them waits for ever. Then the page has `contents`; if not, `lost` says
+/// what that is.
+fn one_page(asleep: &str, does: fn(), contents: u64, lost: &'static str) {
+    // Threads run in turn: after the program the attendant, or the window.
+    for is_attended_first in [false, true] {
+        each_schedule(2, asleep, move || {
+            let field = Arc::new(Field {
+                shared: Shared::new(2),
+                spans: [Span { start: page(0), end: page(1), first_bit: 0 }],
+                discarded: [Count::new(0)],
+            });
+            KERNEL.lock().pages.insert(page(0), CONTENTS);
+            let attend = || {
+                let other = field.clone();
+                thread::spawn(move || other.attend())
+            };
+            let before = is_attended_first.then(attend);
+            let program = thread::spawn(does);
+            let attendant = before.unwrap_or_else(attend);
+            field.window(0, 1, &Seen::default());
+            program.join().unwrap();
+            KERNEL.lock().over = true;
+            KERNEL.changed.notify_all();
+            attendant.join().unwrap();
+            let found = KERNEL.lock().pages.get(&page(0)).copied();
+            assert_eq!(found, Some(contents), "{lost}");
+        });
+    }
+}
+
+#[test]
+fn shuttle_directed_who_touches_a_page_in_a_window_waits_for_it() {
+    let access = || {
+        KERNEL.access(page(0), |contents| {
+            assert_eq!(*contents, CONTENTS, "a page is seen empty in a window");
+            *contents += 1;
+        });
+    };
+    let asleep = "a thread waits for a page whose window has ended";
+    one_page(asleep, access, CONTENTS + 1, "a store beside a window is gone");
+}
+
+#[test]
+fn shuttle_directed_what_is_discarded_beside_a_window_stays_away() {
+    let discard = || {
+        KERNEL.discard(page(0));
+        KERNEL.access(page(0), |contents| {
+            assert_eq!(*contents, 0, "a window brings back what was discarded");
+        });
+    };
+    one_page("a discard beside a window does not end", discard, 0, "discarded and not empty");
+}
+
+#[test]
+fn shuttle_directed_a_window_takes_nothing_of_another_mapping() {
+    let asleep = "a mapping beside a window does not end";
+    let replace = || KERNEL.replace(page(0), 77);
+    one_page(asleep, replace, 77, "a window has taken a page of another mapping");
 }

@@ -387,6 +387,21 @@ mod tests {
         shuttle::check_pct(helpers_come_and_go, 20_000, 5);
     }
 
+    /// A helper that takes no part, then may take part, and is about to sleep when the crew ends.
+    #[cfg(shuttle)]
+    #[test]
+    fn shuttle_directed_helpers_that_take_no_part_end_too() {
+        let asleep = "a helper sleeps although its crew has ended";
+        crate::schedules::bounded::each_schedule(2, asleep, || {
+            let memory = Memory::new();
+            memory.crew.begin(0);
+            let helper = memory.helper(0);
+            memory.crew.set_helpers(1);
+            memory.crew.end();
+            helper.join().unwrap();
+        });
+    }
+
     #[cfg(not(any(loom, shuttle)))]
     #[test]
     fn a_crew_copies_everything_once() {

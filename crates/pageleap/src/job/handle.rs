@@ -270,3 +270,23 @@ impl fmt::Debug for Job {
         write!(f, "Job {:?}", self.progress())
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{JobShared, Phase};
+    use crate::schedules::bounded::each_schedule;
+    use crate::sync::thread;
+
+    #[test]
+    fn shuttle_directed_who_waits_for_a_phase_learns_of_it() {
+        each_schedule(2, "a thread waits for a phase that has begun", || {
+            let shared = Arc::new(JobShared::new(0).unwrap());
+            let seen = shared.clone();
+            let waiting = thread::spawn(move || seen.wait_until(|phase| phase != Phase::Migrating));
+            shared.start_recycling();
+            waiting.join().unwrap();
+        });
+    }
+}

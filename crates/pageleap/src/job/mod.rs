@@ -24,6 +24,8 @@ mod queue;
 pub(crate) mod rate;
 pub(crate) mod report;
 pub(crate) mod run;
+#[cfg(all(test, shuttle))]
+mod run_schedules;
 #[cfg(all(test, not(shuttle)))]
 mod run_tests;
 pub(crate) mod source;

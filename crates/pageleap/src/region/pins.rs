@@ -166,6 +166,39 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn an_attempt_on_guarded_pages_is_refused() {
+        let pins = Pins::default();
+        lock(&pins.state).guards.add(&(2..4));
+        let refused = pins.start_moving(&(1..5)).err();
+        assert_eq!(refused, Some(2..4), "guarded pages move");
+        assert!(pins.start_moving(&(4..6)).is_ok());
+    }
+
+    #[cfg(shuttle)]
+    #[test]
+    fn shuttle_directed_a_guard_is_given_after_the_attempt() {
+        use crate::schedules::bounded::each_schedule;
+        use crate::sync::{AtomicU64, Ordering, thread};
+
+        each_schedule(2, "a guard waits for an attempt that has ended", || {
+            let shared = Arc::new((Pins::default(), AtomicU64::new(0)));
+            let attempt = shared.clone();
+            let attempt = thread::spawn(move || {
+                let (pins, moving) = &*attempt;
+                if let Ok(_moving) = pins.start_moving(&(0..2)) {
+                    moving.store(1, Ordering::SeqCst);
+                    moving.store(0, Ordering::SeqCst);
+                }
+            });
+            let (pins, moving) = &*shared;
+            pins.guard(&(1..3));
+            let is_moving = moving.load(Ordering::SeqCst) == 1;
+            assert!(!is_moving, "a guard is given while an attempt moves its pages");
+            attempt.join().unwrap();
+        });
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
         /// Against a counter for each page.

@@ -1,0 +1,146 @@
+//! Stores at the two moments at which an engine could lose one: just before the window, and in it. A
+//! gate in the backend makes each happen where it matters, on the kernel.
+
+mod common;
+#[path = "common/refusing.rs"]
+mod refusing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+use common::{address, check_stamp, nodes, skip, stamp, turn, works};
+use pageleap::backend::{Call, Linux};
+use pageleap::{BASE_PAGE, Engine, Migration, Pool, Region};
+use refusing::{Refusing, Request};
+
+const BYTES: usize = 4 * BASE_PAGE;
+/// Where the stores go. Stamps do not reach it.
+const STORED_AT: usize = 2 * BASE_PAGE;
+
+/// A region of one area, and the pool to which it moves.
+struct Scene {
+    region: Region,
+    to: Pool,
+}
+
+impl Scene {
+    /// `gate` is run before each call on the region's first page, when it is given the address of
+    /// that page.
+    fn new(gate: impl Fn(&Request) + Send + Sync + 'static) -> (Scene, Arc<AtomicUsize>) {
+        let start = Arc::new(AtomicUsize::new(0));
+        let opened = start.clone();
+        let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+            let start = opened.load(SeqCst);
+            if start != 0 && request.addr == start {
+                gate(request);
+            }
+            None
+        }));
+        let [from, to] = nodes().map(|node| {
+            Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap()
+        });
+        let region = Region::new(&from, BYTES).unwrap();
+        stamp(&region, 0..STORED_AT, 1);
+        (Scene { region, to }, start)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        &self.region.atomics_u64(STORED_AT..STORED_AT + 8).unwrap()[0]
+    }
+
+    /// Moves the region in one attempt.
+    fn leap(&self, engine: Engine) {
+        let job = Migration::new().range(&self.region, 0..BYTES, &self.to).engine(engine);
+        let report = job.area_bytes(BYTES).threads(1).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        assert_eq!(report.engine, engine, "{report}");
+        check_stamp(&self.region, 0..STORED_AT, 1);
+    }
+}
+
+/// Whether a thread that does nothing but store waits for its page: at a userfaultfd, each of which
+/// tells how many threads wait there, or in the library's fault handler, on a futex.
+fn waits(thread: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
+    let number = call.ok().and_then(|text| text.split(' ').next()?.parse().ok());
+    number == Some(libc::SYS_futex) || waiting_at_userfaultfds() > 0
+}
+
+fn waiting_at_userfaultfds() -> usize {
+    let count = |entry: std::io::Result<std::fs::DirEntry>| {
+        // Others may be closed meanwhile.
+        let text = std::fs::read_to_string(entry.ok()?.path()).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("total:"))?.trim().parse::<usize>().ok()
+    };
+    std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(count).sum()
+}
+
+/// The window begins with a call of its own, at which a page counts as copied. A store at that
+/// moment has to be copied too.
+#[test]
+fn a_store_just_before_the_window_is_not_lost() {
+    let _turn = turn();
+    let engine = Engine::Precopy;
+    if !works(engine.into()) {
+        return skip("a_store_just_before_the_window_is_not_lost", &"no engine precopy");
+    }
+    let word = Arc::new(AtomicUsize::new(0));
+    let stores = Arc::new(AtomicU64::new(0));
+    let (at, count) = (word.clone(), stores.clone());
+    let (scene, start) = Scene::new(move |request| {
+        // The last of these calls is made when all has been copied that was seen to be written.
+        if request.call == Call::Track {
+            let value = count.fetch_add(1, SeqCst) + 1;
+            // SAFETY: an aligned word of the region, which only atomic operations access.
+            unsafe { AtomicU64::from_ptr(at.load(SeqCst) as *mut u64) }.store(value, SeqCst);
+        }
+    });
+    word.store(scene.word().as_ptr() as usize, SeqCst);
+    start.store(address(&scene.region), SeqCst);
+    scene.leap(engine);
+    let last = stores.load(SeqCst);
+    assert!(last > 0, "the gate was not reached");
+    assert_eq!(scene.word().load(SeqCst), last, "a store just before the window is lost");
+}
+
+#[test]
+fn a_store_in_the_window_is_not_lost() {
+    let _turn = turn();
+    for engine in [Engine::Precopy, Engine::StopCopy, Engine::Mprotect] {
+        if !works(engine.into()) {
+            skip("a_store_in_the_window_is_not_lost", &format!("no engine {engine}"));
+            continue;
+        }
+        let [opened, stored] = [0; 2].map(|_| Arc::new(AtomicBool::new(false)));
+        let writer = Arc::new(AtomicU32::new(0));
+        let (open, done, thread) = (opened.clone(), stored.clone(), writer.clone());
+        let (scene, start) = Scene::new(move |request| {
+            // All has been copied, and the new frames are about to come.
+            if matches!(request.call, Call::Exchange | Call::Map) && !open.swap(true, SeqCst) {
+                while !done.load(SeqCst) && !waits(thread.load(SeqCst)) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: the call has no arguments.
+                writer.store(unsafe { libc::gettid() } as u32, SeqCst);
+                while !opened.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+                scene.word().store(7, SeqCst);
+                stored.store(true, SeqCst);
+            });
+            // Before that it could be a futex of its start that the thread waits on.
+            while writer.load(SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            start.store(address(&scene.region), SeqCst);
+            scene.leap(engine);
+            // A thread that waits for a gate that was not reached would wait for ever.
+            assert!(opened.swap(true, SeqCst), "the gate was not reached");
+        });
+        assert_eq!(scene.word().load(SeqCst), 7, "{engine}: a store in the window is lost");
+    }
+}
