@@ -87,10 +87,10 @@ impl Workspace {
     /// flags of their own, and cargo would build all crates again at each change of flags.
     pub fn for_checker(&self, checker: Checker) -> Workspace {
         match checker {
-            Checker::Loom | Checker::Shuttle => {
+            Checker::Loom | Checker::Shuttle | Checker::Directed => {
                 Workspace { target: self.target.join(checker.name()), ..self.clone() }
             }
-            Checker::Unit | Checker::Stress => self.clone(),
+            Checker::Unit | Checker::Windows | Checker::Stress => self.clone(),
         }
     }
 
@@ -105,17 +105,19 @@ impl Workspace {
             (Checker::Stress, Effort::Short) => arguments.push("--workspace"),
             _ => arguments.extend(["-p", "pageleap"]),
         }
-        if effort == Effort::Full && checker != Checker::Unit {
+        let explores = matches!(checker, Checker::Loom | Checker::Shuttle | Checker::Stress);
+        if effort == Effort::Full && explores {
             arguments.push("--release");
         }
         match checker {
-            Checker::Loom | Checker::Shuttle => arguments.push("--lib"),
+            Checker::Loom | Checker::Shuttle | Checker::Directed => arguments.push("--lib"),
             Checker::Unit => {
                 arguments.push("--lib");
                 for test in ["attributes", "auto", "placement"] {
                     arguments.extend(["--test", test]);
                 }
             }
+            Checker::Windows => arguments.extend(["--test", "windows"]),
             Checker::Stress => arguments.extend(["--test", "stress"]),
         }
         if build_only {
@@ -125,7 +127,8 @@ impl Workspace {
             Checker::Loom => arguments.push("loom_"),
             // Not captured: the failed schedule must be printed even if the process crashes.
             Checker::Shuttle => arguments.extend(["shuttle_", "--", "--nocapture"]),
-            Checker::Unit => {}
+            Checker::Directed => arguments.extend(["shuttle_directed_", "--", "--nocapture"]),
+            Checker::Unit | Checker::Windows => {}
             Checker::Stress => arguments.extend(["--", "--nocapture"]),
         }
         let mut command = self.cargo(&arguments);
@@ -138,12 +141,14 @@ impl Workspace {
             Checker::Shuttle => {
                 set(SHUTTLE_SCHEDULES_VAR, SHUTTLE_SCHEDULES, SHUTTLE_SCHEDULES_SHORT);
             }
-            Checker::Unit => {}
+            Checker::Directed | Checker::Unit | Checker::Windows => {}
             Checker::Stress => set(STRESS_SECONDS_VAR, STRESS_SECONDS, STRESS_SECONDS_SHORT),
         }
-        if matches!(checker, Checker::Loom | Checker::Shuttle) {
-            command.env("RUSTFLAGS", with_cfg(checker.name()));
-        }
+        match checker {
+            Checker::Loom => command.env("RUSTFLAGS", with_cfg("loom")),
+            Checker::Shuttle | Checker::Directed => command.env("RUSTFLAGS", with_cfg("shuttle")),
+            Checker::Unit | Checker::Windows | Checker::Stress => &mut command,
+        };
         command
     }
 }

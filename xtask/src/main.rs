@@ -116,7 +116,7 @@ struct TestFlags {
 
 #[derive(Debug, Args)]
 struct MutantFlags {
-    /// Only mutants whose name contains this text
+    /// Only mutants whose name contains this text, or one of several with commas between them
     #[arg(long, default_value = "")]
     filter: String,
     /// Seconds after which a checker counts as hung
@@ -206,7 +206,7 @@ fn run_mutants(workspace: &Workspace, flags: &MutantFlags) -> Result<bool> {
     }
     ensure!(!TABLE.is_empty(), "the mutation list is empty: add rows to xtask/src/mutants/");
     let _huge_pages = Guard::reserve();
-    let wanted = |name: &str| name.contains(&flags.filter);
+    let wanted = |name: &str| flags.filter.split(',').any(|text| name.contains(text));
     let outcome = mutation::run(workspace, TABLE, wanted, Duration::from_secs(flags.limit))?;
     Ok(outcome.counts.failed == 0)
 }

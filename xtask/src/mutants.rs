@@ -30,36 +30,87 @@ pub const COMMAND: &str = "cargo xtask mutants --write";
 pub enum Checker {
     /// The model checker: loom tests of the library.
     Loom,
-    /// Whole jobs under long random schedules: shuttle tests of the library.
+    /// Whole jobs under long random schedules: shuttle tests of the library. No row rests on them,
+    /// because chance decides what they meet.
     Shuttle,
+    /// Those of the shuttle tests that try each schedule of a small scene.
+    Directed,
     /// The library's unit tests, and the tests of attributes, of placements and of `auto`.
     Unit,
+    /// The tests that store at the edges of windows, on the kernel.
+    Windows,
     /// The stress oracle, which must report lost writes: another failure is not the one that was
-    /// predicted.
+    /// predicted. No row rests on it, because chance decides what it meets.
     Stress,
 }
 
 impl Checker {
     /// All of them, cheapest first.
-    pub const ALL: [Checker; 4] = [Checker::Unit, Checker::Loom, Checker::Shuttle, Checker::Stress];
+    pub const ALL: [Checker; 6] = [
+        Checker::Windows,
+        Checker::Unit,
+        Checker::Loom,
+        Checker::Directed,
+        Checker::Shuttle,
+        Checker::Stress,
+    ];
 
     /// Its name in tables and paths.
     pub fn name(self) -> &'static str {
         match self {
             Checker::Loom => "loom",
             Checker::Shuttle => "shuttle",
+            Checker::Directed => "directed",
             Checker::Unit => "unit",
+            Checker::Windows => "windows",
             Checker::Stress => "stress",
         }
     }
 
-    /// What its output must contain for a failure to count as a catch. In capitals, since the names
+    /// The checker in whose target directory it builds, because both are built alike.
+    pub fn builds_with(self) -> Checker {
+        if self == Checker::Windows { Checker::Unit } else { self }
+    }
+
+    /// What its output must contain for any failure to count as a catch. In capitals, since the names
     /// of tests and their ordinary reports ("0 lost") must not look like it.
-    pub fn evidence(self) -> Option<&'static str> {
+    fn evidence(self) -> Option<&'static str> {
         match self {
-            Checker::Loom | Checker::Shuttle | Checker::Unit => None,
             Checker::Stress => Some("LOST"),
+            _ => None,
         }
+    }
+
+    /// Any failure of it counts.
+    pub const fn fails(self) -> Catch {
+        Catch { checker: self, words: None }
+    }
+
+    /// Only the assertion with these words counts. For mutants with one bad interleaving, and a test
+    /// that forces it.
+    pub const fn says(self, words: &'static str) -> Catch {
+        Catch { checker: self, words: Some(words) }
+    }
+}
+
+/// Who must notice a mutant, and what counts as noticing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Catch {
+    /// Whose tests run.
+    pub checker: Checker,
+    words: Option<&'static str>,
+}
+
+impl Catch {
+    /// What the output must contain.
+    pub fn evidence(self) -> Option<&'static str> {
+        self.words.or(self.checker.evidence())
+    }
+
+    /// Whether a checker that does not end has noticed. A row that names an assertion wants to read
+    /// it.
+    pub fn may_hang(self) -> bool {
+        self.words.is_none()
     }
 }
 
@@ -77,7 +128,7 @@ pub struct Mutant {
     /// What the change takes away, in one sentence.
     pub why: &'static str,
     /// Who must notice.
-    pub caught_by: Checker,
+    pub caught_by: Catch,
 }
 
 /// The list.
@@ -103,7 +154,7 @@ fn markdown(table: &[Mutant]) -> String {
     let mut text =
         String::from("| mutant | file | what is changed | caught by |\n|---|---|---|---|\n");
     for mutant in table {
-        let (name, file, checker) = (mutant.name, mutant.file, mutant.caught_by.name());
+        let (name, file, checker) = (mutant.name, mutant.file, mutant.caught_by.checker.name());
         writeln!(text, "| `{name}` | `{file}` | {} | {checker} |", cell(mutant.why))
             .expect("a String grows");
     }
@@ -166,7 +217,7 @@ mod tests {
         find: "Ordering::AcqRel",
         replace: "Ordering::Relaxed",
         why: "the freeze is not ordered\n before the copy | at all",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     };
 
     #[test]

@@ -5,7 +5,8 @@
 //! the output of each run.
 //!
 //! A mutant is caught only if three things hold: its checker passes without the mutant, the mutant
-//! compiles, and the checker then fails or hangs. A checker is stopped at its first failed test.
+//! compiles, and the checker then fails or hangs. If the row names an assertion, only its words
+//! count. A checker is stopped at its first failed test that counts.
 //! The working tree itself is never written.
 
 use std::collections::BTreeSet;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::commands::{Effort, Workspace};
-use crate::mutants::{self, Checker, Mutant, mutate, problems};
+use crate::mutants::{self, Catch, Checker, Mutant, mutate, problems};
 use crate::process::{self, Ending};
 use crate::table::{Table, seconds};
 use crate::tally::{Outcome, Tally};
@@ -89,11 +90,11 @@ pub fn run(
     let mut results = Table::new(&["mutant", "checker", "result", "seconds"]);
     for checker in Checker::ALL {
         let rows: Vec<&Mutant> =
-            rows.iter().copied().filter(|row| row.caught_by == checker).collect();
+            rows.iter().copied().filter(|row| row.caught_by.checker == checker).collect();
         if rows.is_empty() {
             continue;
         }
-        let build = home.join(format!("build-{}", checker.name()));
+        let build = home.join(format!("build-{}", checker.builds_with().name()));
         let bench = Bench {
             workspace: Workspace { root: tree.clone(), target: build },
             checker,
@@ -165,13 +166,14 @@ impl Bench<'_> {
         let name = self.checker.name();
         println!("mutants: {name}: first without a mutant");
         let log = format!("baseline-{name}");
-        let built = self.observe(&log, true, BUILD_LIMIT)?;
+        let any = self.checker.fails();
+        let built = self.observe(&log, any, true, BUILD_LIMIT)?;
         ensure!(
             built.ending.success(),
             "{name} does not compile even without a mutant:\n    {}",
             built.tail()
         );
-        let run = self.observe(&log, false, BUILD_LIMIT)?;
+        let run = self.observe(&log, any, false, BUILD_LIMIT)?;
         ensure!(run.ending.success(), "{name} fails even without a mutant:\n    {}", run.tail());
         ensure!(
             run.tests_started() > 0,
@@ -189,18 +191,24 @@ impl Bench<'_> {
     }
 
     fn judge(&self, mutant: &Mutant, limit: Duration) -> Result<Verdict> {
-        let built = self.observe(mutant.name, true, BUILD_LIMIT)?;
+        let built = self.observe(mutant.name, mutant.caught_by, true, BUILD_LIMIT)?;
         if !built.ending.success() {
             println!("    {}", built.tail());
             return Ok(Verdict::Invalid("does not compile".to_owned()));
         }
-        let run = self.observe(mutant.name, false, limit)?;
-        Ok(verdict(self.checker, run.ending, &run.output))
+        let run = self.observe(mutant.name, mutant.caught_by, false, limit)?;
+        Ok(verdict(mutant.caught_by, run.ending, &run.output))
     }
 
     /// Builds or runs the checker and writes its output to the log.
-    fn observe(&self, log: &str, build_only: bool, limit: Duration) -> Result<Observation> {
-        let mut watch = Watch::new(self.checker);
+    fn observe(
+        &self,
+        log: &str,
+        by: Catch,
+        build_only: bool,
+        limit: Duration,
+    ) -> Result<Observation> {
+        let mut watch = Watch::new(by);
         let start = Instant::now();
         let command = self.workspace.checker(self.checker, Effort::Full, build_only);
         let ending = process::run_until(command, limit, |line| watch.line(line))?;
@@ -223,8 +231,8 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(checker: Checker) -> Watch {
-        Watch { evidence: checker.evidence(), output: Vec::new() }
+    fn new(by: Catch) -> Watch {
+        Watch { evidence: by.evidence(), output: Vec::new() }
     }
 
     fn line(&mut self, line: &str) -> ControlFlow<()> {
@@ -243,13 +251,15 @@ impl Watch {
 }
 
 /// Whether an ending is a catch.
-fn verdict(checker: Checker, ending: Ending, output: &[String]) -> Verdict {
+fn verdict(by: Catch, ending: Ending, output: &[String]) -> Verdict {
+    let name = by.checker.name();
     match ending {
-        Ending::TimedOut | Ending::Silent => Verdict::CaughtByHang,
+        Ending::TimedOut | Ending::Silent if by.may_hang() => Verdict::CaughtByHang,
+        Ending::TimedOut | Ending::Silent => Verdict::Invalid(format!("{name} did not end")),
         _ if ending.success() => Verdict::Survived,
-        Ending::Exited(_) | Ending::Enough => match checker.evidence() {
+        Ending::Exited(_) | Ending::Enough => match by.evidence() {
             Some(word) if !output.iter().any(|line| line.contains(word)) => {
-                Verdict::Invalid(format!("{} failed without reporting {word:?}", checker.name()))
+                Verdict::Invalid(format!("{name} failed without reporting {word:?}"))
             }
             _ => Verdict::Caught,
         },
@@ -402,7 +412,7 @@ mod tests {
         find: "assert!(ready);",
         replace: "",
         why: "the check is gone",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     };
     const TEXT: &str = "fn f() {\n    assert!(ready);\n}\n";
 
@@ -508,8 +518,8 @@ mod tests {
 
     #[test]
     fn a_checker_goes_on_until_a_test_has_failed_as_predicted() {
-        let stops = |checker, lines: &[&str]| {
-            let mut watch = Watch::new(checker);
+        let stops = |by, lines: &[&str]| {
+            let mut watch = Watch::new(by);
             lines.iter().position(|line| watch.line(line).is_break())
         };
         let lines = [
@@ -518,13 +528,17 @@ mod tests {
             "test loom_b ... FAILED",
             "test loom_c ... ok",
         ];
-        assert_eq!(stops(Checker::Loom, &lines), Some(2));
+        assert_eq!(stops(Checker::Loom.fails(), &lines), Some(2));
+        assert_eq!(stops(Checker::Loom.says("woken twice"), &lines), None);
         assert_eq!(
-            stops(Checker::Stress, &["test a ... FAILED", "LOST", "test b ... ", "FAILED", ""]),
+            stops(
+                Checker::Stress.fails(),
+                &["test a ... FAILED", "LOST", "test b ... ", "FAILED", ""]
+            ),
             Some(3)
         );
         assert_eq!(
-            stops(Checker::Stress, &["test a ... FAILED", "test result: FAILED. 1 passed"]),
+            stops(Checker::Stress.fails(), &["test a ... FAILED", "test result: FAILED. 1 passed"]),
             None
         );
     }
@@ -532,16 +546,29 @@ mod tests {
     #[test]
     fn only_the_predicted_failure_is_a_catch() {
         let lost = ["panicked: 3 writes LOST".to_owned()];
-        assert_eq!(verdict(Checker::Unit, shell_ending("exit 101"), &[]), Verdict::Caught);
-        assert_eq!(verdict(Checker::Loom, shell_ending("exit 0"), &[]), Verdict::Survived);
-        assert_eq!(verdict(Checker::Unit, Ending::TimedOut, &[]), Verdict::CaughtByHang);
-        assert_eq!(verdict(Checker::Stress, shell_ending("exit 101"), &lost), Verdict::Caught);
+        assert_eq!(verdict(Checker::Unit.fails(), shell_ending("exit 101"), &[]), Verdict::Caught);
+        assert_eq!(verdict(Checker::Loom.fails(), shell_ending("exit 0"), &[]), Verdict::Survived);
+        assert_eq!(verdict(Checker::Unit.fails(), Ending::TimedOut, &[]), Verdict::CaughtByHang);
+        let directed = Checker::Directed.says("3 writes");
+        assert_eq!(verdict(directed, shell_ending("exit 101"), &lost), Verdict::Caught);
+        for (ending, output) in
+            [(Ending::TimedOut, &lost[..]), (shell_ending("exit 101"), &["a bug".to_owned()])]
+        {
+            assert!(matches!(verdict(directed, ending, output), Verdict::Invalid(_)));
+        }
+        assert_eq!(
+            verdict(Checker::Stress.fails(), shell_ending("exit 101"), &lost),
+            Verdict::Caught
+        );
         let named = ["test no_write_is_lost ... FAILED".to_owned()];
         assert!(matches!(
-            verdict(Checker::Stress, shell_ending("exit 101"), &named),
+            verdict(Checker::Stress.fails(), shell_ending("exit 101"), &named),
             Verdict::Invalid(_)
         ));
-        assert_eq!(verdict(Checker::Loom, Ending::Enough, &named), Verdict::Caught);
-        assert_eq!(verdict(Checker::Stress, shell_ending("exit 0"), &lost), Verdict::Survived);
+        assert_eq!(verdict(Checker::Loom.fails(), Ending::Enough, &named), Verdict::Caught);
+        assert_eq!(
+            verdict(Checker::Stress.fails(), shell_ending("exit 0"), &lost),
+            Verdict::Survived
+        );
     }
 }

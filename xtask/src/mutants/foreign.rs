@@ -16,7 +16,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Some(last) if status[..last].contains(&UNWRITTEN) => last + 1,",
         replace: "Some(last) if status[..last].contains(&UNWRITTEN) => nodes.len(),",
         why: "pages that the kernel has dropped behind a batch that failed are taken for pages in use",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "refused-once-is-enough",
@@ -24,7 +24,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Persistence::Tries(tries) => area.refused + 1 < tries,",
         replace: "Persistence::Tries(tries) => tries == 0,",
         why: "a page that is in use for a moment is not tried again",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "one-page-stands-for-a-huge-page",
@@ -32,7 +32,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                span = 1;\n",
         replace: "",
         why: "a block of small pages counts as moved when its first page has moved",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "watermarks-ignored",
@@ -40,7 +40,7 @@ pub const ROWS: &[Mutant] = &[
         find: "kept += (zone.high + zone.protection).min(zone.managed);",
         replace: "kept += zone.managed.min(0);",
         why: "a node is filled until the kernel reclaims memory of others",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "moved-pages-forgotten",
@@ -48,7 +48,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(*outcome != PageOutcome::Migrated).then_some((*start..*end, *outcome))",
         replace: "(*end > 0).then_some((*start..*end, *outcome))",
         why: "a page that has moved counts as unchanged when its neighbours are tried again",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "moved-and-not-counted",
@@ -56,7 +56,7 @@ pub const ROWS: &[Mutant] = &[
         find: "more => at += more,",
         replace: "_ => break,",
         why: "a page that UFFDIO_MOVE has moved and not counted is neither parked nor in its place",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "parked-where-pages-are-left",
@@ -64,7 +64,7 @@ pub const ROWS: &[Mutant] = &[
         find: "state.places[left.place] = Content::UnderWay;",
         replace: "state.places[left.place] = Content::Nothing;",
         why: "the watcher gives back what the next window has parked",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "split-mapping-given-up",
@@ -72,7 +72,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Some(_) if len > BASE_PAGE",
         replace: "Some(_) if len == 0",
         why: "pages of a mapping that was split in the window count as pages without a mapping",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "discarded-and-not-noted",
@@ -80,7 +80,7 @@ pub const ROWS: &[Mutant] = &[
         find: "UffdMessage::Remove(from, to) => self.note_discarded(from, to),",
         replace: "UffdMessage::Remove(..) => {}",
         why: "pages that the program has discarded in a window come back, and memory of others is taken",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a window brings back what was discarded"),
     },
     Mutant {
         name: "zeros-in-an-open-area",
@@ -88,7 +88,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if open.contains(&page) {",
         replace: "if open.contains(&page) && page == 0 {",
         why: "a thread finds zeros where a page is away, and the copy finds its place taken",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a page is seen empty in a window"),
     },
     Mutant {
         name: "messages-without-the-lock",
@@ -96,7 +96,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let open = self.shared.lock();",
         replace: "let open = self.shared.lock().clone();",
         why: "what a message says is noted after the worker has gone on",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a window has taken a page of another mapping"),
     },
     Mutant {
         name: "nobody-is-woken-after-a-window",
@@ -104,7 +104,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let _ = sys::uffd_wake(self.uffd, area.start, area.len());",
         replace: "",
         why: "threads that have touched pages in a window wait for ever",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a thread waits for a page whose window has ended"),
     },
     Mutant {
         name: "taken-though-discarded",
@@ -112,7 +112,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let (alike, is_discarded) = self.alike(at, run.at + run.len);",
         replace: "let (alike, is_discarded) = (self.alike(at, run.at + run.len).0, false);",
         why: "pages of a mapping that has replaced the range are taken",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a window has taken a page of another mapping"),
     },
     Mutant {
         name: "brought-though-discarded",
@@ -120,7 +120,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let (len, is_discarded) = self.alike(at, end);",
         replace: "let (len, is_discarded) = (self.alike(at, end).0, false);",
         why: "pages that were discarded while they were copied come back",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a window brings back what was discarded"),
     },
     Mutant {
         name: "mapping-told-twice",
@@ -128,6 +128,6 @@ pub const ROWS: &[Mutant] = &[
         find: "from.max(last.end)",
         replace: "from.min(last.end)",
         why: "a mapping that has grown while mappings were read overlaps another one of other access",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
 ];

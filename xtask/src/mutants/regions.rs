@@ -28,7 +28,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if self.word.exchange(tracking.0, closed.0) {",
         replace: "if self.word.load() == tracking.0 {",
         why: "the migrator only checks that nobody wrote, as the paper does, instead of closing the area in the same step",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "commit-without-cas-for-real",
@@ -36,7 +36,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if self.word.exchange(tracking.0, closed.0) {",
         replace: "if self.word.load() == tracking.0 {",
         why: "the same on the real kernel: the unguarded variant loses writes",
-        caught_by: Checker::Stress,
+        caught_by: Checker::Windows.says("mprotect: a store in the window is lost"),
     },
     Mutant {
         name: "open-without-cas",
@@ -44,7 +44,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if !self.word.exchange(seen.0, opening.0) {\n            return; // somebody else was faster; look again\n        }",
         replace: "self.change(opening);",
         why: "a writer enters without checking that the attempt it saw is still tracking",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "open-before-the-call",
@@ -52,7 +52,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let opening = seen.with(SlotPhase::Opening);",
         replace: "let opening = seen.with(SlotPhase::Open);",
         why: "no handshake: the migrator may start the next attempt before the writer's mprotect has run",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "track-before-protect",
@@ -60,7 +60,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        if trackable {\n            effort.count(Call::Protect);",
         replace: "        if trackable {\n            if !hold {\n                slot.track();\n            }\n            effort.count(Call::Protect);",
         why: "writers may enter before the area is read-only, and are shut out again with nobody to let them in",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "opener-failure-ignored",
@@ -68,7 +68,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Closed }",
         replace: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Open }",
         why: "a failed mprotect in the handler counts as done: the area stays read-only and writers fault for ever",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "handed-over-copy-committed",
@@ -76,7 +76,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                    hold = true;\n                    continue;",
         replace: "                    hold = true;",
         why: "a copy is committed although the writer's failed call may have made the area writable",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "retire-before-commit",
@@ -84,7 +84,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        // SAFETY: the area is closed and the copy is complete.\n",
         replace: "        slot.retire();\n        // SAFETY: the area is closed and the copy is complete.\n",
         why: "writers are let go before the new frames are in place",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "publish-without-epoch",
@@ -92,7 +92,7 @@ pub const ROWS: &[Mutant] = &[
         find: "epoch.fetch_add(1, Ordering::Release);",
         replace: "let _ = epoch;",
         why: "a fault that an attempt has caused can be taken for somebody else's, which ends the process",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "epoch-not-released",
@@ -100,7 +100,7 @@ pub const ROWS: &[Mutant] = &[
         find: "epoch.fetch_add(1, Ordering::Release);",
         replace: "epoch.fetch_add(1, Ordering::Relaxed);",
         why: "the new epoch can be seen before the slot's new word",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "epoch-not-acquired",
@@ -108,7 +108,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let epoch = self.epoch.load(Ordering::Acquire);",
         replace: "let epoch = self.epoch.load(Ordering::Relaxed);",
         why: "the slots can be looked at as they were before the epoch",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "word-not-acquired",
@@ -116,7 +116,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.word.load(Ordering::Acquire)",
         replace: "self.word.load(Ordering::Relaxed)",
         why: "a writer that sees the word need not see the span and the backend that it speaks of",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "word-not-released",
@@ -124,7 +124,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.word.swap(to, Ordering::SeqCst);",
         replace: "self.word.swap(to, Ordering::Relaxed);",
         why: "the same from the other side",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "exchange-not-released",
@@ -132,7 +132,7 @@ pub const ROWS: &[Mutant] = &[
         find: "compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)",
         replace: "compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)",
         why: "the migrator may begin the next attempt while the opener still reads what belongs to this one",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "nobody-is-woken",
@@ -140,7 +140,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.sleepers() > 0 {",
         replace: "self.sleepers() > u32::MAX - 1 {",
         why: "threads that wait for an area sleep for ever",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a thread sleeps on a word that has changed"),
     },
     Mutant {
         name: "sleepers-counted-too-early",
@@ -148,7 +148,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        self.word.swap(to, Ordering::SeqCst);\n        self.wake();",
         replace: "        let sleepers = self.sleepers();\n        self.word.swap(to, Ordering::SeqCst);\n        self.changes.fetch_add(1, Ordering::SeqCst);\n        if cfg!(loom) || sleepers > 0 {\n            self.kernel.wake_all(&self.changes);\n        }",
         why: "a thread that goes to sleep between the look for sleepers and the change of the word is overlooked",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a thread sleeps on a word that has changed"),
     },
     Mutant {
         name: "finished-without-the-lock",
@@ -157,7 +157,7 @@ pub const ROWS: &[Mutant] = &[
         replace: "        let event = end.event.take_if(|_| phase == Phase::Finished);\n\
                   \x20       drop(end);\n        let end = ();",
         why: "whoever waits for a job can miss its end and sleep for ever",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a thread waits for a phase that has begun"),
     },
     Mutant {
         name: "helpers-not-waited-for",
@@ -165,7 +165,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if word & INSIDE_MASK == 0 {",
         replace: "            if word & OPEN == 0 {",
         why: "a helper still copies while the new frames are brought into place",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "late-helper-comes-in",
@@ -173,7 +173,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if self.word.exchange(word, word + INSIDE) {",
         replace: "            if self.word.exchange(self.word.load(), self.word.load() + INSIDE) {",
         why: "a helper that was not running for a while copies what belongs to nobody any more",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "values-of-helpers-repeat",
@@ -181,7 +181,7 @@ pub const ROWS: &[Mutant] = &[
         find: "said.wrapping_add(HELPERS_MASK + 1) | helpers as u64",
         replace: "said | helpers as u64",
         why: "a helper that takes no part misses that all are to end, and the job does not",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a helper sleeps although its crew has ended"),
     },
     Mutant {
         name: "parked-workers-not-told",
@@ -189,7 +189,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        lock(&self.state).over = true;",
         replace: "",
         why: "workers that were parked because more did not help sleep for ever, and the job does not end",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a parked worker sleeps although its job is over"),
     },
     Mutant {
         name: "last-area-not-announced",
@@ -197,7 +197,7 @@ pub const ROWS: &[Mutant] = &[
         find: "may be what others wait for.\n            self.changed.notify_all();",
         replace: "may be what others wait for.\n            if lock(&self.state).queue.has_any() {\n                self.changed.notify_all();\n            }",
         why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a worker waits for an area that is done"),
     },
     Mutant {
         name: "no-generation",
@@ -205,7 +205,7 @@ pub const ROWS: &[Mutant] = &[
         find: "wrapping_add(1 << PHASE_BITS)",
         replace: "wrapping_add(0)",
         why: "a thread held up by one attempt cannot tell it from the next, and waits for that one too",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "who-waits-is-not-counted",
@@ -213,7 +213,7 @@ pub const ROWS: &[Mutant] = &[
         find: "closing.closed(area.item, seen, waiters)",
         replace: "closing.closed(area.item, seen, waiters * 0)",
         why: "areas that threads use all the time are closed for as long as their copies take",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "who-waits-is-not-read",
@@ -221,7 +221,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.count_waiting(following.tracker)",
         replace: "0",
         why: "the kernel's messages of threads that wait are not counted",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "sleepers-are-no-waiters",
@@ -229,7 +229,7 @@ pub const ROWS: &[Mutant] = &[
         find: "effort.waiters = slot.waits.take_waiters();",
         replace: "",
         why: "threads that wait in the fault handler are not counted",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "refused-protect-not-undone",
@@ -237,7 +237,7 @@ pub const ROWS: &[Mutant] = &[
         find: "unsafe {\n                    give_access_back(backend, &work.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
         replace: "slot.retire();",
         why: "a protection change that failed after its effect leaves the area read-only",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "commit-gives-up",
@@ -245,7 +245,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        Err(_) => None,\n    })\n}\n\n/// Maps frames again",
         replace: "        Err(_) => Some(Ok(())),\n    })\n}\n\n/// Maps frames again",
         why: "a commit that failed half-way leaves a hole",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "marked-after-the-copy",
@@ -253,7 +253,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        way.mark(at, effort)?;\n        slot.crew.copy(backend, at.work.piece(source, 0..len), false);",
         replace: "        let _ = slot;\n        at.work.piece(source, 0..len).copy(backend);\n        way.mark(at, effort)?;",
         why: "a store that lands between the copy and the mark is not noticed",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "no-last-look",
@@ -261,7 +261,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(old.alias, len, false,",
         replace: "at.unproven(old.alias, 0, false,",
         why: "stores between the last look and the freeze are not copied",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "no-last-look-for-real",
@@ -269,7 +269,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(old.alias, len, false,",
         replace: "at.unproven(old.alias, 0, false,",
         why: "the same on the real kernel loses writes",
-        caught_by: Checker::Stress,
+        caught_by: Checker::Windows.says("a store just before the window is lost"),
     },
     Mutant {
         name: "nobody-is-held",
@@ -277,7 +277,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.track(tracker, addr, len, true)",
         replace: "backend.track(tracker, addr, len, false)",
         why: "who touches the frozen area gets the old frames again, and stores to them are lost",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "nobody-is-held-for-real",
@@ -285,7 +285,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.track(tracker, addr, len, true)",
         replace: "backend.track(tracker, addr, len, false)",
         why: "the same on the real kernel loses writes",
-        caught_by: Checker::Stress,
+        caught_by: Checker::Windows.says("precopy: a store in the window is lost"),
     },
     Mutant {
         name: "forgotten-counts-as-clean",
@@ -293,7 +293,7 @@ pub const ROWS: &[Mutant] = &[
         find: "run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED",
         replace: "run.categories & page_is::WRITTEN == 0",
         why: "a page that was written and then lost its page table entry is not copied again",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "read-where-everybody-waits",
@@ -301,7 +301,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let read = backend.read_file(old.file, offset, dst, pages.len());",
         replace: "let _ = offset; backend.copy(dst, old.alias + pages.start, pages.len(), at.work.method); let read: Result<(), crate::backend::Errno> = Ok(());",
         why: "the migrator waits for itself",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "no-last-look-behind-protection",
@@ -309,7 +309,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(addr, len, false,",
         replace: "at.unproven(addr, 0, false,",
         why: "stores between the last look and the protection are not copied",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "no-last-look-behind-the-barrier",
@@ -317,7 +317,7 @@ pub const ROWS: &[Mutant] = &[
         find: "unsafe { self.look(at, runs <= FEW, effort, &mut copy) }?;",
         replace: "let _ = (&mut copy, runs <= FEW);",
         why: "stores of those who were let in last are not copied, and others may follow",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "closed-while-letting-in",
@@ -325,7 +325,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if word & PHASE_MASK == LETTING {",
         replace: "if false {",
         why: "a page becomes writable after the last look",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "noted-before-let-in",
@@ -333,7 +333,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        let_in(start + page * page_bytes, page_bytes);\n        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n",
         replace: "        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n        let_in(start + page * page_bytes, page_bytes);\n",
         why: "a page is forgotten, protected and copied, and then let go unnoticed",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "held-and-never-woken",
@@ -341,7 +341,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            at.wake(effort);\n            Step::Migrated",
         replace: "            Step::Migrated",
         why: "threads that touched the area while it was frozen sleep for ever",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "refused-and-still-held",
@@ -349,7 +349,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            // SAFETY: the span maps its old frames, with or without page tables.\n            unsafe { at.let_go(effort) };",
         replace: "",
         why: "after a refused call the area keeps its frames and everybody waits for it",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "guards-ignored",
@@ -357,7 +357,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            return Err(first);",
         replace: "            let _ = first;",
         why: "pages move although a device has their frames",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Unit.says("guarded pages move"),
     },
     Mutant {
         name: "guard-given-too-early",
@@ -365,7 +365,7 @@ pub const ROWS: &[Mutant] = &[
         find: "while state.moving.iter().any(|moving| overlap(moving, pages)) {",
         replace: "while false {",
         why: "a guard is given while an attempt moves its pages",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a guard is given while an attempt moves its pages"),
     },
     Mutant {
         name: "attempt-hides-from-guards",
@@ -373,7 +373,7 @@ pub const ROWS: &[Mutant] = &[
         find: "match place.region.pins.start_moving(&area.pages) {",
         replace: "match place.region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("a page got another frame under a guard"),
     },
     Mutant {
         name: "discard-hides-from-guards",
@@ -381,7 +381,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {",
         replace: "self.0.pins.start_moving(&pages).map(drop).map_err(|_| Error::Pinned {",
         why: "a guard is given on pages whose frames are given back",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("the frame of a guarded page was given back"),
     },
     Mutant {
         name: "claims-before-frames",
@@ -389,7 +389,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        claimed.iter_mut().for_each(Claimed::give_back_unused);\n        drop(claimed);",
         replace: "        drop(claimed);\n        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));",
         why: "whoever may move the pages again finds no frames for them",
-        caught_by: Checker::Shuttle,
+        caught_by: Checker::Directed.says("the range is free and its old frame is not"),
     },
     Mutant {
         name: "announced-and-never-there",
@@ -397,7 +397,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        lock(&self.0.state).announced -= run.frames;",
         replace: "        if result.is_ok() {\n            lock(&self.0.state).announced -= run.frames;\n        }",
         why: "whoever needs frames waits for ever for some that are out of circulation",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "never-hold",
@@ -405,7 +405,7 @@ pub const ROWS: &[Mutant] = &[
         find: "area.disturbed >= self.max_disturbed",
         replace: "area.disturbed >= self.max_disturbed && area.disturbed == 0",
         why: "areas under constant writes are retried without end",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "stray-tables-handed-out",
@@ -413,7 +413,7 @@ pub const ROWS: &[Mutant] = &[
         find: "lock(&self.0.state).strayed.set(part, !wanted);",
         replace: "lock(&self.0.state).strayed.set(part, false);",
         why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "mapped-anew-and-not-noted",
@@ -421,7 +421,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.strayed.set(run, true);",
         replace: "",
         why: "page tables that some thread's call has allocated anew count as being where the share wants them",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "filled-again-and-not-noted",
@@ -429,7 +429,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if filled.is_ok() {\n                state.strayed.set(part, true);\n            }\n",
         replace: "",
         why: "page tables that some thread's call has allocated for an alias that lost its own count as being where the share wants them",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "cpuset-ignored",
@@ -437,7 +437,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                Err(Stop::CpusetChanged)",
         replace: "                Ok(())",
         why: "a job goes on moving pages to a node that the cpuset no longer allows",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "frames-given-back-twice",
@@ -445,7 +445,7 @@ pub const ROWS: &[Mutant] = &[
         find: "before.is_none_or(|b| b.end() <= run.first)",
         replace: "before.is_none_or(|b| b.end() <= run.end())",
         why: "a frame can get a second owner unnoticed",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "huge-while-marked",
@@ -453,7 +453,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        for advice in [Advice::NoHugePage, Advice::DropTables] {",
         replace: "        for advice in [Advice::DropTables] {",
         why: "a store brings huge entries back while they are split, and writer and worker begin again and again",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "left-split",
@@ -461,7 +461,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            _ if effort.split || work.maybe_split => {\n                self.map_huge_again(worker.slot, place.leg, &work, &mut effort, terms.books)\n            }\n",
         replace: "",
         why: "huge pages that stay are mapped by base pages, with advice that their user has not given",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "huge-entries-split-one-by-one",
@@ -469,7 +469,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        for advice in [Advice::NoHugePage, Advice::DropTables] {",
         replace: "        for advice in [Advice::NoHugePage] {",
         why: "each huge entry that is split interrupts the CPUs of the program",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "split-alias-used-again",
@@ -477,7 +477,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let split = work.maybe_split || followed",
         replace: "let split = followed",
         why: "advice against huge pages goes to the alias of frames that are free, and on to the next region",
-        caught_by: Checker::Unit,
+        caught_by: Checker::Unit.fails(),
     },
     Mutant {
         name: "copied-without-being-stopped",
@@ -485,7 +485,7 @@ pub const ROWS: &[Mutant] = &[
         find: "unsafe { at.freeze(effort) }?;",
         replace: "",
         why: "an area is copied and replaced although its page tables have not been taken away",
-        caught_by: Checker::Loom,
+        caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "stopped-and-faulted-in",
@@ -493,6 +493,6 @@ pub const ROWS: &[Mutant] = &[
         find: "let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
         replace: "let (least, whole) = (uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
         why: "in the window of stop-copy a store finds the old frame in the file, and does not wait",
-        caught_by: Checker::Stress,
+        caught_by: Checker::Windows.says("stop-copy: a store in the window is lost"),
     },
 ];
