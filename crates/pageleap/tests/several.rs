@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{
-    Random, StopOnDrop, check_stamp, engines, engines_for, for_page_sizes, pool_mappings, pools,
-    soon, stamp, surprises, turn,
+    Random, StopOnDrop, check_stamp, each_place_once, engines, engines_for, for_page_sizes, places,
+    pool_mappings, pools, soon, stamp, surprises, turn,
 };
-use load::{each_frame_once, word_of};
+use load::word_of;
 use pageleap::{Ended, Engine, Migration, PageSize, Pool, Region, Report, audit};
 
 /// Writes rising values to random words of an owner, until stopped. Returns the last value of each
@@ -137,9 +137,7 @@ fn parts_of_regions_change_places_under_writers() {
         });
     });
     assert!(moved.load(Relaxed) > 0);
-    for region in &regions {
-        region.frame_numbers().unwrap().iter().for_each(|frames| each_frame_once(frames));
-    }
+    each_place_once(&regions.each_ref().map(places).concat());
     audit(&pools.each_ref(), &regions.each_ref()).unwrap();
     // The next job completes what the stopped ones have left.
     for region in &regions {

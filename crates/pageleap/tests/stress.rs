@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 
 use calls::pipe;
 use common::{
-    Random, StopOnDrop, engines_for, in_lab, pool_mappings, pools, skip, skip_page_size, soon,
-    stress_seconds, surprises, turn, works,
+    Place, Random, StopOnDrop, each_place_once, engines_for, in_lab, places, pool_mappings, pools,
+    skip, skip_page_size, soon, stress_seconds, surprises, turn, works,
 };
-use load::{bystander, each_frame_once, word_of};
+use load::{bystander, word_of};
 use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
 
 /// Threads that write. One more thread lets the kernel write.
@@ -127,13 +127,13 @@ fn reader(region: &Region, seed: u64, case: &Case, stop: &AtomicBool) {
     }
 }
 
-/// Checks mappings and frames after a leap. Returns the frames, unless the kernel hides them.
+/// Checks mappings after a leap. Returns which frames the region has.
 fn check_kernels_view(
     region: &Region,
-    before: Option<Vec<u64>>,
+    before: &[Option<Place>],
     moved_all: bool,
     mappings: usize,
-) -> Option<Vec<u64>> {
+) -> Vec<Option<Place>> {
     if moved_all {
         // The pages are in one run of frames again. So the region is one mapping, and so is each
         // alias.
@@ -145,17 +145,14 @@ fn check_kernels_view(
             now.join("\n")
         );
     }
-    let frames = region.frame_numbers().unwrap()?;
-    each_frame_once(&frames);
-    if let Some(before) = before
-        && moved_all
-    {
-        assert!(
-            frames.iter().zip(&before).all(|(now, then)| now != then && *now != 0),
-            "a frame did not change"
-        );
+    let places = places(region);
+    each_place_once(&places);
+    assert!(places.iter().all(Option::is_some), "a page has no frame");
+    if moved_all {
+        let changed = places.iter().zip(before).all(|(now, then)| now != then);
+        assert!(changed, "a frame did not change");
     }
-    Some(frames)
+    places
 }
 
 /// The least number of leaps of a case. Where CPUs are emulated, fewer could fit into its time.
@@ -248,7 +245,7 @@ fn leap_back_and_forth(
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
     let mut random = Random::new(4711);
     let deadline = Instant::now() + Duration::from_secs(stress_seconds());
-    let mut frames = region.frame_numbers().unwrap();
+    let mut frames = places(region);
     let (mut at, mut engine) = (0, Engine::Mprotect);
     while Instant::now() < deadline || total.leaps < LEAPS {
         let report = random_job(region, case, &pools[1 - at], &mut random);
@@ -275,8 +272,7 @@ fn leap_back_and_forth(
         engine = report.engine;
         assert_eq!(pools[0].free_bytes() + pools[1].free_bytes(), total_free, "frames leaked");
         audit(&[&pools[0], &pools[1]], &[region]).unwrap();
-        let before = std::mem::take(&mut frames);
-        frames = check_kernels_view(region, before, all, mappings);
+        frames = check_kernels_view(region, &frames, all, mappings);
     }
     engine
 }

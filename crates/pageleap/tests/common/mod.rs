@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports)] // each test binary uses a part of it
 
 mod cases;
+mod places;
 mod process;
 mod random;
 mod stamps;
@@ -22,6 +23,7 @@ use pageleap::{
 };
 
 pub use cases::{End, case, no_core_dump, run_case};
+pub use places::{Place, each_place_once, places, places_in};
 pub use process::{
     address, become_nobody, is_root, limit_address_space, own_descriptors, own_files, own_mappings,
     pool_mappings, pool_ranges, region_flags, set_dumpable, status_kb, vm_flags,

@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use pageleap::{
-    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report, observe,
-};
+use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report};
 
 use crate::actors::Part;
-use crate::common::{check_stamp, is_zero, rest, stamp, surprises};
+use crate::common::{Place, check_stamp, is_zero, places_in, rest, stamp, surprises};
 use crate::round::Room;
 use crate::scene::{Field, Scene};
 use crate::watch::{Count, count};
@@ -21,7 +19,7 @@ struct Under<'a> {
     engine: EngineChoice,
     ranges: Vec<(&'a Field, Range<usize>)>,
     /// The frames of its ranges before the start. `None` if another actor may move them.
-    before: Option<Vec<u64>>,
+    before: Option<Vec<Option<Place>>>,
     cancelled: bool,
 }
 
@@ -134,16 +132,16 @@ fn a_migration<'a>(
     (engine, job)
 }
 
-/// The frames of ranges. `None` if another actor may move or drop them, or the kernel hides them.
-fn frames_of(scene: &Scene, ranges: &[(&Field, Range<usize>)]) -> Option<Vec<u64>> {
-    if scene.round.roaming || scene.round.forgets || scene.injected.is_some() || ranges.is_empty() {
+/// The frames of ranges. `None` if another actor may move them.
+fn frames_of(scene: &Scene, ranges: &[(&Field, Range<usize>)]) -> Option<Vec<Option<Place>>> {
+    if scene.round.roaming {
         return None;
     }
     let page = scene.round.kind.page.bytes();
     let of = |(field, range): &(&Field, Range<usize>)| {
-        observe::frame_numbers(field.address() + range.start, range.len(), page).unwrap()
+        places_in(field.address() + range.start..field.address() + range.end, page)
     };
-    Some(ranges.iter().map(of).collect::<Option<Vec<_>>>()?.concat())
+    Some(ranges.iter().flat_map(of).collect())
 }
 
 /// Waits for a job, and checks its report and its effects.
@@ -178,7 +176,7 @@ fn conclude(scene: &Scene, under: Under) {
 fn check_frames(
     scene: &Scene,
     ranges: &[(&Field, Range<usize>)],
-    before: Option<Vec<u64>>,
+    before: Option<Vec<Option<Place>>>,
     report: &Report,
 ) {
     if report.pages.migrated < report.pages.total() {

@@ -15,9 +15,9 @@ use pageleap::topology::Topology;
 use pageleap::{Error, Migration, NodeId, Pool, Region, audit};
 
 use crate::common::{
-    address, is_zero, own_descriptors, pool_mappings, pool_ranges, region_flags, soon, surprises,
+    address, each_place_once, is_zero, own_descriptors, places, pool_mappings, pool_ranges,
+    region_flags, soon, surprises,
 };
-use crate::load::each_frame_once;
 use crate::refusing::Refusing;
 use crate::round::{Faults, HANDLERS, OWNERS, Round, sanitizer};
 use crate::watch::{Count, count};
@@ -306,11 +306,7 @@ impl Scene {
         // Frames that recycling could not repair are out of circulation until they are needed.
         let right = if self.injected.is_some() { free + taken <= all } else { free + taken == all };
         assert!(right, "{free} bytes are free and {taken} are taken, of {all}");
-        let frames: Option<Vec<Vec<u64>>> =
-            regions.iter().map(|r| r.frame_numbers().unwrap()).collect();
-        if let Some(frames) = frames {
-            each_frame_once(&frames.concat());
-        }
+        each_place_once(&regions.into_iter().flat_map(places).collect::<Vec<_>>());
     }
 
     /// Moves as much of a region as there is room for. The job must succeed.
@@ -320,7 +316,7 @@ impl Scene {
         if bytes == 0 {
             return;
         }
-        let before = field.region.frame_numbers().unwrap();
+        let before = places(&field.region);
         let report = Migration::new().range(&field.region, 0..bytes, to).start().unwrap().wait();
         assert!(report.ended.is_completed() && surprises(&report).is_empty(), "{report}");
         assert_eq!(
@@ -328,15 +324,9 @@ impl Scene {
             (bytes / page) as u64,
             "{report}"
         );
-        if let (Some(before), Some(now)) = (before, field.region.frame_numbers().unwrap()) {
-            let moved = before
-                .iter()
-                .zip(&now)
-                .take(bytes / page)
-                .filter(|(then, now)| then != now)
-                .count();
-            assert!(moved as u64 >= report.pages.migrated, "{moved} frames have changed: {report}");
-        }
+        let now = places(&field.region);
+        let moved = before.iter().zip(&now).filter(|(then, now)| then != now).count();
+        assert_eq!(moved as u64, report.pages.migrated, "frames that have changed: {report}");
     }
 
     /// Ends the round: drops regions and pools, and checks that nothing is left over.
