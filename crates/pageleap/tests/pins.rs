@@ -4,6 +4,8 @@
 #[path = "common/calls.rs"]
 mod calls;
 mod common;
+#[path = "common/gate.rs"]
+mod gate;
 #[path = "common/moving.rs"]
 mod moving;
 #[path = "common/refusing.rs"]
@@ -19,16 +21,15 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use calls::{pipe, process_vm, splice};
-use common::{
-    address, check_stamp, engines, nodes, places, places_in, pools, skip, soon, stamp, turn,
-};
+use common::{address, check_stamp, engines, nodes, places, pools, skip, soon, stamp, turn};
+use gate::Gate;
 use io_uring::{IoUring, opcode, types::Fd};
 use pageleap::backend::{Call, Linux};
 use pageleap::{
     BASE_PAGE, Ended, EngineChoice, Error, Migration, PageOutcome, PageSize, Pool, Reason, Region,
     Report,
 };
-use refusing::Refusing;
+use refusing::{Refusing, Request};
 
 const PAGES: usize = 16;
 const BYTES: usize = PAGES * BASE_PAGE;
@@ -66,32 +67,53 @@ fn holds(bytes: &[AtomicU8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(i, byte)| byte.load(Relaxed) == pattern(seed, i))
 }
 
+/// Two pools, and a region of the first one, whose calls that change memory are shown to `look`.
+fn watched(look: impl Fn(&Request) + Send + Sync + 'static) -> ([Pool; 2], Region) {
+    let watching = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        look(request);
+        None
+    }));
+    let build = |node| Pool::builder(node, BYTES as u64).backend(watching.clone()).build().unwrap();
+    let pools = nodes().map(build);
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    (pools, region)
+}
+
+/// Waits until a guard on a page has been requested: the page, which is not busy otherwise, leaps
+/// until then.
+fn wait_for_request(region: &Region, pools: &[Pool; 2], page: usize) {
+    let mut round = 0;
+    let requested = soon(|| {
+        round += 1;
+        let range = page * BASE_PAGE..(page + 1) * BASE_PAGE;
+        let leap = Migration::new().range(region, range, &pools[round % 2]);
+        leap.pin_patience(Duration::ZERO).start().unwrap().wait().pages.busy == 1
+    });
+    assert!(requested, "no guard was requested, or it is ignored");
+}
+
 /// A guard that is requested while its page is being discarded is not given: the frame gets another
 /// owner.
 #[test]
 fn no_guard_is_given_on_what_is_being_discarded() {
     let _turn = turn();
-    let discarding = Arc::new(AtomicBool::new(false));
-    let seen = discarding.clone();
-    let slow = Refusing::new(Arc::new(Linux), move |request| {
+    let gate = Arc::new(Gate::default());
+    let held = gate.clone();
+    let (pools, region) = watched(move |request| {
         if request.call == Call::Vacate {
-            seen.store(true, Relaxed);
-            // Long enough for the other thread to request the guard. If the library did not refuse
-            // it, the guard would be given.
-            std::thread::sleep(Duration::from_millis(100));
+            held.pass();
         }
-        None
     });
-    let pool = Pool::builder(nodes()[0], BYTES as u64).backend(Arc::new(slow)).build().unwrap();
-    let region = Region::new(&pool, BYTES).unwrap();
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| {
-            assert!(soon(|| discarding.load(Relaxed)));
-            region.pin(BASE_PAGE..2 * BASE_PAGE).map(drop)
-        });
         // SAFETY: no thread accesses the region.
-        unsafe { region.discard_shared(0..4 * BASE_PAGE) }.unwrap();
-        let refused = asked.join().unwrap().unwrap_err();
+        let discard = scope.spawn(|| unsafe { region.discard_shared(0..4 * BASE_PAGE) });
+        gate.wait_until_reached();
+        // The last page of the guard is not discarded.
+        let guard = scope.spawn(|| region.pin(BASE_PAGE..5 * BASE_PAGE));
+        wait_for_request(&region, &pools, 4);
+        gate.open();
+        discard.join().unwrap().unwrap();
+        let refused = guard.join().unwrap().err().expect("the guard was given");
         assert!(refused.to_string().contains("unbacked"), "{refused}");
     });
     let guard = region.pin(8 * BASE_PAGE..9 * BASE_PAGE).unwrap();
@@ -227,20 +249,38 @@ fn while_leaping(body: impl FnOnce(&Region)) {
     moving::while_leaping(leap, |_| body(&region));
 }
 
+/// A guard that is requested while an attempt moves its page is given after the attempt.
 #[test]
 fn a_guard_is_given_when_no_attempt_is_under_way() {
     let _turn = turn();
-    while_leaping(|region| {
-        for round in 0..2000 {
-            let page = round % PAGES;
-            let guard = region.pin(page * BASE_PAGE..(page + 1) * BASE_PAGE).unwrap();
-            let start = address(region) + page * BASE_PAGE;
-            let place = || places_in(start..start + BASE_PAGE, BASE_PAGE);
-            let first = place();
-            assert!((0..4).all(|_| place() == first), "a guarded page has moved");
+    for engine in engines() {
+        let (gate, first) = (Arc::new(Gate::default()), Arc::new(AtomicUsize::new(usize::MAX)));
+        let (held, at) = (gate.clone(), first.clone());
+        let (pools, region) = watched(move |request| {
+            if request.addr == at.load(Relaxed) {
+                held.pass();
+            }
+        });
+        first.store(address(&region), Relaxed);
+        let leap = Migration::new().engine(engine).range(&region, 0..BASE_PAGE, &pools[1]);
+        let job = leap.start().unwrap();
+        std::thread::scope(|scope| {
+            gate.wait_until_reached();
+            // The job leaves the second page of the guard alone.
+            let guard = scope.spawn(|| {
+                let guard = region.pin(0..2 * BASE_PAGE).unwrap();
+                (guard, gate.is_open(), places(&region))
+            });
+            wait_for_request(&region, &pools, 1);
+            gate.open();
+            let report = job.wait();
+            assert!(report.ended.is_completed() && report.pages.migrated == 1, "{report}");
+            let (guard, in_time, given) = guard.join().unwrap();
+            assert!(in_time, "{engine}: a guard was given during an attempt");
+            assert_eq!(places(&region), given, "{engine}: a guarded page has moved");
             drop(guard);
-        }
-    });
+        });
+    }
 }
 
 /// Reads into a registered buffer while the region leaps. The kernel writes to the frames that the
