@@ -67,8 +67,12 @@ fn contents_stay_and_frames_change() {
         assert_eq!((run.source, run.range.clone()), (Source::Region(region.id()), 0..8 * page));
         assert_eq!(run.reason, None);
         assert_eq!(run.outcome, PageOutcome::Migrated);
-        let counts = region.placement().unwrap();
-        assert_eq!((counts.on(far.nodes()[0]), counts.absent()), (8, 0), "{counts}");
+        // A page that the kernel is migrating by itself has no node for a moment.
+        let placed = || {
+            let counts = region.placement().unwrap();
+            (counts.on(far.nodes()[0]), counts.absent()) == (8, 0)
+        };
+        assert!(soon(placed), "{}", region.placement().unwrap());
         assert_eq!(region_mappings(&region), 1);
         assert!(pool_mappings().len() <= mappings, "{}", pool_mappings().join("\n"));
         assert_eq!(region_flags(&region), flags);
@@ -331,8 +335,8 @@ fn a_region_grows_at_its_address_from_several_pools() {
         assert!(is_zero(&region, 3 * page..10 * page));
         check_stamp(&region, 0..3 * page, 1);
         stamp(&region, 3 * page..10 * page, 2);
-        let counts = region.placement().unwrap();
-        assert_eq!(counts.iter().map(|(_, pages)| pages).sum::<u64>(), 10);
+        let backed = || region.placement().unwrap().iter().map(|(_, pages)| pages).sum::<u64>();
+        assert!(soon(|| backed() == 10), "{} pages have a node", backed());
 
         let error = region.back(page..2 * page, &near).unwrap_err();
         assert!(matches!(error, Error::BadRange { .. }), "{error}");

@@ -272,19 +272,22 @@ fn pages_get_other_frames_and_all_else_stays() {
         mapping.advise(libc::MADV_DONTFORK);
         let seen = || (vm_flags(mapping.start, mapping.len), resident(&mapping));
         let (before, old, files) = (seen(), frames(&mapping), own_files().len());
+        let half = mapping.len / BASE_PAGE / 2;
         for round in 0..3 {
             let report = leap(&mapping, common::nodes()[0]).unwrap().wait();
             assert!(report.ended.is_completed() && report.engine == Engine::UffdMove);
             assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
             assert!(moved(&report) >= 2 * (quarter / WORDS) as u64, "{report}");
             assert_eq!(seen(), before, "{page}, leap {round}");
-        }
-        let same = |(old, new): &(u64, u64)| *old != 0 && old == new;
-        if let (Some(old), Some(new)) = (old, frames(&mapping)) {
-            let half = old.len() / 2;
-            let kept = old.into_iter().zip(new).take(half).filter(same).count();
-            // A frame that was given back may come again, and so may a huge one.
-            assert!(kept < half, "{kept} of {half} pages have their old frames");
+            // The first leap takes new frames while the pages still have their old ones. Later leaps
+            // may take those again, and so may the kernel when it migrates pages by itself: then a
+            // few of 1024 pages can come back.
+            let now = frames(&mapping).filter(|_| round == 0);
+            if let (Some(old), Some(now)) = (&old, now) {
+                let same = |(old, now): &(&u64, u64)| **old != 0 && **old == *now;
+                let kept = old.iter().zip(now).take(half).filter(same).count();
+                assert!(kept < half / 2, "{kept} of {half} pages have their old frames");
+            }
         }
         for at in (0..words.len()).step_by(WORDS) {
             let value = if at < 3 * quarter && touched(at) { at as u64 + 1 } else { 0 };
