@@ -19,7 +19,7 @@ mod verify;
 use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
-use pageleap::PageSize;
+use pageleap::BASE_PAGE;
 
 pub use args::DemoArgs;
 use build::Built;
@@ -90,16 +90,25 @@ struct Observed {
 
 impl Observed {
     fn of(built: &Built) -> Result<Observed, Stop> {
-        // Reads every page first: the kernel shows no frame for a page that no access has touched
-        // since it was mapped.
+        /// Each look is short, and so is the kernel's migration of a page.
+        const MOST_LOOKS: u32 = 16;
         let other_columns = verify::checksum(built.other_columns()?);
-        for key in built.order_keys()?.iter().step_by(PageSize::Base.bytes() / size_of::<u64>()) {
-            std::hint::black_box(key.load(Ordering::Relaxed));
+        let pages = (built.bytes()? / built.home.page_bytes()) as u64;
+        let mut looks = 0;
+        loop {
+            // Reads every page first: the kernel shows no frame for a page that no access has
+            // touched since it was mapped.
+            for word in built.home.words()?.iter().step_by(BASE_PAGE / size_of::<u64>()) {
+                std::hint::black_box(word.load(Ordering::Relaxed));
+            }
+            let (placement, frames) = (built.home.placement()?, built.home.frames()?);
+            // A page that the kernel is migrating by itself (compaction) has neither node nor frame.
+            let found = placement.values().sum::<u64>() >= pages
+                && frames.as_ref().is_none_or(|frames| !frames.contains(&0));
+            looks += 1;
+            if found || looks == MOST_LOOKS {
+                return Ok(Observed { placement, frames, other_columns });
+            }
         }
-        Ok(Observed {
-            placement: built.home.placement()?,
-            frames: built.home.frames()?,
-            other_columns,
-        })
     }
 }
