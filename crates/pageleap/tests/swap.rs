@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use common::{StopOnDrop, is_root, nodes, rest, skip, turn};
-use in_place::{KINDS, memory, migration, moved, oracle_time, pages_of, works};
+use in_place::{KINDS, kb_in_smaps, memory, migration, moved, oracle_time, pages_of, works};
 use mapping::Mapping;
 use pageleap::{BASE_PAGE, Reason, Report};
 
@@ -67,11 +67,10 @@ fn leap(mapping: &Mapping) -> Report {
     migration(mapping, nodes()[0]).start().unwrap().wait()
 }
 
-/// Pages of a mapping that are in the swap.
+/// Pages of a mapping that are in the swap. The pagemap tells the same of pages that the kernel is
+/// migrating by itself, and smaps does not.
 fn swapped(mapping: &Mapping) -> u64 {
-    /// Documentation/admin-guide/mm/pagemap.rst
-    const SWAPPED: u64 = 1 << 62;
-    mapping.pagemap().into_iter().filter(|entry| entry & SWAPPED != 0).count() as u64
+    (kb_in_smaps(mapping, "Swap:") << 10) as u64 / BASE_PAGE as u64
 }
 
 #[test]

@@ -68,22 +68,22 @@ pub fn memory(bytes: usize, page: PageSize) -> Mapping {
 
 /// Bytes that are resident, and in huge pages.
 pub fn resident(mapping: &Mapping) -> [usize; 2] {
+    ["Rss:", "AnonHugePages:"].map(|field| kb_in_smaps(mapping, field) << 10)
+}
+
+/// The sum of a field of smaps over the parts of a mapping.
+pub fn kb_in_smaps(mapping: &Mapping, field: &str) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut inside, mut sums) = (false, [0; 2]);
+    let (mut inside, mut sum) = (false, 0);
     for line in text.lines() {
         let first = line.split(' ').next().unwrap();
         if let Some((start, _)) = first.split_once('-') {
             inside = mapping.range().contains(&usize::from_str_radix(start, 16).unwrap());
-        } else if inside {
-            let kb = || line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10;
-            match first {
-                "Rss:" => sums[0] += kb(),
-                "AnonHugePages:" => sums[1] += kb(),
-                _ => {}
-            }
+        } else if inside && first == field {
+            sum += line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap();
         }
     }
-    sums
+    sum
 }
 
 pub fn pages_of(report: &Report, is: impl Fn(PageOutcome, Option<Reason>) -> bool) -> u64 {
