@@ -279,9 +279,9 @@ fn pages_get_other_frames_and_all_else_stays() {
             assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
             assert!(moved(&report) >= 2 * (quarter / WORDS) as u64, "{report}");
             assert_eq!(seen(), before, "{page}, leap {round}");
-            // The first leap takes new frames while the pages still have their old ones. Later leaps
-            // may take those again, and so may the kernel when it migrates pages by itself: then a
-            // few of 1024 pages can come back.
+            // The first leap takes new frames while the pages still have their old ones. Later
+            // leaps may take those again, and so may the kernel when it migrates pages by itself:
+            // then a few of 1024 pages can come back.
             let now = frames(&mapping).filter(|_| round == 0);
             if let (Some(old), Some(now)) = (&old, now) {
                 let same = |(old, now): &(&u64, u64)| **old != 0 && **old == *now;

@@ -102,7 +102,8 @@ impl Observed {
                 std::hint::black_box(word.load(Ordering::Relaxed));
             }
             let (placement, frames) = (built.home.placement()?, built.home.frames()?);
-            // A page that the kernel is migrating by itself (compaction) has neither node nor frame.
+            // A page that the kernel is migrating by itself (compaction) has neither node nor
+            // frame.
             let found = placement.values().sum::<u64>() >= pages
                 && frames.as_ref().is_none_or(|frames| !frames.contains(&0));
             looks += 1;

@@ -14,8 +14,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Holds the calling thread until the gate is open. If a test fails, nobody opens its gate: then
-    /// the patience of [`soon`] ends the wait.
+    /// Holds the calling thread until the gate is open. If a test fails, nobody opens its gate:
+    /// then the patience of [`soon`] ends the wait.
     pub fn pass(&self) {
         self.reached.store(true, SeqCst);
         soon(|| self.is_open());
