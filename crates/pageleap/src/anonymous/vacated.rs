@@ -152,6 +152,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    #[cfg(shuttle)]
+    use crate::schedules::explore::{at_random, explore, with_few_switches};
     use crate::sync::{AtomicU64, Ordering::Relaxed};
     #[cfg(shuttle)]
     use shuttle::thread;
@@ -197,9 +199,9 @@ mod tests {
     #[cfg(shuttle)]
     #[test]
     fn shuttle_vacated() {
-        for count in [2, MOST_PLACES] {
-            shuttle::check_random(move || windows_find_empty_places(count), 5_000);
-            shuttle::check_pct(move || windows_find_empty_places(count), 5_000, 3);
+        for (count, run) in [2, MOST_PLACES].into_iter().flat_map(|n| (0..5).map(move |r| (n, r))) {
+            explore(at_random(run), move || windows_find_empty_places(count));
+            explore(with_few_switches(3, run), move || windows_find_empty_places(count));
         }
     }
 

@@ -271,6 +271,8 @@ mod tests {
 
     use super::*;
     use crate::backend::CopyLoop;
+    #[cfg(shuttle)]
+    use crate::schedules::explore::{at_random, explore, with_few_switches};
     use crate::sync::UnsafeCell;
     #[cfg(loom)]
     use loom::thread;
@@ -381,10 +383,12 @@ mod tests {
     #[cfg(shuttle)]
     #[test]
     fn shuttle_crew() {
-        shuttle::check_random(|| everything_is_copied_once_and_nobody_is_late(2), 5_000);
-        shuttle::check_random(helpers_come_and_go, 5_000);
+        for run in 0..5 {
+            explore(at_random(run), || everything_is_copied_once_and_nobody_is_late(2));
+            explore(at_random(run), helpers_come_and_go);
+        }
         // A helper misses the job's end only if it is held up at several places.
-        shuttle::check_pct(helpers_come_and_go, 20_000, 5);
+        (0..20).for_each(|run| explore(with_few_switches(5, run), helpers_come_and_go));
     }
 
     /// A helper that takes no part, then may take part, and is about to sleep when the crew ends.
