@@ -35,6 +35,8 @@ mod anonymous;
 #[cfg(not(loom))]
 mod audit;
 pub mod backend;
+#[cfg(all(test, not(loom)))]
+mod cases;
 #[cfg(not(loom))]
 mod cgroup;
 mod engine;

@@ -404,6 +404,7 @@ impl fmt::Display for Verification {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     const NODES: [NodeId; 3] = [NodeId(0), NodeId(4), NodeId(9)];
@@ -478,11 +479,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 4 } else { 256 },
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        })]
+        #![proptest_config(cases(256, 4))]
 
         /// The parts cover the range in order. Neighbouring stripes of one node are one part, and
         /// each node gets its weight of each round.

@@ -187,6 +187,7 @@ impl Outcomes {
 mod tests {
     use super::PageOutcome::*;
     use super::*;
+    use crate::cases::cases;
     use crate::units::RegionId;
     use proptest::prelude::*;
 
@@ -239,11 +240,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 256 },
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        })]
+        #![proptest_config(cases(256, 8))]
         /// Runs say of each page what was said of it last, and neighbours differ.
         #[test]
         fn runs_are_what_was_set_page_by_page(

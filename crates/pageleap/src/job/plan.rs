@@ -102,6 +102,7 @@ pub(crate) fn cut(range: Range<u64>, boundaries: impl IntoIterator<Item = u64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     const POLICY: RetryPolicy =
@@ -137,7 +138,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(cases(256, 8))]
         /// Even if every area is disturbed each time, the pages stay the same, and each area is
         /// held after `max_disturbed` rounds.
         #[test]

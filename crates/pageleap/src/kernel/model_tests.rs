@@ -13,6 +13,7 @@ use super::list::{List, PageStatus};
 use super::room::Rooms;
 use super::target::Process;
 use super::{HUGE, KernelMigration, Mode};
+use crate::cases::cases;
 use crate::job::area::Reason;
 use crate::job::outcomes::{PageOutcome, PageRun};
 use crate::placement::Placement;
@@ -442,11 +443,7 @@ fn kinds() -> impl Strategy<Value = Option<Kind>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 100,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases(100, 100))]
     /// Whatever the pages are like, each gets the status that it has, and all move that can.
     #[test]
     fn each_page_of_a_list_gets_its_true_status(

@@ -107,6 +107,7 @@ mod tests {
 
     use super::AliasEvent::{Lent, MapFailed, Mapped, Mended, Spoilt, TablesTaken};
     use super::*;
+    use crate::cases::cases;
 
     /// A mark for each thing that may be wrong with an alias, any of which may stand beside the
     /// others: what an event adds and what it takes away, each by itself.
@@ -161,7 +162,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(cases(256, 4))]
         /// Against the marks of each frame: one state says what is worst of them, after any events.
         #[test]
         fn a_state_is_the_worst_of_all_marks(steps in prop::collection::vec((0u64..40, 0u64..12, event()), 1..60)) {

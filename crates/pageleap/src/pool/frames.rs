@@ -204,6 +204,7 @@ impl FrameSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     fn run(first: u64, frames: u64) -> Run {
@@ -260,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(cases(256, 4))]
         /// Against a plain vector of booleans: no frame has two owners, none is lost, runs are
         /// merged.
         #[test]

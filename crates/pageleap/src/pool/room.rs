@@ -180,6 +180,7 @@ impl Drop for Announced<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
     use std::sync::atomic::AtomicBool;
 
@@ -205,6 +206,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(cases(256, 8))]
         #[test]
         fn nothing_is_granted_beyond_the_room(
             room: u64, others in 0..1u64 << 50, step in 1..1u64 << 30, more in 0..1u64 << 30,

@@ -121,6 +121,7 @@ impl<P: Clone + PartialEq> ExtentMap<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     #[test]
@@ -140,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(cases(256, 4))]
         /// Against one `Option` per page.
         #[test]
         fn agrees_with_a_page_array(steps in prop::collection::vec((0u64..32, 1u64..12, 0u8..3, 0u64..64, any::<bool>()), 1..40)) {

@@ -165,6 +165,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cases::cases;
 
     #[test]
     fn an_attempt_on_guarded_pages_is_refused() {
@@ -200,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(cases(256, 4))]
         /// Against a counter for each page.
         #[test]
         fn guards_are_counted_by_page(steps in prop::collection::vec((0u64..40, 1u64..12, any::<prop::sample::Index>()), 1..if cfg!(miri) { 8 } else { 60 })) {

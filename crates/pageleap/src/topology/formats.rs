@@ -111,6 +111,7 @@ pub(super) fn huge_page_bytes(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     const END: usize = 1000;
@@ -195,11 +196,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 512 },
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        })]
+        #![proptest_config(cases(512, 8))]
 
         #[test]
         fn any_text_is_parsed_or_refused(text in texts(), nodes in 0usize..5) {

@@ -120,6 +120,7 @@ impl Topology {
 mod tests {
     use super::super::tests::machine;
     use super::*;
+    use crate::cases::cases;
     use proptest::prelude::*;
 
     /// Nodes 0, 2, 3, 5 and 8 have memory, and the process may use all of them except 3. Node 6 has
@@ -215,11 +216,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig {
-            cases: if cfg!(miri) { 8 } else { 512 },
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        })]
+        #![proptest_config(cases(512, 8))]
 
         #[test]
         fn any_text_gives_allowed_nodes_or_is_refused(
