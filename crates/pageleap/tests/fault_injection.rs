@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{
     PAGE_SIZES, Random, address, check_engine, engines, engines_for, ladder, nodes,
-    own_descriptors, pool_mappings, region_flags, repeated, skip_page_size, surprises, turn,
+    own_descriptors, pool_mappings, region_flags, repeated, skip_page_size, soon, surprises, turn,
 };
 use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
@@ -656,28 +656,43 @@ fn without_advice_for_the_alias_files_are_mapped() {
 }
 
 /// The call that lets a writer in is made in the signal handler, which cannot report its failure.
+/// Each area is disturbed when it is copied first: the copy waits until a writer has come.
 #[test]
 fn writers_that_cannot_be_let_in_are_held() {
+    const AREAS: u64 = PAGES as u64 / 2;
     let _turn = turn();
-    let bounds = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-    let within = bounds.clone();
-    let rule = move |r: &Request| {
-        let inside = (within[0].load(Relaxed)..within[1].load(Relaxed)).contains(&(r.addr as u64));
-        r.prot == Some(Prot::READ_WRITE) && r.call == Call::Protect && inside
-    };
-    let (pools, region, refused) = refusing(rule, libc::ENOMEM);
-    let start_of = region.as_ptr().as_ptr() as u64;
-    bounds[0].store(start_of, Relaxed);
-    bounds[1].store(start_of + region.len() as u64, Relaxed);
-    refused.store(0, Relaxed);
+    let [start, end, refused, last] = [const { AtomicU64::new(0) }; 4].map(Arc::new);
+    let (from, to, count) = (start.clone(), end.clone(), refused.clone());
+    let inside = move |addr: usize| (from.load(Relaxed)..to.load(Relaxed)).contains(&(addr as u64));
+    let (of_region, tried) = (inside.clone(), refused.clone());
+    let backend = Refusing::new(Arc::new(Linux), move |request| {
+        let opens = request.call == Call::Protect && request.prot == Some(Prot::READ_WRITE);
+        (opens && inside(request.addr)).then(|| {
+            count.fetch_add(1, Relaxed);
+            ENOMEM
+        })
+    });
+    let backend = backend.before_copy(move |src| {
+        // The second copy of an area is the one that its writers wait for.
+        if of_region(src) && last.swap(src as u64, Relaxed) != src as u64 {
+            let before = tried.load(Relaxed);
+            soon(|| tried.load(Relaxed) > before);
+        }
+    });
+    let backend = Arc::new(backend);
+    let pools = [(); 2].map(|()| build(backend.clone(), PageSize::Base, PAGES).unwrap());
+    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
+    touch_all(&region, 1);
+    let first = address(&region) as u64;
+    end.store(first + region.len() as u64, Relaxed);
+    start.store(first, Relaxed);
     with_load(&region, || {
-        let mut rounds = 0;
-        // Until a writer has disturbed an area: when that happens is chance.
-        while refused.load(Relaxed) == 0 || rounds < 20 {
-            let report =
-                start_forced(Engine::Mprotect, &region, &pools[(rounds + 1) % 2]).unwrap().wait();
+        for to in [&pools[1], &pools[0]] {
+            refused.store(0, Relaxed);
+            let report = start_forced(Engine::Mprotect, &region, to).unwrap().wait();
             check_report(&report, PAGES, "held");
-            rounds += 1;
+            assert_eq!((refused.load(Relaxed), report.holds), (AREAS, AREAS), "{report}");
+            assert_eq!(report.disturbed_copies, 0, "{report}");
         }
     });
     check_all(&region, 1, "held");

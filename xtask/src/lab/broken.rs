@@ -3,7 +3,7 @@
 //!
 //! Guests that panic or hang are real, because `machine` decides how they ended. So are tests that
 //! misbehave, because the first process of the guest ends them and counts. What else can be wrong
-//! with a guest shows in its lines: [`recorded`](super::recorded) has some of real guests.
+//! with a guest shows in its lines: `recorded`, which only tests build, has some of real guests.
 
 use std::time::Duration;
 

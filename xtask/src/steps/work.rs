@@ -125,10 +125,12 @@ fn tests(workspace: &Workspace) -> Result<Report> {
 }
 
 /// How the names of the tests begin that only `faults` runs: in the first two, each call of jobs
-/// on the kernel fails under load; the third has all features at once, with random seeds.
-const SWEEPS: [&str; 3] = [
+/// on the kernel fails under load; in the third a limit of the process falls, which whatever else
+/// it allocates meets as well; the last has all features at once, with random seeds.
+const SWEEPS: [&str; 4] = [
     "on_the_kernel_any_call_may_fail",
     "each_call_of_a_job_in_place_fails_once",
+    "a_limit_that_falls_under_a_running_job",
     "everything_at_once_loses_nothing",
 ];
 
@@ -138,10 +140,19 @@ const SWEEPS: [&str; 3] = [
 const SWEEP_STEP_VAR: &str = "PAGELEAP_SWEEP_STEP";
 const SWEEP_STEP: &str = "3";
 
-/// The tests of faults, with every call failing in every mode, and the soak for its usual seconds.
+/// Programs of the comparison of model and kernel, so many that they must meet rare cases
+/// (`tests/model_and_kernel.rs`).
+const PROGRAMS_VAR: &str = "PROPTEST_CASES";
+const PROGRAMS: &str = "512";
+
+/// The tests of faults, with every call failing in every mode, limits that fall, many programs on
+/// model and kernel, and the soak for its usual seconds.
 fn faults(workspace: &Workspace) -> Result<Report> {
     let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
-    run.args(["--test", "fault_injection", "--test", "memory_calls", "--test", "soak"]);
+    for test in ["fault_injection", "limits", "memory_calls", "model_and_kernel", "soak"] {
+        run.args(["--test", test]);
+    }
+    run.env(PROGRAMS_VAR, or_default(PROGRAMS_VAR, PROGRAMS));
     run.args(["--config", WITH_TIMES, "--"]).args(TELL_TIMES);
     run_tests(workspace, Step::Faults, [run], LIMIT)
 }

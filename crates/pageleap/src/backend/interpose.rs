@@ -50,6 +50,10 @@ pub unsafe trait Interposer: Send + Sync {
         request: &Request,
         make: impl FnMut(Part) -> Result<T, Errno>,
     ) -> Result<T, Errno>;
+
+    /// Sees a copy that is about to be made, by [`Backend::copy`]. Until it returns, the area that
+    /// is copied stays as it is: what other threads do to it meanwhile comes before the copy's end.
+    fn before_copy(&self, _dst: usize, _src: usize, _len: usize) {}
 }
 
 impl Request {
@@ -258,6 +262,7 @@ unsafe impl<I: Interposer> Backend for I {
         self.inner().hurry(on)
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod) {
+        self.before_copy(dst, src, len);
         unsafe { self.inner().copy(dst, src, len, method) }
     }
     unsafe fn zero(&self, addr: usize, len: usize) {

@@ -8,12 +8,14 @@ pub use pageleap::backend::Request;
 use pageleap::backend::{Backend, Errno, Interposer, Part};
 
 type Rule = dyn Fn(&Request) -> Option<Errno> + Send + Sync;
+type Watch = dyn Fn(usize) + Send + Sync;
 
 /// Asks a rule before each mapping call. A refused call has no effect. The rule may run in a signal
 /// handler, so it uses atomics only.
 pub struct Refusing {
     inner: Arc<dyn Backend>,
     rule: Box<Rule>,
+    before_copy: Box<Watch>,
 }
 
 impl Refusing {
@@ -21,7 +23,12 @@ impl Refusing {
         inner: Arc<dyn Backend>,
         rule: impl Fn(&Request) -> Option<Errno> + Send + Sync + 'static,
     ) -> Self {
-        Refusing { inner, rule: Box::new(rule) }
+        Refusing { inner, rule: Box::new(rule), before_copy: Box::new(|_| ()) }
+    }
+
+    /// Calls `watch` before each copy, with the address from which the bytes come. The copy waits.
+    pub fn before_copy(self, watch: impl Fn(usize) + Send + Sync + 'static) -> Self {
+        Refusing { before_copy: Box::new(watch), ..self }
     }
 }
 
@@ -37,5 +44,9 @@ unsafe impl Interposer for Refusing {
         mut make: impl FnMut(Part) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         (self.rule)(request).map_or_else(|| make(Part::Whole), Err)
+    }
+
+    fn before_copy(&self, _dst: usize, src: usize, _len: usize) {
+        (self.before_copy)(src);
     }
 }
