@@ -894,6 +894,9 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_UNCERTAIN = 15,
     /* They lie on a node from which no page was to move. */
     PAGELEAP_REASON_OTHER_NODE = 16,
+    /* They arrived, and have moved on since: with other parts of a huge page that were to go
+     * elsewhere, or because somebody else has moved them. */
+    PAGELEAP_REASON_MOVED_ON = 17,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

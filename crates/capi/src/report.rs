@@ -164,6 +164,9 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_UNCERTAIN = 15,
     /// They lie on a node from which no page was to move.
     PAGELEAP_REASON_OTHER_NODE = 16,
+    /// They arrived, and have moved on since: with other parts of a huge page that were to go
+    /// elsewhere, or because somebody else has moved them.
+    PAGELEAP_REASON_MOVED_ON = 17,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -294,6 +297,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::ProcessEnded => PAGELEAP_REASON_PROCESS_ENDED,
         Reason::Uncertain => PAGELEAP_REASON_UNCERTAIN,
         Reason::OtherNode => PAGELEAP_REASON_OTHER_NODE,
+        Reason::MovedOn => PAGELEAP_REASON_MOVED_ON,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

@@ -186,6 +186,36 @@ fn a_dry_run_moves_nothing() {
 }
 
 #[test]
+fn processes_may_be_more_than_the_usual_limit_of_open_files() {
+    const FILES: libc::rlim_t = 32;
+    let script = format!("for i in $(seq {FILES}); do sleep 1000 & done; echo; wait");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", &script]).stdout(Stdio::piped()).process_group(0);
+    let mut parent = shell.spawn().unwrap();
+    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let mut command = pageleap(&[&parent.id().to_string(), "--tree", "--to", "all", "--json"]);
+    // SAFETY: the calls are safe to call after fork, and change the child only.
+    unsafe {
+        command.pre_exec(|| {
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+            limit.rlim_cur = FILES;
+            match libc::setrlimit(libc::RLIMIT_NOFILE, &limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+    let output = command.output().unwrap();
+    // SAFETY: the group of a child that nobody has waited for.
+    unsafe { libc::kill(-(parent.id() as i32), libc::SIGKILL) };
+    parent.wait().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(all["processes"].as_array().unwrap().len() > FILES as usize, "{all}");
+}
+
+#[test]
 fn what_need_not_move_is_told_apart() {
     let mut holder = Holder::start();
     let all = json(&[&holder.pid(), "--to", "all"]);

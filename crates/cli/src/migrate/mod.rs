@@ -192,6 +192,7 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
             migration = migration.range(plan.memory, range.clone(), to.clone());
         }
     }
+    allow_descriptors(plans.len());
     if args.dry_run {
         migration.check()?;
         printed(output::write(&plan::show(&plans, &to, from.as_deref(), args)?))?;
@@ -204,6 +205,25 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     conclude(&report, args)?;
     printed(written)?;
     all_read(&left_out)
+}
+
+/// Raises this command's limit of open files as far as it may, if so many processes need that. Each
+/// has two descriptors for as long as its memory may move; the usual limit is 1,024, which a
+/// database with a process for each connection exceeds.
+fn allow_descriptors(processes: usize) {
+    /// What else is open, generously.
+    const OTHERS: usize = 64;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get a structure of ours.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+            && limit.rlim_cur < (2 * processes + OTHERS) as libc::rlim_t
+        {
+            limit.rlim_cur = limit.rlim_max;
+            // If it is refused, the process that cannot be opened says so.
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
 }
 
 /// A reader who has gone has seen enough.

@@ -94,6 +94,9 @@ pub enum Reason {
     /// It lies on a node from which no page was to move
     /// ([`KernelMigration::from_nodes`](crate::KernelMigration::from_nodes)).
     OtherNode,
+    /// It arrived, and has moved on since: it is a part of a huge page of which another part was to
+    /// go elsewhere, or somebody else has moved it.
+    MovedOn,
 }
 
 impl fmt::Display for Reason {
@@ -119,6 +122,9 @@ impl fmt::Display for Reason {
                 f.write_str("the process ended during the call: it may have moved or not")
             }
             Reason::OtherNode => f.write_str("it lies on a node from which nothing was to move"),
+            Reason::MovedOn => {
+                f.write_str("it has moved on, with other parts of a huge page or by somebody else")
+            }
         }
     }
 }
@@ -218,6 +224,7 @@ mod tests {
             Reason::ProcessEnded,
             Reason::Uncertain,
             Reason::OtherNode,
+            Reason::MovedOn,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

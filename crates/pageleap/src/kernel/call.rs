@@ -28,6 +28,11 @@ pub(super) trait Calls: Send + Sync {
         status: &mut [i32],
         shared: bool,
     ) -> Result<u64, Errno>;
+
+    /// Whether the process of a model has ended. Of a real one, [`super::target::Process`] knows.
+    fn has_ended(&self) -> bool {
+        false
+    }
 }
 
 /// The kernel, for a process by its number, or for this process with 0.

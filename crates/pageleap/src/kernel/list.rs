@@ -63,7 +63,8 @@ impl PageStatus {
 /// In place of `move_pages(2)` and `numa_move_pages(3)`: no page stays because another one did, and
 /// each page gets its true status, also where some stay. (Before Linux 6.7, the kernel takes a page
 /// of hugetlb that is not named by its first address for a shared one.) Pages that are in use are
-/// tried four times. A node is not filled beyond its high watermark and a reserve
+/// tried four times. Pages of one huge page move together: if they are named for several nodes, those
+/// that end elsewhere say so ([`Reason::MovedOn`]). A node is not filled beyond its high watermark and a reserve
 /// ([`KernelMigration::fill`]), which holds for pages of hugetlb as well, and may be exceeded by
 /// one huge page. Calls are sized as in a job of [`KernelMigration`], for 20 ms, and have pages of
 /// 16 blocks of 2 MB at most.
@@ -109,6 +110,7 @@ pub fn move_pages(
     if let Some(nodes) = nodes.filter(|nodes| nodes.iter().enumerate().any(lies_elsewhere)) {
         let rooms = list.refuse_nodes(&memory, nodes)?;
         list.move_to(nodes, &rooms, Batch::new(None, DEFAULT_MAX_CALL), Mode::Retry);
+        list.settle(nodes);
     }
     let mut found = list.status;
     explain(&process, pages, &mut found);
@@ -181,6 +183,30 @@ impl List<'_> {
                 thread::sleep(PAUSE * 4u32.pow(attempt - 1));
             }
             left = self.pass(&mut batch, nodes, rooms, left);
+        }
+    }
+
+    /// Asks once more where all pages lie. A later call may have taken a page along that had
+    /// arrived or that stayed: pages of one huge page move together, also if they were named for
+    /// several nodes. What cannot be asked keeps what is known of it.
+    pub(super) fn settle(&mut self, nodes: &[NodeId]) {
+        let known = self.status.clone();
+        if (self.is_gone)() || self.look(0..self.pages.len()).is_err() || (self.is_gone)() {
+            self.status = known;
+            return;
+        }
+        for ((status, known), to) in self.status.iter_mut().zip(known).zip(nodes) {
+            match (status.node, known.node) {
+                // Why it is absent is found out later.
+                (None, _) => {}
+                (Some(on), _) if on == *to => {}
+                (Some(_), Some(before)) if before == *to => {
+                    status.reason = known.reason.or(Some(Reason::MovedOn));
+                }
+                (Some(_), Some(_)) => status.reason = known.reason,
+                // It has come since.
+                (Some(_), None) => *status = known,
+            }
         }
     }
 

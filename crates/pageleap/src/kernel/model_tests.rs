@@ -54,6 +54,10 @@ struct Memory {
     old: bool,
     /// Folios that node 1 can still take.
     room: Option<u64>,
+    /// When so many pages have been asked about, the process executes another program, which has no
+    /// pages at these addresses.
+    executes_at: Option<u64>,
+    has_ended: bool,
 }
 
 #[derive(Clone)]
@@ -122,6 +126,10 @@ impl Memory {
 impl Calls for Model {
     fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
         let memory = &mut *self.0.lock().unwrap();
+        if memory.executes_at.is_some_and(|at| memory.asked >= at) {
+            memory.folios.clear();
+            memory.has_ended = true;
+        }
         memory.asked += pages.len() as u64;
         for (page, status) in pages.iter().zip(status) {
             *status = memory.status((page / BASE_PAGE) as u64);
@@ -181,6 +189,10 @@ impl Calls for Model {
         }
         Ok(0)
     }
+
+    fn has_ended(&self) -> bool {
+        self.0.lock().unwrap().has_ended
+    }
 }
 
 impl Model {
@@ -218,6 +230,7 @@ fn move_list(model: &Model, pages: &[usize], nodes: &[NodeId], mode: Mode) -> Ve
     let mut list = List { calls: model, is_gone: &|| false, pages, status, shared: false };
     list.look(0..pages.len()).unwrap();
     list.move_to(nodes, &Rooms::unlimited(), Batch::new(None, Duration::from_secs(1)), mode);
+    list.settle(nodes);
     list.status
 }
 
@@ -258,6 +271,31 @@ fn exactly_those_pages_stay_that_refuse() {
         assert_eq!(*status, wanted, "page {page}");
     }
     assert!(model.moving_calls() <= 120, "{} calls", model.moving_calls());
+}
+
+#[test]
+fn a_page_that_moved_on_with_its_neighbours_says_so() {
+    let model = Model::new([(0, folio(512, Kind::Movable)), (512, folio(1, Kind::Movable))]);
+    let nodes: Vec<NodeId> = (0..513).map(|page| NodeId(page % 2)).collect();
+    model.0.lock().unwrap().folios.get_mut(&512).unwrap().node = 1;
+    let found = move_list(&model, &addresses(0..513), &nodes, Mode::Retry);
+    for (page, status) in found.iter().enumerate() {
+        let on = model.node(page as u64).map(NodeId);
+        assert_eq!(status.node, on, "page {page} lies on another node than its status says");
+        assert_eq!(status.reason.is_none(), on == Some(nodes[page]), "page {page}: {status:?}");
+    }
+    assert!(found.iter().any(|status| status.reason == Some(Reason::MovedOn)), "{found:?}");
+}
+
+#[test]
+fn pages_of_a_program_that_is_gone_are_not_said_to_be_absent() {
+    let model = Model::new((0..64).map(|page| (page, folio(1, Kind::Movable))));
+    // 64 pages are asked about, and then those 16 that the first call has moved.
+    model.0.lock().unwrap().executes_at = Some(64 + 16);
+    let found = by_page(&run_in_batches(&model, 64, 16));
+    assert_eq!(found[0], (PageOutcome::Migrated, None));
+    let gone = (PageOutcome::Failed, Some(Reason::ProcessEnded));
+    assert!(found[16..].iter().all(|page| *page == gone), "{:?}", &found[16..]);
 }
 
 #[test]

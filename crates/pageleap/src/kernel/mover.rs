@@ -287,11 +287,7 @@ impl KernelMover {
         list.sort_by_key(|entry| (entry.node, entry.page));
         let addresses: Vec<usize> = list.iter().map(|e| e.page as usize * BASE_PAGE).collect();
         let nodes: Vec<i32> = list.iter().map(|entry| entry.node.0 as i32).collect();
-        if process.is_gone() {
-            // What was found may be another program's.
-            found.verdicts.clear();
-            let all = worker.tried.iter().cloned();
-            all.for_each(|pages| found.say(pages, self.gone(Reason::ProcessEnded)));
+        if self.forget_if_gone(worker, process, found) {
             return Ok(());
         }
         let began = Instant::now();
@@ -342,6 +338,18 @@ impl KernelMover {
         worker.batch.observe(counted as usize, took);
         found.effort.copied = moved * BASE_PAGE as u64;
         Ok(())
+    }
+
+    /// If the process has ended or runs another program, what was found may be that one's: all that
+    /// was to be tried is said to have ended. Returns whether that is so.
+    fn forget_if_gone(&self, worker: &Worker, process: &Process, found: &mut Found) -> bool {
+        let is_gone = process.is_gone();
+        if is_gone {
+            found.verdicts.clear();
+            let all = worker.tried.iter().cloned();
+            all.for_each(|pages| found.say(pages, self.gone(Reason::ProcessEnded)));
+        }
+        is_gone
     }
 
     /// An entry lies on its node now. Looks whether all did that was to move with it, and returns
@@ -431,7 +439,12 @@ impl KernelMover {
         worker.tried = tried;
         gathered?;
         self.fit(&self.legs[area.leg], found);
-        if found.list.is_empty() { Ok(()) } else { self.move_list(worker, area, found) }
+        if found.list.is_empty() {
+            // That nothing is to move must not be the answer of another program.
+            self.forget_if_gone(worker, &self.processes[self.legs[area.leg].process], found);
+            return Ok(());
+        }
+        self.move_list(worker, area, found)
     }
 }
 

@@ -80,7 +80,7 @@ impl Process {
         }
     }
 
-    /// A process whose memory is modelled. It never ends.
+    /// A process whose memory is modelled. It ends when its calls say so.
     #[cfg(test)]
     pub(super) fn modelled(pid: u32, calls: Box<dyn Calls>) -> Process {
         Process { pid, calls, pidfd: None, image: None, pagemap: None }
@@ -88,10 +88,11 @@ impl Process {
 
     /// Whether it has ended, or runs another program than when its memory was read.
     pub(super) fn is_gone(&self) -> bool {
-        let Some(image) = &self.image else { return false };
+        let Some(image) = &self.image else { return self.calls.has_ended() };
         self.pidfd.as_ref().is_some_and(PidFd::has_ended)
             || self.has_other_memory()
-            || Image::of(self.pid).map_or(true, |now| !image.may_be(&now))
+            // A file that cannot be opened (EMFILE) says nothing of the process.
+            || Image::of(self.pid).map_or_else(|e| e.is_usage(), |now| !image.may_be(&now))
     }
 
     /// Whether its memory is no longer the one that it had when it was opened. The file belongs to
