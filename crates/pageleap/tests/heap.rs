@@ -5,6 +5,7 @@ mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use common::{address, pools};
 use pageleap::{Migration, PageSize, Region};
@@ -53,6 +54,8 @@ static ALLOCATOR: FromRegion = FromRegion;
 #[test]
 fn the_heap_moves_while_the_job_uses_it() {
     const BYTES: usize = 32 << 20;
+    /// Bytes of the heap that are used in each round, at least.
+    const ENOUGH: usize = 64 << 10;
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
     // The region is never unmapped: the test harness may free memory of it long after this test.
     let region: &Region = Box::leak(Box::new(Region::new(&pools[0], BYTES).unwrap()));
@@ -60,10 +63,7 @@ fn the_heap_moves_while_the_job_uses_it() {
     NEXT.store(start, Relaxed);
     END_EVER.store(start + BYTES, Relaxed);
     START.store(start, Relaxed);
-    // How much of the heap is used while a job runs is chance. There are more rounds than six only
-    // if that was little.
-    let enough = || NEXT.load(Relaxed) > start + (64 << 10);
-    for round in (0..600).take_while(|round| *round < 6 || !enough()) {
+    for round in 0..6 {
         END.store(start + BYTES, Relaxed);
         // Areas are tracked in the first three rounds of six, and held from the start in the
         // others.
@@ -71,11 +71,18 @@ fn the_heap_moves_while_the_job_uses_it() {
             .range(region, 0..BYTES, &pools[(round + 1) % 2])
             .area_bytes(256 << 10)
             .max_disturbed_copies([3, 0][round / 3 % 2])
+            .pin_patience(Duration::from_secs(60))
             .threads(1 + round % 2);
+        // The job cannot end before this thread has used enough of the heap.
+        let mut guard = Some(region.pin(BYTES - 1..BYTES).unwrap());
         let job = migration.start().unwrap();
+        let before = NEXT.load(Relaxed);
         // This thread also uses the heap, and so disturbs copies.
         let mut numbers: Vec<Vec<usize>> = Vec::new();
         while !job.is_finished() {
+            if NEXT.load(Relaxed) > before + ENOUGH {
+                drop(guard.take());
+            }
             numbers.push(vec![numbers.len(); 100]);
             if numbers.len() > 1000 {
                 assert!(
@@ -90,5 +97,5 @@ fn the_heap_moves_while_the_job_uses_it() {
         END.store(0, Relaxed);
         assert!(report.ended.is_completed(), "{report}");
     }
-    assert!(enough(), "the heap did not lie in the region");
+    assert!(NEXT.load(Relaxed) > start + 6 * ENOUGH, "the heap did not lie in the region");
 }

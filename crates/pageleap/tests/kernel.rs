@@ -501,8 +501,9 @@ fn a_job_is_as_short_as_asked_and_can_be_cancelled() {
     let child = Child::base(4096 * BASE_PAGE, nodes[0]);
     let memory = child.memory();
     let all = || KernelMigration::new().range(&memory, child.mapping.range(), nodes[1]);
-    // At 16 pages a call, and a rate of 4 MB/s, this takes four seconds.
-    let job = all().rate_limit(4 << 20).batch_pages(16).start().unwrap();
+    // At this rate it takes half an hour.
+    let slow = || all().rate_limit(8 << 10).batch_pages(16);
+    let job = slow().start().unwrap();
     while job.progress().bytes_migrated == 0 {
         std::thread::sleep(MS);
     }
@@ -513,7 +514,7 @@ fn a_job_is_as_short_as_asked_and_can_be_cancelled() {
     let on = child.on_nodes();
     assert_eq!(on[&Some(nodes[1])] as u64, report.pages.migrated);
     assert!(report.pages.migrated <= 16 * report.calls["move_pages"], "{report}");
-    let job = all().rate_limit(4 << 20).timeout(20 * MS).start().unwrap();
+    let job = slow().timeout(20 * MS).start().unwrap();
     let report = job.wait();
     assert!(matches!(report.ended, Ended::TimedOut), "{report}");
     let report = run(all());
@@ -529,7 +530,8 @@ fn a_process_that_ends_half_way_ends_the_job() {
     let child = Child::base(4096 * BASE_PAGE, nodes[0]);
     let memory = child.memory();
     let migration = KernelMigration::new().range(&memory, child.mapping.range(), nodes[1]);
-    let job = migration.rate_limit(4 << 20).mode(Mode::Insist).start().unwrap();
+    // At this rate it would take four minutes.
+    let job = migration.rate_limit(64 << 10).mode(Mode::Insist).start().unwrap();
     while job.progress().bytes_migrated == 0 {
         std::thread::sleep(MS);
     }
@@ -546,7 +548,7 @@ fn a_process_that_ends_half_way_ends_the_job() {
 
 /// A shell that executes the same program with a command line of the same length when it is told
 /// to. Without randomisation, the kernel puts code and stack of both at the same addresses.
-/// Its memory is on one node: at 1 MB/s the job would need 8 seconds for the value of `x`.
+/// Its memory is on one node: at 64 KB/s the job would need two minutes for the value of `x`.
 #[test]
 fn a_process_that_executes_another_program_is_another_one() {
     const NAME: &str = "a_process_that_executes_another_program_is_another_one";
@@ -574,7 +576,7 @@ fn a_process_that_executes_another_program_is_another_one() {
     let mut ready = [0; 6];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
     let memory = ProcessMemory::read(child.id()).unwrap();
-    let mut migration = KernelMigration::new().rate_limit(1 << 20);
+    let mut migration = KernelMigration::new().rate_limit(64 << 10);
     for mapping in memory.mappings.iter().filter(|m| m.kind != MappingKind::Special) {
         migration = migration.range(&memory, mapping.start..mapping.end, nodes[1]);
     }
@@ -620,8 +622,8 @@ fn of_several_processes_one_may_end_half_way() {
     let migration = KernelMigration::new()
         .range(&memories[0], ends.mapping.range(), nodes[1])
         .range(&memories[1], stays.mapping.range(), nodes[1]);
-    // The first of them would take four seconds.
-    let job = migration.rate_limit(4 << 20).start().unwrap();
+    // The first of them would take a minute.
+    let job = migration.rate_limit(256 << 10).start().unwrap();
     while job.progress().bytes_migrated == 0 {
         std::thread::sleep(MS);
     }

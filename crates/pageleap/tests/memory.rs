@@ -100,10 +100,10 @@ fn reader(words: &[AtomicU64], stop: &AtomicBool) {
     }
 }
 
-/// Forks children that look at each page.
+/// Forks children that look at each page, at least one.
 fn forker(words: &[AtomicU64], stop: &AtomicBool) -> u64 {
     let mut children = 0;
-    while !stop.load(Relaxed) {
+    while children == 0 || !stop.load(Relaxed) {
         // SAFETY: the child reads memory, and ends by a system call.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "{}", std::io::Error::last_os_error());
@@ -123,13 +123,14 @@ fn forker(words: &[AtomicU64], stop: &AtomicBool) -> u64 {
     children
 }
 
-/// Discards pages of its own and touches them again, some for the first time.
+/// Discards pages of its own, at least one, and touches them again, some for the first time.
 fn discarder(part: &[AtomicU64], stop: &AtomicBool) -> u64 {
-    let (mut random, mut rounds) = (Random::new(7), 0);
+    let (mut random, mut discarded) = (Random::new(7), 0);
     let pages: Vec<&[AtomicU64]> = part.chunks_exact(WORDS).collect();
-    while !stop.load(Relaxed) {
+    while discarded == 0 || !stop.load(Relaxed) {
         let page = pages[random.below(pages.len() as u64) as usize];
         if random.below(2) == 0 {
+            discarded += 1;
             let start = page.as_ptr() as *mut libc::c_void;
             // SAFETY: the page is this thread's.
             assert_eq!(unsafe { libc::madvise(start, BASE_PAGE, libc::MADV_DONTNEED) }, 0);
@@ -139,9 +140,8 @@ fn discarder(part: &[AtomicU64], stop: &AtomicBool) -> u64 {
         page[3].store(value, Relaxed);
         rest();
         assert_eq!(page[3].load(Relaxed), value, "LOST");
-        rounds += 1;
     }
-    rounds
+    discarded
 }
 
 #[test]
@@ -171,7 +171,8 @@ fn memory_in_place_loses_nothing_under_load() {
             let discarder = scope.spawn(move || discarder(part, stop));
             let end = StopOnDrop(stop);
             let began = Instant::now();
-            while began.elapsed() < oracle_time() || leaps < 4 {
+            // A page stays while a child shares it, and so may all.
+            while began.elapsed() < oracle_time() || leaps < 4 || pages == 0 {
                 let [a, b] = common::nodes();
                 let to = if leaps % 2 == 0 { b } else { a };
                 let report = leap(&mapping, to).unwrap().wait();
@@ -198,7 +199,6 @@ fn memory_in_place_loses_nothing_under_load() {
         println!(
             "{page}: {leaps} leaps, {pages} pages, {children} children, {discarded} discarded"
         );
-        assert!(pages > 0 && children > 0 && discarded > 0);
     }
 }
 
@@ -424,7 +424,9 @@ fn a_stopped_job_leaves_all_memory_whole() {
     }
     let mapping = memory(8 << 20, PageSize::Base);
     mapping.fill(NodeId(0));
-    let job = migration(&mapping, NodeId(0)).rate_limit(1 << 20).start().unwrap();
+    // At this rate it would take hours.
+    let slow = || migration(&mapping, NodeId(0)).rate_limit(100);
+    let job = slow().start().unwrap();
     // A second job cannot take the range.
     let second = leap(&mapping, NodeId(0));
     let busy = matches!(second, Err(Error::Call { errno: pageleap::backend::Errno(16), .. }));
@@ -433,8 +435,7 @@ fn a_stopped_job_leaves_all_memory_whole() {
     let report = job.wait();
     assert!(matches!(report.ended, Ended::Cancelled), "{report}");
     mapping.check();
-    let job = migration(&mapping, NodeId(0)).rate_limit(1 << 20);
-    let report = job.timeout(Duration::from_millis(20)).start().unwrap().wait();
+    let report = slow().timeout(Duration::from_millis(20)).start().unwrap().wait();
     assert!(matches!(report.ended, Ended::TimedOut), "{report}");
     mapping.check();
     let report = leap(&mapping, NodeId(0)).unwrap().wait();

@@ -456,11 +456,10 @@ fn stacks_are_refused() {
             }
         }
     };
-    while !blocked() {
-        std::thread::yield_now();
-    }
+    let refused = soon(blocked);
     drop(end);
     waiting.join().unwrap();
+    assert!(refused, "the stack was moved");
 }
 
 /// In a process of its own: leaps under a limit, with which all of it moves or not. Without the
