@@ -480,37 +480,62 @@ fn kinds() -> impl Strategy<Value = Option<Kind>> {
     ]
 }
 
+/// Pages of a folio.
+fn sizes() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => Just(1), 2 => Just(16), 1 => Just(512)]
+}
+
 proptest! {
     #![proptest_config(cases(100, 100))]
     /// Whatever the pages are like, each gets the status that it has, and all move that can.
     #[test]
     fn each_page_of_a_list_gets_its_true_status(
-        all in proptest::collection::vec((kinds(), 0i32..NODES, 0u32..2), 1..200),
+        all in proptest::collection::vec((kinds(), sizes(), 0i32..NODES, 0u32..2), 1..100),
+        mixed in proptest::collection::vec(0u32..2, 1..40),
         old in any::<bool>(),
     ) {
-        let folios = all.iter().enumerate().filter_map(|(page, (kind, node, _))| {
-            Some((page as u64, Folio { node: *node, ..folio(1, (*kind)?) }))
-        });
+        let (mut folios, mut nodes) = (BTreeMap::new(), Vec::new());
+        for (kind, pages, node, to) in &all {
+            let first = nodes.len() as u64;
+            folios.extend(kind.map(|kind| (first, Folio { node: *node, ..folio(*pages, kind) })));
+            // Half of the large folios are wanted on one node as a whole.
+            let to = |page: u64| match first % 2 {
+                0 => *to,
+                _ => mixed[page as usize % mixed.len()],
+            };
+            nodes.extend((0..*pages).map(|page| NodeId(to(page))));
+            // A page without memory puts the next folio elsewhere.
+            nodes.push(NodeId(0));
+        }
+        let before = folios.clone();
         let model = Model::new(folios);
         model.0.lock().unwrap().old = old;
-        let nodes: Vec<NodeId> = all.iter().map(|(.., to)| NodeId(*to)).collect();
-        let found = move_list(&model, &addresses(0..all.len() as u64), &nodes, Mode::Retry);
-        for (page, (kind, from, to)) in all.iter().enumerate() {
-            let on = |node: u32| Some(NodeId(node));
-            let stays = |reason| PageStatus { node: on(*from as u32), reason };
-            let wanted = match kind {
-                None | Some(Kind::Zero) => PageStatus { node: None, reason: None },
-                _ if *from as u32 == *to => stays(None),
-                Some(Kind::Pinned) => stays(Some(Reason::InUse)),
-                Some(Kind::Shared) => stays(Some(Reason::Shared)),
-                Some(Kind::Movable | Kind::Busy(_)) => PageStatus { node: on(*to), reason: None },
+        let found = move_list(&model, &addresses(0..nodes.len() as u64), &nodes, Mode::Retry);
+        for page in 0..nodes.len() as u64 {
+            let (status, to) = (found[page as usize], nodes[page as usize]);
+            prop_assert_eq!(status.node, model.node(page).map(NodeId), "page {}", page);
+            let last = before.range(..=page).next_back();
+            let there = last.filter(|(first, folio)| page < *first + folio.pages);
+            let kind = there.map(|(_, folio)| folio.kind);
+            let is_true = match (status.reason, kind) {
+                (None, _) => status.node.is_none_or(|on| on == to),
+                _ if status.node.is_none_or(|on| on == to) => false,
+                (why, Some(Kind::Shared)) => why == Some(Reason::Shared),
+                (why, _) => matches!(why, Some(Reason::InUse | Reason::MovedOn)),
             };
-            prop_assert_eq!(found[page], wanted, "page {}: {:?}", page, all[page]);
-            prop_assert_eq!(model.node(page as u64).map(NodeId), wanted.node);
+            prop_assert!(is_true, "page {}: {:?}, {:?}", page, status, there);
+            // All arrive that can: a folio whose pages are wanted on one node.
+            let Some((first, folio)) = there else { continue };
+            let as_one = (*first..*first + folio.pages).all(|other| nodes[other as usize] == to);
+            let moves = matches!(folio.kind, Kind::Movable) || folio.pages == 1
+                && matches!(folio.kind, Kind::Busy(_));
+            prop_assert!(!(as_one && moves) || status.node == Some(to), "page {}", page);
         }
         // A batch that fails costs a call, and is tried four times at most.
-        let refusing = all.iter().filter(|(kind, ..)| *kind != Some(Kind::Movable)).count();
-        prop_assert!(model.moving_calls() as usize <= 4 * (refusing + 5), "{}", model.moving_calls());
+        let refusing = before.values().filter(|folio| folio.kind != Kind::Movable);
+        let refusing = refusing.map(|folio| folio.pages as usize).sum::<usize>();
+        let calls = model.moving_calls() as usize;
+        prop_assert!(calls <= 4 * (refusing + 2 * all.len() + 5), "{} calls", calls);
     }
 
     /// The same for a job over small and huge pages.
