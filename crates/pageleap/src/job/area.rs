@@ -94,8 +94,9 @@ pub enum Reason {
     /// It lies on a node from which no page was to move
     /// ([`KernelMigration::from_nodes`](crate::KernelMigration::from_nodes)).
     OtherNode,
-    /// It arrived, and has moved on since: it is a part of a huge page of which another part was to
-    /// go elsewhere, or somebody else has moved it.
+    /// It was on its node, and has moved on since: it belongs to a folio (a huge page, or a smaller
+    /// group of pages) of which another part was to go elsewhere, and the kernel moves folios as a
+    /// whole; or somebody else has moved it.
     MovedOn,
 }
 

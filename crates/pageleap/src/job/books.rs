@@ -1,7 +1,10 @@
 //! What a job keeps books of, for its report.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use super::area::Reason;
+use super::outcomes::{PageOutcome, State as Became};
 use super::report::CopyUse;
 use super::run::State;
 use crate::backend::Call;
@@ -87,6 +90,28 @@ impl Books<'_> {
     /// The job cannot go on.
     pub(crate) fn fail(self, error: Error) {
         lock(self.0).tally.first_failure.get_or_insert(error);
+    }
+
+    /// What became of some pages of an item, in runs.
+    pub(crate) fn outcomes(self, item: usize, pages: &Range<u64>) -> Vec<(Range<u64>, Became)> {
+        lock(self.0).outcomes[item].within(pages)
+    }
+
+    /// Some pages of an item, none of which had moved, have arrived in the end.
+    pub(crate) fn arrived(self, item: usize, run: &Range<u64>, by: AreaEngine) {
+        let state = &mut *lock(self.0);
+        state.outcomes[item].set(run, PageOutcome::Migrated, None);
+        *state.tally.moved.entry((item, by)).or_default() += run.end - run.start;
+    }
+
+    /// Gives a reason for what became of some pages.
+    pub(crate) fn explain(self, item: usize, run: &Range<u64>, outcome: PageOutcome, why: Reason) {
+        lock(self.0).outcomes[item].set(run, outcome, Some(why));
+    }
+
+    /// The first of the pages that have not moved in the end.
+    pub(crate) fn failed_first(self, error: Option<Error>) {
+        lock(self.0).tally.first_failure = error;
     }
 
     /// Writes cannot be followed.

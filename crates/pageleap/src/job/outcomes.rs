@@ -90,7 +90,7 @@ impl Item {
     }
 }
 
-type State = (PageOutcome, Option<Reason>);
+pub(crate) type State = (PageOutcome, Option<Reason>);
 
 /// What became of the pages of an item: runs of pages by their first one, each with its end.
 #[derive(Debug)]
@@ -132,6 +132,14 @@ impl Outcomes {
             self.set(&run, PageOutcome::Unchanged, reason);
         }
         (arrived, fewer)
+    }
+
+    /// What became of some pages, in runs.
+    pub(crate) fn within(&mut self, pages: &Range<u64>) -> Vec<(Range<u64>, State)> {
+        self.cut(pages.start);
+        self.cut(pages.end);
+        let runs = self.runs.range(pages.clone());
+        runs.map(|(start, (end, state))| (*start..*end, *state)).collect()
     }
 
     /// Notes what became of some pages.

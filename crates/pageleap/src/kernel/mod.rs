@@ -11,16 +11,22 @@
 //! * [`room`]: how much a node can take without memory being taken from others.
 //! * [`target`]: the process, and whether it still is the same.
 //! * [`mover`]: the job's mover, which knows ranges of mappings.
+//! * [`leg`]: a stretch of a mapping, and which of its pages are to lie where.
+//! * [`folios`]: pages that the kernel moves together although they are for several nodes.
+//! * [`settle`]: where the pages of a job lie at its end.
 //! * [`list`]: the same for a list of pages.
 
 mod batch;
 mod call;
+mod folios;
+mod leg;
 pub(crate) mod list;
 // Miri has nothing to find here: no code of this module is unsafe.
 #[cfg(all(test, not(any(shuttle, miri))))]
 mod model_tests;
 mod mover;
 mod room;
+mod settle;
 mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,12 +49,13 @@ use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::placement::Placement;
 use crate::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
-use crate::sync::Instant;
+use crate::sync::{AtomicU64, Instant};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use batch::Batch;
+use leg::{Leg, Way};
+use mover::Persistence;
 pub(crate) use mover::{KernelMover, Worker};
-use mover::{Leg, Persistence};
 use room::Rooms;
 use target::Process;
 
@@ -197,7 +204,9 @@ impl<'a> KernelMigration<'a> {
     /// Over several nodes, stripes have one page, as by the kernel's interleaving, or 2 MB where
     /// the mapping has transparent huge pages or shares memory. A page of a shared mapping gets the
     /// node that its place in the file has, so that all processes agree. Page tables stay where
-    /// they are.
+    /// they are. The kernel moves a folio as a whole. Where calls take pages along that are for
+    /// another node (folios that smaps does not show), stripes have 2 MB from there on; of pages
+    /// that lie elsewhere in the end, the report says so ([`Reason::MovedOn`]).
     pub fn range(
         mut self,
         memory: &'a ProcessMemory,
@@ -320,7 +329,7 @@ impl<'a> KernelMigration<'a> {
             };
             for leg in found {
                 areas.push(Area::new(items.len(), legs.len(), leg.pages.clone()));
-                legs.push(leg);
+                legs.push(Leg { item: items.len(), ..leg });
             }
             items.push(Item {
                 source: Source::Process(part.memory.pid),
@@ -542,17 +551,26 @@ impl Part<'_> {
             Some(_) => self.to.clone(),
             None => self.to.clone().stripe_bytes(stripe),
         };
+        let length = mapping.end - mapping.start;
+        let by_blocks = to.clone().stripe_bytes(HUGE);
+        let is_finer = to.stripe_bytes < Some(HUGE) && to.nodes().nth(1).is_some();
         let first = (mapping.start / BASE_PAGE) as u64;
         let of_file = first.wrapping_sub(mapping.file_offset / BASE_PAGE as u64);
         Ok(Leg {
+            item: 0,
             process,
             pages: pages_of(&addresses),
             unit: (page_bytes / BASE_PAGE) as u64,
             maybe_huge: mapping.huge_bytes > 0 && page_bytes == BASE_PAGE,
             is_hugetlb: page_bytes > BASE_PAGE,
-            layout: to.layout(mapping.end - mapping.start, PageSize::Base)?,
-            nodes: to.nodes().collect(),
-            origin: if has_file { of_file } else { 0 },
+            way: Way {
+                layout: to.layout(length, PageSize::Base)?,
+                nodes: to.nodes().collect(),
+                origin: if has_file { of_file } else { 0 },
+                blocks: is_finer.then(|| by_blocks.layout(length, PageSize::Base)).transpose()?,
+                blocks_from: AtomicU64::new(u64::MAX),
+                looked_to: AtomicU64::new(0),
+            },
         })
     }
 }

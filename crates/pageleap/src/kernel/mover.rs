@@ -9,6 +9,8 @@ use pageleap_sys::Errno;
 
 use super::batch::Batch;
 use super::call::{Fate, UNWRITTEN, move_once};
+use super::folios::Lately;
+use super::leg::Leg;
 use super::room::Rooms;
 use super::target::Process;
 use super::{AREA_PAGES, HUGE};
@@ -19,20 +21,22 @@ use crate::error::Error;
 use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::{Mover, Terms};
-use crate::placement::Layout;
 use crate::sync::{Instant, thread};
 use crate::topology::Topology;
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
 /// Base pages of a transparent huge page.
-const HUGE_PAGES: u64 = (HUGE / BASE_PAGE) as u64;
+pub(super) const HUGE_PAGES: u64 = (HUGE / BASE_PAGE) as u64;
 /// Pages of one query. The kernel copies the lists, and this size keeps the copies small.
-const QUERY: u64 = 1024;
+pub(super) const QUERY: u64 = 1024;
 /// The pauses before a page is tried again: the first one, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// How often a page is tried at least that is to be tried for some time.
 const LEAST_TRIES: u32 = 4;
+
+/// Which engine has moved pages.
+pub(super) const BY: AreaEngine = AreaEngine { engine: Engine::Kernel, why: Why::AsChosen };
 
 /// How often a page is tried.
 #[derive(Clone, Copy, Debug)]
@@ -41,39 +45,6 @@ pub(super) enum Persistence {
     Tries(u32),
     /// Until no page has moved for this long.
     Without(Duration),
-}
-
-/// A stretch of a mapping.
-#[derive(Debug)]
-pub(super) struct Leg {
-    /// Which process.
-    pub(super) process: usize,
-    /// Its pages: addresses divided by 4096.
-    pub(super) pages: Range<u64>,
-    /// Base pages of a page.
-    pub(super) unit: u64,
-    /// Whether it may have transparent huge pages.
-    pub(super) maybe_huge: bool,
-    pub(super) is_hugetlb: bool,
-    /// Which page goes to which node.
-    pub(super) layout: Layout,
-    /// The nodes of the layout.
-    pub(super) nodes: Vec<NodeId>,
-    /// The page at which the layout begins.
-    pub(super) origin: u64,
-}
-
-impl Leg {
-    /// Where parts of these pages are to lie.
-    fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, NodeId)> {
-        let shift = |page: u64| page.wrapping_sub(self.origin);
-        let back = |page: u64| page.wrapping_add(self.origin);
-        let parts = self.layout.parts(shift(pages.start)..shift(pages.end));
-        let part = |(part, node): (Range<u64>, usize)| {
-            (back(part.start)..back(part.end), self.nodes[node])
-        };
-        parts.into_iter().map(part).collect()
-    }
 }
 
 /// In which manner pages are moved.
@@ -93,8 +64,8 @@ pub(super) struct Manner {
 
 /// Moves pages of processes through the kernel.
 pub(crate) struct KernelMover {
-    processes: Vec<Process>,
-    legs: Vec<Leg>,
+    pub(super) processes: Vec<Process>,
+    pub(super) legs: Vec<Leg>,
     manner: Manner,
 }
 
@@ -111,7 +82,9 @@ pub(crate) struct Worker {
     /// between them is not looked at again: it may be far more, and is another's matter by then.
     late: BTreeMap<(usize, u64), u64>,
     /// The parts of the area that this attempt is about.
-    tried: Vec<Range<u64>>,
+    pub(super) tried: Vec<Range<u64>>,
+    /// Where pages lay after the last call that may belong to folios with parts for other nodes.
+    pub(super) lately: Lately,
 }
 
 /// A page of the list of a call.
@@ -125,16 +98,21 @@ struct Entry {
 
 /// What an attempt has found.
 #[derive(Default)]
-struct Found {
+pub(super) struct Found {
     /// What to move. Ascending by page.
     list: Vec<Entry>,
     /// What need not move, and what has been decided.
-    verdicts: Runs,
-    effort: Effort,
+    pub(super) verdicts: Runs,
+    pub(super) effort: Effort,
+    /// Where pages lay before the call, by runs of pages, if they may belong to folios with parts
+    /// for several nodes.
+    pub(super) lay: Vec<(u64, Vec<i32>)>,
+    /// Pages of the leg before this one had been looked at before the attempt.
+    pub(super) looked_to: u64,
 }
 
 impl Found {
-    fn say(&mut self, pages: Range<u64>, verdict: Verdict) {
+    pub(super) fn say(&mut self, pages: Range<u64>, verdict: Verdict) {
         match self.verdicts.last_mut() {
             _ if pages.is_empty() => {}
             Some((last, same)) if last.end == pages.start && *same == verdict => {
@@ -144,10 +122,20 @@ impl Found {
         }
     }
 
+    /// Puts another verdict in the place of those of some pages.
+    pub(super) fn replace(&mut self, pages: impl Iterator<Item = Range<u64>>, verdict: Verdict) {
+        for other in pages {
+            for (run, before) in std::mem::take(&mut self.verdicts) {
+                self.say(run.start..run.end.min(other.start), before);
+                self.say(run.start.max(other.end)..run.end, before);
+            }
+            self.say(other, verdict);
+        }
+    }
+
     fn outcome(self) -> Outcome {
-        let by = AreaEngine { engine: Engine::Kernel, why: Why::AsChosen };
         let runs = area::joined(self.verdicts);
-        Outcome { runs, by, effort: self.effort, seen: None, disturbed: None }
+        Outcome { runs, by: BY, effort: self.effort, seen: None, disturbed: None }
     }
 }
 
@@ -241,6 +229,11 @@ impl KernelMover {
                 if *wanted >= most && within && worker.is_apart(leg, at) && at < looked.pages.end {
                     *wanted = most - 1;
                 }
+            }
+            if area.refused == 0 && leg.may_part_folios() {
+                let all = (at - looked.pages.start) as usize;
+                found.lay.push((looked.pages.start, looked.status[..all].to_vec()));
+                leg.have_looked_to(at);
             }
         }
         Ok(())
@@ -337,7 +330,7 @@ impl KernelMover {
         let counted = if moved * 2 >= tried { moved } else { tried };
         worker.batch.observe(counted as usize, took);
         found.effort.copied = moved * BASE_PAGE as u64;
-        Ok(())
+        self.notice_folios(worker, area, found)
     }
 
     /// If the process has ended or runs another program, what was found may be that one's: all that
@@ -417,7 +410,7 @@ impl KernelMover {
     }
 
     /// Tries a page again, unless it has been tried often enough.
-    fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
+    pub(super) fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
         let goes_on = match self.manner.persistence {
             Persistence::Tries(tries) => area.refused + 1 < tries,
             // Looking at memory and keeping to a rate take time, too.
@@ -426,6 +419,16 @@ impl KernelMover {
             }
         };
         if goes_on { Verdict::Later(why) } else { Verdict::GivenUp(why) }
+    }
+
+    pub(super) fn not_moved(&self, leg: &Leg, pages: &Range<u64>, why: Reason) -> Error {
+        let bytes = |page: u64| page as usize * BASE_PAGE;
+        Error::NotMoved {
+            pid: self.processes[leg.process].pid,
+            range: AddressRange(bytes(pages.start)..bytes(pages.end)),
+            reason: why.to_string(),
+            remedy: remedy(why),
+        }
     }
 
     fn try_area(
@@ -517,12 +520,14 @@ impl Mover for KernelMover {
             again: (0, 0),
             late: BTreeMap::new(),
             tried: Vec::new(),
+            lately: Lately::default(),
         }
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, _terms: &Terms<'_>) -> Outcome {
         let process = &self.processes[self.legs[area.leg].process];
-        let mut found = Found::default();
+        let looked_to = self.legs[area.leg].looked_to();
+        let mut found = Found { looked_to, ..Found::default() };
         worker.pause_before(area);
         worker.tried = match area.refused {
             0 => vec![area.pages.clone()],
@@ -547,17 +552,11 @@ impl Mover for KernelMover {
     }
 
     fn error(&self, area: &Area, why: Reason) -> Error {
-        let pages = &area.pages;
-        let bytes = |page: u64| page as usize * BASE_PAGE;
-        Error::NotMoved {
-            pid: self.processes[self.legs[area.leg].process].pid,
-            range: AddressRange(bytes(pages.start)..bytes(pages.end)),
-            reason: why.to_string(),
-            remedy: remedy(why),
-        }
+        self.not_moved(&self.legs[area.leg], &area.pages, why)
     }
 
-    fn finish(self, _books: Books<'_>, moved: &mut dyn FnMut()) {
+    fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
+        self.settle(books);
         moved();
     }
 }
@@ -574,11 +573,11 @@ fn remedy(why: Reason) -> &'static str {
 }
 
 /// Where pages of a leg lie and where they are to lie.
-struct Looked<'a> {
+pub(super) struct Looked<'a> {
     leg: &'a Leg,
     pages: Range<u64>,
     /// By unit: the node, or a negated error number.
-    status: Vec<i32>,
+    pub(super) status: Vec<i32>,
     /// Where parts of the pages are to lie.
     parts: Vec<(Range<u64>, NodeId)>,
     /// By unit, why a page has no node; empty if all have one.
@@ -586,7 +585,7 @@ struct Looked<'a> {
 }
 
 impl<'a> Looked<'a> {
-    fn at(
+    pub(super) fn at(
         mover: &KernelMover,
         leg: &'a Leg,
         pages: Range<u64>,
@@ -619,7 +618,7 @@ impl<'a> Looked<'a> {
     }
 
     /// The part that a page belongs to.
-    fn part(&self, page: u64) -> &(Range<u64>, NodeId) {
+    pub(super) fn part(&self, page: u64) -> &(Range<u64>, NodeId) {
         let at = self.parts.partition_point(|(part, _)| part.end <= page);
         &self.parts[at]
     }
