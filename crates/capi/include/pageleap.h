@@ -897,6 +897,8 @@ typedef enum pageleap_reason {
     /* They arrived, and have moved on since: with other parts of a huge page that were to go
      * elsewhere, or because somebody else has moved them. */
     PAGELEAP_REASON_MOVED_ON = 17,
+    /* It belongs to a transparent huge page, and the node has no free block of 2 MB. */
+    PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

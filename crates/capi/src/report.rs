@@ -167,6 +167,8 @@ pub enum pageleap_reason {
     /// They arrived, and have moved on since: with other parts of a huge page that were to go
     /// elsewhere, or because somebody else has moved them.
     PAGELEAP_REASON_MOVED_ON = 17,
+    /// It belongs to a transparent huge page, and the node has no free block of 2 MB.
+    PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -298,6 +300,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::Uncertain => PAGELEAP_REASON_UNCERTAIN,
         Reason::OtherNode => PAGELEAP_REASON_OTHER_NODE,
         Reason::MovedOn => PAGELEAP_REASON_MOVED_ON,
+        Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

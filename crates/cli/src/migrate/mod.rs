@@ -102,7 +102,8 @@ pub struct MoveArgs {
     #[arg(long)]
     pub shared: bool,
 
-    /// Fill the target nodes, even if the kernel then has to drop page cache and to swap
+    /// Fill the target nodes, even if the kernel then has to drop page cache, to swap, to split huge
+    /// pages, and to make reserved huge pages of free memory
     #[arg(long)]
     pub fill: bool,
 

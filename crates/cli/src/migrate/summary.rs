@@ -64,6 +64,7 @@ fn remedy(reason: Option<Reason>) -> &'static str {
         Some(Reason::Shared) => "--shared moves it",
         Some(Reason::InUse) => "try again later, or --mode insist",
         Some(Reason::NoRoom) => "free memory on the node, or --fill",
+        Some(Reason::NoFreeBlock) => "compact the node, or --fill splits it",
         _ => "",
     }
 }

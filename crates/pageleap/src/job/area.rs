@@ -98,6 +98,10 @@ pub enum Reason {
     /// group of pages) of which another part was to go elsewhere, and the kernel moves folios as a
     /// whole; or somebody else has moved it.
     MovedOn,
+    /// It belongs to a transparent huge page, and the node of the destination has no free block of
+    /// 2 MB. The kernel would reclaim memory to make one, or split the page
+    /// ([`KernelMigration::fill`](crate::KernelMigration::fill) lets it).
+    NoFreeBlock,
 }
 
 impl fmt::Display for Reason {
@@ -123,6 +127,7 @@ impl fmt::Display for Reason {
                 f.write_str("the process ended during the call: it may have moved or not")
             }
             Reason::OtherNode => f.write_str("it lies on a node from which nothing was to move"),
+            Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
             }
@@ -226,6 +231,7 @@ mod tests {
             Reason::Uncertain,
             Reason::OtherNode,
             Reason::MovedOn,
+            Reason::NoFreeBlock,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

@@ -79,7 +79,8 @@ pub enum Mode {
     /// A page is tried four times, with pauses of 1 to 16 ms.
     #[default]
     Retry,
-    /// Pages are tried until none has moved for ten seconds.
+    /// Pages are tried until none has moved for ten seconds. So are pages without a file that are
+    /// mapped more than once: a forked child (a snapshot) may end.
     Insist,
 }
 
@@ -231,9 +232,11 @@ impl<'a> KernelMigration<'a> {
     }
 
     /// Goes on where a node has no free memory left above its high watermark and a reserve (a 64th
-    /// of the node, at most 1 GB). The kernel then drops page cache and swaps, to make room.
-    /// Default: no; pages for which there is no room stay as they are. Pages of hugetlb take free
-    /// huge pages of the node first, in any case.
+    /// of the node, at most 1 GB). The kernel then drops page cache and swaps, to make room; splits
+    /// transparent huge pages for which the node has no free block of 2 MB; and for pages of hugetlb
+    /// that find no free one there makes some of free memory: the pool of the node then has more,
+    /// and that of the other one less, for good. Default: no; pages for which there is no room stay
+    /// as they are ([`Reason::NoRoom`], [`Reason::NoFreeBlock`]).
     pub fn fill(mut self, fill: bool) -> Self {
         self.fill = fill;
         self
@@ -563,6 +566,7 @@ impl Part<'_> {
             unit: (page_bytes / BASE_PAGE) as u64,
             maybe_huge: mapping.huge_bytes > 0 && page_bytes == BASE_PAGE,
             is_hugetlb: page_bytes > BASE_PAGE,
+            is_own: !has_file && mapping.kind != MappingKind::Hugetlb,
             way: Way {
                 layout: to.layout(length, PageSize::Base)?,
                 nodes: to.nodes().collect(),

@@ -22,7 +22,6 @@ use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::{Mover, Terms};
 use crate::sync::{Instant, thread};
-use crate::topology::Topology;
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
 /// Base pages of a transparent huge page.
@@ -240,29 +239,34 @@ impl KernelMover {
     }
 
     /// Leaves out of the list what has no room on its node.
-    fn fit(&self, leg: &Leg, found: &mut Found) {
-        let mut rooms: BTreeMap<NodeId, u64> = BTreeMap::new();
-        let list = std::mem::take(&mut found.list);
-        let room_on = |node| {
-            // Without a free huge page, the kernel makes one from free memory.
-            let reserved = match leg.is_hugetlb {
-                true => free_huge_bytes(node, leg.unit * BASE_PAGE as u64),
-                false => 0,
-            };
-            self.manner.rooms.now(node).saturating_add(reserved)
-        };
-        for entry in list {
-            let bytes = entry.span * BASE_PAGE as u64;
-            let room = rooms.entry(entry.node).or_insert_with(|| room_on(entry.node));
-            match room.checked_sub(bytes) {
-                Some(less) => {
-                    *room = less;
-                    found.list.push(entry);
-                }
-                None => {
-                    found.say(entry.page..entry.page + entry.span, Verdict::GivenUp(Reason::NoRoom))
-                }
+    fn fit(&self, worker: &Worker, area: &Area, found: &mut Found) {
+        let leg = &self.legs[area.leg];
+        let rooms = &self.manner.rooms;
+        let now = |node| match leg.is_hugetlb {
+            true => {
+                let page_bytes = leg.unit * BASE_PAGE as u64;
+                (rooms.hugetlb_now(node, page_bytes).saturating_mul(page_bytes), u64::MAX)
             }
+            false => (rooms.now(node), if leg.maybe_huge { rooms.blocks_now(node) } else { 0 }),
+        };
+        let mut left: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+        for entry in std::mem::take(&mut found.list) {
+            let needs = entry.span * BASE_PAGE as u64;
+            let (bytes, blocks) = left.entry(entry.node).or_insert_with(|| now(entry.node));
+            let is_huge = leg.unit == 1 && entry.span > 1;
+            let verdict = match bytes.checked_sub(needs) {
+                None => Verdict::GivenUp(Reason::NoRoom),
+                Some(_) if is_huge && *blocks == 0 => {
+                    self.once_more(worker, area, Reason::NoFreeBlock)
+                }
+                Some(less) => {
+                    *bytes = less;
+                    *blocks = blocks.saturating_sub(u64::from(is_huge));
+                    found.list.push(entry);
+                    continue;
+                }
+            };
+            found.say(entry.page..entry.page + entry.span, verdict);
         }
     }
 
@@ -379,7 +383,12 @@ impl KernelMover {
     ) -> Verdict {
         match fate {
             Fate::Stays(Errno(libc::EACCES)) if !self.manner.shared => {
-                Verdict::Left(Some(Reason::Shared))
+                // A forked child shares all memory until it ends or writes.
+                let may_end = matches!(self.manner.persistence, Persistence::Without(_));
+                match self.once_more(worker, area, Reason::Shared) {
+                    later @ Verdict::Later(_) if may_end && self.legs[area.leg].is_own => later,
+                    _ => Verdict::Left(Some(Reason::Shared)),
+                }
             }
             Fate::Gone => match process.why_absent(entry.page, 1)[0] {
                 // It may be back, or on its way elsewhere.
@@ -441,7 +450,7 @@ impl KernelMover {
         let gathered = self.gather(worker, area, &tried, found);
         worker.tried = tried;
         gathered?;
-        self.fit(&self.legs[area.leg], found);
+        self.fit(worker, area, found);
         if found.list.is_empty() {
             // That nothing is to move must not be the answer of another program.
             self.forget_if_gone(worker, &self.processes[self.legs[area.leg].process], found);
@@ -449,11 +458,6 @@ impl KernelMover {
         }
         self.move_list(worker, area, found)
     }
-}
-
-/// Bytes of the free huge pages of a node.
-fn free_huge_bytes(node: NodeId, page_bytes: u64) -> u64 {
-    Topology::node_now(node).map_or(0, |node| node.free_huge(page_bytes) * page_bytes)
 }
 
 impl Worker {
@@ -566,6 +570,10 @@ fn remedy(why: Reason) -> &'static str {
     match why {
         Reason::InUse => "try again later, when its I/O has ended",
         Reason::NoRoom => "free memory on the node, move less, or fill the node in spite of it",
+        Reason::NoFreeBlock => {
+            "compact the node (write 1 to /sys/devices/system/node/nodeN/compact), or fill the node \
+             in spite of it"
+        }
         Reason::Refused(_, Errno(libc::ENOMEM)) => "free memory on the node, or move less",
         Reason::ProcessEnded | Reason::Uncertain => "read its memory again, if it still runs",
         _ => "look at the reason",

@@ -4,17 +4,26 @@
 //! page cache and swaps, until the zone is above its *high* watermark. Moving stops above that, and
 //! leaves a reserve for what others allocate meanwhile (Documentation/admin-guide/sysctl/vm.rst,
 //! `watermark_scale_factor`).
+//!
+//! A huge page needs a free block of its size. Without one, `alloc_migration_target` of mm/migrate.c
+//! reclaims and compacts memory, and the huge page is split if that does not help. A page of hugetlb
+//! needs a free one of the pool. Without one, the kernel makes one of free memory, and takes one from
+//! the pool of the node that it came from, for good (`move_hugetlb_state` of mm/hugetlb.c).
 
 use std::collections::BTreeMap;
 
+use super::HUGE;
 use crate::error::Error;
-use crate::topology::SysFiles;
+use crate::topology::{SysFiles, Topology};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// The reserve is this part of a node's memory.
 const RESERVE_PART: u64 = 64;
 /// But no more than this, in bytes.
 const MOST_RESERVE: u64 = 1 << 30;
+
+/// A block of 2 MB has 2 to the power of this many base pages.
+const HUGE_ORDER: usize = (HUGE / BASE_PAGE).ilog2() as usize;
 
 /// What nodes keep free, in bytes.
 #[derive(Debug, Default)]
@@ -44,6 +53,50 @@ impl Rooms {
         let text = files.text(&path).or_else(|_| files.text("proc/meminfo")).unwrap_or_default();
         free(&text).saturating_sub(*kept)
     }
+
+    /// For how many transparent huge pages a node has free blocks. `u64::MAX`: that is not known.
+    pub(super) fn blocks_now(&self, node: NodeId) -> u64 {
+        if !self.0.contains_key(&node) {
+            return u64::MAX;
+        }
+        let text = SysFiles::host().text("proc/buddyinfo");
+        text.ok().and_then(|text| free_blocks(&text, node)).unwrap_or(u64::MAX)
+    }
+
+    /// How many pages of hugetlb of a size a node has free that no mapping has reserved.
+    pub(super) fn hugetlb_now(&self, node: NodeId, page_bytes: u64) -> u64 {
+        if !self.0.contains_key(&node) {
+            return u64::MAX;
+        }
+        let of_node = Topology::node_now(node).map_or(0, |node| node.free_huge(page_bytes));
+        let folder = format!("sys/kernel/mm/hugepages/hugepages-{}kB", page_bytes >> 10);
+        let number = |name: &str| {
+            let text = SysFiles::host().text(&format!("{folder}/{name}")).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        match (number("free_hugepages"), number("resv_hugepages")) {
+            (Some(free), Some(reserved)) => of_node.min(free.saturating_sub(reserved)),
+            _ => of_node,
+        }
+    }
+}
+
+/// Huge pages of 2 MB that fit into free blocks of a node. `None` if the node is not named.
+/// The 16 MB of the zone `DMA` do not count: all of it is protected from other allocations.
+fn free_blocks(buddyinfo: &str, node: NodeId) -> Option<u64> {
+    let head = format!("Node {}, zone", node.0);
+    let mut blocks = None;
+    for line in buddyinfo.lines() {
+        let Some(zone) = line.strip_prefix(&head) else { continue };
+        let mut words = zone.split_whitespace();
+        let is_dma = words.next() == Some("DMA");
+        let orders = words
+            .enumerate()
+            .skip(HUGE_ORDER)
+            .filter_map(|(order, count)| Some(count.parse::<u64>().ok()? << (order - HUGE_ORDER)));
+        *blocks.get_or_insert(0) += if is_dma { 0 } else { orders.sum::<u64>() };
+    }
+    blocks
 }
 
 /// Free bytes, from the meminfo of a node or of the machine.
@@ -153,6 +206,20 @@ Node 1, zone   Normal
     }
 
     #[test]
+    fn huge_pages_take_blocks_of_2_mb_and_more() {
+        let text = "\
+Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
+Node 0, zone   Normal  72789  28536  12400   5817   2231    818    316    107     35      9    356
+Node 1, zone   Normal  72789  28536  12400   5817   2231    818    316    107     35      0      0
+Node 11, zone   Normal     0      0      0      0      0      0      0      0      0      1      0      2
+";
+        assert_eq!(free_blocks(text, NodeId(0)), Some(9 + 2 * 356));
+        assert_eq!(free_blocks(text, NodeId(1)), Some(0));
+        assert_eq!(free_blocks(text, NodeId(11)), Some(1 + 4 * 2));
+        assert_eq!(free_blocks(text, NodeId(2)), None);
+    }
+
+    #[test]
     fn this_machine_tells_its_room() {
         let node = crate::topology::Topology::read().unwrap().nodes()[0].id;
         let rooms = Rooms::of([node].into_iter()).unwrap();
@@ -162,6 +229,11 @@ Node 1, zone   Normal
         let text =
             std::fs::read_to_string(path).or_else(|_| std::fs::read_to_string("/proc/meminfo"));
         assert!(free(&text.unwrap()) > 0);
-        assert_eq!(Rooms::unlimited().now(node), u64::MAX);
+        assert!(rooms.blocks_now(node) < u64::MAX);
+        assert!(rooms.hugetlb_now(node, HUGE as u64) < u64::MAX);
+        let unlimited = Rooms::unlimited();
+        assert_eq!(unlimited.now(node), u64::MAX);
+        assert_eq!(unlimited.blocks_now(node), u64::MAX);
+        assert_eq!(unlimited.hugetlb_now(node, HUGE as u64), u64::MAX);
     }
 }
