@@ -90,8 +90,9 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 9] = [
+const SEVERAL_NODES: [&str; 10] = [
     "kernel",
+    "kernel_folios",
     "memory",
     "memory_kinds",
     "memory_programs",

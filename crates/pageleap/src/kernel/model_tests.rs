@@ -32,6 +32,8 @@ enum Kind {
     Busy(u32),
     Pinned,
     Shared,
+    /// Another process shares it until this process has been refused so often.
+    Snapshot(u32),
     Zero,
 }
 
@@ -88,8 +90,13 @@ impl Memory {
         if folio.node == node {
             return 0;
         }
-        if folio.kind == Kind::Shared && !shared {
-            return -libc::EACCES;
+        match &mut folio.kind {
+            Kind::Shared if !shared => return -libc::EACCES,
+            Kind::Snapshot(times @ 1..) if !shared => {
+                *times -= 1;
+                return -libc::EACCES;
+            }
+            _ => {}
         }
         if std::mem::replace(&mut folio.isolated, true) {
             return -libc::EBUSY;
@@ -448,6 +455,20 @@ fn small_pages_that_look_like_a_huge_one_all_move() {
         };
         assert_eq!((outcome, reason, model.node(page)), wanted, "page {page}");
     }
+}
+
+/// A forked child shares all memory until it ends.
+#[test]
+fn pages_of_a_snapshot_move_when_it_has_ended() {
+    const PAGES: u64 = 64;
+    let all = |mode| {
+        let kind = |page| if page % 2 == 0 { Kind::Snapshot(2) } else { Kind::Movable };
+        let model = Model::new((0..PAGES).map(|page| (page, folio(1, kind(page)))));
+        let runs = run(&model, PAGES, BASE_PAGE as u64, NodeId(1).into(), mode);
+        by_page(&runs).iter().filter(|is| **is == (PageOutcome::Migrated, None)).count()
+    };
+    assert_eq!(all(Mode::Insist), 64);
+    assert_eq!(all(Mode::Retry), 32);
 }
 
 #[test]
