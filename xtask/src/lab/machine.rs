@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
             files: Files::new(),
             plan: Vec::new(),
             tests: Vec::new(),
-            limit: Duration::from_secs(30 * 60),
+            limit: Duration::from_secs(90 * 60),
             silence: SILENCE,
         }
     }

@@ -396,8 +396,12 @@ impl KernelMover {
                 _ if area.refused == 0 => Verdict::Later(Reason::InUse),
                 why => Verdict::Left(Some(why)),
             },
-            // It is present, and the kernel moves nothing of its mapping.
-            Fate::Stays(Errno(libc::EFAULT)) => Verdict::Left(Some(Reason::Unmovable)),
+            // It is present, and the kernel moves nothing of its mapping. On Linux 6.1 it may have
+            // been absent during the call, too.
+            Fate::Stays(Errno(libc::EFAULT)) => match area.refused {
+                0 => Verdict::Later(Reason::Unmovable),
+                _ => Verdict::Left(Some(Reason::Unmovable)),
+            },
             Fate::Stays(Errno(libc::EBUSY | libc::ENOENT)) | Fate::InUse => {
                 self.once_more(worker, area, Reason::InUse)
             }

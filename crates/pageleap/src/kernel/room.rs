@@ -21,6 +21,9 @@ use crate::units::{BASE_PAGE, NodeId};
 const RESERVE_PART: u64 = 64;
 /// But no more than this, in bytes.
 const MOST_RESERVE: u64 = 1 << 30;
+/// So many percent of a zone may be kept for allocations that cannot wait: it is free, and given to
+/// no others (`reserve_highatomic_pageblock` of mm/page_alloc.c).
+const HIGHATOMIC_PERCENT: u64 = 1;
 
 /// A block of 2 MB has 2 to the power of this many base pages.
 const HUGE_ORDER: usize = (HUGE / BASE_PAGE).ilog2() as usize;
@@ -109,7 +112,8 @@ fn free(meminfo: &str) -> u64 {
 }
 
 /// What a node keeps free, in bytes: in each zone the high watermark and what the zone protects
-/// from allocations that could be made in a higher zone; and the reserve.
+/// from allocations that could be made in a higher zone; what may be kept for allocations that cannot
+/// wait; and the reserve.
 fn kept(zoneinfo: &str, node: NodeId) -> u64 {
     let head = format!("Node {}, zone", node.0);
     let (mut inside, mut zone) = (false, Zone::default());
@@ -139,7 +143,8 @@ fn kept(zoneinfo: &str, node: NodeId) -> u64 {
     }
     add(&mut zone);
     let bytes = |pages: u64| pages.saturating_mul(BASE_PAGE as u64);
-    bytes(kept) + (bytes(managed) / RESERVE_PART).min(MOST_RESERVE)
+    let highatomic = bytes(managed) / 100 * HIGHATOMIC_PERCENT;
+    bytes(kept) + highatomic + (bytes(managed) / RESERVE_PART).min(MOST_RESERVE)
 }
 
 /// A zone, in pages.
@@ -198,8 +203,9 @@ Node 1, zone   Normal
     fn a_node_keeps_its_watermarks_and_a_reserve() {
         let page = BASE_PAGE as u64;
         // All of the small zone is protected.
-        assert_eq!(kept(ZONEINFO, NodeId(0)), (3840 + 300) * page + (643_840 * page) / 64);
-        assert_eq!(kept(ZONEINFO, NodeId(1)), 11 * page + 100 * page);
+        let managed = 643_840 * page;
+        assert_eq!(kept(ZONEINFO, NodeId(0)), (3840 + 300) * page + managed / 100 + managed / 64);
+        assert_eq!(kept(ZONEINFO, NodeId(1)), (11 + 64 + 100) * page);
         assert_eq!(kept(ZONEINFO, NodeId(7)), 0);
         assert_eq!(free("Node 1 MemTotal: 9 kB\nNode 1 MemFree:    7 kB\n"), 7 << 10);
         assert_eq!(free("MemTotal: 9 kB\nMemFree:    7 kB\n"), 7 << 10);
