@@ -6,6 +6,7 @@ mod common;
 mod refusing;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -291,21 +292,25 @@ fn a_moving_neighbour_lends_no_attributes() {
     let region = Region::new(&near, LONG + SHORT).unwrap();
     let flags = || vm_flags(address(&region) + LONG, SHORT);
     let before = flags();
-    let (mut neighbours, mut tries) = (0, 0);
-    // The neighbour takes a second each time. How many tries fit in is chance.
-    while neighbours < 2 || tries <= 2 {
-        let to = [&far, &near][neighbours % 2];
+    for to in [&far, &near] {
+        // The neighbour takes a second, and waits for the guard if it is done sooner.
+        let guard = region.pin(LONG - 1..LONG).unwrap();
         let neighbour = migration(&region, 0..LONG, to).area_bytes(4096).threads(1);
-        let neighbour = neighbour.rate_limit(LONG as u64).start().unwrap();
+        let neighbour = neighbour.rate_limit(LONG as u64).pin_patience(Duration::from_secs(3600));
+        let neighbour = neighbour.start().unwrap();
+        let mut guard = Some(guard);
+        let mut tries = 0;
         while !neighbour.is_finished() {
             for to in [&far, &near] {
                 leap(&region, LONG..LONG + SHORT, to);
                 assert_eq!(flags(), before);
             }
             tries += 1;
+            if tries == 3 {
+                drop(guard.take());
+            }
         }
         assert!(neighbour.wait().ended.is_completed());
-        neighbours += 1;
     }
     stamp(&region, 0..LONG + SHORT, 1);
 }

@@ -61,7 +61,7 @@ fn word(outcome: PageOutcome, reason: Option<Reason>) -> &'static str {
 /// What a user can do about a reason.
 fn remedy(reason: Option<Reason>) -> &'static str {
     match reason {
-        Some(Reason::Shared) => "--shared moves it",
+        Some(Reason::Shared) => "--shared moves it; --mode insist waits for a forked child",
         Some(Reason::InUse) => "try again later, or --mode insist",
         Some(Reason::NoRoom) => "free memory on the node, or --fill",
         Some(Reason::NoFreeBlock) => "compact the node, or --fill splits it",
