@@ -4,6 +4,8 @@
 mod common;
 #[path = "../../pageleap/tests/common/nodes.rs"]
 mod nodes;
+#[path = "../../pageleap/tests/common/two_threads.rs"]
+mod two_threads;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -13,6 +15,7 @@ use common::skip;
 use nodes::several;
 use pageleap::process::{MappingKind, ProcessMemory};
 use serde_json::Value;
+use two_threads::TwoThreads;
 
 /// Bytes that the holder has on its heap, at least.
 const BYTES: u64 = 8 << 20;
@@ -171,6 +174,47 @@ fn a_name_of_several_processes_is_not_enough() {
     assert!(range.contains("2 are selected"), "{range}");
     let all = json(&[&name, "--to", "all", "--all"]);
     assert_eq!(all["processes"].as_array().unwrap().len(), 2, "{all}");
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_one_of_several() {
+    let name = format!("plt-{}", std::process::id());
+    let mut holder = Holder::named(&name, BYTES);
+    let process = TwoThreads::without_main_thread(&name);
+    let all = json(&[&name, "--to", "all", "--all"]);
+    assert_eq!(all["processes"].as_array().unwrap().len(), 2, "{all}");
+    let pid = process.pid.to_string();
+    let alone = json(&[&pid, "--to", "all"]);
+    let outcomes = alone["outcomes"].as_array().unwrap().iter();
+    let present = outcomes.filter(|outcome| outcome["reason"].is_null());
+    let present: u64 = present.map(|outcome| outcome["bytes"].as_u64().unwrap()).sum();
+    assert!(present >= two_threads::BYTES as u64, "{alone}");
+    let warnings = alone["warnings"].as_array().unwrap();
+    let told = |note: &Value| note.as_str().unwrap().contains("its main thread has ended");
+    assert!(warnings.iter().any(told), "{alone}");
+    holder.check();
+}
+
+/// A process that has ended, and that nobody has waited for, has no memory.
+#[test]
+fn processes_that_have_ended_are_told() {
+    let name = format!("plz-{}", std::process::id());
+    let mut shell = Command::new("/bin/sh");
+    let mut zombie = shell.args(["-c", "printf %s $0 > /proc/$$/comm", &name]).spawn().unwrap();
+    let stat = format!("/proc/{}/stat", zombie.id());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        std::thread::yield_now();
+    }
+    let pid = zombie.id().to_string();
+    let alone = failure(&[&pid, "--to", "all"], 2);
+    assert!(alone.contains("nothing to move: it has ended, and its parent"), "{alone}");
+    let mut holder = Holder::named(&name, BYTES);
+    let output = run(&[&name, "--to", "all", "--all"]);
+    let note = format!("nothing to move in process {pid}: it has ended");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains(&note), "{}", stderr(&output));
+    zombie.wait().unwrap();
+    holder.check();
 }
 
 #[test]

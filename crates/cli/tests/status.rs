@@ -2,6 +2,8 @@
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
+#[path = "../../pageleap/tests/common/two_threads.rs"]
+mod two_threads;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,6 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use common::skip;
 use serde_json::Value;
+use two_threads::TwoThreads;
 
 /// The user and group `nobody`.
 const NOBODY: u32 = 65_534;
@@ -106,6 +109,20 @@ fn a_process_is_found_by_its_name_and_with_its_children() {
     assert_eq!(tree.len(), 2, "{tree:?}");
     let text = text(&[&shell.pid(), "--tree"]);
     assert!(text.contains("2 processes; shared memory counts in each"), "{text}");
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_shown() {
+    let process = TwoThreads::without_main_thread("main has ended");
+    let pid = process.pid.to_string();
+    let text = text(&[&pid]);
+    let note = format!(
+        "note: its main thread has ended: its memory is read, and moves, by its thread {}",
+        process.other
+    );
+    assert!(text.contains(&note) && text.contains("anonymous"), "{text}");
+    let bytes = processes(&[&pid])[0]["resident_bytes"].as_u64().unwrap();
+    assert!(bytes >= two_threads::BYTES as u64, "{bytes}");
 }
 
 #[test]

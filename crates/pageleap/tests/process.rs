@@ -3,6 +3,8 @@
 mod common;
 #[path = "common/nodes.rs"]
 mod nodes;
+#[path = "common/two_threads.rs"]
+mod two_threads;
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -13,7 +15,8 @@ use std::process::Command;
 use common::skip;
 use nodes::several;
 use pageleap::process::{MappingKind, MappingMemory, Movable, ProcessMemory, nodes_of_pages};
-use pageleap::{BASE_PAGE, NodeId, PageSize};
+use pageleap::{BASE_PAGE, KernelMigration, NodeId, PageSize, move_pages};
+use two_threads::TwoThreads;
 
 /// Pages of the mapping `BASE`, and how many of them are touched.
 const PAGES: [usize; 2] = [128, 64];
@@ -294,6 +297,64 @@ fn processes_without_memory_are_told_as_such() {
         let memory = ProcessMemory::read(2).unwrap();
         assert!(memory.mappings.is_empty() && memory.warnings[0].contains("kernel"), "{memory:?}");
     }
+}
+
+#[test]
+fn memory_is_found_after_the_main_thread_has_ended() {
+    let process = TwoThreads::without_main_thread("main has ended");
+    let memory = ProcessMemory::read(process.pid).unwrap();
+    let range = process.range();
+    let mapping = memory.mappings.iter().find(|m| m.start <= range.start && m.end >= range.end);
+    let mapping = mapping.unwrap_or_else(|| panic!("{range:x?} {memory:?}"));
+    assert_eq!(mapping.on_nodes.values().sum::<u64>(), mapping.resident_bytes, "{mapping:?}");
+    assert!(mapping.resident_bytes >= two_threads::BYTES as u64, "{mapping:?}");
+    let [note] = &memory.warnings[..] else { panic!("{memory:?}") };
+    assert!(note.contains(&format!("by its thread {}", process.other)), "{note}");
+    assert_eq!((memory.name.as_str(), memory.pid), ("main has ended", process.pid));
+    assert_eq!(memory.namespace_pids, [process.pid]);
+    assert!(memory.page_table_bytes > 0, "{memory:?}");
+    let pages: Vec<usize> = range.clone().step_by(BASE_PAGE).collect();
+    let nodes = nodes_of_pages(process.pid, &pages).unwrap();
+    assert!(nodes.iter().all(Option::is_some), "{nodes:?}");
+    // As a list and as a job, also if the main thread has ended since it was read.
+    let listed = move_pages(process.pid, &[range.start, 4096], None, false).unwrap();
+    assert_eq!(listed[0].node, nodes[0], "{listed:?}");
+    let later = TwoThreads::start("main ends later");
+    let read_before = ProcessMemory::read(later.pid).unwrap();
+    assert!(read_before.warnings.is_empty(), "{read_before:?}");
+    later.end_main_thread();
+    let [from, to] = common::nodes();
+    for (memory, range) in [(&memory, range), (&read_before, later.range())] {
+        for to in [from, to] {
+            let migration = KernelMigration::new().range(memory, range.clone(), to);
+            let report = migration.start().unwrap().wait();
+            let arrived = report.runs.iter().filter(|run| run.reason.is_none());
+            let arrived: usize = arrived.map(|run| run.range.len()).sum();
+            assert!(report.ended.is_completed() && arrived == two_threads::BYTES, "{report}");
+        }
+    }
+}
+
+/// At two pages a second, the job has not ended when the main thread has.
+#[test]
+fn a_job_goes_on_after_the_main_thread_has_ended() {
+    const NAME: &str = "a_job_goes_on_after_the_main_thread_has_ended";
+    let Some(nodes) = several(NAME) else { return };
+    let process = TwoThreads::start("main ends");
+    let pages: Vec<usize> = process.range().step_by(BASE_PAGE).collect();
+    move_pages(process.pid, &pages, Some(&vec![nodes[0]; pages.len()]), false).unwrap();
+    let memory = ProcessMemory::read(process.pid).unwrap();
+    let end = process.range().start + 16 * BASE_PAGE;
+    let migration = KernelMigration::new().range(&memory, process.range().start..end, nodes[1]);
+    let job = migration.rate_limit(2 * BASE_PAGE as u64).start().unwrap();
+    while job.progress().bytes_migrated == 0 {
+        std::thread::yield_now();
+    }
+    process.end_main_thread();
+    let report = job.wait();
+    assert!(report.ended.is_completed() && report.pages.migrated == 16, "{report}");
+    let found = nodes_of_pages(process.pid, &pages[..16]).unwrap();
+    assert!(found.iter().all(|node| *node == Some(nodes[1])), "{found:?}");
 }
 
 /// What is read half before and half after a process executes another program is not shown.

@@ -3,6 +3,7 @@
 mod plan;
 mod summary;
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -282,24 +283,38 @@ fn refuse_several(args: &MoveArgs) -> Result<(), Stop> {
 }
 
 /// Reads the processes. The second part says which could not be read. Of several, those are left
-/// out that have ended or have no memory.
+/// out that have ended or have no memory, which a note says.
 fn read(pids: &[u32]) -> Result<(Vec<ProcessMemory>, Vec<pageleap::Error>), Stop> {
     let (mut memories, mut left_out) = (Vec::new(), Vec::new());
+    // A cgroup may have hundreds of threads of the kernel: they are counted, by the reason.
+    let mut without_memory: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for pid in pids {
         let spinner = progress::moving_spinner("reading /proc");
         let memory = ProcessMemory::read(*pid);
         spinner.finish_and_clear();
         match memory {
-            Ok(memory) if memory.mappings.is_empty() && pids.len() > 1 => {}
+            Ok(memory) if memory.mappings.is_empty() && pids.len() > 1 => {
+                without_memory.entry(memory.warnings.join("; ")).or_default().push(*pid);
+            }
             Ok(memory) if memory.mappings.is_empty() => {
                 let why = memory.warnings.join("; ");
                 return Err(Stop::Refused(anyhow!("process {pid} has nothing to move: {why}")));
             }
             Ok(memory) => memories.push(memory),
-            Err(error) if error.is_usage() && pids.len() > 1 => {}
+            Err(error) if error.is_usage() && pids.len() > 1 => {
+                without_memory.entry("it has ended".to_owned()).or_default().push(*pid);
+            }
             Err(error) if pids.len() == 1 => return Err(error.into()),
             Err(error) => left_out.push(error),
         }
+    }
+    for (why, pids) in &without_memory {
+        let which = match &pids[..] {
+            [pid] => format!("process {pid}"),
+            [first, ..] => format!("{} processes such as {first}", pids.len()),
+            [] => unreachable!("each reason has a process"),
+        };
+        output::note(&format!("nothing to move in {which}: {why}"));
     }
     for error in &left_out {
         output::note(&format!("left out: {error}"));

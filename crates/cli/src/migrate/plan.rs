@@ -34,6 +34,12 @@ impl<'a> Plan<'a> {
         Plan { memory, ranges, unmapped: unmapped(memory, named) }
     }
 
+    /// What is to be known of its memory.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> + use<'_> {
+        let pid = self.memory.pid;
+        self.memory.warnings.iter().map(move |warning| format!("process {pid}: {warning}"))
+    }
+
     /// Memory that is present, in bytes.
     pub(super) fn resident_bytes(&self) -> u64 {
         self.ranges.iter().map(|(mapping, _)| mapping.resident_bytes).sum()

@@ -86,7 +86,7 @@ struct JsonSummary<'a> {
     /// The longest moving call.
     longest_call_ns: u64,
     calls_over_limit: u64,
-    warnings: &'a [String],
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -175,12 +175,18 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
             report.windows_over_budget
         );
     }
-    for warning in &report.warnings {
+    for warning in warnings(report, plans) {
         out += &format!("note: {warning}\n");
     }
     out +=
         "note: memory that is touched for the first time later follows the process' own policy\n";
     out
+}
+
+/// What the report warns of, and what is to be known of each process.
+fn warnings(report: &Report, plans: &[Plan<'_>]) -> Vec<String> {
+    let of_processes = plans.iter().flat_map(Plan::warnings);
+    report.warnings.iter().cloned().chain(of_processes).collect()
 }
 
 /// Whether pages were to move and have not moved.
@@ -235,6 +241,6 @@ fn json<'a>(report: &'a Report, plans: &'a [Plan<'_>], to: &Placement) -> JsonSu
         calls: report.calls.clone(),
         longest_call_ns: report.windows.max_ns,
         calls_over_limit: report.windows_over_budget,
-        warnings: &report.warnings,
+        warnings: warnings(report, plans),
     }
 }

@@ -10,6 +10,7 @@
 
 use pageleap_sys::{self as sys, Errno};
 
+use crate::process::NumberForCalls;
 use crate::units::Call;
 
 /// The status of a page for which the kernel has written none.
@@ -35,13 +36,13 @@ pub(super) trait Calls: Send + Sync {
     }
 }
 
-/// The kernel, for a process by its number, or for this process with 0.
+/// The kernel, for a process.
 #[derive(Debug)]
-pub(super) struct Kernel(pub(super) i32);
+pub(super) struct Kernel(pub(super) NumberForCalls);
 
 impl Calls for Kernel {
     fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
-        sys::nodes_of_pages(self.0, pages, status)
+        self.0.call(|number| sys::nodes_of_pages(number, pages, status))
     }
 
     fn move_pages(
@@ -51,7 +52,7 @@ impl Calls for Kernel {
         status: &mut [i32],
         shared: bool,
     ) -> Result<u64, Errno> {
-        sys::move_pages(self.0, pages, nodes, status, shared)
+        self.0.call(|number| sys::move_pages(number, pages, nodes, status, shared))
     }
 }
 

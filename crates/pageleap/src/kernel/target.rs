@@ -9,7 +9,7 @@ use pageleap_sys::{Errno, PageQuery, PageRegion, PidFd, page_is, pagemap_scan};
 use super::call::{Calls, Kernel};
 use crate::error::Error;
 use crate::job::area::Reason;
-use crate::process::{self, Image, ProcessMemory};
+use crate::process::{self, Image, NumberForCalls, ProcessMemory};
 use crate::units::BASE_PAGE;
 
 /// Bits of an entry of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
@@ -35,10 +35,10 @@ impl Process {
     /// If it has ended or runs another program since, or this process may not move its pages.
     pub(super) fn open(memory: &ProcessMemory) -> Result<Process, Error> {
         let pid = memory.pid;
-        let number = process::number_for_calls(pid)?;
-        let own = number == 0;
+        let number = NumberForCalls::of(pid)?;
+        let own = number.is_own();
         // Opened before the start time is compared, so that both tell of one process.
-        let pidfd = match PidFd::open(number) {
+        let pidfd = match PidFd::open(pid as i32) {
             _ if own => None,
             Ok(pidfd) => Some(pidfd),
             Err(errno @ Errno(libc::EMFILE | libc::ENFILE)) => {
@@ -48,7 +48,9 @@ impl Process {
             // It has ended, or a seccomp filter refuses the call.
             Err(_) => None,
         };
-        let path = format!("/proc/{pid}/pagemap");
+        // The thread by which the memory was read may have ended since.
+        let thread = Image::of(pid).map_or(pid, |now| now.thread);
+        let path = process::by_thread(pid, thread, "pagemap");
         let pagemap = match File::open(&path) {
             Ok(file) => Some(file),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -63,15 +65,13 @@ impl Process {
             image: (!own).then(|| memory.image.clone()),
             pagemap,
         };
-        let asked = pageleap_sys::nodes_of_pages(number, &[], &mut []);
-        match asked {
+        match found.calls.query(&[], &mut []) {
             _ if found.is_gone() => Err(process::ended(pid)),
             Err(Errno(libc::ESRCH)) => Err(process::ended(pid)),
             Err(Errno(libc::EINVAL)) => Err(Error::BadArgument {
                 what: "process",
                 reason: format!(
-                    "process {pid} has no memory: it is a thread of the kernel, or its main thread \
-                     has ended"
+                    "process {pid} has no memory: it is a thread of the kernel, or is ending"
                 ),
                 remedy: "name a process with memory".into(),
             }),

@@ -4,10 +4,13 @@
 //! the other while the process goes on, so figures of a busy process differ by what it did
 //! meanwhile.
 
+mod files;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufReader, ErrorKind, Read};
+use std::io::{BufReader, ErrorKind};
 use std::ops::Range;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::Duration;
 
 use pageleap_sys::{self as sys, MAX_NODES};
@@ -17,6 +20,8 @@ use crate::observe::{NumaEntry, SmapsEntry, hex_range, smaps_entries};
 
 use crate::topology::{escaped, parse_list, status_value};
 use crate::units::NodeId;
+pub(crate) use files::{Image, by_thread, ended};
+use files::{main_thread_has_ended, name_of, open, path, text, text_of, threads, unreadable};
 
 /// The memory of a process at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +63,7 @@ pub struct MappingMemory {
     pub name: String,
     /// The memory policy in the kernel's words: `default` (that of the CPU which touches a page
     /// first), `bind:0-1`, `prefer:1`. Of a mapping without a policy, the kernel tells that of the
-    /// main thread. Empty if it is not known.
+    /// main thread, or of the thread that a warning names. Empty if it is not known.
     pub policy: String,
     /// The page size of the mapping: 4096, unless it has reserved huge pages (hugetlb).
     pub page_bytes: u64,
@@ -221,12 +226,10 @@ impl ProcessMemory {
             }
             let read = ProcessMemory::read_once(pid);
             let after = Image::of(pid).map_err(|_| ended(pid))?;
-            if before.start_time != after.start_time {
+            if !before.is_of_same_process(&after) {
                 return Err(ended(pid));
             }
-            // Half-way the kernel has not said yet where code and stack lie.
-            let settled =
-                |memory: &ProcessMemory| memory.mappings.is_empty() || !after.places.contains(&0);
+            let settled = |memory: &ProcessMemory| memory.mappings.is_empty() || after.is_settled();
             if before == after && read.as_ref().map_or(true, settled) {
                 return read;
             }
@@ -243,17 +246,23 @@ impl ProcessMemory {
     pub(crate) fn identity(pid: u32) -> Result<ProcessMemory, Error> {
         // The start time first: what is read after it may be of a later program, which shows.
         let image = Image::of(pid)?;
-        let status = text_of(pid, "status")?;
+        let status = text(pid, &by_thread(pid, image.thread, "status"))?;
         let mut warnings = Vec::new();
         let value = |name| status_value(&status, name).unwrap_or_default().trim();
         let allowed = parse_list(value("Mems_allowed_list"), MAX_NODES).unwrap_or_else(|reason| {
             warnings.push(format!("the nodes that its cpuset allows are not known: {reason}"));
             Vec::new()
         });
+        if image.thread != pid {
+            warnings.push(format!(
+                "its main thread has ended: its memory is read, and moves, by its thread {}",
+                image.thread
+            ));
+        }
         Ok(ProcessMemory {
             pid,
             name: escaped(&name_of(pid)?),
-            namespace_pids: value("NSpid").split_whitespace().flat_map(str::parse).collect(),
+            namespace_pids: value("NStgid").split_whitespace().flat_map(str::parse).collect(),
             allowed_nodes: allowed.into_iter().map(|node| NodeId(node as u32)).collect(),
             page_table_bytes: kb(value("VmPTE")),
             mappings: Vec::new(),
@@ -271,12 +280,14 @@ impl ProcessMemory {
     fn read_once(pid: u32) -> Result<ProcessMemory, Error> {
         let mut memory = ProcessMemory::identity(pid)?;
         let warnings = &mut memory.warnings;
-        let smaps = smaps_entries(BufReader::new(open(pid, "smaps")?), 0, usize::MAX)
-            .map_err(|e| unreadable(pid, "smaps", &e))?;
-        let numa_maps = match File::open(path(pid, "numa_maps")) {
+        let [smaps, numa_maps] =
+            ["smaps", "numa_maps"].map(|file| by_thread(pid, memory.image.thread, file));
+        let smaps = smaps_entries(BufReader::new(open(pid, &smaps)?), 0, usize::MAX)
+            .map_err(|e| unreadable(pid, &smaps, &e))?;
+        let numa_maps = match File::open(&numa_maps) {
             // A kernel without NUMA, where all memory lies on one node.
             Err(e) if e.kind() == ErrorKind::NotFound => None,
-            _ => Some(text_of(pid, "numa_maps")?),
+            _ => Some(text(pid, &numa_maps)?),
         };
         if smaps.is_empty() {
             warnings.push(why_without_memory(pid));
@@ -316,48 +327,15 @@ impl ProcessMemory {
     }
 }
 
-/// What tells whether a process still runs the same program: the kernel puts code and stack of the
-/// next one elsewhere, and has none of a process that has ended.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Image {
-    /// In ticks since the machine started. Tells whether the number is another process's now.
-    start_time: u64,
-    places: [u64; 2],
-}
-
-impl Image {
-    /// That of no process.
-    #[cfg(test)]
-    pub(crate) const NONE: Image = Image { start_time: 0, places: [0; 2] };
-
-    /// Whether it may still be the same program. The kernel hides the places from a process that
-    /// may not look at them (any more).
-    pub(crate) fn may_be(&self, now: &Image) -> bool {
-        /// What the kernel says in place of an address (`do_task_stat` in fs/proc/array.c).
-        const HIDDEN: [u64; 2] = [1, 0];
-        self.start_time == now.start_time && (self.places == now.places || now.places == HIDDEN)
-    }
-
-    pub(crate) fn of(pid: u32) -> Result<Image, Error> {
-        let stat = text_of(pid, "stat")?;
-        let field = |number| stat_field(&stat, number).and_then(|text| text.parse().ok());
-        let start_time = field(22).ok_or_else(|| ended(pid))?;
-        Ok(Image { start_time, places: [26, 28].map(|number| field(number).unwrap_or(0)) })
-    }
-}
-
 /// Why a process has no mappings.
 fn why_without_memory(pid: u32) -> String {
-    let threads = std::fs::read_dir(path(pid, "task")).map_or(0, |entries| entries.count());
-    match state(pid) {
-        Some('Z' | 'X') if threads > 1 => {
-            "its main thread has ended; what its other threads use cannot be read here".into()
-        }
-        Some('Z' | 'X') => {
-            "it has ended, and its parent has not asked how: it has no memory".into()
-        }
-        _ => "it has no memory of its own: a thread of the kernel, or a process that is ending"
-            .into(),
+    if !main_thread_has_ended(pid) {
+        return "it has no memory of its own: a thread of the kernel, or a process that is ending"
+            .into();
+    }
+    match threads(pid).len() {
+        0 | 1 => "it has ended, and its parent has not asked how: it has no memory".into(),
+        _ => "its main thread has ended, and its other threads are ending".into(),
     }
 }
 
@@ -408,25 +386,72 @@ fn mappings(smaps: &[SmapsEntry], numa_maps: Option<&str>) -> Vec<MappingMemory>
 /// If the kernel does not answer: the process has ended, or this process may not ask.
 pub fn nodes_of_pages(pid: u32, pages: &[usize]) -> Result<Vec<Option<NodeId>>, Error> {
     let mut status = vec![i32::MIN; pages.len()];
-    sys::nodes_of_pages(number_for_calls(pid)?, pages, &mut status)
+    let number = NumberForCalls::of(pid)?;
+    number
+        .call(|number| sys::nodes_of_pages(number, pages, &mut status))
         .map_err(|errno| may_not_ask(pid, &errno.to_string()))?;
     let node = |status: i32| u32::try_from(status).ok().map(NodeId);
     Ok(status.into_iter().map(node).collect())
 }
 
-/// The number by which `move_pages` knows a process of `/proc`: 0 is this process.
-pub(crate) fn number_for_calls(pid: u32) -> Result<i32, Error> {
-    let own = own_pid()?;
-    match i32::try_from(pid) {
-        _ if pid == own => Ok(0),
-        // The number would be that of another process.
-        _ if own != std::process::id() => Err(Error::SystemFile {
-            path: format!("move_pages of process {pid}"),
-            reason: "/proc is that of another pid namespace".to_owned(),
-            remedy: "mount /proc of this pid namespace (unshare --mount-proc)",
-        }),
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err(may_not_ask(pid, &sys::Errno(libc::ESRCH).to_string())),
+/// The number by which `move_pages(2)` knows a process of `/proc`: 0 for this process, and else
+/// that of a thread that has not ended.
+#[derive(Debug)]
+pub(crate) struct NumberForCalls {
+    pid: u32,
+    number: AtomicI32,
+}
+
+impl NumberForCalls {
+    pub(crate) fn of(pid: u32) -> Result<NumberForCalls, Error> {
+        let own = own_pid()?;
+        let number = match i32::try_from(pid) {
+            _ if pid == own => 0,
+            // The number would be that of another process.
+            _ if own != std::process::id() => {
+                return Err(Error::SystemFile {
+                    path: format!("move_pages of process {pid}"),
+                    reason: "/proc is that of another pid namespace".to_owned(),
+                    remedy: "mount /proc of this pid namespace (unshare --mount-proc)",
+                });
+            }
+            Ok(number) if number > 0 => Image::of(pid).map_or(number, |now| now.thread as i32),
+            _ => return Err(may_not_ask(pid, &sys::Errno(libc::ESRCH).to_string())),
+        };
+        Ok(NumberForCalls { pid, number: AtomicI32::new(number) })
+    }
+
+    pub(crate) fn is_own(&self) -> bool {
+        self.number.load(Relaxed) == 0
+    }
+
+    /// Makes a call that asks for a number or moves pages, which may be made twice. If the thread
+    /// has ended, another one of the process is named.
+    pub(crate) fn call<T>(
+        &self,
+        mut call: impl FnMut(i32) -> Result<T, sys::Errno>,
+    ) -> Result<T, sys::Errno> {
+        /// A program whose threads all live shorter than a call is not followed for ever.
+        const TRIES: u32 = 100;
+        for _ in 0..TRIES {
+            let number = self.number.load(Relaxed);
+            let result = call(number);
+            // The number of a main thread stays taken until the process has ended. That of another
+            // thread may be a thread of another process, by the time of the call.
+            let may_be_wrong = matches!(result, Err(sys::Errno(libc::ESRCH | libc::EINVAL)))
+                || number != self.pid as i32;
+            if number == 0 || !may_be_wrong {
+                return result;
+            }
+            match Image::of(self.pid) {
+                Ok(now) if now.thread as i32 != number => {
+                    self.number.store(now.thread as i32, Relaxed);
+                }
+                Ok(_) => return result,
+                Err(_) => break,
+            }
+        }
+        Err(sys::Errno(libc::ESRCH))
     }
 }
 
@@ -492,70 +517,10 @@ pub fn descendants(root: u32) -> Result<Vec<u32>, Error> {
 
 /// The addresses that are mapped, in ascending order; none if they cannot be read.
 pub(crate) fn mapped_ranges(pid: u32) -> Vec<Range<usize>> {
-    let text = text_of(pid, "maps").unwrap_or_default();
+    let thread = Image::of(pid).map_or(pid, |image| image.thread);
+    let text = text(pid, &by_thread(pid, thread, "maps")).unwrap_or_default();
     let range = |line: &str| hex_range(line.split_whitespace().next()?);
     text.lines().filter_map(range).map(|(start, end)| start..end).collect()
-}
-
-fn path(pid: u32, file: &str) -> String {
-    format!("/proc/{pid}/{file}")
-}
-
-fn open(pid: u32, file: &str) -> Result<File, Error> {
-    File::open(path(pid, file)).map_err(|e| unreadable(pid, file, &e))
-}
-
-fn text_of(pid: u32, file: &str) -> Result<String, Error> {
-    let mut bytes = Vec::new();
-    open(pid, file)?.read_to_end(&mut bytes).map_err(|e| unreadable(pid, file, &e))?;
-    // A name may be no text.
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn unreadable(pid: u32, file: &str, error: &std::io::Error) -> Error {
-    let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH);
-    if gone && !std::path::Path::new(&path(pid, "")).exists() {
-        return Error::BadArgument {
-            what: "process",
-            reason: format!("there is no process {pid} here"),
-            remedy: "name one that `ps -e` shows, in this pid namespace".into(),
-        };
-    }
-    Error::SystemFile {
-        path: path(pid, file),
-        reason: error.to_string(),
-        remedy: match error.kind() {
-            ErrorKind::PermissionDenied => {
-                "run as root, as the user of the process, or with CAP_SYS_PTRACE"
-            }
-            _ => "try again; the process may have ended",
-        },
-    }
-}
-
-/// The name of a process (`/proc/PID/comm`), which may have any characters.
-fn name_of(pid: u32) -> Result<String, Error> {
-    let text = text_of(pid, "comm")?;
-    Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
-}
-
-/// A process that has ended is no process any more: the same error as for one that never was.
-pub(crate) fn ended(pid: u32) -> Error {
-    Error::BadArgument {
-        what: "process",
-        reason: format!("process {pid} has ended, or runs another program now"),
-        remedy: "read its memory again, if it still runs".into(),
-    }
-}
-
-fn state(pid: u32) -> Option<char> {
-    stat_field(&text_of(pid, "stat").ok()?, 3)?.chars().next()
-}
-
-/// A field of `/proc/PID/stat`, from 3 on. The second one is the name in parentheses, which may
-/// have spaces and parentheses of its own.
-fn stat_field(stat: &str, number: usize) -> Option<&str> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(number - 3)
 }
 
 fn kb(text: &str) -> u64 {
@@ -652,13 +617,6 @@ e00000 default file=/usr/lib/x\\040y.so mapped=1 mapmax=31 N0=1 kernelpagesize_k
         assert_eq!(on(1), [(0, 2048), (1, 2048)]);
         assert_eq!(on(3), [(0, 2048), (1, 2048)]);
         assert_eq!((all[3].huge_bytes, all[0].swapped_bytes), (2 << 20, 4096));
-    }
-
-    #[test]
-    fn a_name_with_parentheses_hides_no_field() {
-        let stat = "7 (a) R) b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 99";
-        assert_eq!((stat_field(stat, 3), stat_field(stat, 22)), (Some("S"), Some("4711")));
-        assert_eq!(stat_field("", 3), None);
     }
 
     #[test]
