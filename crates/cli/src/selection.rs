@@ -1,5 +1,7 @@
 //! Which processes a command is about.
 
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -81,11 +83,27 @@ impl Selection {
 /// The directory of a cgroup, given by its path or by its path below the mount.
 fn cgroup(path: &Path) -> Result<PathBuf, Stop> {
     let below = path.strip_prefix("/").unwrap_or(path);
-    let candidates = std::iter::once(path.to_owned())
-        .chain(CGROUPS.iter().map(|root| Path::new(root).join(below)));
-    candidates.into_iter().find(|directory| directory.join("cgroup.procs").is_file()).ok_or_else(
-        || Stop::Refused(anyhow!("{path:?} is no cgroup; /proc/PID/cgroup has that of a process")),
-    )
+    // Never relative to the working directory.
+    let itself = path.is_absolute().then(|| path.to_owned());
+    let mut candidates =
+        itself.into_iter().chain(CGROUPS.iter().map(|root| Path::new(root).join(below)));
+    candidates.find(|directory| is_cgroup(directory)).ok_or_else(|| {
+        Stop::Refused(anyhow!("{path:?} is no cgroup; /proc/PID/cgroup has that of a process"))
+    })
+}
+
+/// Whether a directory is a cgroup. Anybody can make a file `cgroup.procs` elsewhere, so it has to
+/// lie on a mount of cgroups, of version 1 or 2.
+fn is_cgroup(directory: &Path) -> bool {
+    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
+    // SAFETY: the structure has integers only, for which zeros are valid. The call writes it, and
+    // reads a string that ends with zero.
+    let (result, about) = unsafe {
+        let mut about: libc::statfs = std::mem::zeroed();
+        (libc::statfs(path.as_ptr(), &mut about), about)
+    };
+    let kinds = [libc::CGROUP_SUPER_MAGIC, libc::CGROUP2_SUPER_MAGIC];
+    result == 0 && kinds.contains(&about.f_type) && directory.join("cgroup.procs").is_file()
 }
 
 /// The directory of the cgroup of a unit. Users and containers may have units of the same name, so
@@ -97,7 +115,7 @@ fn unit_directory(unit: &str) -> Result<PathBuf, Stop> {
         .iter()
         .flat_map(|root| tree(Path::new(root)))
         .filter(|path| path.file_name().is_some_and(|name| name == wanted.as_str()))
-        .filter(|path| path.join("cgroup.procs").is_file())
+        .filter(|path| is_cgroup(path))
         .collect();
     let depth = |path: &PathBuf| path.components().count();
     found.sort_by_key(|path| (depth(path), path.clone()));

@@ -193,6 +193,23 @@ fn all_processes_of_a_cgroup_are_shown() {
     assert!(failure(command, 2).contains("no process of"));
 }
 
+/// Files of a directory that looks like a cgroup name no process, wherever the command runs.
+#[test]
+fn a_directory_elsewhere_is_no_cgroup() {
+    let shell = Shell::run(":");
+    let name = format!("pageleap-no-cgroup-{}", std::process::id());
+    let directory = std::env::temp_dir().join(&name);
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("cgroup.procs"), shell.pid()).unwrap();
+    let up = format!("/../../../../..{}", directory.display());
+    for path in [&name, directory.to_str().unwrap(), &up] {
+        let mut command = pageleap(&["--cgroup", path]);
+        command.current_dir(std::env::temp_dir());
+        assert!(failure(command, 2).contains("no cgroup"), "{path}");
+    }
+    fs::remove_dir_all(&directory).unwrap();
+}
+
 #[test]
 fn bad_requests_are_refused_with_a_reason() {
     let refused = |arguments: &[&str]| failure(pageleap(arguments), 2);
