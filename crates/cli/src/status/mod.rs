@@ -67,6 +67,8 @@ struct Shown {
     memory: ProcessMemory,
     /// The largest mappings with memory, each with its strip, if the kernel tells the nodes.
     largest: Vec<(MappingMemory, Option<String>)>,
+    /// Why the kernel does not tell nodes, where it does not.
+    untold: Option<pageleap::Error>,
 }
 
 /// Reads the processes and prints them.
@@ -118,8 +120,11 @@ fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
         }
         match memory {
             Ok(memory) => {
-                let largest = if args.json { Vec::new() } else { largest(&memory, args.all) };
-                shown.push(Shown { memory, largest });
+                let (largest, untold) = match args.json {
+                    true => (Vec::new(), None),
+                    false => largest(&memory, args.all),
+                };
+                shown.push(Shown { memory, largest, untold });
             }
             // One of several may end at any time.
             Err(error) if error.is_usage() && pids.len() > 1 => {}
@@ -129,13 +134,25 @@ fn read(args: &StatusArgs, pids: &[u32]) -> (Vec<Shown>, Vec<pageleap::Error>) {
     (shown, failures)
 }
 
-/// The largest mappings with memory, and their strips.
-fn largest(memory: &ProcessMemory, all: bool) -> Vec<(MappingMemory, Option<String>)> {
+/// The largest mappings with memory, and their strips. The second part says why a strip is missing
+/// that should be there.
+fn largest(
+    memory: &ProcessMemory,
+    all: bool,
+) -> (Vec<(MappingMemory, Option<String>)>, Option<pageleap::Error>) {
+    let mut untold = None;
     let mut mappings: Vec<&MappingMemory> =
         memory.mappings.iter().filter(|m| m.resident_bytes + m.swapped_bytes > 0).collect();
     mappings.sort_by_key(|m| (std::cmp::Reverse(m.resident_bytes), m.start));
     mappings.truncate(if all { usize::MAX } else { MOST_MAPPINGS });
-    mappings.into_iter().map(|m| (m.clone(), text::strip(memory.pid, m))).collect()
+    let mut strip = |m: &MappingMemory| {
+        text::strip(memory.pid, m).unwrap_or_else(|error| {
+            untold.get_or_insert(error);
+            None
+        })
+    };
+    let strips: Vec<Option<String>> = mappings.iter().map(|m| strip(m)).collect();
+    (mappings.into_iter().cloned().zip(strips).collect(), untold)
 }
 
 fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {

@@ -22,24 +22,24 @@ const SEVERAL: char = '*';
 /// Background colours of nodes, in turns: blue, green, yellow, magenta, cyan, red.
 const COLOURS: [u32; 6] = [44, 42, 43, 45, 46, 41];
 
-/// Where the pages of a mapping lie, from its first address to its last. `None` if the kernel does
-/// not tell.
-pub(super) fn strip(pid: u32, mapping: &MappingMemory) -> Option<String> {
+/// Where the pages of a mapping lie, from its first address to its last. `None` for memory that is
+/// no memory of nodes.
+pub(super) fn strip(pid: u32, mapping: &MappingMemory) -> Result<Option<String>, pageleap::Error> {
     if matches!(mapping.movable, Movable::Device | Movable::Kernel) {
-        return None;
+        return Ok(None);
     }
     let page = (mapping.page_bytes as usize).max(BASE_PAGE);
     let cells = samples((mapping.end - mapping.start) / page);
     let address = |sample: &usize| mapping.start + sample * page;
     let addresses: Vec<usize> = cells.iter().flatten().map(address).collect();
-    let nodes = process::nodes_of_pages(pid, &addresses).ok()?;
+    let nodes = process::nodes_of_pages(pid, &addresses)?;
     let mut left = nodes.as_slice();
     let cell = |cell: &Vec<usize>| {
         let (these, others) = left.split_at(cell.len());
         left = others;
         summed_up(these)
     };
-    Some(cells.iter().map(cell).collect())
+    Ok(Some(cells.iter().map(cell).collect()))
 }
 
 /// Which pages of a mapping stand for each character. They have no regular distance, which could be
@@ -80,7 +80,7 @@ fn letter(node: NodeId) -> char {
 
 pub(super) fn text(shown: &[Shown], all: bool, colours: bool) -> String {
     let mut out = String::new();
-    for Shown { memory, largest } in shown {
+    for Shown { memory, largest, untold } in shown {
         if !out.is_empty() {
             out.push('\n');
         }
@@ -92,6 +92,9 @@ pub(super) fn text(shown: &[Shown], all: bool, colours: bool) -> String {
         }
         for warning in &memory.warnings {
             let _ = writeln!(out, "\nnote: {warning}");
+        }
+        if let Some(why) = untold {
+            let _ = writeln!(out, "\nnote: where single pages lie is not told: {why}");
         }
     }
     if shown.len() > 1 {

@@ -67,7 +67,8 @@ impl Process {
         };
         match found.calls.query(&[], &mut []) {
             _ if found.is_gone() => Err(process::ended(pid)),
-            Err(Errno(libc::ESRCH)) => Err(process::ended(pid)),
+            // `/proc` shows it, and the kernel does not know it.
+            Err(Errno(libc::ESRCH)) => Err(process::other_namespace(pid)),
             Err(Errno(libc::EINVAL)) => Err(Error::BadArgument {
                 what: "process",
                 reason: format!(

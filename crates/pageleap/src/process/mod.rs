@@ -408,13 +408,7 @@ impl NumberForCalls {
         let number = match i32::try_from(pid) {
             _ if pid == own => 0,
             // The number would be that of another process.
-            _ if own != std::process::id() => {
-                return Err(Error::SystemFile {
-                    path: format!("move_pages of process {pid}"),
-                    reason: "/proc is that of another pid namespace".to_owned(),
-                    remedy: "mount /proc of this pid namespace (unshare --mount-proc)",
-                });
-            }
+            _ if has_foreign_proc(own) => return Err(other_namespace(pid)),
             Ok(number) if number > 0 => Image::of(pid).map_or(number, |now| now.thread as i32),
             _ => return Err(may_not_ask(pid, &sys::Errno(libc::ESRCH).to_string())),
         };
@@ -452,6 +446,24 @@ impl NumberForCalls {
             }
         }
         Err(sys::Errno(libc::ESRCH))
+    }
+}
+
+/// Whether `/proc` is that of a pid namespace above the one of this process. It then shows a number
+/// of this process in each of them. The two may be the same.
+fn has_foreign_proc(own: u32) -> bool {
+    let status = text_of(own, "status").unwrap_or_default();
+    let numbers = status_value(&status, "NStgid").unwrap_or_default().split_whitespace();
+    // A kernel without pid namespaces names none.
+    numbers.count() > 1 || own != std::process::id()
+}
+
+/// `move_pages` would take the number of a process in `/proc` for that of another one.
+pub(crate) fn other_namespace(pid: u32) -> Error {
+    Error::SystemFile {
+        path: format!("move_pages of process {pid}"),
+        reason: "/proc is that of another pid namespace".to_owned(),
+        remedy: "mount /proc of this pid namespace (unshare --mount-proc)",
     }
 }
 
