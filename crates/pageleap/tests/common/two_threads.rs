@@ -6,8 +6,8 @@ use std::ffi::{CString, c_int, c_void};
 use std::ops::Range;
 use std::ptr;
 
-/// Bytes of memory that the process has, in base pages of one mapping.
-pub const BYTES: usize = 2 << 20;
+/// Bytes of memory that the process has, in base pages of one mapping. A block of 2 MB lies in it.
+pub const BYTES: usize = 4 << 20;
 const STACK: usize = 64 << 10;
 
 /// The process. It makes system calls only, and ends with the test.
