@@ -3,6 +3,9 @@
 mod common;
 #[path = "common/nodes.rs"]
 mod nodes;
+#[cfg(target_arch = "x86_64")]
+#[path = "common/program32.rs"]
+mod program32;
 #[path = "common/two_threads.rs"]
 mod two_threads;
 
@@ -297,6 +300,36 @@ fn processes_without_memory_are_told_as_such() {
         let memory = ProcessMemory::read(2).unwrap();
         assert!(memory.mappings.is_empty() && memory.warnings[0].contains("kernel"), "{memory:?}");
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_program_of_32_bits_is_one_like_others() {
+    const NAME: &str = "a_program_of_32_bits_is_one_like_others";
+    let directory = std::env::temp_dir().join(format!("pageleap-32-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let started = program32::start(&directory);
+    fs::remove_dir_all(&directory).unwrap();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) => return skip(NAME, &format!("no program of 32 bits starts: {error}")),
+    };
+    let memory = ProcessMemory::read(child.id()).unwrap();
+    let touched = program32::TOUCHED;
+    let mapping = memory.mappings.iter().find(|m| (m.start..m.end).contains(&touched.start));
+    let mapping = mapping.unwrap_or_else(|| panic!("{memory:?}"));
+    assert_eq!((mapping.resident_bytes, mapping.movable), (touched.len() as u64, Movable::Yes));
+    assert!(memory.mappings.iter().any(|m| m.kind == MappingKind::Stack), "{memory:?}");
+    let pages: Vec<usize> = touched.clone().step_by(BASE_PAGE).collect();
+    for to in common::nodes() {
+        let migration = KernelMigration::new().range(&memory, touched.clone(), to);
+        let report = migration.start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        let nodes = nodes_of_pages(child.id(), &pages).unwrap();
+        assert!(nodes.iter().all(|node| *node == Some(to)), "{to}: {nodes:?} {report}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

@@ -400,6 +400,19 @@ mod tests {
     }
 
     #[test]
+    #[test]
+    fn a_process_may_end_after_it_was_selected() {
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        child.wait().unwrap();
+        let own = pageleap::process::own_pid().unwrap();
+        let (memories, left_out) =
+            read(&[child.id(), own]).unwrap_or_else(|stop| panic!("{stop:?}"));
+        assert_eq!((memories.len(), left_out.len()), (1, 0));
+        assert_eq!(memories[0].pid, own);
+        let Err(Stop::Refused(why)) = read(&[child.id()]) else { panic!("it has ended") };
+        assert!(why.to_string().contains("there is no process"), "{why}");
+    }
+
     fn kinds_are_those_of_status_that_can_move() {
         assert_eq!(kind("heap"), Ok(MappingKind::Heap));
         assert!(kind("special").unwrap_err().contains("hugetlb"));
