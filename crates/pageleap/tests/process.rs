@@ -368,6 +368,34 @@ fn memory_is_found_after_the_main_thread_has_ended() {
     }
 }
 
+/// What is said of the pages' sizes is not true here, so that no huge pages have to be there.
+#[test]
+fn ends_within_huge_pages_are_refused_or_told_before_anything_moves() {
+    let process = TwoThreads::start("huge pages");
+    let mut memory = ProcessMemory::read(process.pid).unwrap();
+    let node = memory.allowed_nodes[0];
+    let block = process.range().start.next_multiple_of(HUGE);
+    let page = block..block + BASE_PAGE;
+    let this = memory.mappings.iter().position(|m| (m.start..m.end).contains(&block)).unwrap();
+    assert_eq!(memory.mappings[this].huge_bytes, 0, "{memory:?}");
+    let asked = |memory: &ProcessMemory| {
+        let migration = || KernelMigration::new().range(memory, page.clone(), node);
+        (migration().check(), migration().start().map(|job| job.wait().warnings.clone()))
+    };
+    let (checked, told) = asked(&memory);
+    assert_eq!([checked.unwrap(), told.unwrap()], [const { Vec::<String>::new() }; 2]);
+    memory.mappings[this].huge_bytes = HUGE as u64;
+    let (checked, told) = asked(&memory);
+    let (checked, told) = (checked.unwrap(), told.unwrap());
+    assert!(checked == told && checked.len() == 1, "{checked:?} {told:?}");
+    assert!(told[0].contains("within transparent huge pages"), "{told:?}");
+    memory.mappings[this].page_bytes = HUGE as u64;
+    let (checked, told) = asked(&memory);
+    for error in [checked.unwrap_err(), told.unwrap_err()] {
+        assert!(error.to_string().contains("within a huge page"), "{error}");
+    }
+}
+
 /// At two pages a second, the job has not ended when the main thread has.
 #[test]
 fn a_job_goes_on_after_the_main_thread_has_ended() {

@@ -65,7 +65,8 @@ pub struct MoveArgs {
     pub all: bool,
 
     /// Move only these addresses, hexadecimal as in /proc/PID/maps: 7f00a000-7f00c000; several
-    /// times for several ranges
+    /// times for several ranges. A transparent huge page of which a part is named moves as a whole,
+    /// up to 2 MB beyond the range
     #[arg(long, value_name = "A-B", value_parser = addresses)]
     pub range: Vec<Range<usize>>,
 
@@ -196,8 +197,8 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     }
     allow_descriptors(plans.len());
     if args.dry_run {
-        migration.check()?;
-        printed(output::write(&plan::show(&plans, &to, from.as_deref(), args)?))?;
+        let warnings = migration.check()?;
+        printed(output::write(&plan::show(&plans, &to, from.as_deref(), warnings, args)?))?;
         return all_read(&left_out);
     }
     interrupt::install();
@@ -400,7 +401,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn a_process_may_end_after_it_was_selected() {
         let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
         child.wait().unwrap();
@@ -413,6 +413,7 @@ mod tests {
         assert!(why.to_string().contains("there is no process"), "{why}");
     }
 
+    #[test]
     fn kinds_are_those_of_status_that_can_move() {
         assert_eq!(kind("heap"), Ok(MappingKind::Heap));
         assert!(kind("special").unwrap_err().contains("hugetlb"));

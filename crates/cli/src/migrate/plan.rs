@@ -115,6 +115,7 @@ struct Amounts {
 struct JsonPlan<'a> {
     dry_run: bool,
     processes: Vec<JsonProcess<'a>>,
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -129,8 +130,10 @@ pub(super) fn show(
     plans: &[Plan<'_>],
     to: &Placement,
     from: Option<&[NodeId]>,
+    mut warnings: Vec<String>,
     args: &MoveArgs,
 ) -> anyhow::Result<String> {
+    warnings.extend(plans.iter().flat_map(Plan::warnings));
     let shares = shares(to);
     let of = |plan: &Plan<'_>| {
         let kinds = plan.amounts(&shares, from);
@@ -146,7 +149,7 @@ pub(super) fn show(
                 kinds: kinds.iter().map(|(kind, a)| (kind.name(), *a)).collect(),
             })
             .collect();
-        let plan = JsonPlan { dry_run: true, processes };
+        let plan = JsonPlan { dry_run: true, processes, warnings };
         return Ok(serde_json::to_string(&plan).context("the plan could not be written")? + "\n");
     }
     let mut out = String::from("Nothing is moved (--dry-run).\n");
@@ -174,6 +177,9 @@ pub(super) fn show(
     if !args.shared {
         out +=
             "\nPages that are mapped more than once stay (column shared); --shared moves them.\n";
+    }
+    for warning in warnings {
+        out += &format!("\nnote: {warning}\n");
     }
     Ok(out)
 }

@@ -8,6 +8,7 @@
 //!
 //! * [`call`]: one moving call, and what has become of each page.
 //! * [`batch`]: how many pages a call moves. Pure.
+//! * [`edges`]: ends of ranges within transparent huge pages. Pure.
 //! * [`room`]: how much a node can take without memory being taken from others.
 //! * [`target`]: the process, and whether it still is the same.
 //! * [`mover`]: the job's mover, which knows ranges of mappings.
@@ -18,6 +19,7 @@
 
 mod batch;
 mod call;
+mod edges;
 mod folios;
 mod leg;
 pub(crate) mod list;
@@ -198,7 +200,9 @@ impl<'a> KernelMigration<'a> {
 
     /// Adds a range of addresses of a process, in whole pages, and where its pages are to lie.
     /// Parts without memory stay as they are, and the report says why. A mapping that had none when
-    /// the memory was read counts as such, whatever has been touched since.
+    /// the memory was read counts as such, whatever has been touched since. A range that ends
+    /// within a page of hugetlb is refused. Transparent huge pages move as a whole: if a range ends
+    /// within some, up to 2 MB beyond it move as well, of which the report warns.
     ///
     /// Over several nodes, stripes have one page, as by the kernel's interleaving, or 2 MB where
     /// the mapping has transparent huge pages or shares memory. A page of a shared mapping gets the
@@ -299,7 +303,12 @@ impl<'a> KernelMigration<'a> {
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
         let plan = self.plan()?;
-        plan.start(self.settings(), self.warnings, began)
+        plan.start(self.settings(), self.all_warnings(), began)
+    }
+
+    /// What the report will warn of.
+    fn all_warnings(&self) -> Vec<String> {
+        self.warnings.iter().cloned().chain(edges::warning(&self.parts)).collect()
     }
 
     /// Checks the request, and says what is to move by which mover. A job of another kind may have
@@ -374,13 +383,14 @@ impl<'a> KernelMigration<'a> {
         }
     }
 
-    /// Checks the request as [`start`](Self::start) does, and moves nothing.
+    /// Checks the request as [`start`](Self::start) does, and moves nothing. Returns what the report
+    /// would warn of.
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
-    pub fn check(&self) -> Result<(), Error> {
-        self.check_request()?;
-        self.processes().map(drop)
+    pub fn check(&self) -> Result<Vec<String>, Error> {
+        self.plan()?;
+        Ok(self.all_warnings())
     }
 
     /// Whether the request is about several processes.

@@ -1,0 +1,98 @@
+//! Ends of ranges within transparent huge pages.
+//!
+//! The kernel moves a transparent huge page as a whole, whichever of its addresses is named. So more
+//! may move than a range has. Which pages are huge is not looked at, since they come and go: the
+//! kernel says how much of a mapping is huge, and where such pages may lie follows from their
+//! alignment.
+
+use super::{HUGE, Part};
+use crate::process::MappingMemory;
+use crate::units::BASE_PAGE;
+
+/// What a report has to say about the ends of ranges: nothing or one sentence.
+pub(super) fn warning(parts: &[Part<'_>]) -> Option<String> {
+    let mut ends = Vec::new();
+    for Part { memory, addresses, .. } in parts {
+        let splits = |at: &usize| {
+            let next = memory.mappings.partition_point(|mapping| mapping.end <= *at);
+            memory.mappings.get(next).is_some_and(|mapping| may_split_huge_page(mapping, *at))
+        };
+        ends.extend([addresses.start, addresses.end].into_iter().filter(splits));
+    }
+    let which = match &ends[..] {
+        [] => return None,
+        [end] => format!("the end {end:#x} of a range"),
+        [first, ..] => format!("{} ends of ranges, such as {first:#x},", ends.len()),
+    };
+    Some(format!(
+        "{which} may lie within transparent huge pages: each of them moves as a whole, so up to 2 \
+         MB beyond a range move with it, which are not counted"
+    ))
+}
+
+/// Whether the pages before and behind an address may be parts of one huge page.
+fn may_split_huge_page(mapping: &MappingMemory, at: usize) -> bool {
+    let block = at & !(HUGE - 1);
+    at != block
+        && mapping.page_bytes == BASE_PAGE as u64
+        && mapping.huge_bytes > 0
+        && mapping.start <= block
+        && block + HUGE <= mapping.end
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::process::{Image, MappingKind, Movable, ProcessMemory};
+    use crate::units::NodeId;
+
+    /// What is said about a range of a mapping.
+    fn about(mapped: [usize; 2], huge_bytes: u64, range: [usize; 2]) -> Option<String> {
+        let mapping = MappingMemory {
+            start: mapped[0],
+            end: mapped[1],
+            access: "rw-p".into(),
+            kind: MappingKind::Anonymous,
+            name: String::new(),
+            policy: "default".into(),
+            page_bytes: BASE_PAGE as u64,
+            resident_bytes: (mapped[1] - mapped[0]) as u64,
+            huge_bytes,
+            swapped_bytes: 0,
+            on_nodes: BTreeMap::new(),
+            shared_bytes: 0,
+            movable: Movable::Yes,
+            file_offset: 0,
+        };
+        let memory = ProcessMemory {
+            pid: 7,
+            name: "model".into(),
+            namespace_pids: vec![7],
+            allowed_nodes: vec![NodeId(0)],
+            page_table_bytes: 0,
+            mappings: vec![mapping],
+            warnings: Vec::new(),
+            image: Image::NONE,
+        };
+        let part = Part { memory: &memory, addresses: range[0]..range[1], to: NodeId(0).into() };
+        warning(&[part])
+    }
+
+    #[test]
+    fn only_ends_within_whole_huge_pages_are_told() {
+        let mapped = [HUGE / 2, 4 * HUGE + HUGE / 2];
+        let told = |huge_bytes, range| about(mapped, huge_bytes, range);
+        let page = HUGE as u64;
+        let one = told(page, [HUGE, HUGE + BASE_PAGE]).unwrap();
+        assert!(one.starts_with("the end 0x201000 of a range may lie"), "{one}");
+        let both = told(page, [2 * HUGE + BASE_PAGE, 4 * HUGE - BASE_PAGE]).unwrap();
+        assert!(both.starts_with("2 ends of ranges, such as 0x401000, may lie"), "{both}");
+        // Nothing is huge; ends of huge pages; ends of the mapping, where no huge page fits.
+        assert_eq!(told(0, [HUGE, HUGE + BASE_PAGE]), None);
+        assert_eq!(told(page, [HUGE, 4 * HUGE]), None);
+        assert_eq!(told(page, mapped), None);
+        assert_eq!(told(page, [mapped[0] + BASE_PAGE, mapped[1] - BASE_PAGE]), None);
+    }
+}
