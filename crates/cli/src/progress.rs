@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pageleap_measure::figures::human_bytes;
 
 /// Width of the titles, so that the bars of successive steps start in one column.
 const TITLE_WIDTH: usize = 22;
@@ -24,6 +25,29 @@ pub fn transfer(title: &str, total: u64) -> ProgressBar {
         total,
         "{prefix} [{bar:16}] {bytes} of {total_bytes}  {bytes_per_sec}  {elapsed}, {eta} left",
     )
+}
+
+/// How far a transfer is, as a line for where no terminal shows a bar. `total` is the most that may
+/// still turn out to be needed, so the time is the longest that is left at the rate so far.
+pub fn transferred(done: u64, total: u64, took: Duration) -> String {
+    let [done_text, total_text] = [done, total].map(|bytes| human_bytes(bytes as f64));
+    let so_far = format!("moved {done_text} of {total_text} at most");
+    let rate = done as f64 / took.as_secs_f64();
+    if done == 0 || !rate.is_finite() {
+        return format!("{so_far}, nothing per second, the time left is not known");
+    }
+    let left = Duration::try_from_secs_f64(total.saturating_sub(done) as f64 / rate);
+    let left = left.map_or_else(|_| "for ever".to_owned(), clock);
+    format!("{so_far}, {} per second, {left} left", human_bytes(rate))
+}
+
+/// A time in whole seconds, rounded up.
+fn clock(time: Duration) -> String {
+    match time.as_secs_f64().ceil() as u64 {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
 }
 
 /// A bar over rows.
@@ -138,5 +162,30 @@ impl Steps {
 impl Drop for Steps {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transfer_has_a_rate_and_a_time_that_is_left() {
+        const MIB: u64 = 1 << 20;
+        let line = |done, total, seconds| transferred(done, total, Duration::from_secs(seconds));
+        let half = line(500 * MIB, 1000 * MIB, 5);
+        assert_eq!(half, "moved 500 MiB of 1000 MiB at most, 100 MiB per second, 5 s left");
+        let end = line(8 * MIB, 8 * MIB, 4);
+        assert_eq!(end, "moved 8 MiB of 8 MiB at most, 2 MiB per second, 0 s left");
+        for (left, words) in [(90, "1 min 30 s left"), (7260, "2 h 1 min left")] {
+            let line = line(MIB, MIB + left * MIB, 1);
+            assert!(line.ends_with(&format!("1 MiB per second, {words}")), "{line}");
+        }
+        let none = line(0, 8 * MIB, 5);
+        assert!(
+            none.ends_with("at most, nothing per second, the time left is not known"),
+            "{none}"
+        );
+        assert!(line(8 * MIB, 8 * MIB, 0).ends_with("not known"));
     }
 }

@@ -202,8 +202,9 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
         return all_read(&left_out);
     }
     interrupt::install();
-    let resident = plans.iter().map(Plan::resident_bytes).sum();
-    let report = follow(migration.start()?, resident);
+    let shares = plan::shares(&to);
+    let most = plans.iter().map(|plan| plan.most_bytes(&shares, from.as_deref())).sum();
+    let report = follow(migration.start()?, most);
     let written = output::write(&summary::show(&report, &plans, &to, args)?);
     conclude(&report, args)?;
     printed(written)?;
@@ -327,8 +328,8 @@ fn read(pids: &[u32]) -> Result<(Vec<ProcessMemory>, Vec<pageleap::Error>), Stop
 }
 
 /// Waits for the job and shows how far it is. The first Ctrl-C ends the job after its call.
-/// `resident`: bytes that are present, of which the job moves no more.
-fn follow(job: Job, resident: u64) -> Report {
+/// `most`: bytes of which the job moves no more.
+fn follow(job: Job, most: u64) -> Report {
     let (began, mut told) = (Instant::now(), Instant::now());
     let terminal = std::io::stderr().is_terminal();
     let mut bar = None;
@@ -338,15 +339,14 @@ fn follow(job: Job, resident: u64) -> Report {
         }
         let now = job.progress();
         // The job learns what is present as it goes.
-        let total = now.bytes_total.min(resident).max(now.bytes_migrated);
+        let total = now.bytes_total.min(most).max(now.bytes_migrated);
         if began.elapsed() >= QUIET_FOR && terminal {
             let bar = bar.get_or_insert_with(|| progress::transfer("moving", total));
             bar.set_length(total);
             bar.set_position(now.bytes_migrated);
         } else if told.elapsed() >= REPORT_EVERY && !terminal {
             told = Instant::now();
-            let [moved, total] = [now.bytes_migrated, total].map(summary::human);
-            output::note(&format!("moved {moved}, and {total} at most are to move"));
+            output::note(&progress::transferred(now.bytes_migrated, total, began.elapsed()));
         }
         std::thread::sleep(TICK);
     }

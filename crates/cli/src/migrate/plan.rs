@@ -40,9 +40,22 @@ impl<'a> Plan<'a> {
         self.memory.warnings.iter().map(move |warning| format!("process {pid}: {warning}"))
     }
 
-    /// Memory that is present, in bytes.
-    pub(super) fn resident_bytes(&self) -> u64 {
-        self.ranges.iter().map(|(mapping, _)| mapping.resident_bytes).sum()
+    /// The most bytes that may move: what lies on nodes to move from. With several target nodes,
+    /// any page may have to move to another one.
+    pub(super) fn most_bytes(
+        &self,
+        shares: &BTreeMap<NodeId, f64>,
+        from: Option<&[NodeId]>,
+    ) -> u64 {
+        let is_left = |node: &NodeId| {
+            let is_target = shares.len() == 1 && shares.contains_key(node);
+            !is_target && from.is_none_or(|from| from.contains(node))
+        };
+        let most = |(mapping, range): &(&MappingMemory, Range<usize>)| {
+            let left = mapping.on_nodes.iter().filter(|(node, _)| is_left(node));
+            left.map(|(_, bytes)| bytes).sum::<u64>().min(range.len() as u64)
+        };
+        self.ranges.iter().map(most).sum()
     }
 }
 

@@ -128,21 +128,29 @@ pub(super) fn show(
     Ok(text(report, plans))
 }
 
-fn rate(report: &Report) -> u64 {
-    let bytes = report.pages.migrated * BASE_PAGE as u64;
-    (bytes as f64 / (report.migrate_ns.max(1) as f64 / 1e9)) as u64
+/// Bytes per second of the whole move.
+fn rate(moved: u64, took_ns: u64) -> u64 {
+    (moved as f64 / (took_ns.max(1) as f64 / 1e9)) as u64
+}
+
+/// How it ended, after which time and at which rate.
+fn first_line(ended: &Ended, moved: u64, took_ns: u64) -> String {
+    let how = match ended {
+        Ended::Cancelled => "interrupted",
+        Ended::TimedOut => "the time was up",
+        _ => "done",
+    };
+    let took = human_ns(took_ns);
+    match moved {
+        0 => format!("{how} after {took}\n"),
+        _ => format!("{how} after {took}, {} per second\n", human(rate(moved, took_ns))),
+    }
 }
 
 fn text(report: &Report, plans: &[Plan<'_>]) -> String {
     let mut out = String::new();
     let moved = report.pages.migrated * BASE_PAGE as u64;
-    let took = human_ns(report.migrate_ns);
-    out += &match (&report.ended, moved) {
-        (Ended::Cancelled, _) => format!("interrupted after {took}\n"),
-        (Ended::TimedOut, _) => format!("the time was up after {took}\n"),
-        (_, 0) => format!("done after {took}\n"),
-        _ => format!("done after {took}, {} per second\n", human(rate(report))),
-    };
+    out += &first_line(&report.ended, moved, report.migrate_ns);
     for plan in plans {
         out += &format!("  {} ({})\n", plan.memory.name, plan.memory.pid);
     }
@@ -232,7 +240,7 @@ fn json<'a>(report: &'a Report, plans: &'a [Plan<'_>], to: &Placement) -> JsonSu
         },
         moved_bytes: report.pages.migrated * BASE_PAGE as u64,
         elapsed_ns: report.migrate_ns,
-        bytes_per_s: rate(report),
+        bytes_per_s: rate(report.pages.migrated * BASE_PAGE as u64, report.migrate_ns),
         outcomes: groups(report)
             .into_iter()
             .map(|((place, reason), group)| outcome(((place, reason), group)))
@@ -242,5 +250,20 @@ fn json<'a>(report: &'a Report, plans: &'a [Plan<'_>], to: &Placement) -> JsonSu
         longest_call_ns: report.windows.max_ns,
         calls_over_limit: report.windows_over_budget,
         warnings: warnings(report, plans),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_has_the_rate_of_the_whole_move() {
+        const SECOND: u64 = 1_000_000_000;
+        let line = |ended, moved| first_line(&ended, moved, 2 * SECOND);
+        assert_eq!(line(Ended::Completed, 8 << 20), "done after 2.00 s, 4 MiB per second\n");
+        assert_eq!(line(Ended::Cancelled, 8 << 20), "interrupted after 2.00 s, 4 MiB per second\n");
+        assert_eq!(line(Ended::TimedOut, 1), "the time was up after 2.00 s, 0 bytes per second\n");
+        assert_eq!(line(Ended::Completed, 0), "done after 2.00 s\n");
     }
 }
