@@ -8,6 +8,8 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void *has_no_error_yet(void *nothing) {
     (void)nothing;
@@ -218,13 +220,47 @@ static void see_lists_of_pages(void) {
     CHECK(pageleap_move_pages(0, ULONG_MAX / 16, pages, to, status, 2) == -1 && errno == EINVAL);
     CHECK(pageleap_move_pages(0, 2, NULL, to, status, 2) == -1 && errno == EINVAL);
     CHECK(pageleap_move_pages(0, 2, pages, to, status, 64) == -1 && errno == EINVAL);
+    CHECK(pageleap_move_pages(0, 2, pages, to, status, 1) == -1 && errno == EINVAL);
     CHECK(pageleap_move_pages(-1, 2, pages, to, status, 2) == -1 && errno == ESRCH);
+    CHECK(pageleap_move_pages(INT_MAX, 2, pages, to, status, 2) == -1 && errno == ESRCH);
     CHECK(pageleap_move_pages(0, 0, NULL, NULL, NULL, 2) == 0);
     CHECK(pageleap_move_pages(0, 2, pages, NULL, status, 0) == 0 && status[0] >= 0);
     /* A page that is not present is no page that has stayed. */
     pages[1] = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pageleap_move_pages(0, 2, pages, to, status, 2) == 0 && status[1] == -ENOENT);
     munmap(pages[1], 4096);
+    /* No page is at these addresses, and nothing is read or written there. */
+    void *wild[] = { NULL, (void *)1, (void *)(1L << 47), (void *)LONG_MIN, (void *)-1L };
+    enum { WILD = sizeof wild / sizeof *wild };
+    int anywhere[WILD] = { 0 }, told[WILD];
+    for (int at = 0; at < WILD; at++)
+        anywhere[at] = nodes[0];
+    CHECK(pageleap_move_pages(0, WILD, wild, anywhere, told, 2) == 0);
+    for (int at = 0; at < WILD; at++)
+        CHECK(told[at] == -EFAULT);
+    /* Nodes that there are not: the page stays, and counts. */
+    for (int none = 0; none < 3; none++) {
+        to[0] = (int[]){ -1, INT_MIN, INT_MAX }[none];
+        CHECK(pageleap_move_pages(0, 1, pages, to, status, 2) == 1 && status[0] == -ENODEV);
+    }
+    CHECK(pageleap_move_pages(0, 1, pages, to, NULL, 2) == 1);
+}
+
+/* Pages that several processes map move with CAP_SYS_NICE only. */
+static void see_a_list_without_privileges(void) {
+    static char memory[4096] __attribute__((aligned(4096)));
+    void *pages[1] = { memory };
+    int to[1] = { nodes[0] }, status[1], ended;
+    memory[0] = 1;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(geteuid() != 0 || setuid(65534) == 0);
+        CHECK(pageleap_move_pages(0, 1, pages, to, status, 4) == -1 && errno == EPERM);
+        CHECK(strstr(pageleap_last_error(), "CAP_SYS_NICE") != NULL);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &ended, 0) == child && ended == 0);
 }
 
 /* The name of a call stays valid, whatever fails later. */
@@ -266,6 +302,7 @@ int main(void) {
     see_numbers();
     see_ranges_and_options();
     see_lists_of_pages();
+    see_a_list_without_privileges();
     see_a_call_that_failed();
     see_errors_of_threads();
     pageleap_region_free(region);

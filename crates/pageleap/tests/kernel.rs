@@ -1,10 +1,10 @@
 //! Memory that no pool owns, moved by the kernel: of this process, and of others.
 
 mod common;
-#[path = "common/machine_settings.rs"]
-mod machine_settings;
 #[path = "common/mapping.rs"]
 mod mapping;
+#[path = "common/moved.rs"]
+mod moved;
 #[path = "common/nodes.rs"]
 mod nodes;
 
@@ -18,123 +18,17 @@ use std::time::Duration;
 
 use common::{End, become_nobody, case, is_root, run_case, set_dumpable, skip};
 use io_uring::IoUring;
-use machine_settings::Cpuset;
 use mapping::{Mapping, nodes_of, on_node};
+use moved::{Child, all_migrated, outcomes, run};
 use nodes::several;
 use pageleap::process::{MappingKind, ProcessMemory, own_pid};
 use pageleap::{
     BASE_PAGE, Ended, Error, KernelMigration, Mode, NodeId, PageOutcome, PageStatus, Placement,
-    Reason, Report, move_pages,
+    Reason, move_pages,
 };
 
 const HUGE: usize = 2 << 20;
 const MS: Duration = Duration::from_millis(1);
-
-/// A child that has touched memory of its own on a node and waits for its end.
-struct Child {
-    pid: libc::pid_t,
-    mapping: Mapping,
-}
-
-impl Child {
-    /// With `exec` it waits for a line, and executes another program then.
-    fn new(len: usize, flags: i32, advice: i32, node: NodeId) -> Child {
-        let mapping = Mapping::new(len, flags);
-        if advice >= 0 {
-            mapping.advise(advice);
-        }
-        let mut pipe = [0; 2];
-        // SAFETY: the child makes system calls only, touches the mapping, and never returns.
-        let pid = unsafe {
-            assert_eq!(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC), 0);
-            let pid = libc::fork();
-            if pid == 0 {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                let mask = 1u64 << node.0;
-                libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, &raw const mask, 65);
-                for (at, page) in mapping.pages().enumerate() {
-                    (page as *mut u64).write_volatile(at as u64);
-                }
-                libc::write(pipe[1], b"x".as_ptr().cast(), 1);
-                loop {
-                    libc::pause();
-                }
-            }
-            libc::close(pipe[1]);
-            assert_eq!(libc::read(pipe[0], [0u8].as_mut_ptr().cast(), 1), 1, "the child has ended");
-            libc::close(pipe[0]);
-            pid
-        };
-        Child { pid, mapping }
-    }
-
-    fn base(len: usize, node: NodeId) -> Child {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        Child::new(len, flags, libc::MADV_NOHUGEPAGE, node)
-    }
-
-    fn pid(&self) -> u32 {
-        self.pid as u32
-    }
-
-    fn memory(&self) -> ProcessMemory {
-        ProcessMemory::read(self.pid()).unwrap()
-    }
-
-    fn kill(&self) {
-        // SAFETY: a child that nobody has waited for.
-        unsafe { libc::kill(self.pid, libc::SIGKILL) };
-    }
-
-    /// Moves its mapping.
-    fn move_to(&self, to: impl Into<Placement>) -> Report {
-        let memory = self.memory();
-        run(KernelMigration::new().range(&memory, self.mapping.range(), to))
-    }
-
-    fn on_nodes(&self) -> BTreeMap<Option<NodeId>, usize> {
-        nodes_of(self.pid(), self.mapping.pages().collect())
-    }
-
-    /// Reads its memory through the kernel.
-    fn check(&self) {
-        let memory = fs::File::open(format!("/proc/{}/mem", self.pid)).unwrap();
-        for (at, page) in self.mapping.pages().enumerate() {
-            let mut word = [0; 8];
-            std::os::unix::fs::FileExt::read_exact_at(&memory, &mut word, page as u64).unwrap();
-            assert_eq!(u64::from_ne_bytes(word), at as u64, "LOST: page {at}");
-        }
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.kill();
-        // SAFETY: as above.
-        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
-    }
-}
-
-fn run(migration: KernelMigration<'_>) -> Report {
-    migration.start().unwrap().wait()
-}
-
-/// What became of the pages of a report, in pages.
-fn outcomes(report: &Report) -> BTreeMap<(String, Option<String>), usize> {
-    let mut counts = BTreeMap::new();
-    for run in &report.runs {
-        let reason = run.reason.map(|reason| reason.to_string());
-        *counts.entry((format!("{:?}", run.outcome), reason)).or_default() +=
-            run.range.len() / BASE_PAGE;
-    }
-    counts
-}
-
-fn all_migrated(report: &Report, pages: usize) {
-    let all = BTreeMap::from([(("Migrated".to_owned(), None), pages)]);
-    assert_eq!(outcomes(report), all, "{report}");
-    assert!(report.ended.is_completed(), "{report}");
-}
 
 /// What the system call itself says, without the library.
 fn raw(pages: &[usize], nodes: &[i32]) -> Vec<i32> {
@@ -684,90 +578,6 @@ fn a_segment_of_two_processes_moves_when_that_is_asked_for() {
     assert_eq!((report.pages.migrated, report.pages.unchanged), (64, 64), "{report}");
     assert_eq!(child.on_nodes(), BTreeMap::from([(Some(nodes[1]), 64)]));
     child.check();
-}
-
-#[test]
-fn a_node_that_the_cpuset_of_the_process_forbids_is_refused() {
-    const NAME: &str = "a_node_that_the_cpuset_of_the_process_forbids_is_refused";
-    let Some(nodes) = several(NAME) else { return };
-    let child = Child::base(16 * BASE_PAGE, nodes[0]);
-    let set = match Cpuset::new("kernel", &nodes[0].0.to_string()) {
-        Ok(set) => set,
-        Err(error) => return skip(NAME, &error),
-    };
-    set.write("cgroup.procs", &child.pid.to_string()).unwrap();
-    let memory = child.memory();
-    let migration = KernelMigration::new().range(&memory, child.mapping.range(), nodes[1]);
-    let error = migration.start().unwrap_err();
-    assert!(error.is_usage() && error.to_string().contains("cpuset"), "{error}");
-    let status = move_pages(child.pid(), &[child.mapping.start], Some(&[nodes[1]]), false).unwrap();
-    assert_eq!(status[0].code(), -libc::EACCES);
-    assert_eq!(status[0].node, Some(nodes[0]));
-    drop(child);
-}
-
-/// Counts of the kernel of all nodes.
-fn reclaimed() -> BTreeMap<String, u64> {
-    let text = fs::read_to_string("/proc/vmstat").unwrap();
-    let words = text.lines().filter_map(|line| line.split_once(' '));
-    let wanted = |name: &str| ["pswpout", "pgsteal_kswapd", "pgsteal_direct"].contains(&name);
-    words
-        .filter(|(name, _)| wanted(name))
-        .map(|(n, v)| (n.to_owned(), v.parse().unwrap()))
-        .collect()
-}
-
-fn free(node: NodeId) -> usize {
-    let text =
-        fs::read_to_string(format!("/sys/devices/system/node/node{}/meminfo", node.0)).unwrap();
-    let line = text.lines().find(|line| line.contains("MemFree:")).unwrap();
-    line.split_whitespace().nth(3).unwrap().parse::<usize>().unwrap() << 10
-}
-
-#[test]
-fn a_node_without_room_takes_what_costs_nobody_anything() {
-    const NAME: &str = "a_node_without_room_takes_what_costs_nobody_anything";
-    let Some(nodes) = several(NAME) else { return };
-    if free(nodes[1]) > 4 << 30 {
-        return skip(NAME, &"filling the second node would take long");
-    }
-    // Leaves 200 MB on the second node, of which watermarks take some 100. Huge pages are filled
-    // faster.
-    let fill = free(nodes[1]).saturating_sub(200 << 20) / HUGE * HUGE;
-    let hog = Mapping::new(fill, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    hog.advise(libc::MADV_HUGEPAGE);
-    hog.advise(libc::MADV_DONTFORK);
-    hog.fill(nodes[1]);
-    let child = Child::base(57_600 * BASE_PAGE, nodes[0]);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let before = reclaimed();
-    let report = child.move_to(nodes[1]);
-    assert_eq!(reclaimed(), before, "{report}");
-    let full = (format!("{:?}", PageOutcome::Failed), Some(Reason::NoRoom.to_string()));
-    let outcomes = outcomes(&report);
-    assert!(report.pages.migrated > 0 && outcomes.contains_key(&full), "{report}");
-    assert_eq!(outcomes.len(), 2, "{report}");
-    let Ended::Failed(error) = &report.ended else { panic!("{report}") };
-    assert!(error.to_string().contains("no room"), "{error}");
-    assert_eq!(child.on_nodes()[&Some(nodes[1])] as u64, report.pages.migrated);
-    // In a list too.
-    let pages: Vec<usize> = child.mapping.pages().collect();
-    let to = vec![nodes[1]; pages.len()];
-    let found = move_pages(child.pid(), &pages, Some(&to), false).unwrap();
-    assert!(found.iter().any(|status| status.code() == -libc::ENOMEM));
-    assert_eq!(reclaimed(), before);
-    child.check();
-    // And where each address stands for a huge page.
-    let huge = Child::new(128 << 20, flags, libc::MADV_HUGEPAGE, nodes[0]);
-    let pages: Vec<usize> = huge.mapping.range().step_by(HUGE).collect();
-    let to = vec![nodes[1]; pages.len()];
-    let found = move_pages(huge.pid(), &pages, Some(&to), false).unwrap();
-    assert!(found.iter().any(|status| status.code() == -libc::ENOMEM));
-    assert_eq!(reclaimed(), before);
-    huge.check();
-    drop(hog);
-    let report = child.move_to(nodes[1]);
-    assert!(report.ended.is_completed(), "{report}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::soak;
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated. `swap` needs a disk for its swap.
-pub const TEST_BINARIES: [&str; 28] = [
+pub const TEST_BINARIES: [&str; 30] = [
     "attributes",
     "auto",
     "bad_input",
@@ -31,6 +31,8 @@ pub const TEST_BINARIES: [&str; 28] = [
     "joining",
     "kernel",
     "kernel_folios",
+    "kernel_ltp",
+    "kernel_manners",
     "leap",
     "limits",
     "memory",

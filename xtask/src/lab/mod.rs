@@ -90,9 +90,11 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 10] = [
+const SEVERAL_NODES: [&str; 12] = [
     "kernel",
     "kernel_folios",
+    "kernel_ltp",
+    "kernel_manners",
     "memory",
     "memory_kinds",
     "memory_programs",

@@ -79,6 +79,11 @@ impl Merging {
         Ok(merging)
     }
 
+    /// Lets it rest. What is merged stays so.
+    pub fn pause(&self) {
+        fs::write(format!("{}/run", Self::FOLDER), "0").unwrap();
+    }
+
     /// How many pages of this process are merged with others.
     pub fn pages() -> usize {
         fs::read_to_string("/proc/self/ksm_merging_pages").unwrap().trim().parse().unwrap()
