@@ -6,6 +6,8 @@
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
+#[path = "real/mover.rs"]
+mod mover;
 #[path = "../../pageleap/tests/common/nodes.rs"]
 mod nodes;
 
@@ -22,17 +24,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::skip;
+use mover::{Mover, arrived, middle, nothing_stays_without_a_reason};
 use nodes::several;
 use pageleap::NodeId;
 use pageleap::process::{MappingKind, ProcessMemory};
-use serde_json::Value;
 
 /// Bytes of an entry of a data set.
 const BYTES: usize = 1000;
-/// Clients that ask beside the move, and requests that they must complete meanwhile.
+/// Clients that ask beside the move, and requests that they complete meanwhile: half-way the move
+/// waits for them. The program's own benchmark completes as many.
 const CLIENTS: usize = 3;
-const LEAST_REQUESTS: u64 = 100;
-/// How long a move takes, at least: its rate follows from it.
+const LEAST_REQUESTS: u64 = 1000;
+/// How long a move takes, at least, besides: its rate follows from it.
 const SECONDS: usize = 10;
 /// The user and group `nobody`.
 const NOBODY: u32 = 65_534;
@@ -208,13 +211,13 @@ struct Seen {
     longest: Duration,
 }
 
-/// Lets clients ask while `work` runs. Each answer is checked: what the client has set, and an
-/// entry of the data set.
+/// Lets clients ask while `work` runs, which can ask how many requests have been completed since it
+/// began. Each answer is checked: what the client has set, and an entry of the data set.
 fn beside<P: Protocol>(
     server: &Server,
     protocol: &P,
     is_entry: &(dyn Fn(usize, &str) -> bool + Sync),
-    work: impl FnOnce(),
+    work: impl FnOnce(&dyn Fn() -> u64),
 ) -> Seen {
     let (stop, requests, longest) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let client = |number: usize| {
@@ -248,11 +251,10 @@ fn beside<P: Protocol>(
         }
         longest.store(0, Relaxed);
         let before = requests.load(Relaxed);
-        let worked = catch_unwind(AssertUnwindSafe(work));
-        let seen = Seen {
-            requests: requests.load(Relaxed) - before,
-            longest: Duration::from_nanos(longest.load(Relaxed)),
-        };
+        let completed = || requests.load(Relaxed) - before;
+        let worked = catch_unwind(AssertUnwindSafe(|| work(&completed)));
+        let seen =
+            Seen { requests: completed(), longest: Duration::from_nanos(longest.load(Relaxed)) };
         stop.store(true, Relaxed);
         worked.unwrap_or_else(|panic| resume_unwind(panic));
         clients.into_iter().for_each(|client| client.join().unwrap());
@@ -260,43 +262,48 @@ fn beside<P: Protocol>(
     })
 }
 
-/// Moves the server to a node, and checks that all of it is there.
-fn move_to(server: &Server, node: NodeId) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pageleap"))
-        .args(["move", &server.child.id().to_string(), "--to", &node.0.to_string()])
-        .args(["--rate", &(server.entries * BYTES / SECONDS).to_string(), "--json"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
-    let summary: Value = serde_json::from_str(&text).unwrap();
-    assert!(summary["left"].as_array().unwrap().is_empty(), "{text}");
-    // khugepaged collapses blocks that have half arrived: what it copies lies there before us.
-    let there = |outcome: &&Value| {
-        let unchanged = outcome["outcome"] == "unchanged" && outcome["reason"].is_null();
-        outcome["outcome"] == "migrated" || unchanged
-    };
-    let outcomes = summary["outcomes"].as_array().unwrap();
-    let there = outcomes.iter().filter(there).map(|outcome| outcome["bytes"].as_u64().unwrap());
-    assert!(there.sum::<u64>() as usize > server.entries * BYTES, "{text}");
-}
-
-/// Moves a server there while clients ask, and back by `migratepages` in the same way.
+/// Moves a server there while clients ask, and back by `migratepages` in the same way. The load of
+/// another program has completed `others` requests so far.
 fn moves_while_it_serves<P: Protocol>(
+    test: &str,
     server: &Server,
     protocol: &P,
     is_entry: &(dyn Fn(usize, &str) -> bool + Sync),
+    others: Option<&dyn Fn() -> u64>,
     [from, to]: [NodeId; 2],
 ) {
     let data = (server.entries * BYTES) as u64;
     assert!(server.on(from) >= data, "{} bytes on {from}", server.on(from));
-    let seen = beside(server, protocol, is_entry, || move_to(server, to));
+    let own = [MappingKind::Heap, MappingKind::Anonymous];
+    let middle = middle(server.child.id(), from, &own);
+    let others_before = others.map_or(0, |others| others());
+    let of_others = || others.map(|others| others() - others_before);
+    let seen = beside(server, protocol, is_entry, |completed| {
+        let rate = (server.entries * BYTES / SECONDS).to_string();
+        let (pid, node) = (server.child.id().to_string(), to.0.to_string());
+        let mut mover = Mover::start(&[&pid, "--to", &node, "--rate", &rate]);
+        mover.hold(middle, to, &|| {
+            let all = [Some(completed()), of_others()];
+            all.into_iter().flatten().all(|requests| requests >= LEAST_REQUESTS)
+        });
+        let summary = mover.end();
+        assert!(arrived(&summary) >= data, "{summary}");
+    });
     // What is new since then follows the server's policy.
     assert!(server.on(to) >= data && server.on(from) < data / 20, "{} left", server.on(from));
     assert!(seen.requests >= LEAST_REQUESTS, "{seen:?}");
-    println!("pageleap move: {} requests, the longest took {:?}", seen.requests, seen.longest);
-    let Some(other) = program("migratepages") else { return };
-    let seen = beside(server, protocol, is_entry, || {
+    let of_others = of_others();
+    assert!(of_others.is_none_or(|requests| requests >= LEAST_REQUESTS), "{of_others:?}");
+    println!(
+        "pageleap move: {} requests and {of_others:?} of others, the longest took {:?}",
+        seen.requests, seen.longest
+    );
+    let summary = nothing_stays_without_a_reason(&[server.child.id()], [from, to], &[]);
+    assert_eq!(server.on(from), 0, "{summary}");
+    let Some(other) = program("migratepages") else {
+        return skip(&format!("{test} (migratepages)"), &"migratepages is not installed");
+    };
+    let seen = beside(server, protocol, is_entry, |_| {
         let pages = [server.child.id(), to.0, from.0].map(|number| number.to_string());
         assert!(Command::new(other).args(pages).status().unwrap().success());
     });
@@ -323,16 +330,30 @@ fn redis_moves_while_it_serves() {
     let mut ask = |command: &str| Redis.ask(&mut client, command).unwrap();
     ask(&format!("DEBUG POPULATE {} key {BYTES}", server.entries));
     let digest = ask("DEBUG DIGEST");
-    // Redis' own benchmark, with keys of another database.
+    // Redis' own benchmark, with keys of another database, and by commands of which no other client
+    // makes use.
     let load = program("redis-benchmark").map(|path| {
         let mut command = Command::new(path);
-        command.arg("-s").arg(&server.socket).args(["-q", "-l", "-t", "set,get", "-c", "4"]);
+        command.arg("-s").arg(&server.socket).args(["-q", "-l", "-t", "incr,hset", "-c", "4"]);
         command.args(["-r", "1000", "--dbnum", "9"]).stdout(Stdio::null()).spawn().unwrap()
     });
+    if load.is_none() {
+        skip(&format!("{NAME} (redis-benchmark)"), &"redis-benchmark is not installed");
+    }
+    let of_the_benchmark = || {
+        let told = Redis.ask(&mut server.client(), "INFO commandstats").unwrap();
+        let of = |command: &str| {
+            let line = told.lines().find_map(|line| line.strip_prefix(command));
+            let calls = line.map(|line| line.split(',').next().unwrap());
+            calls.map_or(0, |calls| calls.parse::<u64>().unwrap())
+        };
+        of("cmdstat_incr:calls=") + of("cmdstat_hset:calls=")
+    };
     let is_entry = |entry: usize, found: &str| {
         found.len() == BYTES && found.starts_with(&format!("value:{entry}"))
     };
-    moves_while_it_serves(&server, &Redis, &is_entry, nodes);
+    let others: &dyn Fn() -> u64 = &of_the_benchmark;
+    moves_while_it_serves(NAME, &server, &Redis, &is_entry, load.as_ref().map(|_| others), nodes);
     if let Some(mut load) = load {
         assert!(load.try_wait().unwrap().is_none(), "redis-benchmark has failed");
         load.kill().unwrap();
@@ -360,7 +381,7 @@ fn memcached_moves_while_it_serves() {
         client.send(&format!("set key:{entry} 0 0 {BYTES} noreply\r\n{}\r\n", value(entry)));
     }
     let is_entry = |entry: usize, found: &str| found == value(entry);
-    moves_while_it_serves(&server, &Memcached, &is_entry, nodes);
+    moves_while_it_serves(NAME, &server, &Memcached, &is_entry, None, nodes);
     for entry in 0..server.entries {
         let found = Memcached.get(&mut client, &format!("key:{entry}")).expect("LOST an entry");
         assert!(is_entry(entry, &found), "LOST: entry {entry} is {found}");
@@ -432,23 +453,14 @@ impl Postgresql {
         assert!(ended.success(), "{statements}");
     }
 
-    /// Moves all its processes with what they share.
-    fn move_to(&self, node: NodeId, rate: &str) {
-        let output = Command::new(env!("CARGO_BIN_EXE_pageleap"))
-            .args(["move", &self.server.child.id().to_string(), "--tree", "--shared", "--json"])
-            .args(["--to", &node.0.to_string(), "--rate", rate])
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
-        let summary: Value = serde_json::from_str(&text).unwrap();
-        assert!(summary["left"].as_array().unwrap().is_empty(), "{text}");
+    /// All its processes, the first one first.
+    fn pids(&self) -> Vec<u32> {
+        pageleap::process::descendants(self.server.child.id()).unwrap()
     }
 
     /// Bytes of shared memory on a node, in all processes.
     fn shared_on(&self, node: NodeId) -> u64 {
-        let pids = pageleap::process::descendants(self.server.child.id()).unwrap();
-        let memories = pids.into_iter().filter_map(|pid| ProcessMemory::read(pid).ok());
+        let memories = self.pids().into_iter().filter_map(|pid| ProcessMemory::read(pid).ok());
         let on = memories.map(|memory| {
             let shared = memory.on_nodes_of(|m| m.kind == MappingKind::Shared);
             shared.get(&node).copied().unwrap_or(0)
@@ -486,7 +498,7 @@ fn postgresql_moves_while_it_serves() {
     let mut load =
         base.pgbench(&["-c", "4", "-T", "600", "-l", "-b", "select-only@9", "-b", "tpcb-like@1"]);
     let mut load = load.stderr(Stdio::null()).spawn().unwrap();
-    let requests = || {
+    let requests = || -> Vec<u64> {
         let logs = std::fs::read_dir(&base.folder).unwrap().flatten().map(|entry| entry.path());
         let logs =
             logs.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("pgbench_log"));
@@ -512,7 +524,18 @@ fn postgresql_moves_while_it_serves() {
         thread::sleep(Duration::from_millis(200));
     }
     let before = soon(100).len();
-    base.move_to(to, "4m");
+    let of_shared = |pid: &u32| {
+        let memory = ProcessMemory::read(*pid).ok();
+        memory.map(|memory| memory.on_nodes_of(|m| m.kind == MappingKind::Shared))
+    };
+    let largest = base.pids().into_iter().max_by_key(|pid| of_shared(pid)?.get(&from).copied());
+    let middle = middle(largest.unwrap(), from, &[MappingKind::Shared]);
+    let (pid, node) = (base.server.child.id().to_string(), to.0.to_string());
+    let tree = ["--tree", "--shared"];
+    let mut mover = Mover::start(&[&[&*pid, "--to", &*node, "--rate", "4m"], &tree[..]].concat());
+    let is_enough = || requests().len() - before >= LEAST_REQUESTS as usize;
+    mover.hold(middle, to, &is_enough);
+    mover.end();
     let seen: Vec<u64> = requests();
     let (done, seen) = (seen.len(), &seen[before..]);
     assert!(seen.len() as u64 >= LEAST_REQUESTS, "{} requests", seen.len());
@@ -521,7 +544,7 @@ fn postgresql_moves_while_it_serves() {
     let [old, new] = [from, to].map(|node| base.shared_on(node));
     assert!(old < new, "{old} bytes of shared memory left, {new} arrived");
     if let Some(other) = program("migratepages") {
-        for pid in pageleap::process::descendants(base.server.child.id()).unwrap() {
+        for pid in base.pids() {
             let pages = [pid, to.0, from.0].map(|number| number.to_string());
             // The process may have ended meanwhile.
             let _ = Command::new(&other).args(pages).stderr(Stdio::null()).status();
@@ -532,15 +555,26 @@ fn postgresql_moves_while_it_serves() {
             seen.len(),
             seen.iter().max()
         );
+    } else {
+        skip(&format!("{NAME} (migratepages)"), &"migratepages is not installed");
     }
     // A client that met an error has ended.
     assert!(load.try_wait().unwrap().is_none(), "pgbench has failed");
     // SAFETY: a child of this test, which has not been waited for.
     unsafe { libc::kill(load.id() as i32, libc::SIGINT) };
     load.wait().unwrap();
-    base.move_to(to, "1g");
+    // The processes that have served pgbench end.
+    let serves = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.contains("[local]"))
+    };
+    let began = Instant::now();
+    while base.pids().iter().any(serves) {
+        assert!(began.elapsed() < PATIENCE, "processes of PostgreSQL do not end");
+        thread::sleep(Duration::from_millis(20));
+    }
+    nothing_stays_without_a_reason(&base.pids(), [from, to], &tree);
     let old = base.shared_on(from);
-    assert!(old < 1 << 20, "{old} bytes of shared memory left at rest");
+    assert_eq!(old, 0, "{old} bytes of shared memory left at rest");
     let sum = |column: &str, table: &str| format!("SELECT sum({column}) FROM pgbench_{table}");
     let balances = ["accounts", "tellers", "branches"]
         .map(|table| sum(&format!("{}balance", &table[..1]), table));
