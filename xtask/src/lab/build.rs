@@ -21,7 +21,7 @@ use crate::soak;
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated. `swap` needs a disk for its swap.
-pub const TEST_BINARIES: [&str; 30] = [
+pub const TEST_BINARIES: [&str; 31] = [
     "attributes",
     "auto",
     "bad_input",
@@ -30,6 +30,7 @@ pub const TEST_BINARIES: [&str; 30] = [
     "heap",
     "joining",
     "kernel",
+    "kernel_cases",
     "kernel_folios",
     "kernel_ltp",
     "kernel_manners",
@@ -55,7 +56,7 @@ pub const TEST_BINARIES: [&str; 30] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 5] = ["demo", "doctor", "move", "namespaces", REAL_PROGRAMS];
+const COMMAND_TEST_BINARIES: [&str; 0] = ["demo", "doctor", "move", "namespaces", REAL_PROGRAMS];
 
 /// The test binary that moves programs of the host.
 const REAL_PROGRAMS: &str = "real";

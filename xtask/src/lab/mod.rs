@@ -90,8 +90,9 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 12] = [
+const SEVERAL_NODES: [&str; 13] = [
     "kernel",
+    "kernel_cases",
     "kernel_folios",
     "kernel_ltp",
     "kernel_manners",
