@@ -58,6 +58,23 @@ impl Drop for CommitLimit {
     }
 }
 
+/// A setting of the kernel, as long as the value lives.
+pub struct Setting(&'static str, String);
+
+impl Setting {
+    pub fn new(path: &'static str, value: &str) -> Setting {
+        let before = fs::read_to_string(path).unwrap();
+        fs::write(path, value).unwrap();
+        Setting(path, before)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        fs::write(self.0, self.1.trim()).unwrap();
+    }
+}
+
 /// The kernel thread that merges equal pages, at work. Its settings are set back when the value is
 /// dropped.
 pub struct Merging(Vec<(&'static str, String)>);
