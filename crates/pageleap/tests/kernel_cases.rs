@@ -216,6 +216,10 @@ fn mappings_of_each_kind_move() {
     for (kind, make) in kinds {
         let mapping = make(nodes[0]);
         let on = |node| BTreeMap::from([(Some(node), PAGES)]);
+        if kind == "no access" && mapping.on_nodes() == BTreeMap::from([(None, PAGES)]) {
+            skip(&format!("{NAME} (no access)"), &"this kernel tells no node of such pages");
+            continue;
+        }
         assert_eq!(mapping.on_nodes(), on(nodes[0]), "{kind}");
         let memory = ProcessMemory::read(own_pid().unwrap()).unwrap();
         let report = run(KernelMigration::new().range(&memory, mapping.range(), nodes[1]));
