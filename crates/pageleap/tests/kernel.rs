@@ -16,15 +16,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{End, become_nobody, case, is_root, run_case, set_dumpable, skip};
+use common::{End, become_nobody, case, in_lab, is_root, run_case, set_dumpable, skip};
 use io_uring::IoUring;
 use mapping::{Mapping, nodes_of, on_node};
 use moved::{Child, all_migrated, outcomes, run};
 use nodes::several;
-use pageleap::process::{MappingKind, ProcessMemory, own_pid};
+use pageleap::process::{MappingKind, MappingMemory, ProcessMemory, own_pid};
 use pageleap::{
-    BASE_PAGE, Ended, Error, KernelMigration, Mode, NodeId, PageOutcome, PageStatus, Placement,
-    Reason, move_pages,
+    BASE_PAGE, Ended, Error, KernelMigration, Mode, NodeId, PageOutcome, PageRun, PageStatus,
+    Placement, Reason, move_pages,
 };
 
 const HUGE: usize = 2 << 20;
@@ -447,6 +447,11 @@ fn a_process_that_ends_half_way_ends_the_job() {
 fn a_process_that_executes_another_program_is_another_one() {
     const NAME: &str = "a_process_that_executes_another_program_is_another_one";
     let Some(nodes) = several(NAME) else { return };
+    // The new program's memory lies at the same addresses, and at others.
+    [false, true].into_iter().for_each(|random| executes_another_program(&nodes, random));
+}
+
+fn executes_another_program(nodes: &[NodeId], random: bool) {
     let script = "case $1 in\n\
                   0) exec /bin/sh $0 1;;\n\
                   1) x=$(head -c 8000000 /dev/zero | tr '\\0' a); echo ready; read line\n\
@@ -461,7 +466,8 @@ fn a_process_that_executes_another_program_is_another_one() {
     nodes::allocate_on(&mut command, nodes[0]);
     // SAFETY: the call is safe after fork, and changes the child only.
     unsafe {
-        command.pre_exec(|| match libc::personality(libc::ADDR_NO_RANDOMIZE as _) {
+        let manner = if random { 0 } else { libc::ADDR_NO_RANDOMIZE };
+        command.pre_exec(move || match libc::personality(manner as _) {
             -1 => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
         })
@@ -482,6 +488,17 @@ fn a_process_that_executes_another_program_is_another_one() {
     let report = job.wait();
     let why = report.runs.iter().filter_map(|run| run.reason);
     assert!(why.clone().any(|why| why == Reason::ProcessEnded), "{report}");
+    // Pages that the first program had are not absent, even where the second one has none.
+    let own = |m: &&MappingMemory| matches!(m.kind, MappingKind::Heap | MappingKind::Anonymous);
+    for mapping in memory.mappings.iter().filter(own) {
+        let inside = |run: &&PageRun| {
+            (mapping.start..mapping.end).contains(&run.range.start)
+                && run.reason == Some(Reason::Absent)
+        };
+        let absent: usize = report.runs.iter().filter(inside).map(|run| run.range.len()).sum();
+        let most = mapping.end - mapping.start - mapping.resident_bytes as usize;
+        assert!(absent <= most, "random addresses: {random}; {absent} of {most}: {report}");
+    }
     child.kill().unwrap();
     child.wait().unwrap();
     fs::remove_file(file).unwrap();
@@ -611,4 +628,27 @@ fn pages_that_are_pinned_stay_and_move_later() {
     assert!(report.ended.is_completed(), "{report}");
     assert_eq!(mapping.on_nodes(), BTreeMap::from([(Some(nodes[1]), 64)]));
     mapping.check();
+}
+
+/// What is one's own, and what one's children have, moves without any privilege: these tests pass
+/// for the user nobody as well.
+#[test]
+fn no_privilege_is_needed_for_what_is_ones_own() {
+    const NAME: &str = "no_privilege_is_needed_for_what_is_ones_own";
+    const TESTS: [&str; 5] = [
+        "a_process_that_ends_half_way_ends_the_job",
+        "exactly_those_pages_of_a_list_stay_that_refuse",
+        "lists_are_checked_and_addresses_may_be_anywhere_in_a_page",
+        "pages_are_interleaved_and_weighted",
+        "what_cannot_move_is_told_by_page",
+    ];
+    if !in_lab() || !is_root() {
+        return skip(NAME, &"the lab has tests that every user may run");
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(TESTS).args(["--exact", "--test-threads=1"]).uid(65534).gid(65534);
+    let output = command.env_remove("PAGELEAP_SKIP_LOG").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{} passed", TESTS.len());
+    assert!(output.status.success() && text.contains(&all), "{text}");
 }

@@ -73,6 +73,9 @@ pub const REAL_TESTS: [&str; 4] = [
 const INSTALLED: [&str; 6] =
     ["memcached", "migratepages", "pgbench", "postgres", "redis-benchmark", "redis-server"];
 
+/// The test binary that compares with what numastat says, and the program.
+const COMPARES: (&str, &str) = ("process", "numastat");
+
 /// A program in C++ of this workspace, by its name in a guest, and the test that starts it.
 const ORDINARY_MEMORY: &str = "ordinary_memory";
 const ORDINARY_MEMORY_TEST: &str = "ordinary_memory_leaps_while_threads_use_it";
@@ -128,7 +131,8 @@ impl Tests {
 
     /// The other programs that the tests of this binary use.
     pub fn others(&self, binary: &str) -> Programs {
-        let names = INSTALLED.iter().filter(|_| binary == REAL_PROGRAMS);
+        let compared = (binary == COMPARES.0).then_some(&COMPARES.1);
+        let names = INSTALLED.iter().filter(|_| binary == REAL_PROGRAMS).chain(compared);
         let place = |name: &str| {
             // Debian's /usr/bin/pgbench is a script that starts this one.
             let folders = [POSTGRESQL[0], "/usr/bin", "/usr/sbin", "/bin", "/usr/local/bin"];

@@ -21,6 +21,8 @@ pub(super) struct Leg {
     /// Whether it may have transparent huge pages.
     pub(super) maybe_huge: bool,
     pub(super) is_hugetlb: bool,
+    /// Whether the process may not access it (`PROT_NONE`).
+    pub(super) has_no_access: bool,
     /// Whether its pages are the process' own, of no file.
     pub(super) is_own: bool,
     pub(super) way: Way,

@@ -574,6 +574,7 @@ impl Part<'_> {
             unit: (page_bytes / BASE_PAGE) as u64,
             maybe_huge: mapping.huge_bytes > 0 && page_bytes == BASE_PAGE,
             is_hugetlb: page_bytes > BASE_PAGE,
+            has_no_access: mapping.access.starts_with("---"),
             is_own: !has_file && mapping.kind != MappingKind::Hugetlb,
             way: Way {
                 layout: to.layout(length, PageSize::Base)?,

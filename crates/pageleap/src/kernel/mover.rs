@@ -652,6 +652,10 @@ impl<'a> Looked<'a> {
                 Reason::ZeroPage if mover.lies_somewhere(self.leg, page) => {
                     Verdict::Later(Reason::InUse)
                 }
+                // Before Linux 6.12, the kernel does not find pages that nobody may access.
+                Reason::ZeroPage if self.leg.has_no_access => {
+                    Verdict::Left(Some(Reason::Unmovable))
+                }
                 // An entry of a page that is on its way elsewhere looks the same.
                 Reason::SwappedOut if first => Verdict::Later(Reason::SwappedOut),
                 why => Verdict::Left(Some(why)),
