@@ -23,6 +23,7 @@ const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
 /// Memory in transparent huge pages on a node, each of them whole.
 struct HugePages {
     mapping: Mapping,
+    /// The part that is whole huge pages.
     range: Range<usize>,
 }
 
@@ -57,7 +58,9 @@ impl HugePages {
 
     /// Maps them by base pages. They stay what they are.
     fn map_by_base_pages(&self) {
-        for block in self.range.clone().step_by(HUGE) {
+        let first = self.mapping.start / HUGE * HUGE;
+        for block in (first..self.mapping.range().end).step_by(HUGE) {
+            let block = block.max(self.mapping.start);
             for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
                 // SAFETY: a page of the mapping, to which nobody writes meanwhile.
                 assert_eq!(unsafe { libc::mprotect(block as *mut _, BASE_PAGE, access) }, 0);
@@ -92,16 +95,17 @@ fn huge_pages_that_are_mapped_by_base_pages_are_spread_evenly() {
             return skip(NAME, &"the kernel gave no huge pages");
         };
         memory.map_by_base_pages();
-        assert!(memory.huge_bytes() <= HUGE);
+        assert_eq!(memory.huge_bytes(), 0);
         let to = Placement::weighted([(nodes[0], heavy), (nodes[1], 1)]);
         let report = memory.move_to(to, false);
         assert!(report.ended.is_completed(), "{report}");
         let pages = memory.range.len() / BASE_PAGE;
         let (on, wanted) = (memory.on(nodes[1]), pages / (heavy as usize + 1));
+        // How the blocks lie to the round of the stripes is chance: one more or less.
         assert!(on.abs_diff(wanted) <= 512, "{heavy}:1: {on} instead of {wanted}: {report}");
         assert_eq!(memory.on(nodes[0]) + on, pages);
-        assert!(with_reason(&report, Reason::MovedOn) <= 512, "{report}");
-        assert_eq!((report.pages.failed, report.pages.busy), (0, 0), "{report}");
+        assert_eq!(with_reason(&report, Reason::MovedOn), 0, "{report}");
+        assert_eq!(report.pages.migrated as usize, on, "{report}");
         memory.mapping.check();
     }
 }

@@ -396,7 +396,10 @@ impl Mover for MemoryMover {
         }
     }
 
-    fn finish(self, _books: Books<'_>, moved: &mut dyn FnMut()) {
+    fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
+        // Pages that moved in place may have other frames of the same node.
+        let in_place: BTreeSet<usize> = self.legs.iter().map(|leg| leg.kernel).collect();
+        self.kernel.settle(books, |leg| !in_place.contains(&leg));
         drop(self.yard);
         moved();
     }

@@ -104,6 +104,22 @@ impl Books<'_> {
         *state.tally.moved.entry((item, by)).or_default() += run.end - run.start;
     }
 
+    /// Some pages of an item, which had arrived or lay where they should, lie elsewhere in the end.
+    pub(crate) fn moved_on(
+        self,
+        item: usize,
+        run: &Range<u64>,
+        before: PageOutcome,
+        by: AreaEngine,
+    ) {
+        let state = &mut *lock(self.0);
+        state.outcomes[item].set(run, PageOutcome::Failed, Some(Reason::MovedOn));
+        if before == PageOutcome::Migrated {
+            let moved = state.tally.moved.entry((item, by)).or_default();
+            *moved = moved.saturating_sub(run.end - run.start);
+        }
+    }
+
     /// Gives a reason for what became of some pages.
     pub(crate) fn explain(self, item: usize, run: &Range<u64>, outcome: PageOutcome, why: Reason) {
         lock(self.0).outcomes[item].set(run, outcome, Some(why));

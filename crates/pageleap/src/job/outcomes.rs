@@ -135,11 +135,13 @@ impl Outcomes {
     }
 
     /// What became of some pages, in runs.
-    pub(crate) fn within(&mut self, pages: &Range<u64>) -> Vec<(Range<u64>, State)> {
-        self.cut(pages.start);
-        self.cut(pages.end);
-        let runs = self.runs.range(pages.clone());
-        runs.map(|(start, (end, state))| (*start..*end, *state)).collect()
+    pub(crate) fn within(&self, pages: &Range<u64>) -> Vec<(Range<u64>, State)> {
+        let first = self.runs.range(..=pages.start).next_back().map_or(pages.start, |run| *run.0);
+        let clipped = |(start, (end, state)): (&u64, &(u64, State))| {
+            ((*start).max(pages.start)..(*end).min(pages.end), *state)
+        };
+        let runs = self.runs.range(first..pages.end).map(clipped);
+        runs.filter(|(run, _)| !run.is_empty()).collect()
     }
 
     /// Notes what became of some pages.

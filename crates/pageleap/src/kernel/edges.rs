@@ -60,6 +60,7 @@ mod tests {
             page_bytes: BASE_PAGE as u64,
             resident_bytes: (mapped[1] - mapped[0]) as u64,
             huge_bytes,
+            may_be_huge: true,
             swapped_bytes: 0,
             on_nodes: BTreeMap::new(),
             shared_bytes: 0,

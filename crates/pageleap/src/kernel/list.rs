@@ -64,9 +64,11 @@ impl PageStatus {
 /// each page gets its true status, also where some stay. (Before Linux 6.7, the kernel takes a page
 /// of hugetlb that is not named by its first address for a shared one.) Pages that are in use are
 /// tried four times. Pages of one huge page move together: if they are named for several nodes, those
-/// that end elsewhere say so ([`Reason::MovedOn`]). A node is not filled beyond its high watermark and a reserve
-/// ([`KernelMigration::fill`]), which holds for pages of hugetlb as well, and may be exceeded by
-/// one huge page. Calls are sized as in a job of [`KernelMigration`], for 20 ms, and have pages of
+/// that end elsewhere say so ([`Reason::MovedOn`]). A node is not filled beyond its high watermark
+/// and a reserve ([`KernelMigration::fill`]), which holds for pages of hugetlb as well, and may be
+/// exceeded by one huge page. A list knows bytes only: where the node has no free block of 2 MB, or
+/// no free page in its pool, the kernel makes one or splits the page, which a job of
+/// [`KernelMigration`] avoids. Calls are sized as in a job of [`KernelMigration`], for 20 ms, and have pages of
 /// 16 blocks of 2 MB at most.
 ///
 /// [`KernelMigration`]: crate::KernelMigration

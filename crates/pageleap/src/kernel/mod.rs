@@ -13,16 +13,16 @@
 //! * [`target`]: the process, and whether it still is the same.
 //! * [`mover`]: the job's mover, which knows ranges of mappings.
 //! * [`leg`]: a stretch of a mapping, and which of its pages are to lie where.
-//! * [`folios`]: pages that the kernel moves together although they are for several nodes.
+//! * [`looked`]: where pages of a leg lie, and what is to be done about it.
 //! * [`settle`]: where the pages of a job lie at its end.
 //! * [`list`]: the same for a list of pages.
 
 mod batch;
 mod call;
 mod edges;
-mod folios;
 mod leg;
 pub(crate) mod list;
+mod looked;
 // Miri has nothing to find here: no code of this module is unsafe.
 #[cfg(all(test, not(any(shuttle, miri))))]
 mod model_tests;
@@ -49,11 +49,11 @@ use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::placement::Placement;
 use crate::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
-use crate::sync::{AtomicU64, Instant};
+use crate::sync::Instant;
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use batch::Batch;
-use leg::{Leg, Way};
+use leg::Leg;
 use mover::Persistence;
 pub(crate) use mover::{KernelMover, Worker};
 use room::Rooms;
@@ -205,11 +205,12 @@ impl<'a> KernelMigration<'a> {
     /// within some, up to 2 MB beyond it move as well, of which the report warns.
     ///
     /// Over several nodes, stripes have one page, as by the kernel's interleaving, or 2 MB where
-    /// the mapping has transparent huge pages or shares memory. A page of a shared mapping gets the
-    /// node that its place in the file has, so that all processes agree. Page tables stay where
-    /// they are. The kernel moves a folio as a whole. Where calls take pages along that are for
-    /// another node (folios that smaps does not show), stripes have 2 MB from there on; of pages
-    /// that lie elsewhere in the end, the report says so ([`Reason::MovedOn`]).
+    /// pages may form folios, which the kernel moves as a whole: where it gives huge pages
+    /// ([`MappingMemory::may_be_huge`](crate::process::MappingMemory::may_be_huge)), and where a file
+    /// is mapped. A page of a shared mapping gets the node that its place in the file has, so that
+    /// all processes agree. Page tables stay where they are. At the end the job asks where its pages
+    /// lie. Those that another part of their folio has taken to another node have not moved
+    /// ([`Reason::MovedOn`]).
     pub fn range(
         mut self,
         memory: &'a ProcessMemory,
@@ -556,15 +557,15 @@ impl Part<'_> {
         }
         let has_file = matches!(mapping.kind, MappingKind::Shared | MappingKind::File)
             || mapping.kind == MappingKind::Hugetlb && mapping.access.ends_with('s');
-        let has_huge = mapping.huge_bytes > 0 || mapping.kind == MappingKind::Shared;
-        let stripe = if has_huge { HUGE } else { page_bytes }.max(least_stripe);
+        // The kernel moves folios as a whole, and their pages cannot lie on several nodes. A file's
+        // pages may form folios, too, as its file system likes.
+        let may_have_folios =
+            page_bytes == BASE_PAGE && (mapping.may_be_huge || mapping.huge_bytes > 0 || has_file);
+        let stripe = if may_have_folios { HUGE } else { page_bytes }.max(least_stripe);
         let to = match self.to.stripe_bytes {
             Some(_) => self.to.clone(),
             None => self.to.clone().stripe_bytes(stripe),
         };
-        let length = mapping.end - mapping.start;
-        let by_blocks = to.clone().stripe_bytes(HUGE);
-        let is_finer = to.stripe_bytes < Some(HUGE) && to.nodes().nth(1).is_some();
         let first = (mapping.start / BASE_PAGE) as u64;
         let of_file = first.wrapping_sub(mapping.file_offset / BASE_PAGE as u64);
         Ok(Leg {
@@ -576,14 +577,10 @@ impl Part<'_> {
             is_hugetlb: page_bytes > BASE_PAGE,
             has_no_access: mapping.access.starts_with("---"),
             is_own: !has_file && mapping.kind != MappingKind::Hugetlb,
-            way: Way {
-                layout: to.layout(length, PageSize::Base)?,
-                nodes: to.nodes().collect(),
-                origin: if has_file { of_file } else { 0 },
-                blocks: is_finer.then(|| by_blocks.layout(length, PageSize::Base)).transpose()?,
-                blocks_from: AtomicU64::new(u64::MAX),
-                looked_to: AtomicU64::new(0),
-            },
+            may_have_folios,
+            layout: to.layout(mapping.end - mapping.start, PageSize::Base)?,
+            nodes: to.nodes().collect(),
+            origin: if has_file { of_file } else { 0 },
         })
     }
 }

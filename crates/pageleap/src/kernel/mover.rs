@@ -9,8 +9,8 @@ use pageleap_sys::Errno;
 
 use super::batch::Batch;
 use super::call::{Fate, UNWRITTEN, move_once};
-use super::folios::Lately;
 use super::leg::Leg;
+use super::looked::Looked;
 use super::room::Rooms;
 use super::target::Process;
 use super::{AREA_PAGES, HUGE};
@@ -65,7 +65,7 @@ pub(super) struct Manner {
 pub(crate) struct KernelMover {
     pub(super) processes: Vec<Process>,
     pub(super) legs: Vec<Leg>,
-    manner: Manner,
+    pub(super) manner: Manner,
 }
 
 /// What the worker remembers.
@@ -81,54 +81,39 @@ pub(crate) struct Worker {
     /// between them is not looked at again: it may be far more, and is another's matter by then.
     late: BTreeMap<(usize, u64), u64>,
     /// The parts of the area that this attempt is about.
-    pub(super) tried: Vec<Range<u64>>,
-    /// Where pages lay after the last call that may belong to folios with parts for other nodes.
-    pub(super) lately: Lately,
+    tried: Vec<Range<u64>>,
 }
 
 /// A page of the list of a call.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    page: u64,
+pub(super) struct Entry {
+    pub(super) page: u64,
     /// Base pages that move with it, if it is what it looks like.
-    span: u64,
-    node: NodeId,
+    pub(super) span: u64,
+    pub(super) node: NodeId,
 }
 
 /// What an attempt has found.
 #[derive(Default)]
-pub(super) struct Found {
+struct Found {
     /// What to move. Ascending by page.
     list: Vec<Entry>,
     /// What need not move, and what has been decided.
-    pub(super) verdicts: Runs,
-    pub(super) effort: Effort,
-    /// Where pages lay before the call, by runs of pages, if they may belong to folios with parts
-    /// for several nodes.
-    pub(super) lay: Vec<(u64, Vec<i32>)>,
-    /// Pages of the leg before this one had been looked at before the attempt.
-    pub(super) looked_to: u64,
+    verdicts: Runs,
+    effort: Effort,
+    /// The pages after the last one that was looked at, as far as they may belong to its folio:
+    /// the first of them, and where they lay before the call.
+    behind: (u64, Vec<i32>),
 }
 
 impl Found {
-    pub(super) fn say(&mut self, pages: Range<u64>, verdict: Verdict) {
+    fn say(&mut self, pages: Range<u64>, verdict: Verdict) {
         match self.verdicts.last_mut() {
             _ if pages.is_empty() => {}
             Some((last, same)) if last.end == pages.start && *same == verdict => {
                 last.end = pages.end;
             }
             _ => self.verdicts.push((pages, verdict)),
-        }
-    }
-
-    /// Puts another verdict in the place of those of some pages.
-    pub(super) fn replace(&mut self, pages: impl Iterator<Item = Range<u64>>, verdict: Verdict) {
-        for other in pages {
-            for (run, before) in std::mem::take(&mut self.verdicts) {
-                self.say(run.start..run.end.min(other.start), before);
-                self.say(run.start.max(other.end)..run.end, before);
-            }
-            self.say(other, verdict);
         }
     }
 
@@ -150,7 +135,7 @@ impl KernelMover {
     }
 
     /// Whether a page is present, and is none that stands for others.
-    fn lies_somewhere(&self, leg: &Leg, page: u64) -> bool {
+    pub(super) fn lies_somewhere(&self, leg: &Leg, page: u64) -> bool {
         let mut status = [UNWRITTEN];
         let asked =
             self.processes[leg.process].calls.query(&[page as usize * BASE_PAGE], &mut status);
@@ -229,10 +214,10 @@ impl KernelMover {
                     *wanted = most - 1;
                 }
             }
-            if area.refused == 0 && leg.may_part_folios() {
-                let all = (at - looked.pages.start) as usize;
-                found.lay.push((looked.pages.start, looked.status[..all].to_vec()));
-                leg.have_looked_to(at);
+            if leg.may_have_folios {
+                let end = at.next_multiple_of(HUGE_PAGES).min(looked.pages.end);
+                let unit = |page: u64| (page - looked.pages.start) as usize;
+                found.behind = (at, looked.status[unit(at)..unit(end)].to_vec());
             }
         }
         Ok(())
@@ -250,18 +235,26 @@ impl KernelMover {
             false => (rooms.now(node), if leg.maybe_huge { rooms.blocks_now(node) } else { 0 }),
         };
         let mut left: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+        let process = &self.processes[leg.process];
+        // The last block that was looked at, and whether it has to stay.
+        let (mut last, mut stays) = (None, false);
         for entry in std::mem::take(&mut found.list) {
             let needs = entry.span * BASE_PAGE as u64;
             let (bytes, blocks) = left.entry(entry.node).or_insert_with(|| now(entry.node));
-            let is_huge = leg.unit == 1 && entry.span > 1;
+            let block = entry.page / HUGE_PAGES;
+            if last.replace(block) != Some(block) {
+                // What cannot be told counts as huge.
+                let is_huge = leg.maybe_huge
+                    && !worker.is_apart(leg, entry.page)
+                    && (*blocks > 0 || process.is_huge(entry.page) != Some(false));
+                stays = is_huge && *blocks == 0;
+                *blocks = blocks.saturating_sub(u64::from(is_huge));
+            }
             let verdict = match bytes.checked_sub(needs) {
                 None => Verdict::GivenUp(Reason::NoRoom),
-                Some(_) if is_huge && *blocks == 0 => {
-                    self.once_more(worker, area, Reason::NoFreeBlock)
-                }
+                Some(_) if stays => self.once_more(worker, area, Reason::NoFreeBlock),
                 Some(less) => {
                     *bytes = less;
-                    *blocks = blocks.saturating_sub(u64::from(is_huge));
                     found.list.push(entry);
                     continue;
                 }
@@ -280,8 +273,11 @@ impl KernelMover {
         let leg = &self.legs[area.leg];
         let process = &self.processes[leg.process];
         let mut list = std::mem::take(&mut found.list);
-        // Pages for one node form a batch of the kernel.
-        list.sort_by_key(|entry| (entry.node, entry.page));
+        // Pages for one node form a batch of the kernel. A folio with parts for two nodes ends on
+        // the later one, which differs from folio to folio if the list ascends.
+        if !leg.may_have_folios {
+            list.sort_by_key(|entry| (entry.node, entry.page));
+        }
         let addresses: Vec<usize> = list.iter().map(|e| e.page as usize * BASE_PAGE).collect();
         let nodes: Vec<i32> = list.iter().map(|entry| entry.node.0 as i32).collect();
         if self.forget_if_gone(worker, process, found) {
@@ -332,9 +328,10 @@ impl KernelMover {
         // Pages that stay take time, too. If most do, they count.
         let tried: u64 = list.iter().map(|entry| entry.span).sum();
         let counted = if moved * 2 >= tried { moved } else { tried };
-        worker.batch.observe(counted as usize, took);
+        moved += self.came_along(leg, found)?;
+        worker.batch.observe(counted.max(moved) as usize, took);
         found.effort.copied = moved * BASE_PAGE as u64;
-        self.notice_folios(worker, area, found)
+        Ok(())
     }
 
     /// If the process has ended or runs another program, what was found may be that one's: all that
@@ -370,6 +367,26 @@ impl KernelMover {
         }
         found.say(entry.page..entry.page + span, Verdict::Moved);
         Ok(span)
+    }
+
+    /// Pages behind the last one of the list may have moved with it. They count, so that a rate is
+    /// kept. Returns how many.
+    fn came_along(&self, leg: &Leg, found: &mut Found) -> Result<u64, (Call, Errno)> {
+        let (first, before) = std::mem::take(&mut found.behind);
+        let pages = first..first + before.len() as u64;
+        if pages.is_empty() {
+            return Ok(0);
+        }
+        let now = Looked::at(self, leg, pages.clone(), &mut found.effort)?;
+        let mut came = 0;
+        for ((page, before), status) in pages.zip(before).zip(&now.status) {
+            let is_there = u32::try_from(*status).is_ok_and(|on| NodeId(on) == now.part(page).1);
+            if before >= 0 && before != *status && is_there {
+                found.say(page..page + 1, Verdict::Moved);
+                came += 1;
+            }
+        }
+        Ok(came)
     }
 
     /// What follows for a page that was tried and did not move.
@@ -423,7 +440,7 @@ impl KernelMover {
     }
 
     /// Tries a page again, unless it has been tried often enough.
-    pub(super) fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
+    fn once_more(&self, worker: &Worker, area: &Area, why: Reason) -> Verdict {
         let goes_on = match self.manner.persistence {
             Persistence::Tries(tries) => area.refused + 1 < tries,
             // Looking at memory and keeping to a rate take time, too.
@@ -500,7 +517,7 @@ impl Worker {
         }
     }
 
-    fn is_apart(&self, leg: &Leg, page: u64) -> bool {
+    pub(super) fn is_apart(&self, leg: &Leg, page: u64) -> bool {
         self.apart.contains(&(leg.process, page / HUGE_PAGES))
     }
 
@@ -528,14 +545,12 @@ impl Mover for KernelMover {
             again: (0, 0),
             late: BTreeMap::new(),
             tried: Vec::new(),
-            lately: Lately::default(),
         }
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, _terms: &Terms<'_>) -> Outcome {
         let process = &self.processes[self.legs[area.leg].process];
-        let looked_to = self.legs[area.leg].looked_to();
-        let mut found = Found { looked_to, ..Found::default() };
+        let mut found = Found::default();
         worker.pause_before(area);
         worker.tried = match area.refused {
             0 => vec![area.pages.clone()],
@@ -564,7 +579,7 @@ impl Mover for KernelMover {
     }
 
     fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        self.settle(books);
+        self.settle(books, |_| true);
         moved();
     }
 }
@@ -581,105 +596,6 @@ fn remedy(why: Reason) -> &'static str {
         Reason::Refused(_, Errno(libc::ENOMEM)) => "free memory on the node, or move less",
         Reason::ProcessEnded | Reason::Uncertain => "read its memory again, if it still runs",
         _ => "look at the reason",
-    }
-}
-
-/// Where pages of a leg lie and where they are to lie.
-pub(super) struct Looked<'a> {
-    leg: &'a Leg,
-    pages: Range<u64>,
-    /// By unit: the node, or a negated error number.
-    pub(super) status: Vec<i32>,
-    /// Where parts of the pages are to lie.
-    parts: Vec<(Range<u64>, NodeId)>,
-    /// By unit, why a page has no node; empty if all have one.
-    absent: Vec<Reason>,
-}
-
-impl<'a> Looked<'a> {
-    pub(super) fn at(
-        mover: &KernelMover,
-        leg: &'a Leg,
-        pages: Range<u64>,
-        effort: &mut Effort,
-    ) -> Result<Looked<'a>, (Call, Errno)> {
-        let process = &mover.processes[leg.process];
-        let units = pages.clone().step_by(leg.unit as usize);
-        let addresses: Vec<usize> = units.clone().map(|page| page as usize * BASE_PAGE).collect();
-        let mut status = vec![UNWRITTEN; addresses.len()];
-        effort.count(Call::QueryNodes);
-        process.calls.query(&addresses, &mut status).map_err(|e| (Call::QueryNodes, e))?;
-        let absent = match status.iter().any(|status| *status < 0) {
-            false => Vec::new(),
-            true if leg.unit == 1 => process.why_absent(pages.start, status.len()),
-            true => units.map(|page| process.why_absent(page, 1)[0]).collect(),
-        };
-        let parts = leg.parts(pages.clone());
-        Ok(Looked { leg, pages, status, parts, absent })
-    }
-
-    /// Whether no page is present, and none is swapped out.
-    fn is_empty(&self) -> bool {
-        !self.absent.is_empty()
-            && self.absent.iter().all(|why| *why == Reason::Absent)
-            && self.status.iter().all(|status| *status < 0)
-    }
-
-    fn unit_of(&self, page: u64) -> usize {
-        ((page - self.pages.start) / self.leg.unit) as usize
-    }
-
-    /// The part that a page belongs to.
-    pub(super) fn part(&self, page: u64) -> &(Range<u64>, NodeId) {
-        let at = self.parts.partition_point(|(part, _)| part.end <= page);
-        &self.parts[at]
-    }
-
-    /// The page as an entry of a list, or why it need not move.
-    /// `first`: no page of the area has been tried before.
-    fn entry(
-        &self,
-        mover: &KernelMover,
-        worker: &Worker,
-        page: u64,
-        first: bool,
-    ) -> Result<Entry, Verdict> {
-        let unit = self.unit_of(page);
-        let (part, node) = self.part(page);
-        let Ok(on) = u32::try_from(self.status[unit]) else {
-            return Err(match self.absent[unit] {
-                // It came between the two questions.
-                Reason::ZeroPage if mover.lies_somewhere(self.leg, page) => {
-                    Verdict::Later(Reason::InUse)
-                }
-                // Before Linux 6.12, the kernel does not find pages that nobody may access.
-                Reason::ZeroPage if self.leg.has_no_access => {
-                    Verdict::Left(Some(Reason::Unmovable))
-                }
-                // An entry of a page that is on its way elsewhere looks the same.
-                Reason::SwappedOut if first => Verdict::Later(Reason::SwappedOut),
-                why => Verdict::Left(Some(why)),
-            });
-        };
-        let is_elsewhere = mover.manner.from.as_ref().is_some_and(|all| !all.contains(&NodeId(on)));
-        if NodeId(on) == *node {
-            return Err(Verdict::Left(None));
-        }
-        if is_elsewhere {
-            return Err(Verdict::Left(Some(Reason::OtherNode)));
-        }
-        let whole = page..page + HUGE_PAGES;
-        let is_block = self.leg.maybe_huge
-            && page.is_multiple_of(HUGE_PAGES)
-            && whole.end <= self.pages.end
-            && whole.end <= part.end
-            && !worker.is_apart(self.leg, page);
-        let status = || &self.status[unit..unit + HUGE_PAGES as usize];
-        let span = match is_block && status().iter().all(|other| *other == self.status[unit]) {
-            true => HUGE_PAGES,
-            false => self.leg.unit,
-        };
-        Ok(Entry { page, span, node: *node })
     }
 }
 

@@ -28,9 +28,18 @@ const HIGHATOMIC_PERCENT: u64 = 1;
 /// A block of 2 MB has 2 to the power of this many base pages.
 const HUGE_ORDER: usize = (HUGE / BASE_PAGE).ilog2() as usize;
 
-/// What nodes keep free, in bytes.
+/// What nodes keep free.
 #[derive(Debug, Default)]
-pub(super) struct Rooms(BTreeMap<NodeId, u64>);
+pub(super) struct Rooms(BTreeMap<NodeId, Kept>);
+
+/// What a node keeps free.
+#[derive(Debug, Default, PartialEq)]
+struct Kept {
+    /// In bytes.
+    bytes: u64,
+    /// What its zones keep, in pages.
+    zones: BTreeMap<String, u64>,
+}
 
 impl Rooms {
     /// Reads the watermarks of these nodes.
@@ -54,16 +63,15 @@ impl Rooms {
         let path = format!("sys/devices/system/node/node{}/meminfo", node.0);
         let files = SysFiles::host();
         let text = files.text(&path).or_else(|_| files.text("proc/meminfo")).unwrap_or_default();
-        free(&text).saturating_sub(*kept)
+        free(&text).saturating_sub(kept.bytes)
     }
 
-    /// For how many transparent huge pages a node has free blocks. `u64::MAX`: that is not known.
+    /// For how many transparent huge pages a node has free blocks. A node whose blocks cannot be read
+    /// has none.
     pub(super) fn blocks_now(&self, node: NodeId) -> u64 {
-        if !self.0.contains_key(&node) {
-            return u64::MAX;
-        }
-        let text = SysFiles::host().text("proc/buddyinfo");
-        text.ok().and_then(|text| free_blocks(&text, node)).unwrap_or(u64::MAX)
+        let Some(kept) = self.0.get(&node) else { return u64::MAX };
+        let text = SysFiles::host().text("proc/buddyinfo").unwrap_or_default();
+        free_blocks(&text, node, &kept.zones)
     }
 
     /// How many pages of hugetlb of a size a node has free that no mapping has reserved.
@@ -84,22 +92,19 @@ impl Rooms {
     }
 }
 
-/// Huge pages of 2 MB that fit into free blocks of a node. `None` if the node is not named.
-/// The 16 MB of the zone `DMA` do not count: all of it is protected from other allocations.
-fn free_blocks(buddyinfo: &str, node: NodeId) -> Option<u64> {
+/// Huge pages of 2 MB that fit into free blocks of a node, beside what its zones keep.
+fn free_blocks(buddyinfo: &str, node: NodeId, kept: &BTreeMap<String, u64>) -> u64 {
     let head = format!("Node {}, zone", node.0);
-    let mut blocks = None;
-    for line in buddyinfo.lines() {
-        let Some(zone) = line.strip_prefix(&head) else { continue };
+    let of_zone = |zone: &str| {
         let mut words = zone.split_whitespace();
-        let is_dma = words.next() == Some("DMA");
-        let orders = words
-            .enumerate()
-            .skip(HUGE_ORDER)
-            .filter_map(|(order, count)| Some(count.parse::<u64>().ok()? << (order - HUGE_ORDER)));
-        *blocks.get_or_insert(0) += if is_dma { 0 } else { orders.sum::<u64>() };
-    }
-    blocks
+        let kept = words.next().and_then(|name| kept.get(name)).copied().unwrap_or(0);
+        let counts: Vec<u64> = words.map(|count| count.parse().unwrap_or(0)).collect();
+        let pages: u64 = counts.iter().enumerate().map(|(order, count)| count << order).sum();
+        let orders = counts.iter().skip(HUGE_ORDER).enumerate();
+        let blocks: u64 = orders.map(|(order, count)| count << order).sum();
+        blocks.min(pages.saturating_sub(kept) >> HUGE_ORDER)
+    };
+    buddyinfo.lines().filter_map(|line| line.strip_prefix(&head)).map(of_zone).sum()
 }
 
 /// Free bytes, from the meminfo of a node or of the machine.
@@ -111,27 +116,31 @@ fn free(meminfo: &str) -> u64 {
     kb.unwrap_or(0) << 10
 }
 
-/// What a node keeps free, in bytes: in each zone the high watermark and what the zone protects
-/// from allocations that could be made in a higher zone; what may be kept for allocations that cannot
-/// wait; and the reserve.
-fn kept(zoneinfo: &str, node: NodeId) -> u64 {
+/// What a node keeps free: in each zone the high watermark and what the zone protects from
+/// allocations that could be made in a higher zone; what may be kept for allocations that cannot wait;
+/// and the reserve.
+fn kept(zoneinfo: &str, node: NodeId) -> Kept {
     let head = format!("Node {}, zone", node.0);
-    let (mut inside, mut zone) = (false, Zone::default());
-    let (mut kept, mut managed) = (0, 0);
-    let mut add = |zone: &mut Zone| {
+    let (mut inside, mut name, mut zone) = (false, String::new(), Zone::default());
+    let (mut zones, mut managed) = (BTreeMap::new(), 0);
+    let mut add = |name: String, zone: &mut Zone| {
         let zone = std::mem::take(zone);
-        kept += (zone.high + zone.protection).min(zone.managed);
-        managed += zone.managed;
+        if !name.is_empty() {
+            zones.insert(name, (zone.high + zone.protection).min(zone.managed));
+            managed += zone.managed;
+        }
     };
     for line in zoneinfo.lines() {
         if line.starts_with("Node ") {
-            add(&mut zone);
-            inside = line.starts_with(&head);
+            add(std::mem::take(&mut name), &mut zone);
+            let rest = line.strip_prefix(&head);
+            inside = rest.is_some();
+            name = rest.map_or_else(String::new, |rest| rest.trim().to_owned());
             continue;
         }
         let mut words = line.split_whitespace();
-        let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        match name {
+        let (field, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        match field {
             _ if !inside => {}
             "high" => zone.high = zone.high.max(value.parse().unwrap_or(0)),
             "managed" => zone.managed = value.parse().unwrap_or(0),
@@ -141,10 +150,11 @@ fn kept(zoneinfo: &str, node: NodeId) -> u64 {
             _ => {}
         }
     }
-    add(&mut zone);
+    add(name, &mut zone);
     let bytes = |pages: u64| pages.saturating_mul(BASE_PAGE as u64);
     let highatomic = bytes(managed) / 100 * HIGHATOMIC_PERCENT;
-    bytes(kept) + highatomic + (bytes(managed) / RESERVE_PART).min(MOST_RESERVE)
+    let reserve = (bytes(managed) / RESERVE_PART).min(MOST_RESERVE);
+    Kept { bytes: bytes(zones.values().sum()) + highatomic + reserve, zones }
 }
 
 /// A zone, in pages.
@@ -204,9 +214,11 @@ Node 1, zone   Normal
         let page = BASE_PAGE as u64;
         // All of the small zone is protected.
         let managed = 643_840 * page;
-        assert_eq!(kept(ZONEINFO, NodeId(0)), (3840 + 300) * page + managed / 100 + managed / 64);
-        assert_eq!(kept(ZONEINFO, NodeId(1)), (11 + 64 + 100) * page);
-        assert_eq!(kept(ZONEINFO, NodeId(7)), 0);
+        let first = kept(ZONEINFO, NodeId(0));
+        assert_eq!(first.bytes, (3840 + 300) * page + managed / 100 + managed / 64);
+        assert_eq!(first.zones, [("DMA".into(), 3840), ("Normal".into(), 300)].into());
+        assert_eq!(kept(ZONEINFO, NodeId(1)).bytes, (11 + 64 + 100) * page);
+        assert_eq!(kept(ZONEINFO, NodeId(7)), Kept::default());
         assert_eq!(free("Node 1 MemTotal: 9 kB\nNode 1 MemFree:    7 kB\n"), 7 << 10);
         assert_eq!(free("MemTotal: 9 kB\nMemFree:    7 kB\n"), 7 << 10);
     }
@@ -219,10 +231,14 @@ Node 0, zone   Normal  72789  28536  12400   5817   2231    818    316    107   
 Node 1, zone   Normal  72789  28536  12400   5817   2231    818    316    107     35      0      0
 Node 11, zone   Normal     0      0      0      0      0      0      0      0      0      1      0      2
 ";
-        assert_eq!(free_blocks(text, NodeId(0)), Some(9 + 2 * 356));
-        assert_eq!(free_blocks(text, NodeId(1)), Some(0));
-        assert_eq!(free_blocks(text, NodeId(11)), Some(1 + 4 * 2));
-        assert_eq!(free_blocks(text, NodeId(2)), None);
+        let all = BTreeMap::from([("DMA".to_owned(), 3840)]);
+        let free = |node| free_blocks(text, NodeId(node), &all);
+        // The first zone keeps all that it has.
+        assert_eq!([free(0), free(1), free(11), free(2)], [9 + 2 * 356, 0, 1 + 4 * 2, 0]);
+        let most = BTreeMap::from([("Normal".to_owned(), 512 * 8 + 1)]);
+        assert_eq!(free_blocks(text, NodeId(11), &most), 0);
+        let less = BTreeMap::from([("Normal".to_owned(), 512 * 8)]);
+        assert_eq!(free_blocks(text, NodeId(11), &less), 1);
     }
 
     #[test]

@@ -140,6 +140,18 @@ impl Process {
         end
     }
 
+    /// Whether a page is mapped by a huge page, where the kernel tells it (Linux 6.7).
+    pub(super) fn is_huge(&self, page: u64) -> Option<bool> {
+        let all_of = page_is::PRESENT | page_is::HUGE;
+        let query = PageQuery { all_of, tell: page_is::HUGE, ..PageQuery::default() };
+        let range = page as usize * BASE_PAGE..(page as usize + 1) * BASE_PAGE;
+        let mut first = [PageRegion::default()];
+        let file = self.pagemap.as_ref()?;
+        // SAFETY: the scan protects nothing.
+        let found = unsafe { pagemap_scan(file.as_fd(), range, 0, &query, &mut first) };
+        found.ok().map(|(count, _)| count > 0)
+    }
+
     /// Why consecutive pages have no node, by what pagemap says of each.
     pub(super) fn why_absent(&self, first: u64, pages: usize) -> Vec<Reason> {
         let mut entries = vec![0u8; pages * size_of::<u64>()];

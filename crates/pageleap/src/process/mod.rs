@@ -71,6 +71,9 @@ pub struct MappingMemory {
     pub resident_bytes: u64,
     /// The part of it that is mapped by transparent huge pages.
     pub huge_bytes: u64,
+    /// Whether the kernel may have given it transparent huge pages, or smaller groups of pages
+    /// (`THPeligible` in smaps, Linux 5.0). `huge_bytes` counts only those that are mapped as such.
+    pub may_be_huge: bool,
     /// Memory that has been swapped out.
     pub swapped_bytes: u64,
     /// Memory on each node, by numa_maps. Pages that the kernel counts on no node are left out,
@@ -370,6 +373,7 @@ fn mappings(smaps: &[SmapsEntry], numa_maps: Option<&str>) -> Vec<MappingMemory>
                 .map(bytes)
                 .iter()
                 .sum(),
+            may_be_huge: entry.field("THPeligible").is_some_and(|is| is.trim() != "0"),
             swapped_bytes: bytes("Swap"),
             on_nodes: numa.map_or_else(one_node, |numa| numa.on_nodes.clone()),
             shared_bytes,
@@ -564,6 +568,7 @@ VmFlags: rd mr pf io de dd
 Rss:                4096 kB
 KernelPageSize:        4 kB
 AnonHugePages:      2048 kB
+THPeligible:           1
 VmFlags: rd wr mr mw me ac hg 
 d00000-d01000 rw-s 00000000 00:05 3                      /dev/card0
 Rss:                   4 kB
@@ -629,6 +634,7 @@ e00000 default file=/usr/lib/x\\040y.so mapped=1 mapmax=31 N0=1 kernelpagesize_k
         assert_eq!(on(1), [(0, 2048), (1, 2048)]);
         assert_eq!(on(3), [(0, 2048), (1, 2048)]);
         assert_eq!((all[3].huge_bytes, all[0].swapped_bytes), (2 << 20, 4096));
+        assert_eq!((all[3].may_be_huge, all[0].may_be_huge), (true, false));
     }
 
     #[test]
