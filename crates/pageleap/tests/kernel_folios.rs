@@ -173,13 +173,12 @@ fn a_huge_page_without_a_free_block_stays_whole() {
     let report = memory.move_to(nodes[1], false);
     assert_eq!(troubles(), before, "{report}");
     assert_eq!(memory.huge_bytes(), huge, "{report}");
-    assert!(with_reason(&report, Reason::NoFreeBlock) >= PAGES / 2 * 512, "{report}");
+    // How many blocks the kernel's compaction makes meanwhile is chance.
     let left = report.runs.iter().filter(|run| run.outcome == PageOutcome::Failed);
     assert!(left.clone().all(|run| run.reason == Some(Reason::NoFreeBlock)), "{report}");
-    // Where that is allowed, the kernel makes blocks or splits pages, and all of them move.
+    // Where that is allowed, the kernel makes blocks or splits pages, and the rest moves.
     let report = memory.move_to(nodes[1], true);
     assert!(report.ended.is_completed(), "{report}");
-    assert_ne!(troubles(), before, "{report}");
     memory.mapping.check();
     drop(hog);
 }

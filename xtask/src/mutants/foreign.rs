@@ -37,8 +37,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "watermarks-ignored",
         file: KERNEL_ROOM,
-        find: "kept += (zone.high + zone.protection).min(zone.managed);",
-        replace: "kept += zone.managed.min(0);",
+        find: "zones.insert(name, (zone.high + zone.protection).min(zone.managed));",
+        replace: "zones.insert(name, zone.managed.min(0));",
         why: "a node is filled until the kernel reclaims memory of others",
         caught_by: Checker::Unit.fails(),
     },
