@@ -65,6 +65,11 @@
  *           are set to 0 when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
+ * close.    The program must not close descriptors that it has not opened (closefrom, a close too
+ *           many). The library notices it before it uses a descriptor, also if the number stands for
+ *           another file by then, and gives PAGELEAP_DESCRIPTOR_LOST. Regions keep their pages, but
+ *           these can move no more. A close in the middle of a job can cost the pages that are being
+ *           moved at that moment. A daemon closes descriptors before it makes its first pool.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
  *           pageleap_probe(). The first job installs a SIGSEGV handler: see
@@ -155,6 +160,9 @@ typedef enum pageleap_status {
     /* A defect of the library. It was caught where it would have ended the process. Please
      * report the text. */
     PAGELEAP_DEFECT = 16,
+    /* Other code of this process has closed a descriptor of the library's. Its number may stand
+     * for another file now, which is not touched. */
+    PAGELEAP_DESCRIPTOR_LOST = 17,
 } pageleap_status;
 
 /* An error in parts. */
@@ -899,6 +907,8 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_MOVED_ON = 17,
     /* It belongs to a transparent huge page, and the node has no free block of 2 MB. */
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
+    /* Other code of this process has closed a descriptor that the job needs. */
+    PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

@@ -65,6 +65,11 @@
  *           are set to 0 when filled in.
  * fork.     A child does not have the regions of its parent, and must not touch their addresses. It
  *           may use its parent's handles only to free them.
+ * close.    The program must not close descriptors that it has not opened (closefrom, a close too
+ *           many). The library notices it before it uses a descriptor, also if the number stands for
+ *           another file by then, and gives PAGELEAP_DESCRIPTOR_LOST. Regions keep their pages, but
+ *           these can move no more. A close in the middle of a job can cost the pages that are being
+ *           moved at that moment. A daemon closes descriptors before it makes its first pool.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
  *           pageleap_probe(). The first job installs a SIGSEGV handler: see

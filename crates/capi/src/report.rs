@@ -169,6 +169,8 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_MOVED_ON = 17,
     /// It belongs to a transparent huge page, and the node has no free block of 2 MB.
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
+    /// Other code of this process has closed a descriptor that the job needs.
+    PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -301,6 +303,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::OtherNode => PAGELEAP_REASON_OTHER_NODE,
         Reason::MovedOn => PAGELEAP_REASON_MOVED_ON,
         Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
+        Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

@@ -53,6 +53,9 @@ pub enum pageleap_status {
     /// A defect of the library. It was caught where it would have ended the process. Please
     /// report the text.
     PAGELEAP_DEFECT = 16,
+    /// Other code of this process has closed a descriptor of the library's. Its number may stand
+    /// for another file now, which is not touched.
+    PAGELEAP_DESCRIPTOR_LOST = 17,
 }
 
 use pageleap_status::*;
@@ -155,6 +158,7 @@ fn kind(error: &Error) -> pageleap_status {
         Error::Call { .. } => PAGELEAP_SYSTEM_CALL,
         Error::SystemFile { .. } => PAGELEAP_SYSTEM_FILE,
         Error::Limit { .. } => PAGELEAP_LIMIT,
+        Error::DescriptorLost { .. } => PAGELEAP_DESCRIPTOR_LOST,
         // Kinds that are younger than this interface.
         _ => PAGELEAP_UNSUPPORTED,
     }

@@ -184,6 +184,22 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// Other code of this process has closed a descriptor of the library's. Its number may stand for
+    /// another file now, which is not touched.
+    #[error(
+        "{what}: its descriptor {descriptor} has been closed by other code of this process{}; do not \
+         close descriptors that the program has not opened. Regions keep their memory, and can no \
+         longer move it",
+        if *.is_reused { ", and the number stands for another file" } else { "" }
+    )]
+    DescriptorLost {
+        /// Whose descriptor it was.
+        what: String,
+        /// Its number.
+        descriptor: i32,
+        /// Whether the number stands for another file now.
+        is_reused: bool,
+    },
     /// The library does not support this machine, or the process is at one of its limits.
     #[error("{what}; {remedy}")]
     Unsupported {

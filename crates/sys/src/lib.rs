@@ -12,6 +12,7 @@
 
 mod apart;
 mod copy;
+mod descriptor;
 mod errno;
 mod files;
 mod futex;
@@ -24,6 +25,7 @@ mod uffd;
 
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
+pub use descriptor::{FileIdentity, Kept, KeptFd, out_of_the_way};
 pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};

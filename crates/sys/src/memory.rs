@@ -10,6 +10,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::descriptor::{Kept, KeptFd};
 use crate::errno::{Errno, check, check_descriptor};
 use crate::process::{Resource, resource_limit};
 
@@ -491,7 +492,7 @@ pub unsafe fn read_at(
 /// A descriptor for `poll(2)` that becomes readable when [`EventFd::signal`] is called
 /// (`eventfd(2)`).
 #[derive(Debug)]
-pub struct EventFd(OwnedFd);
+pub struct EventFd(KeptFd);
 
 impl EventFd {
     /// Creates a descriptor that is not readable yet. It is close-on-exec and never blocks (Linux
@@ -502,27 +503,36 @@ impl EventFd {
     pub fn new() -> Result<Self, Errno> {
         // SAFETY: the call takes no pointers, and returns a new descriptor.
         unsafe { check_descriptor(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).into()) }
+            .and_then(KeptFd::new)
             .map(EventFd)
     }
 
-    /// Makes the descriptor readable. It stays readable, because nothing reads it.
+    /// Makes the descriptor readable. It stays readable, because nothing reads it. If other code has
+    /// closed it, nothing happens.
     pub fn signal(&self) {
-        signal_event(self.0.as_fd());
+        signal_event(self.0.kept());
+    }
+
+    /// What is kept, for code that lives no longer than this.
+    pub fn kept(&self) -> Kept {
+        self.0.kept()
+    }
+
+    /// Gives it to who closes it by [`Kept::close`].
+    pub fn into_kept(self) -> Kept {
+        self.0.into_kept()
     }
 }
 
-/// Does what [`EventFd::signal`] does, for a borrowed descriptor.
-pub fn signal_event(event: BorrowedFd<'_>) {
+/// Does what [`EventFd::signal`] does, for a descriptor that is kept elsewhere.
+pub fn signal_event(event: Kept) {
+    if !event.is_ours() {
+        return;
+    }
     let one = 1u64.to_ne_bytes();
     // SAFETY: the call reads the eight bytes of `one`. Its only failure, EAGAIN, means that the
     // descriptor is readable already.
-    unsafe { libc::write(event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-}
-
-impl From<EventFd> for OwnedFd {
-    fn from(event: EventFd) -> OwnedFd {
-        event.0
-    }
+    unsafe { libc::write(event.number(), one.as_ptr().cast(), one.len()) };
 }
 
 impl AsFd for EventFd {

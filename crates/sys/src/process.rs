@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::slice;
 
+use crate::descriptor::KeptFd;
 use crate::errno::{Errno, check};
 
 /// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
@@ -71,7 +72,7 @@ pub fn thp_disabled() -> Result<bool, Errno> {
 /// A process, which no other one can take the place of while the value exists (`pidfd_open(2)`,
 /// Linux 5.3).
 #[derive(Debug)]
-pub struct PidFd(OwnedFd);
+pub struct PidFd(KeptFd);
 
 impl PidFd {
     /// Opens the process with this number.
@@ -83,11 +84,15 @@ impl PidFd {
         // SAFETY: the call takes no pointers.
         let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
         // SAFETY: the kernel has just made the descriptor, and nobody else has it.
-        Ok(PidFd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+        KeptFd::new(unsafe { OwnedFd::from_raw_fd(fd as i32) }).map(PidFd)
     }
 
-    /// Whether all threads of the process have ended.
+    /// Whether all threads of the process have ended, as far as the descriptor tells: other code of
+    /// this process may have closed it.
     pub fn has_ended(&self) -> bool {
+        if !self.0.is_ours() {
+            return false;
+        }
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the call reads and writes one `pollfd`, and does not wait.
         unsafe { libc::poll(&mut poll, 1, 0) > 0 }
@@ -103,6 +108,8 @@ pub enum Resource {
     LockedMemory,
     /// Bytes of one file, memory files included (RLIMIT_FSIZE).
     FileSize,
+    /// One more than the largest number of a descriptor (RLIMIT_NOFILE).
+    OpenFiles,
     /// Microseconds that a thread may run under a real-time policy without a blocking system call
     /// (RLIMIT_RTTIME, Linux 2.6.25).
     RealTime,
@@ -126,6 +133,7 @@ pub fn resource_limit(resource: Resource) -> Result<ResourceLimit, Errno> {
         Resource::AddressSpace => libc::RLIMIT_AS,
         Resource::LockedMemory => libc::RLIMIT_MEMLOCK,
         Resource::FileSize => libc::RLIMIT_FSIZE,
+        Resource::OpenFiles => libc::RLIMIT_NOFILE,
         Resource::RealTime => libc::RLIMIT_RTTIME,
     };
     // SAFETY: the call writes one struct, for which zeros are a valid value.

@@ -408,6 +408,14 @@ pub const ROWS: &[Mutant] = &[
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
+        name: "lost-descriptor-unseen",
+        file: SHARE,
+        find: "if inner.backend.has_file(inner.file) {",
+        replace: "if true {",
+        why: "a job and a region use the number of a memory file that other code has closed, and which may stand for another file by then",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
         name: "stray-tables-handed-out",
         file: SHARE,
         find: "lock(&self.0.state).strayed.set(part, !wanted);",

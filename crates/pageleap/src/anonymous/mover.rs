@@ -371,7 +371,10 @@ impl Mover for MemoryMover {
             locked: false,
             stuck: std::mem::take(&mut worker.stuck),
         };
-        if let Err((call, errno)) = self.try_area(area, &mut found) {
+        if !self.yard.has_descriptors() {
+            // Not in a window: what is closed then may cost the pages of that window.
+            found.verdicts = vec![(area.pages.clone(), Verdict::GivenUp(Reason::DescriptorLost))];
+        } else if let Err((call, errno)) = self.try_area(area, &mut found) {
             found.verdicts =
                 vec![(area.pages.clone(), self.once_more(area, Reason::Refused(call, errno)))];
         }
@@ -384,6 +387,10 @@ impl Mover for MemoryMover {
     }
 
     fn error(&self, area: &Area, why: Reason) -> Error {
+        if let (Reason::DescriptorLost, Some((descriptor, is_reused))) = (why, self.yard.lost()) {
+            let what = "a job that moves memory in place".into();
+            return Error::DescriptorLost { what, descriptor, is_reused };
+        }
         Error::NotMoved {
             pid: std::process::id(),
             range: AddressRange(addresses(&area.pages)),

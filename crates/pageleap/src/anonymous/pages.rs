@@ -3,9 +3,8 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 
-use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is};
+use pageleap_sys::{self as sys, Errno, Kept, KeptFd, PageQuery, PageRegion, page_is};
 
 use crate::job::area::Reason;
 use crate::units::{BASE_PAGE, Call};
@@ -30,7 +29,7 @@ const ANONYMOUS: PageQuery = PageQuery {
 };
 
 /// The pagemap of this process. A child that opens none of its own would ask about its parent.
-pub(crate) struct Pagemap(File);
+pub(crate) struct Pagemap(KeptFd);
 
 impl Pagemap {
     /// Opens it, and makes sure that it can be scanned: another file may be mounted there.
@@ -38,7 +37,7 @@ impl Pagemap {
         let opened = File::open("/proc/self/pagemap");
         let file =
             opened.map_err(|e| (Call::Scan, Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
-        let pagemap = Pagemap(file);
+        let pagemap = Pagemap(KeptFd::new(file.into()).map_err(|errno| (Call::Scan, errno))?);
         let page = (&raw const pagemap).addr() / BASE_PAGE * BASE_PAGE;
         pagemap.scan(page..page + BASE_PAGE)?;
         Ok(pagemap)
@@ -46,6 +45,10 @@ impl Pagemap {
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        self.0.kept()
     }
 
     /// The present and the swapped pages of a range, in runs of equal kind. What is not told is a
@@ -101,7 +104,7 @@ impl Pagemap {
     pub(super) fn entries(&self, range: &Range<usize>) -> Vec<Entry> {
         let mut bytes = vec![0; range.len() / BASE_PAGE * size_of::<u64>()];
         let offset = (range.start / BASE_PAGE * size_of::<u64>()) as u64;
-        let read = self.0.read_exact_at(&mut bytes, offset).is_ok();
+        let read = self.0.read_at(&mut bytes, offset) == Ok(bytes.len());
         let entry = |bytes: &[u8]| match read {
             true => Entry(u64::from_ne_bytes(bytes.try_into().expect("eight bytes"))),
             false => Entry::UNKNOWN,

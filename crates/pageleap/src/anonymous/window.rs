@@ -25,7 +25,7 @@ use std::time::Duration;
 
 #[cfg(not(all(test, shuttle)))]
 use pageleap_sys as sys;
-use pageleap_sys::{CopyMethod, Errno, PageQuery, PageRegion, UffdMessage, page_is};
+use pageleap_sys::{CopyMethod, Errno, Kept, PageQuery, PageRegion, UffdMessage, page_is};
 
 #[cfg(all(test, shuttle))]
 use super::model as sys;
@@ -617,7 +617,7 @@ impl Ground<'_> {
 
 /// Gives back what windows leave, and looks after the worker's calls, until the end.
 #[inline(never)]
-pub(super) fn watcher(ground: Ground<'_>, _end: i32) {
+pub(super) fn watcher(ground: Ground<'_>, _: [Kept; 2]) {
     const TICK: Duration = Duration::from_millis(10);
     let mut seen = Sight::default();
     let look = || seen = ground.end_what_is_stuck(seen);
@@ -630,13 +630,19 @@ pub(super) fn watcher(ground: Ground<'_>, _end: i32) {
 /// Serves the ranges until `end` is signalled. A function of its own: nothing may be read from the
 /// heap, where captured variables lie.
 #[inline(never)]
-pub(super) fn attendant(ground: Ground<'_>, end: i32) {
-    use std::os::fd::AsRawFd;
+pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
+    /// How soon it is noticed that a descriptor is no longer the job's: then nothing ends the wait.
+    const LOOK_MS: i32 = 500;
     let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut descriptors = [waiting(ground.uffd.as_raw_fd()), waiting(end)];
+    let mut descriptors = kept.map(|kept| waiting(kept.number()));
     loop {
+        let number = descriptors.len() as libc::nfds_t;
         // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, -1) };
+        unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
+        if !kept.iter().all(Kept::is_ours) {
+            // Closing the userfaultfd has ended all registrations.
+            return;
+        }
         ground.attend();
         if descriptors[1].revents != 0 {
             return;

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use pageleap_sys::{self as sys, Errno, EventFd, Thread, thread_cpu_time_ns, uffd_mode};
+use pageleap_sys::{
+    self as sys, Errno, EventFd, Kept, KeptFd, Thread, thread_cpu_time_ns, uffd_mode,
+};
 
 use super::mapped::Mapped;
 use super::pages::Pagemap;
@@ -23,7 +25,7 @@ use crate::sync::{Mutex, lock};
 use crate::units::{BASE_PAGE, Call};
 
 /// What a thread does until a descriptor is signalled.
-type Role = fn(Ground<'static>, i32);
+type Role = fn(Ground<'static>, [Kept; 2]);
 
 /// The threads beside the worker.
 const ROLES: [(&CStr, Role); 2] = [(c"pageleap-holes", attendant), (c"pageleap-watch", watcher)];
@@ -34,7 +36,7 @@ pub(super) struct Yard {
     mapped: Mapped,
     spans: usize,
     words: usize,
-    uffd: OwnedFd,
+    uffd: KeptFd,
     pagemap: Pagemap,
     /// How many of the spans are registered.
     registered: AtomicUsize,
@@ -73,7 +75,7 @@ impl Yard {
             mapped,
             spans: ranges.len(),
             words,
-            uffd,
+            uffd: KeptFd::new(uffd).map_err(|errno| refused((Call::OpenTracker, errno)))?,
             pagemap,
             registered: AtomicUsize::new(0),
             end: EventFd::new().map_err(|errno| refused((Call::CreateFile, errno)))?,
@@ -92,14 +94,14 @@ impl Yard {
         for (number, (name, role)) in ROLES.into_iter().enumerate() {
             // SAFETY: `close` joins the threads before the value goes.
             let ground = unsafe { self.ground_for_threads() };
-            let end = self.end.as_fd().as_raw_fd();
+            let kept = [self.uffd.kept(), self.end.kept()];
             let thread = Thread::start(name, move || {
                 let bomb = AbortOnUnwind;
                 // What was captured lies on the heap, and is copied to the stack.
-                let (ground, end) = std::hint::black_box((ground, end));
+                let (ground, kept) = std::hint::black_box((ground, kept));
                 let served = ground.shared.served();
                 served.ready.fetch_add(1, Release);
-                role(ground, end);
+                role(ground, kept);
                 match thread_cpu_time_ns() {
                     Ok(ns) => served.cpu_ns.fetch_add(ns, Relaxed),
                     Err(_) => served.unknown.fetch_add(1, Relaxed),
@@ -135,6 +137,19 @@ impl Yard {
                 discarded: std::slice::from_raw_parts((start + bits_at) as *const _, self.words),
             }
         }
+    }
+
+    /// Whether the descriptors are still this job's.
+    pub(super) fn has_descriptors(&self) -> bool {
+        self.lost().is_none()
+    }
+
+    /// The number of a descriptor that other code of the process has closed, and whether it stands
+    /// for another file now.
+    pub(super) fn lost(&self) -> Option<(i32, bool)> {
+        let all = [self.uffd.kept(), self.pagemap.kept(), self.end.kept()];
+        let lost = all.into_iter().find(|kept| !kept.is_ours())?;
+        Some((lost.number(), lost.is_open()))
     }
 
     pub(super) fn uffd(&self) -> BorrowedFd<'_> {
@@ -187,7 +202,11 @@ impl Yard {
     /// the descriptor would not do: a child may have a copy. Only what this descriptor has
     /// registered is let go: until Linux 6.14 the kernel ends the registrations of others as well.
     pub(super) fn close(&self) -> Option<u64> {
-        let registered = self.registered.swap(0, Relaxed);
+        let mut registered = self.registered.swap(0, Relaxed);
+        if !self.uffd.is_ours() {
+            // Closing it has ended all registrations.
+            registered = 0;
+        }
         for Span { start, end, .. } in &self.ground().spans[..registered] {
             if sys::uffd_unregister(self.uffd.as_fd(), *start, end - start).is_err() {
                 self.let_go_of_parts(*start..*end);

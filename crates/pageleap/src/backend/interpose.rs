@@ -92,6 +92,9 @@ unsafe impl<I: Interposer> Backend for I {
     unsafe fn close_file(&self, file: MemoryFile) {
         unsafe { self.inner().close_file(file) };
     }
+    fn has_file(&self, file: MemoryFile) -> bool {
+        self.inner().has_file(file)
+    }
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         self.decide(&Request::new(Call::Reserve, 0), |_| self.inner().reserve(len, align))
     }
@@ -187,6 +190,9 @@ unsafe impl<I: Interposer> Backend for I {
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { self.inner().close_tracker(tracker) };
+    }
+    fn has_tracker(&self, tracker: Tracker) -> bool {
+        self.inner().has_tracker(tracker)
     }
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
         self.inner().serve_tracker(tracker, write);

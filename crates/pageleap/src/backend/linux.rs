@@ -2,13 +2,13 @@
 
 use std::ffi::CString;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use pageleap_sys as sys;
 
 use super::{
-    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
-    Prot, Tracker, tracker,
+    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Kept, Mapping, MemoryFile,
+    PageRegion, Policy, Prot, Tracker, tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -23,7 +23,7 @@ impl Linux {
     fn borrow(file: MemoryFile) -> BorrowedFd<'static> {
         // SAFETY: a `MemoryFile` is a descriptor that `create_file` made and the owning pool closes
         // last, after the last use.
-        unsafe { BorrowedFd::borrow_raw(file.0) }
+        unsafe { file.0.kept().borrow() }
     }
 }
 
@@ -92,11 +92,14 @@ unsafe impl Backend for Linux {
         let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
         let file = sys::memfd_create(&name, page.hugetlb_bits())?;
         sys::memfd_seal(file.as_fd(), bytes)?;
-        Ok(MemoryFile(file.into_raw_fd()))
+        Ok(MemoryFile(Descriptor::Kernel(Kept::new(file)?)))
     }
     unsafe fn close_file(&self, file: MemoryFile) {
         // SAFETY: the pool that owns the file calls this once and uses it no more.
-        drop(unsafe { OwnedFd::from_raw_fd(file.0) });
+        unsafe { file.0.kept().close() };
+    }
+    fn has_file(&self, file: MemoryFile) -> bool {
+        file.0.kept().is_ours()
     }
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         sys::reserve(len, align)
@@ -172,6 +175,9 @@ unsafe impl Backend for Linux {
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         unsafe { tracker::close(tracker) }
+    }
+    fn has_tracker(&self, tracker: Tracker) -> bool {
+        tracker::is_whole(tracker)
     }
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
         tracker::serve(tracker, write);

@@ -32,6 +32,7 @@ pub use interpose::{Interposer, Part, Request};
 #[cfg(not(loom))]
 pub use linux::Linux;
 pub use model::{Model, ModelFault};
+pub(crate) use pageleap_sys::Kept;
 pub use pageleap_sys::{Advice, CopyLoop, CopyMethod, Errno, PageRegion, Policy, page_is};
 
 use crate::error::Error;
@@ -42,7 +43,44 @@ pub use crate::units::{Call, Prot};
 /// A memory file that a backend has created. The pool that owns it closes it, exactly once, by
 /// [`Backend::close_file`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemoryFile(pub(crate) i32);
+pub struct MemoryFile(pub(crate) Descriptor);
+
+impl MemoryFile {
+    /// The number of its descriptor, and whether that stands for another file now.
+    pub(crate) fn state(self) -> (i32, bool) {
+        match self.0 {
+            Descriptor::Kernel(kept) => (kept.number(), !kept.is_ours() && kept.is_open()),
+            Descriptor::Model(number) => (number, false),
+        }
+    }
+}
+
+/// A descriptor of a backend's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Descriptor {
+    /// A number in the process' table of descriptors, and the file for which it stood at first.
+    Kernel(Kept),
+    /// A number of a model.
+    Model(i32),
+}
+
+impl Descriptor {
+    /// Of the kernel's.
+    pub(crate) fn kept(self) -> Kept {
+        match self {
+            Descriptor::Kernel(kept) => kept,
+            Descriptor::Model(number) => unreachable!("descriptor {number} of a model"),
+        }
+    }
+
+    /// Of a model's.
+    pub(crate) fn modelled(self) -> i32 {
+        match self {
+            Descriptor::Model(number) => number,
+            Descriptor::Kernel(kept) => unreachable!("{kept:?} in a model"),
+        }
+    }
+}
 
 /// What a tracker can do, to accesses of user code and of the kernel alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,13 +105,24 @@ pub enum Ability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracker {
     /// The userfaultfd.
-    pub(crate) faults: i32,
-    /// The pagemap of the process; -1 in a tracker that notes nothing.
-    pub(crate) pagemap: i32,
-    /// An eventfd that ends [`Backend::serve_tracker`]; -1 in a tracker that needs no service.
-    pub(crate) end: i32,
+    pub(crate) faults: Descriptor,
+    /// The pagemap of the process. A tracker that notes nothing has none.
+    pub(crate) pagemap: Option<Kept>,
+    /// An eventfd that ends [`Backend::serve_tracker`]. A tracker that needs no service has none.
+    pub(crate) end: Option<Kept>,
     /// Which faults of a range it gets, as [`Backend::track`] is called without `hold` and with it.
     pub(crate) modes: [u64; 2],
+}
+
+impl Tracker {
+    /// The number of the descriptor that has been closed, or of its userfaultfd, and whether the
+    /// number stands for another file now.
+    pub(crate) fn state(&self) -> (i32, bool) {
+        let Descriptor::Kernel(faults) = self.faults else { return (-1, false) };
+        let all = [Some(faults), self.pagemap, self.end];
+        let lost = all.into_iter().flatten().find(|kept| !kept.is_ours()).unwrap_or(faults);
+        (lost.number(), !lost.is_ours() && lost.is_open())
+    }
 }
 
 /// A fixed mapping of part of a memory file.
@@ -116,8 +165,13 @@ pub unsafe trait Backend: Send + Sync {
 
     /// Creates a memory file of `bytes` bytes. No child inherits it, and it cannot be resized.
     fn create_file(&self, name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno>;
-    /// Closes a memory file, for the pool that owns it and no longer uses it. Mappings stay.
+    /// Closes a memory file, for the pool that owns it and no longer uses it. Mappings stay. What is
+    /// no longer this library's ([`Backend::has_file`]) is left alone.
     unsafe fn close_file(&self, file: MemoryFile);
+    /// Whether the descriptor of a memory file still stands for it. Other code of the process may
+    /// have closed it, and then its number may stand for another file, which must not be mapped,
+    /// read or closed. Allocates nothing.
+    fn has_file(&self, file: MemoryFile) -> bool;
     /// Reserves address space without access.
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
     /// Unmaps a range and returns its address space.
@@ -169,6 +223,9 @@ pub unsafe trait Backend: Send + Sync {
     /// Closes a tracker, for the job that opened it and no longer uses it. Ranges that it still
     /// follows are no longer followed, and the call does not wait for anything.
     unsafe fn close_tracker(&self, tracker: Tracker);
+    /// Whether the descriptors of a tracker still stand for it, as [`Backend::has_file`] tells of a
+    /// file.
+    fn has_tracker(&self, tracker: Tracker) -> bool;
     /// Reads a tracker's messages until [`Backend::end_tracker`] is called: an exchange of followed
     /// pages waits until its message has been read. With [`Ability::HoldWriters`] it calls `write`
     /// with the address of each waiting write. Allocates nothing.

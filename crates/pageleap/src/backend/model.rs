@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
-    Prot, Tracker, page_is,
+    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Mapping, MemoryFile, PageRegion,
+    Policy, Prot, Tracker, page_is,
 };
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
@@ -83,6 +83,8 @@ struct State {
     messages: VecDeque<(i32, usize)>,
     /// Trackers that are to be served no longer.
     ended: BTreeSet<i32>,
+    /// Files whose descriptors other code has closed.
+    lost: BTreeSet<i32>,
 }
 
 std::thread_local! {
@@ -192,6 +194,11 @@ impl Model {
         Ok(())
     }
 
+    /// Closes the descriptor of a file, as other code of the process may do.
+    pub fn lose(&self, file: MemoryFile) {
+        self.state().lost.insert(file.0.modelled());
+    }
+
     /// Which page of which file is mapped at `addr`.
     pub fn frame_at(&self, addr: usize) -> Option<(MemoryFile, usize)> {
         let state = self.state();
@@ -199,7 +206,7 @@ impl Model {
             .space
             .get(&(addr / BASE_PAGE))
             .and_then(|e| e.frame)
-            .map(|(f, p)| (MemoryFile(f as i32), p))
+            .map(|(f, p)| (MemoryFile(Descriptor::Model(f as i32)), p))
     }
 
     /// Access, and whether children and core dumps leave the page out, and whether it is locked.
@@ -309,14 +316,19 @@ unsafe impl Backend for Model {
         let mut state = self.state();
         state.files.push(vec![[0; WORDS]; bytes / BASE_PAGE]);
         state.nodes.push(vec![0; bytes / BASE_PAGE]);
-        Ok(MemoryFile(state.files.len() as i32 - 1))
+        Ok(MemoryFile(Descriptor::Model(state.files.len() as i32 - 1)))
     }
     unsafe fn close_file(&self, file: MemoryFile) {
         let mut state = self.state();
-        let used =
-            state.space.values().any(|e| matches!(e.frame, Some((f, _)) if f == file.0 as usize));
-        assert!(!used, "file {} closed while mapped", file.0);
-        state.files[file.0 as usize].clear();
+        let used = state
+            .space
+            .values()
+            .any(|e| matches!(e.frame, Some((f, _)) if f == file.0.modelled() as usize));
+        assert!(!used, "file {} closed while mapped", file.0.modelled());
+        state.files[file.0.modelled() as usize].clear();
+    }
+    fn has_file(&self, file: MemoryFile) -> bool {
+        !self.state().lost.contains(&file.0.modelled())
     }
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         let mut state = self.state();
@@ -338,7 +350,10 @@ unsafe impl Backend for Model {
     }
     unsafe fn map(&self, m: &Mapping) -> Result<(), Errno> {
         let mut state = self.state();
-        let (file, first) = (m.file.0 as usize, m.offset as usize / BASE_PAGE);
+        let (file, first) = (m.file.0.modelled() as usize, m.offset as usize / BASE_PAGE);
+        if state.lost.contains(&m.file.0.modelled()) {
+            return Err(Errno(libc::EBADF));
+        }
         assert!(
             first + m.len / BASE_PAGE <= state.files[file].len(),
             "mapped past the end of the file"
@@ -455,27 +470,37 @@ unsafe impl Backend for Model {
         state.next_tracker += 1;
         let faults = state.next_tracker;
         state.trackers.insert(faults, ability);
-        Ok(Tracker { faults, pagemap: -1, end: -1, modes: [0; 2] })
+        Ok(Tracker { faults: Descriptor::Model(faults), pagemap: None, end: None, modes: [0; 2] })
     }
     unsafe fn close_tracker(&self, tracker: Tracker) {
         let mut state = self.state();
-        assert!(state.trackers.remove(&tracker.faults).is_some(), "a tracker was closed twice");
+        assert!(
+            state.trackers.remove(&tracker.faults.modelled()).is_some(),
+            "a tracker was closed twice"
+        );
         let State { space, waiting, .. } = &mut *state;
-        for (page, entry) in space.iter_mut().filter(|(_, e)| e.tracked == Some(tracker.faults)) {
+        for (page, entry) in
+            space.iter_mut().filter(|(_, e)| e.tracked == Some(tracker.faults.modelled()))
+        {
             entry.untrack();
             waiting.retain(|_, addr| *addr / BASE_PAGE != *page);
         }
         self.woken.notify_all();
     }
+    fn has_tracker(&self, tracker: Tracker) -> bool {
+        self.state().trackers.contains_key(&tracker.faults.modelled())
+    }
     fn serve_tracker(&self, tracker: Tracker, write: &mut dyn FnMut(usize)) {
         let mut state = self.state();
         loop {
-            if let Some(next) = state.messages.iter().position(|(of, _)| *of == tracker.faults) {
+            if let Some(next) =
+                state.messages.iter().position(|(of, _)| *of == tracker.faults.modelled())
+            {
                 let message = state.messages.remove(next);
                 drop(state);
                 message.into_iter().for_each(|(_, addr)| write(addr));
                 state = self.state();
-            } else if state.ended.contains(&tracker.faults) {
+            } else if state.ended.contains(&tracker.faults.modelled()) {
                 return;
             } else {
                 state = self.woken.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -483,7 +508,7 @@ unsafe impl Backend for Model {
         }
     }
     fn end_tracker(&self, tracker: Tracker) {
-        self.state().ended.insert(tracker.faults);
+        self.state().ended.insert(tracker.faults.modelled());
         self.woken.notify_all();
     }
     unsafe fn track(
@@ -493,7 +518,7 @@ unsafe impl Backend for Model {
         len: usize,
         hold: bool,
     ) -> Result<(), Errno> {
-        let (mut state, tracker) = (self.state(), Some(tracker.faults));
+        let (mut state, tracker) = (self.state(), Some(tracker.faults.modelled()));
         let hold = hold || tracker.is_some_and(|by| state.trackers[&by] == Ability::Hold);
         let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
         if pages(addr, len).any(|page| tracked(page).is_some() && tracked(page) != tracker) {
@@ -518,8 +543,9 @@ unsafe impl Backend for Model {
     }
     unsafe fn let_write(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();
-        let followed =
-            |page| state.space.get(&page).is_some_and(|e| e.tracked == Some(tracker.faults));
+        let followed = |page| {
+            state.space.get(&page).is_some_and(|e| e.tracked == Some(tracker.faults.modelled()))
+        };
         if !pages(addr, len).all(followed) {
             return Err(Errno(libc::ENOENT));
         }
@@ -569,7 +595,7 @@ unsafe impl Backend for Model {
         Ok(())
     }
     fn count_waiting(&self, tracker: Tracker) -> u64 {
-        self.state().came.remove(&tracker.faults).unwrap_or(0)
+        self.state().came.remove(&tracker.faults.modelled()).unwrap_or(0)
     }
     unsafe fn read_file(
         &self,
@@ -580,7 +606,10 @@ unsafe impl Backend for Model {
     ) -> Result<(), Errno> {
         for at in (0..len).step_by(BASE_PAGE) {
             let mut state = self.state();
-            let words = state.files[file.0 as usize][(offset as usize + at) / BASE_PAGE];
+            if state.lost.contains(&file.0.modelled()) {
+                return Err(Errno(libc::EBADF));
+            }
+            let words = state.files[file.0.modelled() as usize][(offset as usize + at) / BASE_PAGE];
             let (file, page) = state.own(dst + at, Prot::writable);
             state.files[file][page] = words;
         }

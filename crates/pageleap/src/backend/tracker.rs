@@ -1,18 +1,18 @@
 //! Following writes by the kernel: a userfaultfd with asynchronous write-protection, and the
 //! pagemap of the process.
 //!
-//! Nothing here decides anything. A tracker is three numbers, because between the freeze and the
-//! commit no code may touch the heap.
+//! Nothing here decides anything. A tracker is three descriptors without a destructor, because
+//! between the freeze and the commit no code may touch the heap.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use pageleap_sys::{
-    self as sys, Errno, EventFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
+    self as sys, Errno, EventFd, Kept, KeptFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
 };
 
 use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, privileged, shake_hands};
-use super::{Ability, Call, Tracker};
+use super::{Ability, Call, Descriptor, Tracker};
 
 /// Opens the descriptors: by the system call, or else through the device.
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
@@ -34,21 +34,27 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         }
     };
     let faults = faults.map_err(refused)?;
+    let faults = KeptFd::new(faults).map_err(refused)?;
+    let whole = |faults: KeptFd, end: Option<EventFd>, pagemap: Option<KeptFd>| Tracker {
+        faults: Descriptor::Kernel(faults.into_kept()),
+        pagemap: pagemap.map(KeptFd::into_kept),
+        end: end.map(EventFd::into_kept),
+        modes,
+    };
     if ability == Ability::Hold {
-        return Ok(Tracker { faults: faults.into_raw_fd(), pagemap: -1, end: -1, modes });
+        return Ok(whole(faults, None, None));
     }
     let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
     if ability == Ability::HoldWriters {
-        let [faults, end] = [faults, end.into()].map(OwnedFd::into_raw_fd);
-        return Ok(Tracker { faults, pagemap: -1, end, modes });
+        return Ok(whole(faults, Some(end), None));
     }
     let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
+    let pagemap = KeptFd::new(pagemap.into()).map_err(|errno| (Call::Scan, errno))?;
     // An empty range only asks whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
-    let [faults, pagemap, end] = [faults, pagemap.into(), end.into()].map(OwnedFd::into_raw_fd);
-    Ok(Tracker { faults, pagemap, end, modes })
+    Ok(whole(faults, Some(end), Some(pagemap)))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {
@@ -58,20 +64,32 @@ fn errno_of(error: &std::io::Error) -> Errno {
 /// # Safety
 /// Called once, and the tracker is not used any more.
 pub(super) unsafe fn close(tracker: Tracker) {
-    for fd in [tracker.faults, tracker.pagemap, tracker.end].into_iter().filter(|fd| *fd >= 0) {
-        // SAFETY: `open` made it, and nobody else closes it.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
+    // SAFETY: `open` made them, and the tracker is used no more.
+    all(tracker).for_each(|kept| _ = unsafe { kept.close() });
 }
 
-fn borrow<'a>(fd: i32) -> BorrowedFd<'a> {
+fn all(tracker: Tracker) -> impl Iterator<Item = Kept> {
+    [Some(tracker.faults.kept()), tracker.pagemap, tracker.end].into_iter().flatten()
+}
+
+/// Whether all descriptors are still the tracker's.
+pub(super) fn is_whole(tracker: Tracker) -> bool {
+    all(tracker).all(|kept| kept.is_ours())
+}
+
+fn borrow<'a>(kept: Kept) -> BorrowedFd<'a> {
     // SAFETY: a tracker's descriptors are open until it is closed, after its last use.
-    unsafe { BorrowedFd::borrow_raw(fd) }
+    unsafe { kept.borrow() }
+}
+
+/// The pagemap, for calls on trackers that have one.
+fn pagemap<'a>(tracker: Tracker) -> Result<BorrowedFd<'a>, Errno> {
+    tracker.pagemap.map(borrow).ok_or(Errno(libc::EBADF))
 }
 
 /// The userfaultfd.
 pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
-    borrow(tracker.faults)
+    borrow(tracker.faults.kept())
 }
 
 /// Reads messages until [`end`] is called. An exchange of registered memory waits until its message
@@ -82,11 +100,20 @@ pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     if sys::is_ordinary() {
         let _ = sys::run_first(true).or_else(|_| sys::run_shortly());
     }
+    /// How soon it is noticed that a descriptor is no longer the tracker's: then nothing ends the
+    /// wait.
+    const LOOK_MS: i32 = 500;
     let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut descriptors = [waiting(tracker.faults), waiting(tracker.end)];
+    let numbers = [Some(tracker.faults.kept()), tracker.end].map(|kept| kept.map(|k| k.number()));
+    let mut descriptors = numbers.map(|number| waiting(number.unwrap_or(-1)));
     loop {
+        let number = descriptors.len() as libc::nfds_t;
         // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), descriptors.len() as libc::nfds_t, -1) };
+        unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
+        if !is_whole(tracker) {
+            // Closing the userfaultfd has let everybody go on who waited for it.
+            return;
+        }
         sys::uffd_drain(faults(tracker), write);
         if descriptors[1].revents != 0 {
             return;
@@ -96,7 +123,7 @@ pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
 
 /// Ends [`serve`].
 pub(super) fn end(tracker: Tracker) {
-    sys::signal_event(borrow(tracker.end));
+    tracker.end.into_iter().for_each(sys::signal_event);
 }
 
 /// # Safety
@@ -107,7 +134,7 @@ pub(super) unsafe fn mark_clean(
     len: usize,
     split: bool,
 ) -> Result<(), Errno> {
-    if split || tracker.pagemap < 0 {
+    if split || tracker.pagemap.is_none() {
         loop {
             // SAFETY: forwarded to the caller.
             match unsafe { sys::uffd_write_protect(faults(tracker), addr, len) } {
@@ -121,13 +148,7 @@ pub(super) unsafe fn mark_clean(
     // Takes less than half the time of UFFDIO_WRITEPROTECT.
     // SAFETY: forwarded to the caller.
     unsafe {
-        sys::pagemap_scan(
-            borrow(tracker.pagemap),
-            addr..addr + len,
-            flags,
-            &PageQuery::WRITTEN,
-            &mut [],
-        )
+        sys::pagemap_scan(pagemap(tracker)?, addr..addr + len, flags, &PageQuery::WRITTEN, &mut [])
     }
     .map(drop)
 }
@@ -152,7 +173,5 @@ pub(super) unsafe fn scan(
 ) -> Result<(usize, usize), Errno> {
     let flags = if mark_clean { scan_flag::WP_MATCHING | scan_flag::CHECK_WP_ASYNC } else { 0 };
     // SAFETY: forwarded to the caller.
-    unsafe {
-        sys::pagemap_scan(borrow(tracker.pagemap), addr..addr + len, flags, &NOT_CLEAN, found)
-    }
+    unsafe { sys::pagemap_scan(pagemap(tracker)?, addr..addr + len, flags, &NOT_CLEAN, found) }
 }

@@ -195,12 +195,15 @@ pub(super) unsafe fn arrive(
         // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
         // the kernel checks these before it changes anything. If the span is mapped after such an
         // error, its mapping is the previous one.
-        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
+        // Or the descriptor has been closed, which the kernel looks up first.
+        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN | libc::EBADF))
             if refusals > 0 && backend.is_mapped(addr, len) =>
         {
             Some(Err(errno))
         }
-        Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
+        Err(errno @ Errno(libc::EEXIST | libc::EBADF)) if refusals > FOREIGN_LOOKS => {
+            end_process(errno)
+        }
         Err(_) => None,
     })
 }
@@ -220,6 +223,10 @@ pub(crate) unsafe fn map_again<T>(
     restore: impl FnOnce() -> T,
 ) -> (Result<(), Errno>, T) {
     let Tools { slot, epoch, backend } = *tools;
+    if !backend.has_file(mapping.file) {
+        // The span stays as it is.
+        return (Err(Errno(libc::EBADF)), restore());
+    }
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
     effort.count(Call::Map);
@@ -227,7 +234,12 @@ pub(crate) unsafe fn map_again<T>(
         // SAFETY: forwarded to the caller; threads that fault wait for the slot.
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }
         {
-            Err(Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(),
+            Err(errno @ Errno(libc::EBADF)) if backend.is_mapped(span.addr, span.len) => {
+                Some(Err(errno))
+            }
+            Err(errno @ Errno(libc::EEXIST | libc::EBADF)) if refusals > FOREIGN_LOOKS => {
+                end_process(errno)
+            }
             // Another owner's mapping lies there for now, or the check of its owner failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The span maps the same frames before and after. Only a hole must be filled. What was
@@ -249,10 +261,14 @@ pub(crate) unsafe fn map_again<T>(
 /// them back.
 const FOREIGN_LOOKS: u64 = 100;
 
-/// Ends the process. A call had left a hole in a region, and another thread has mapped memory
-/// there. Both would write to the same addresses.
-fn end_process() -> ! {
-    let words = b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n";
+/// Ends the process. A call had left a hole in a region. Another thread has mapped memory there, and
+/// both would write to the same addresses; or the descriptor has been closed without which the hole
+/// cannot be filled.
+fn end_process(errno: Errno) -> ! {
+    let words: &[u8] = match errno {
+        Errno(libc::EBADF) => b"pageleap: other code has closed a descriptor of pageleap's while a system call had failed in a region; ending the process\n",
+        _ => b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n",
+    };
     // SAFETY: plain system calls on a constant.
     unsafe {
         libc::write(2, words.as_ptr().cast(), words.len());

@@ -102,6 +102,9 @@ pub enum Reason {
     /// 2 MB. The kernel would reclaim memory to make one, or split the page
     /// ([`KernelMigration::fill`](crate::KernelMigration::fill) lets it).
     NoFreeBlock,
+    /// Other code of this process has closed a descriptor that the job needs
+    /// ([`Error::DescriptorLost`]).
+    DescriptorLost,
 }
 
 impl fmt::Display for Reason {
@@ -127,6 +130,9 @@ impl fmt::Display for Reason {
                 f.write_str("the process ended during the call: it may have moved or not")
             }
             Reason::OtherNode => f.write_str("it lies on a node from which nothing was to move"),
+            Reason::DescriptorLost => {
+                f.write_str("other code of this process has closed a descriptor of pageleap's")
+            }
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -232,6 +238,7 @@ mod tests {
             Reason::OtherNode,
             Reason::MovedOn,
             Reason::NoFreeBlock,
+            Reason::DescriptorLost,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 
-use pageleap_sys::{Errno, PageQuery, PageRegion, PidFd, page_is, pagemap_scan};
+use pageleap_sys::{Errno, KeptFd, PageQuery, PageRegion, PidFd, page_is, pagemap_scan};
 
 use super::call::{Calls, Kernel};
 use crate::error::Error;
@@ -25,7 +24,7 @@ pub(super) struct Process {
     pidfd: Option<PidFd>,
     /// `None` for this process.
     image: Option<Image>,
-    pagemap: Option<File>,
+    pagemap: Option<KeptFd>,
 }
 
 impl Process {
@@ -52,7 +51,7 @@ impl Process {
         let thread = Image::of(pid).map_or(pid, |now| now.thread);
         let path = process::by_thread(pid, thread, "pagemap");
         let pagemap = match File::open(&path) {
-            Ok(file) => Some(file),
+            Ok(file) => KeptFd::new(file.into()).ok(),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                 return Err(Error::system_file(&path, &error));
             }
@@ -101,7 +100,7 @@ impl Process {
     /// fs/proc/task_mmu.c).
     fn has_other_memory(&self) -> bool {
         let mut entry = [0; size_of::<u64>()];
-        self.pagemap.as_ref().is_some_and(|file| matches!(file.read_at(&mut entry, 0), Ok(0)))
+        self.pagemap.as_ref().is_some_and(|file| file.read_at(&mut entry, 0) == Ok(0))
     }
 
     /// The first page from `page` on, and before `end`, that is present or swapped out; `end` if
@@ -125,7 +124,7 @@ impl Process {
         while at < end {
             let wanted = (end - at).min(ENTRIES) as usize * size_of::<u64>();
             let entries = &mut entries[..wanted];
-            if file.read_exact_at(entries, at * size_of::<u64>() as u64).is_err() {
+            if file.read_at(entries, at * size_of::<u64>() as u64) != Ok(entries.len()) {
                 return at;
             }
             let is_there = |entry: &[u8]| {
@@ -156,8 +155,8 @@ impl Process {
     pub(super) fn why_absent(&self, first: u64, pages: usize) -> Vec<Reason> {
         let mut entries = vec![0u8; pages * size_of::<u64>()];
         let offset = first * size_of::<u64>() as u64;
-        let read = self.pagemap.as_ref().map(|file| file.read_exact_at(&mut entries, offset));
-        if !matches!(read, Some(Ok(()))) {
+        let read = self.pagemap.as_ref().map(|file| file.read_at(&mut entries, offset));
+        if read != Some(Ok(entries.len())) {
             return vec![Reason::Absent; pages];
         }
         let reason = |entry: &[u8]| match u64::from_ne_bytes(

@@ -102,6 +102,16 @@ impl Claimed {
         parts.collect()
     }
 
+    /// Refuses if the descriptor of a share that pages leave or reach has been closed.
+    pub(crate) fn check_descriptors(&self) -> Result<(), Error> {
+        self.parts().iter().filter(|(moving, ..)| !moving.is_empty()).try_for_each(
+            |(moving, to, _)| {
+                moving.iter().try_for_each(|extent| extent.share.check_descriptor())?;
+                to.check_descriptor()
+            },
+        )
+    }
+
     /// Adds the frames that it takes.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         for (moving, to, _) in self.parts() {

@@ -219,6 +219,7 @@ impl<'a> Migration<'a> {
             Claimed::claim(region, range.clone(), to)
         };
         let mut claimed: Vec<Claimed> = self.ranges.iter().map(claim).collect::<Result<_, _>>()?;
+        claimed.iter().try_for_each(Claimed::check_descriptors)?;
         let nodes: BTreeSet<NodeId> = claimed.iter().flat_map(Claimed::nodes).collect();
         if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
             return Err(Error::NodeNotAllowed { node: *node });

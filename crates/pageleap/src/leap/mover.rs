@@ -434,6 +434,29 @@ impl FrameMover {
     }
 }
 
+impl FrameMover {
+    /// Whether all descriptors are still this library's that an attempt uses. A look before each
+    /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
+    /// number also stands for another file by then, that file may be mapped.
+    fn has_descriptors(&self, place: &Place<'_>, worker: &Worker) -> bool {
+        let shares = [&place.leg.from, &place.leg.to];
+        shares.into_iter().all(Share::has_descriptor)
+            && worker.follow.is_none_or(|(tracker, _)| self.backend().has_tracker(tracker))
+    }
+
+    /// What to say of a descriptor that is gone.
+    fn lost_descriptor(&self, area: &Area) -> Error {
+        let leg = &self.legs[area.leg];
+        let shares = [&leg.from, &leg.to];
+        let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
+        of_share.unwrap_or_else(|| {
+            let tracker = self.terrain.tracker.as_ref().map(|open| open.tracker().state());
+            let (descriptor, is_reused) = tracker.unwrap_or((-1, false));
+            Error::DescriptorLost { what: "a job that moves memory".into(), descriptor, is_reused }
+        })
+    }
+}
+
 impl Mover for FrameMover {
     type Worker = Worker;
 
@@ -498,6 +521,10 @@ impl Mover for FrameMover {
             Ok(moving) => moving,
             Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
         };
+        if !self.has_descriptors(&place, worker) {
+            let runs = vec![(area.pages.clone(), Verdict::GivenUp(Reason::DescriptorLost))];
+            return Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None };
+        }
         let prepared = self.prepare(&place, &work, by, worker.preferred);
         let congruent = is_congruent(work.new.alias, work.span.addr);
         if by.engine.moves_single_entries() && work.may_exchange && congruent {
@@ -574,6 +601,7 @@ impl Mover for FrameMover {
         match (why, self.deaf.get()) {
             (Reason::SignalBlocked, Some(Some(error))) => error.clone(),
             (Reason::Refused(call, errno), _) => Error::call(call, addr, len, errno),
+            (Reason::DescriptorLost, _) => self.lost_descriptor(area),
             _ => Error::Pinned { range: AddressRange::new(addr, len) },
         }
     }

@@ -4,6 +4,7 @@
 //! A pool has a *share* of frames on each of its nodes. All operations on frames are a share's.
 
 mod alias;
+mod descriptor;
 mod fill;
 mod frames;
 mod needs;

@@ -289,8 +289,9 @@ impl Share {
         result
     }
 
-    /// Takes frames whose bytes are all zero.
+    /// Takes frames whose bytes are all zero, for a region that is about to map them.
     pub(crate) fn take_zeroed(&self, frames: u64, beside: u64) -> Result<Vec<Run>, Error> {
+        self.check_descriptor()?;
         let runs = self.take(frames, beside)?;
         for run in &runs {
             let used = lock(&self.0.state).used.runs_in(*run);
@@ -512,6 +513,7 @@ impl ShareInner {
         let populate = fill != Fill::New;
         let mapping =
             Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
+        self.look_at_descriptor()?;
         // SAFETY: the alias is the share's own, and the frames have no user. Memory that another
         // thread has mapped into a hole is not replaced.
         unsafe {
@@ -543,6 +545,7 @@ impl ShareInner {
     /// Maps a part of the file once more, at a reserved address.
     fn map_beside(&self, addr: usize, len: usize, offset: u64, prot: Prot) -> Result<(), Error> {
         let mapping = Mapping { addr, len, file: self.file, offset, prot, populate: false };
+        self.look_at_descriptor().map_err(|(call, errno)| Error::call(call, addr, len, errno))?;
         // SAFETY: the range is reserved, and no other code knows it.
         unsafe {
             self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
@@ -631,7 +634,7 @@ impl Drop for ShareInner {
                     let found = self.map_alias(frame, Fill::Torn);
                     let foreign = matches!(
                         found,
-                        Err((_, Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)))
+                        Err((_, Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE | libc::EBADF)))
                     );
                     theirs.set(frame, foreign);
                 }

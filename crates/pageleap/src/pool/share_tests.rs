@@ -67,6 +67,33 @@ fn a_pool_goes_with_all_of_its_alias() {
     assert!((0..4).all(|i| !model.is_mapped(alias + i * page, page)));
 }
 
+/// A number that may stand for another file is not mapped, and what is mapped stays in use.
+#[test]
+fn nothing_is_mapped_of_a_file_whose_descriptor_is_lost() {
+    use crate::{Ended, Migration, Region};
+    let model = Arc::new(Model::new());
+    let page = PageSize::Base.bytes();
+    let pool = |node| {
+        let pool = Pool::builder(NodeId(node), 4 * page as u64).threads(1).backend(model.clone());
+        pool.build().unwrap()
+    };
+    let pools = [pool(0), pool(1)];
+    let region = Region::new(&pools[0], 2 * page).unwrap();
+    let job = |to: &Pool| {
+        let job = Migration::new().range(&region, 0..2 * page, to);
+        job.start().map(|job| job.wait())
+    };
+    assert!(job(&pools[1]).unwrap().ended.is_completed());
+    model.lose(pools[1].shares()[0].0.file);
+    let is_lost = |error| matches!(error, Error::DescriptorLost { is_reused: false, .. });
+    assert!(is_lost(job(&pools[0]).unwrap_err()), "frames of a lost file would be left");
+    assert!(is_lost(Region::new(&pools[1], page).unwrap_err()));
+    // The other pool has lost nothing.
+    let other = Region::new(&pools[0], page).unwrap();
+    let back = Migration::new().range(&other, 0..page, &pools[0]).start().unwrap();
+    assert!(!matches!(back.wait().ended, Ended::Failed(_)));
+}
+
 /// What is reserved could otherwise not be told from what a repair is to find there.
 #[cfg(not(miri))]
 #[test]

@@ -1,0 +1,313 @@
+//! A program closes all descriptors, as daemons do, or uses the library's numbers for files of its
+//! own: no page is lost, no file of the program is touched, nothing hangs, and the error says it.
+//!
+//! Each case runs in a child, because the descriptors are those of the whole process.
+
+mod common;
+#[path = "common/in_place.rs"]
+mod in_place;
+#[path = "common/mapping.rs"]
+mod mapping;
+#[path = "common/moving.rs"]
+mod moving;
+#[path = "common/refusing.rs"]
+mod refusing;
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use common::{check_stamp, engines_for, leap, migration, pools, soon, stamp, turn};
+use moving::{FINE, cases};
+use pageleap::backend::{Call, Linux};
+use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, PageSize, Pool, Reason, Region};
+use refusing::Refusing;
+
+const PAGES: usize = 16;
+
+/// What other code of the process does.
+#[derive(Clone, Copy, Debug)]
+enum Closing {
+    /// It closes all descriptors but the first three.
+    All,
+    /// Its own file gets each of their numbers.
+    Reuses,
+}
+
+/// The numbers of all descriptors but the first three.
+fn numbers() -> Vec<RawFd> {
+    let entries: Vec<_> = fs::read_dir("/proc/self/fd").unwrap().flatten().collect();
+    let numbers = entries.iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // The directory itself was one of them.
+    numbers.filter(|number: &RawFd| *number > 2 && is_open(*number)).collect()
+}
+
+fn is_open(number: RawFd) -> bool {
+    // SAFETY: the call takes no pointers.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
+/// A file of the program's, whose bytes and descriptors nobody else may touch.
+struct Own {
+    file: fs::File,
+    numbers: Vec<RawFd>,
+    contents: Vec<u8>,
+}
+
+impl Own {
+    /// Takes over these numbers.
+    fn new(bytes: usize, numbers: &[RawFd]) -> Own {
+        // SAFETY: the name is a C string, and the descriptor is new.
+        let file = unsafe {
+            use std::os::fd::FromRawFd;
+            let fd = libc::memfd_create(c"the program's own".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(fd >= 0);
+            fs::File::from_raw_fd(fd)
+        };
+        let contents: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 + 1).collect();
+        (&file).write_all(&contents).unwrap();
+        for number in numbers {
+            // SAFETY: the call takes no pointers.
+            assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), *number) }, *number);
+        }
+        Own { file, numbers: numbers.to_vec(), contents }
+    }
+
+    /// It is as it was.
+    fn check(&mut self) {
+        let mut found = Vec::new();
+        self.file.seek(SeekFrom::Start(0)).unwrap();
+        self.file.read_to_end(&mut found).unwrap();
+        assert!(found == self.contents, "the program's file has been written to");
+        for number in &self.numbers {
+            assert!(is_open(*number), "the program's descriptor {number} has been closed");
+        }
+    }
+}
+
+fn close(closing: Closing, numbers: &[RawFd], bytes: usize) -> Option<Own> {
+    match closing {
+        Closing::All => {
+            // SAFETY: the call takes no pointers.
+            numbers.iter().for_each(|number| _ = unsafe { libc::close(*number) });
+            None
+        }
+        Closing::Reuses => Some(Own::new(bytes, numbers)),
+    }
+}
+
+fn is_lost<T>(result: Result<T, Error>, closing: Closing) {
+    let Err(error) = result else { panic!("{closing:?}: nothing was noticed") };
+    let Error::DescriptorLost { is_reused, .. } = error else { panic!("{closing:?}: {error}") };
+    assert_eq!(is_reused, matches!(closing, Closing::Reuses), "{error}");
+}
+
+/// What the library has opened since.
+fn since(before: &[RawFd]) -> Vec<RawFd> {
+    numbers().into_iter().filter(|number| !before.contains(number)).collect()
+}
+
+/// Before a job: nothing begins, and all memory stays.
+fn between_jobs(closing: Closing) {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        let bytes = PAGES * page.bytes();
+        let before = numbers();
+        let Ok(pools) = pools(page, 2 * bytes as u64) else { continue };
+        let mut region = Region::new(&pools[0], bytes).unwrap();
+        stamp(&region, 0..bytes, 1);
+        leap(&region, 0..bytes, &pools[1]);
+        let mut own = close(closing, &since(&before), bytes);
+        for engine in [EngineChoice::Auto].into_iter().chain(engines_for(page)) {
+            is_lost(migration(&region, 0..bytes, &pools[0]).engine(engine).start(), closing);
+        }
+        is_lost(Region::new(&pools[0], bytes), closing);
+        check_stamp(&region, 0..bytes, 1);
+        stamp(&region, 0..bytes, 2);
+        check_stamp(&region, 0..bytes, 2);
+        let _ = pools[1].verify();
+        region.discard(0..page.bytes()).unwrap();
+        check_stamp(&region, page.bytes()..bytes, 2);
+        drop(region);
+        drop(pools);
+        own.iter_mut().for_each(Own::check);
+        drop(own);
+        // A new pool works.
+        let pools = common::pools(page, bytes as u64).unwrap();
+        let region = Region::new(&pools[0], bytes).unwrap();
+        stamp(&region, 0..bytes, 3);
+        leap(&region, 0..bytes, &pools[1]);
+        check_stamp(&region, 0..bytes, 3);
+    }
+}
+
+/// While a job runs: it ends, and all memory stays.
+fn during_a_job(closing: Closing) {
+    let _turn = turn();
+    for page in [PageSize::Base, PageSize::Huge2M] {
+        let bytes = PAGES * page.bytes();
+        for engine in engines_for(page) {
+            let before = numbers();
+            let Ok(pools) = pools(page, bytes as u64) else { continue };
+            run_and_close(closing, engine, &before, &pools, bytes);
+        }
+    }
+}
+
+/// Frames that pages have left are made ready for others, and zeroed: not in another file.
+fn takes_no_frames(pools: &[Pool; 2], bytes: usize, closing: Closing) {
+    pools.iter().for_each(|pool| is_lost(Region::new(pool, bytes), closing));
+}
+
+fn run_and_close(
+    closing: Closing,
+    engine: EngineChoice,
+    before: &[RawFd],
+    pools: &[Pool; 2],
+    bytes: usize,
+) {
+    let region = Region::new(&pools[0], bytes).unwrap();
+    stamp(&region, 0..bytes, 1);
+    // It would take an hour.
+    let page = bytes / PAGES;
+    let rate = (bytes / 3600).max(1) as u64;
+    let job = migration(&region, 0..bytes, &pools[1]).engine(engine).area_bytes(page);
+    let job = job.rate_limit(rate).start().unwrap();
+    assert!(soon(|| job.progress().bytes_migrated > 0));
+    let mut own = close(closing, &since(before), bytes);
+    job.cancel();
+    let report = job.wait();
+    assert_eq!(report.pages.total() as usize, bytes / page.max(BASE_PAGE), "{report}");
+    check_stamp(&region, 0..bytes, 1);
+    is_lost(migration(&region, 0..bytes, &pools[1]).start(), closing);
+    drop(region);
+    takes_no_frames(pools, bytes, closing);
+    own.iter_mut().for_each(Own::check);
+}
+
+/// The same, and the job goes on.
+fn in_the_middle(closing: Closing) {
+    let _turn = turn();
+    for page in [PageSize::Base, PageSize::Huge2M] {
+        let bytes = PAGES * page.bytes();
+        for engine in engines_for(page) {
+            let before = numbers();
+            let Ok(pools) = pools(page, bytes as u64) else { continue };
+            let region = Region::new(&pools[0], bytes).unwrap();
+            stamp(&region, 0..bytes, 1);
+            // Half of the pages are done when the job comes to the guard.
+            let guard = region.pin(0..bytes / 2).unwrap();
+            let job = migration(&region, 0..bytes, &pools[1]).engine(engine);
+            let job =
+                job.area_bytes(page.bytes()).pin_patience(std::time::Duration::from_secs(3600));
+            let job = job.start().unwrap();
+            assert!(soon(|| job.progress().bytes_migrated == (bytes / 2) as u64));
+            let mut own = close(closing, &since(&before), bytes);
+            drop(guard);
+            let report = job.wait();
+            let Ended::Failed(Error::DescriptorLost { .. }) = &report.ended else {
+                panic!("{engine:?}: {report}")
+            };
+            let lost = report.runs.iter().filter(|run| run.reason == Some(Reason::DescriptorLost));
+            assert_eq!(lost.map(|run| run.range.len()).sum::<usize>(), bytes / 2, "{report}");
+            check_stamp(&region, 0..bytes, 1);
+            drop(region);
+            takes_no_frames(&pools, bytes, closing);
+            own.iter_mut().for_each(Own::check);
+        }
+    }
+}
+
+/// In a window, at the call that needs the memory files: the attempt ends, and all memory stays.
+fn in_a_window() {
+    let _turn = turn();
+    let page = PageSize::Huge2M;
+    for engine in engines_for(page) {
+        let files = Arc::new(Mutex::new(Vec::new()));
+        let start = Arc::new(AtomicUsize::new(0));
+        let (to_close, at) = (files.clone(), start.clone());
+        let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+            if request.call == Call::Map && request.addr == at.load(SeqCst) {
+                let numbers = std::mem::take(&mut *to_close.lock().unwrap());
+                _ = close(Closing::All, &numbers, 0);
+            }
+            None
+        }));
+        let before = numbers();
+        let pool = |node| {
+            let pool = Pool::builder(node, page.bytes() as u64).page_size(page);
+            pool.backend(backend.clone()).build()
+        };
+        let [Ok(from), Ok(to)] = common::nodes().map(pool) else { continue };
+        *files.lock().unwrap() = since(&before);
+        let region = Region::new(&from, page.bytes()).unwrap();
+        stamp(&region, 0..page.bytes(), 1);
+        start.store(common::address(&region), SeqCst);
+        let report = migration(&region, 0..page.bytes(), &to).engine(engine).start().unwrap();
+        let report = report.wait();
+        assert!(files.lock().unwrap().is_empty(), "{engine:?}: no call needed a file");
+        assert!(matches!(report.ended, Ended::Failed(_)), "{engine:?}: {report}");
+        assert_eq!(report.pages.migrated, 0, "{engine:?}: {report}");
+        check_stamp(&region, 0..page.bytes(), 1);
+        stamp(&region, 0..page.bytes(), 2);
+        check_stamp(&region, 0..page.bytes(), 2);
+    }
+}
+
+/// Memory in place: the job ends, all memory stays, and another job has descriptors of its own.
+fn in_place(closing: Closing) {
+    let _turn = turn();
+    if let Some(error) = in_place::why_not() {
+        return println!("SKIP {error}");
+    }
+    for page in in_place::KINDS {
+        let bytes = 8 * in_place::HUGE;
+        let memory = in_place::memory(bytes, page);
+        let node = common::nodes()[1];
+        memory.fill(node);
+        let before = numbers();
+        let job = in_place::migration(&memory, node).rate_limit((bytes / 3600) as u64);
+        let job = job.start().unwrap();
+        assert!(soon(|| job.progress().bytes_migrated > 0));
+        // The job waits now, to keep to its rate: nothing is under way.
+        let mut own = close(closing, &since(&before), bytes);
+        job.cancel();
+        let report = job.wait();
+        assert!(in_place::moved(&report) > 0, "{report}");
+        memory.check();
+        own.iter_mut().for_each(Own::check);
+        drop(own);
+        let report = in_place::leap(&memory, node).unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        memory.check();
+    }
+}
+
+#[test]
+fn closed_descriptors_are_noticed_and_no_page_is_lost() {
+    cases(
+        "closed_descriptors_are_noticed_and_no_page_is_lost",
+        &[
+            ("between jobs", || between_jobs(Closing::All), FINE),
+            ("during a job", || during_a_job(Closing::All), FINE),
+            ("in the middle", || in_the_middle(Closing::All), FINE),
+            ("in a window", in_a_window, FINE),
+            ("in place", || in_place(Closing::All), FINE),
+        ],
+    );
+}
+
+#[test]
+fn numbers_that_are_used_again_belong_to_the_program() {
+    cases(
+        "numbers_that_are_used_again_belong_to_the_program",
+        &[
+            ("between jobs", || between_jobs(Closing::Reuses), FINE),
+            ("during a job", || during_a_job(Closing::Reuses), FINE),
+            ("in the middle", || in_the_middle(Closing::Reuses), FINE),
+            ("in place", || in_place(Closing::Reuses), FINE),
+        ],
+    );
+}

@@ -1,0 +1,240 @@
+//! Descriptors that the program around may close, and whose numbers it may use again.
+//!
+//! A descriptor is a number in a table that all code of the process shares. A daemon that closes all
+//! numbers, or code that closes one twice, also closes those of this library; the next `open` may
+//! get the same number. So what a number stands for is compared with what it stood for at first.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use crate::errno::{Errno, check, check_descriptor};
+use crate::process::{Resource, resource_limit};
+
+/// Which file a descriptor stands for: device, inode, type and seals.
+///
+/// Memory files and userfaultfds (since Linux 5.11) have inodes of their own. All eventfds share one
+/// inode, so one of them is not told from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+    kind: u32,
+    /// `None` for files that cannot have seals.
+    seals: Option<i32>,
+}
+
+impl FileIdentity {
+    /// What a number stands for now (`fstat(2)`, and `fcntl(2)` with F_GET_SEALS). Allocates nothing.
+    ///
+    /// # Errors
+    /// EBADF: the number stands for nothing.
+    pub fn of(descriptor: RawFd) -> Result<FileIdentity, Errno> {
+        Ok(FileIdentity { seals: seals_of(descriptor), ..FileIdentity::by_stat(descriptor)? })
+    }
+
+    /// Whether a number still stands for this file: one `fstat(2)`, and one `fcntl(2)` if the file
+    /// has seals. Allocates nothing.
+    pub fn is_of(&self, descriptor: RawFd) -> bool {
+        FileIdentity::by_stat(descriptor)
+            .is_ok_and(|now| FileIdentity { seals: self.seals, ..now } == *self)
+            && self.seals.is_none_or(|seals| seals_of(descriptor) == Some(seals))
+    }
+
+    /// Without the seals.
+    fn by_stat(descriptor: RawFd) -> Result<FileIdentity, Errno> {
+        let mut found = MaybeUninit::<libc::stat>::uninit();
+        // SAFETY: the kernel fills the struct, or the call fails.
+        let found = unsafe {
+            check(libc::fstat(descriptor, found.as_mut_ptr()).into())?;
+            found.assume_init()
+        };
+        let kind = found.st_mode & libc::S_IFMT;
+        Ok(FileIdentity { device: found.st_dev, inode: found.st_ino, kind, seals: None })
+    }
+}
+
+fn seals_of(descriptor: RawFd) -> Option<i32> {
+    // SAFETY: the call takes no pointers. Files that cannot have seals give EINVAL.
+    let seals = unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) };
+    (seals >= 0).then_some(seals)
+}
+
+/// Gives a descriptor a number that the program is unlikely to get when its own has been closed: the
+/// kernel gives the lowest free number, so one in the upper quarter of what the process may open
+/// (`fcntl(2)` with F_DUPFD_CLOEXEC). Without a free number there, it keeps its own.
+pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+    /// Beyond this, the kernel's table of descriptors would become large.
+    const MOST: u64 = 1024;
+    let limit = resource_limit(Resource::OpenFiles).ok().and_then(|limit| limit.soft);
+    let from = limit.unwrap_or(MOST).min(MOST) * 3 / 4;
+    duplicate_above(&descriptor, from as RawFd).unwrap_or(descriptor)
+}
+
+fn duplicate_above(descriptor: &OwnedFd, from: RawFd) -> Result<OwnedFd, Errno> {
+    let fd = descriptor.as_raw_fd();
+    // SAFETY: the call takes no pointers, and returns a new descriptor.
+    unsafe { check_descriptor(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, from).into()) }
+}
+
+/// A descriptor of this library's own, which knows which file it stands for. The number is used and
+/// closed only while it stands for that file. Between the look and the use remains a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kept {
+    number: RawFd,
+    identity: FileIdentity,
+}
+
+impl Kept {
+    /// Keeps a descriptor, under a number out of the way ([`out_of_the_way`]).
+    ///
+    /// # Errors
+    /// EBADF: it has been closed already.
+    pub fn new(descriptor: OwnedFd) -> Result<Kept, Errno> {
+        let descriptor = out_of_the_way(descriptor);
+        let identity = FileIdentity::of(descriptor.as_raw_fd())?;
+        Ok(Kept { number: descriptor.into_raw_fd(), identity })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> RawFd {
+        self.number
+    }
+
+    /// Whether the number still stands for the file.
+    pub fn is_ours(&self) -> bool {
+        self.identity.is_of(self.number)
+    }
+
+    /// Whether the number stands for any file.
+    pub fn is_open(&self) -> bool {
+        FileIdentity::of(self.number).is_ok()
+    }
+
+    /// Borrows the descriptor without a look whose it is.
+    ///
+    /// # Safety
+    /// [`Kept::close`] has not been called.
+    pub unsafe fn borrow<'a>(&self) -> BorrowedFd<'a> {
+        // SAFETY: the caller vouches that this library has not closed it. If the program has, calls
+        // fail with EBADF, or reach a file of the program's, which `is_ours` tells beforehand.
+        unsafe { BorrowedFd::borrow_raw(self.number) }
+    }
+
+    /// Closes it, if it is still this library's. Returns whether it was.
+    ///
+    /// # Safety
+    /// Called once, and nothing uses the descriptor any more.
+    pub unsafe fn close(self) -> bool {
+        let is_ours = self.is_ours();
+        if is_ours {
+            // SAFETY: the number is this library's, and the caller vouches for the rest.
+            drop(unsafe { OwnedFd::from_raw_fd(self.number) });
+        }
+        is_ours
+    }
+}
+
+/// A [`Kept`] descriptor that is closed when it is dropped, if it is still this library's.
+#[derive(Debug)]
+pub struct KeptFd(Kept);
+
+impl KeptFd {
+    /// Keeps a descriptor.
+    ///
+    /// # Errors
+    /// Those of [`Kept::new`].
+    pub fn new(descriptor: OwnedFd) -> Result<KeptFd, Errno> {
+        Kept::new(descriptor).map(KeptFd)
+    }
+
+    /// What is kept, for code that lives no longer than this.
+    pub fn kept(&self) -> Kept {
+        self.0
+    }
+
+    /// Whether the number still stands for the file.
+    pub fn is_ours(&self) -> bool {
+        self.0.is_ours()
+    }
+
+    /// Reads from a position of the file (`pread(2)`), if the number still stands for it.
+    ///
+    /// # Errors
+    /// EBADF: it does not.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        if !self.is_ours() {
+            return Err(Errno(libc::EBADF));
+        }
+        let (to, len) = (into.as_mut_ptr().cast(), into.len());
+        // SAFETY: the kernel writes at most `len` bytes into the buffer.
+        check(
+            unsafe { libc::pread(self.0.number(), to, len, offset as libc::off_t) } as libc::c_long
+        )
+    }
+
+    /// Gives it to who closes it by [`Kept::close`].
+    pub fn into_kept(self) -> Kept {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl AsFd for KeptFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: it is closed by `drop` only.
+        unsafe { self.0.borrow() }
+    }
+}
+
+impl AsRawFd for KeptFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.number()
+    }
+}
+
+impl Drop for KeptFd {
+    fn drop(&mut self) {
+        // SAFETY: nothing borrows it any more.
+        unsafe { self.0.close() };
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+
+    fn memory_file(name: &std::ffi::CStr) -> Kept {
+        Kept::new(crate::memfd_create(name, None).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_number_that_stands_for_another_file_is_not_ours() {
+        let kept = memory_file(c"ours");
+        assert!(kept.is_ours());
+        // SAFETY: the number is this test's.
+        unsafe { libc::close(kept.number()) };
+        assert!(!kept.is_ours());
+        // Another memory file under the same number.
+        let other = crate::memfd_create(c"theirs", None).unwrap();
+        // SAFETY: as above; nothing else has the number.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), kept.number()) } >= 0);
+        assert!(!kept.is_ours());
+        // It is not closed.
+        // SAFETY: nothing uses it any more.
+        assert!(!unsafe { kept.close() });
+        // SAFETY: the test's own duplicate.
+        assert_eq!(unsafe { libc::close(kept.number()) }, 0);
+    }
+
+    #[test]
+    fn numbers_are_out_of_the_way_of_new_files() {
+        let kept = memory_file(c"ours");
+        let number = kept.number();
+        // SAFETY: nothing uses it any more.
+        assert!(unsafe { kept.close() });
+        let mut new = File::open("/dev/zero").unwrap();
+        assert_ne!(new.as_raw_fd(), number);
+        new.read_exact(&mut [0]).unwrap();
+    }
+}
