@@ -1,8 +1,9 @@
 //! Limits of the process that the library checks before it goes to work.
 
 use crate::backend::Backend;
+use crate::cgroup;
 use crate::error::Error;
-use crate::units::BASE_PAGE;
+use crate::units::{BASE_PAGE, NodeId};
 
 /// Checks RLIMIT_AS: whether `threads` more threads fit into the address space that is left, or,
 /// for 0, whether the process is within its limit at all. A thread that allocates without address
@@ -22,4 +23,34 @@ pub(crate) fn check_address_space(backend: &dyn Backend, threads: usize) -> Resu
         });
     }
     Ok(())
+}
+
+/// Checks that memory cgroups leave room for what a job of `bytes` bytes takes beside its frames:
+/// stacks of `threads` threads, page tables, and the kernel's records of mappings. The cgroup is
+/// charged for all of these, and if it is full, the kernel kills a process in it.
+pub(crate) fn check_memory_cgroups(
+    node: NodeId,
+    threads: usize,
+    bytes: usize,
+) -> Result<(), Error> {
+    /// Records of mappings, and the allocator's own memory.
+    const SPARE: u64 = 1 << 20;
+    /// A thread's stack in the kernel, and the touched part of its own.
+    const PER_THREAD: u64 = 128 << 10;
+    /// An entry of a page table has 8 bytes, for a page of 4 KB.
+    const PER_ENTRY: u64 = 512;
+    let needed_bytes = SPARE + PER_THREAD * threads as u64 + bytes as u64 / PER_ENTRY;
+    match cgroup::memory_short_of(needed_bytes) {
+        None => Ok(()),
+        Some(short) => Err(Error::OutOfMemory {
+            node,
+            needed_bytes,
+            free_bytes: short.left,
+            limit: format!("/{}", short.file),
+            remedy:
+                "raise the limit, or free memory in the cgroup; the kernel would kill a process \
+                     in it for the page tables and threads of the job"
+                    .into(),
+        }),
+    }
 }

@@ -54,6 +54,7 @@ static ALLOCATOR: FromRegion = FromRegion;
 #[test]
 fn the_heap_moves_while_the_job_uses_it() {
     const BYTES: usize = 32 << 20;
+    const ROUNDS: usize = 6;
     /// Bytes of the heap that are used in each round, at least.
     const ENOUGH: usize = 64 << 10;
     let pools = pools(PageSize::Base, BYTES as u64).unwrap();
@@ -63,8 +64,10 @@ fn the_heap_moves_while_the_job_uses_it() {
     NEXT.store(start, Relaxed);
     END_EVER.store(start + BYTES, Relaxed);
     START.store(start, Relaxed);
-    for round in 0..6 {
-        END.store(start + BYTES, Relaxed);
+    for round in 0..ROUNDS {
+        // Each round has its part: a slow job would otherwise use the whole region up, and the
+        // rounds after it could not use enough.
+        END.store(start + BYTES / ROUNDS * (round + 1), Relaxed);
         // Areas are tracked in the first three rounds of six, and held from the start in the
         // others.
         let migration = Migration::new()
@@ -97,5 +100,5 @@ fn the_heap_moves_while_the_job_uses_it() {
         END.store(0, Relaxed);
         assert!(report.ended.is_completed(), "{report}");
     }
-    assert!(NEXT.load(Relaxed) > start + 6 * ENOUGH, "the heap did not lie in the region");
+    assert!(NEXT.load(Relaxed) > start + ROUNDS * ENOUGH, "the heap did not lie in the region");
 }

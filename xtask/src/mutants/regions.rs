@@ -409,7 +409,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "lost-descriptor-unseen",
-        file: SHARE,
+        file: "crates/pageleap/src/pool/descriptor.rs",
         find: "if inner.backend.has_file(inner.file) {",
         replace: "if true {",
         why: "a job and a region use the number of a memory file that other code has closed, and which may stand for another file by then",

@@ -49,6 +49,7 @@ use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
 use crate::job::run::{Running, Settings};
 use crate::kernel::{KernelMigration, Plan};
+use crate::limits::check_memory_cgroups;
 use crate::placement::{PageTables, Placement};
 use crate::sync::{Instant, Mutex};
 use crate::topology::Topology;
@@ -220,6 +221,11 @@ impl MemoryMigration {
         let began = Instant::now();
         let topology = Topology::read()?;
         self.check(&topology)?;
+        if let Some(node) = self.ranges.iter().find_map(|(_, to)| to.nodes().next()) {
+            // A worker, and the threads beside it.
+            let bytes = self.ranges.iter().map(|(range, _)| range.len()).sum();
+            check_memory_cgroups(node, 3, bytes)?;
+        }
         let ranges: Vec<Range<usize>> =
             self.ranges.iter().map(|(range, _)| range.clone()).collect();
         let forced = self.engine.forced();

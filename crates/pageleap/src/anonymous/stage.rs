@@ -13,8 +13,10 @@ use super::mapped::Mapped;
 use super::pages::Pagemap;
 use super::vacated::{Left, Vacated};
 use super::window::Run;
+use crate::backend::Linux;
 use crate::error::Error;
 use crate::pool::room::Room;
+use crate::pool::unseen::{self, Unseen};
 use crate::sync::{Mutex, lock};
 use crate::topology::Topology;
 use crate::units::{Call, NodeId, PageSize};
@@ -168,15 +170,22 @@ impl Reserve {
     }
 
     fn populate(&self, part: Range<usize>) -> Result<(), Error> {
+        let unseen = Unseen::of(&Linux, self.node())?;
         for start in part.clone().step_by(PIECE) {
             let piece = start..(start + PIECE).min(part.end);
             let room = Room::now(self.node())?;
             if room.free_bytes() < piece.len() as u64 {
                 return Err(room.too_small_for((part.end - start) as u64));
             }
-            self.frames.populate(piece.clone()).map_err(|(call, errno)| {
-                Error::call(call, self.frames.start() + piece.start, piece.len(), errno)
-            })?;
+            let populate = || {
+                self.frames.populate(piece.clone()).map_err(|(call, errno)| {
+                    Error::call(call, self.frames.start() + piece.start, piece.len(), errno)
+                })
+            };
+            match &unseen {
+                Some(unseen) => unseen.step(piece.len() as u64, populate)?,
+                None => populate()?,
+            }
         }
         Ok(())
     }
@@ -341,11 +350,13 @@ impl Stage {
         }
         let credit = self.credit.entry(node).or_default();
         if *credit < run.len as u64 {
-            let room = Room::now(node).map_or(0, |room| room.free_bytes());
-            if room < run.len as u64 {
+            let found = Room::now(node);
+            let room = found.as_ref().map_or(0, Room::free_bytes).min(PIECE as u64);
+            let hides = found.is_ok_and(|room| room.hidden().is_some());
+            if room < run.len as u64 || hides && !unseen::fits(&Linux, room as usize) {
                 return Err(NoPlace::NoRoom);
             }
-            *credit = room.min(PIECE as u64);
+            *credit = room;
         }
         *credit -= run.len as u64;
         let frames = &self.frames[&(node, run.huge)];

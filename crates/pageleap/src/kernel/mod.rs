@@ -47,6 +47,7 @@ use crate::job::plan::RetryPolicy;
 use crate::job::rate;
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
+use crate::limits::check_memory_cgroups;
 use crate::placement::Placement;
 use crate::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
 use crate::sync::Instant;
@@ -304,6 +305,9 @@ impl<'a> KernelMigration<'a> {
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
         let plan = self.plan()?;
+        if let Some(node) = self.parts.iter().find_map(|part| part.to.nodes().next()) {
+            check_memory_cgroups(node, 1, 0)?;
+        }
         plan.start(self.settings(), self.all_warnings(), began)
     }
 

@@ -35,7 +35,7 @@ use crate::job::rate;
 use crate::job::report::SYSTEM_CALLS_MAY_FAIL;
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
-use crate::limits::check_address_space;
+use crate::limits::{check_address_space, check_memory_cgroups};
 use crate::pool::{Destination, Needs};
 use crate::region::Region;
 use crate::sync::{Instant, lock};
@@ -227,6 +227,10 @@ impl<'a> Migration<'a> {
         let mut warnings = Vec::new();
         let cpus = cpus_of(&*backend, &nodes, &mut warnings)?;
         let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
+        if let (Some(node), true) = (nodes.first(), backend.is_host_memory()) {
+            let bytes = self.ranges.iter().map(|(_, range, _)| range.len()).sum();
+            check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
+        }
         let writable = take_frames(&mut claimed, page)?;
         let mut most_pieces = usize::MAX;
         if backend.is_host_memory() {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::frames::Run;
 use super::room::{Announced, IN_FLIGHT, MOST_ANNOUNCED, Room};
 use super::share::{Plan, Share};
+use super::unseen::Unseen;
 use crate::affinity;
 use crate::backend::{Call, Errno, Policy};
 use crate::error::Error;
@@ -131,13 +132,17 @@ impl<'a> Fillers<'a> {
         let limited = inner.backend.is_host_memory() && !inner.page.is_hugetlb();
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let failure: Mutex<Option<Error>> = Mutex::new(None);
+        let unseen = if limited { Unseen::of(&*inner.backend, inner.node)? } else { None };
         let fill = |at, step, announced: &mut Announced| {
             if !limited {
                 return fill_step(self.share, at, step);
             }
             let wanted = (bytes - at).div_ceil(self.threads as u64).min(MOST_ANNOUNCED);
             announced.cover(step, wanted, || Room::now(inner.node))?;
-            fill_step(self.share, at, step)?;
+            match &unseen {
+                Some(unseen) => unseen.step(step, || fill_step(self.share, at, step))?,
+                None => fill_step(self.share, at, step)?,
+            }
             announced.take_back(step);
             Ok(())
         };
@@ -267,7 +272,7 @@ fn fill_step(share: &Share, at: u64, step: u64) -> Result<(), Error> {
     }
     // SAFETY: the alias is the share's own.
     unsafe { inner.backend.populate(addr, step as usize, true) }
-        .map_err(|errno| Error::call(Call::Populate, addr, step as usize, errno))
+        .map_err(|errno| inner.refused(Call::Populate, addr, step as usize, errno))
 }
 
 /// Makes transparent huge pages of a part of a share that is still empty, one after the other. Each

@@ -11,6 +11,7 @@ mod needs;
 mod reserve;
 pub(crate) mod room;
 mod share;
+pub(crate) mod unseen;
 
 use std::fmt;
 use std::sync::Arc;

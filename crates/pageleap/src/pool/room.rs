@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::reserve_command;
-use crate::backend::Backend;
+use super::share::ShareInner;
+use crate::backend::{Backend, Call, Errno};
 use crate::cgroup;
 use crate::error::Error;
 use crate::sync::thread;
@@ -18,7 +19,7 @@ use crate::topology::{SysFiles, Topology, available};
 use crate::units::{NodeId, PageSize, human_bytes};
 
 /// Bytes that a pool leaves free for others.
-const MARGIN: u64 = 64 << 20;
+pub(super) const MARGIN: u64 = 64 << 20;
 /// Most bytes that a thread announces at once. A thread takes some 100 ms to fill them.
 pub(super) const MOST_ANNOUNCED: u64 = 256 << 20;
 /// A thread announces at most this part of the room. So the limits are exceeded only if others
@@ -34,6 +35,8 @@ pub(crate) struct Room {
     limit: String,
     /// Bytes that may be taken.
     free_bytes: u64,
+    /// Why there may be further limits.
+    hidden: Option<String>,
 }
 
 impl Room {
@@ -44,7 +47,7 @@ impl Room {
         let machine = files.text("proc/meminfo")?;
         // Memory that the kernel keeps for itself on each node.
         let reserve = files.number("proc/sys/vm/min_free_kbytes")? << 10;
-        let cgroups = cgroup::memory_rooms(&files).into_iter();
+        let cgroups = cgroup::memory(&files);
         let limits = [
             (format!("the free memory of {node}"), free.saturating_sub(reserve)),
             (
@@ -52,10 +55,17 @@ impl Room {
                 available(&machine).saturating_sub(reserve),
             ),
         ];
-        let limits =
-            limits.into_iter().chain(cgroups.map(|room| (format!("/{}", room.file), room.left)));
+        let limits = limits
+            .into_iter()
+            .chain(cgroups.seen.into_iter().map(|seen| (format!("/{}", seen.file), seen.left)));
         let (limit, free) = limits.min_by_key(|(_, free)| *free).expect("a node has a limit");
-        Ok(Room { node, limit, free_bytes: free.saturating_sub(MARGIN) })
+        let free_bytes = free.saturating_sub(MARGIN);
+        Ok(Room { node, limit, free_bytes, hidden: cgroups.hidden })
+    }
+
+    /// Why there may be limits that this process cannot see.
+    pub(crate) fn hidden(&self) -> Option<&str> {
+        self.hidden.as_deref()
     }
 
     /// Bytes that may be taken.
@@ -64,7 +74,7 @@ impl Room {
     }
 
     pub(crate) fn too_small_for(self, needed_bytes: u64) -> Error {
-        let Room { node, limit, free_bytes } = self;
+        let Room { node, limit, free_bytes, .. } = self;
         let remedy = "take less, free memory, or raise the limit".into();
         Error::OutOfMemory { node, needed_bytes, free_bytes, limit, remedy }
     }
@@ -94,22 +104,82 @@ pub(super) fn check_node(
     if room.free_bytes < bytes { Err(room.too_small_for(bytes)) } else { Ok(()) }
 }
 
-/// Checks that a node has `bytes` of free pages of hugetlb.
+/// Checks that a node has `bytes` of free pages of hugetlb that this process may have.
 fn check_huge_pages(node: NodeId, page: PageSize, bytes: u64) -> Result<(), Error> {
+    let files = SysFiles::host();
     let page_bytes = page.bytes() as u64;
-    let free = Topology::node_now(node)?.free_huge(page_bytes);
-    let free_bytes = free * page_bytes;
-    if free_bytes >= bytes {
-        return Ok(());
-    }
-    let missing = bytes / page_bytes - free;
-    Err(Error::OutOfMemory {
+    let size = human_bytes(page_bytes);
+    let short = |free_bytes: u64, limit: String, remedy: String| Error::OutOfMemory {
         node,
         needed_bytes: bytes,
         free_bytes,
-        limit: format!("the number of free {} huge pages", human_bytes(page_bytes)),
-        remedy: format!("reserve {missing} more: {}", reserve_command(node, page, missing)),
+        limit,
+        remedy,
+    };
+    let reserve_more = |free: u64| {
+        let missing = bytes / page_bytes - free;
+        format!("reserve {missing} more: {}", reserve_command(node, page, missing))
+    };
+    let free = Topology::node_now(node)?.free_huge(page_bytes);
+    if free * page_bytes < bytes {
+        let limit = format!("the number of free {size} huge pages");
+        return Err(short(free * page_bytes, limit, reserve_more(free)));
+    }
+    if let Some(free) = unreserved(&files, page_bytes)
+        && free * page_bytes < bytes
+    {
+        let limit =
+            format!("the number of free {size} huge pages that no other mapping has reserved");
+        return Err(short(free * page_bytes, limit, reserve_more(free)));
+    }
+    let limits = cgroup::huge_pages(&files, page_bytes).seen;
+    match limits.into_iter().min_by_key(|limit| limit.left) {
+        Some(limit) if limit.left < bytes => {
+            let remedy = "raise the limit, or take less".into();
+            Err(short(limit.left, format!("/{}", limit.file), remedy))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How many huge pages of all nodes are free and not reserved by mappings that have not touched them
+/// yet (`resv_hugepages`, Documentation/admin-guide/mm/hugetlbpage.rst). The kernel counts those for
+/// the whole machine only.
+pub(crate) fn unreserved(files: &SysFiles, page_bytes: u64) -> Option<u64> {
+    let count = |name: &str| {
+        let kilobytes = page_bytes >> 10;
+        files.number(&format!("sys/kernel/mm/hugepages/hugepages-{kilobytes}kB/{name}")).ok()
+    };
+    Some(count("free_hugepages")?.saturating_sub(count("resv_hugepages")?))
+}
+
+/// What a refusal of huge pages means that were free and allowed a moment ago.
+fn huge_pages_refused(share: &ShareInner, call: Call, errno: Errno) -> Option<Error> {
+    let refused = share.page.is_hugetlb()
+        && share.backend.is_host_memory()
+        && matches!(
+            (call, errno),
+            (Call::Map | Call::Populate, Errno(libc::ENOMEM | libc::EFAULT | libc::ENOSPC))
+        );
+    refused.then(|| Error::OutOfMemory {
+        node: share.node,
+        needed_bytes: share.frames * share.page.bytes() as u64,
+        free_bytes: 0,
+        limit: format!("the kernel ({call}: {errno})"),
+        remedy: format!(
+            "other mappings may have reserved the free huge pages \
+             (/sys/kernel/mm/hugepages/hugepages-{}kB/resv_hugepages), the cpuset may not allow the \
+             node, or a hugetlb cgroup that this process cannot see may limit them",
+            share.page.bytes() >> 10
+        ),
     })
+}
+
+impl ShareInner {
+    /// The error of a call that has been refused while the share was made.
+    pub(super) fn refused(&self, call: Call, addr: usize, len: usize, errno: Errno) -> Error {
+        huge_pages_refused(self, call, errno).unwrap_or_else(|| Error::call(call, addr, len, errno))
+    }
 }
 
 /// How many bytes a thread may take before it reads the limits again; `None` if `step` bytes do
@@ -187,7 +257,7 @@ mod tests {
     const MB: u64 = 1 << 20;
 
     fn room(free_bytes: u64) -> Room {
-        Room { node: NodeId(0), limit: "a limit".into(), free_bytes }
+        Room { node: NodeId(0), limit: "a limit".into(), free_bytes, hidden: None }
     }
 
     #[test]

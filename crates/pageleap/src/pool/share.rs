@@ -140,7 +140,7 @@ impl Share {
         share
             .0
             .map_alias(all, Fill::New)
-            .map_err(|(call, errno)| Error::call(call, alias, bytes, errno))?;
+            .map_err(|(call, errno)| share.0.refused(call, alias, bytes, errno))?;
         fill::fill(&share, plan)?;
         // Huge pages of the hugetlb pool are never swapped out.
         if plan.locked && !page.is_hugetlb() {

@@ -4,12 +4,14 @@ use std::fs::OpenOptions;
 
 use pageleap_sys::{self as sys, Advice, Errno};
 
-use super::around::Around;
+use super::around::{Around, typed};
 use super::demand::Demand;
 use super::finding::{Finding, Remedy, State, Topic, Who};
 use super::limits::ask_for_less;
 use super::scratch::{Failed, Scratch};
+use crate::cgroup;
 use crate::observe;
+use crate::pool::room::unreserved;
 use crate::topology::Node;
 use crate::units::{PageSize, human_bytes};
 
@@ -118,6 +120,11 @@ impl Wanted {
         Wanted { demand, asked, per_node: if nodes > 1 { per_pool } else { 2 * per_pool }, nodes }
     }
 
+    /// Pages on all nodes together.
+    fn all_pages(&self) -> u64 {
+        self.per_node.saturating_mul(self.nodes.min(2) as u64)
+    }
+
     fn topic(&self) -> Topic {
         if self.demand.page == PageSize::Huge2M { Topic::Hugetlb2M } else { Topic::Hugetlb1G }
     }
@@ -175,12 +182,78 @@ fn judge(
             let short: Vec<&HugePool> =
                 pools.iter().filter(|pool| pool.free < wanted.per_node).collect();
             let finding = judge_free(&wanted, pools, short.len(), trial.as_ref());
+            if let (State::Works, Some(held)) = (finding.state, HeldBack::of(around, page))
+                && held.left < wanted.all_pages()
+            {
+                return held.finding(&wanted, free_of(pools)).saw(seen);
+            }
             let remedies = match finding.state {
                 State::Works => Vec::new(),
                 _ => reserve(&wanted, short.into_iter()),
             };
             finding.saw(seen).remedies(remedies)
         }
+    }
+}
+
+/// A limit beside the number of free pages: reservations of other mappings, or a cgroup.
+struct HeldBack {
+    /// Pages that this process may still have.
+    left: u64,
+    why: String,
+    seen: String,
+    /// The file with the limit of a cgroup.
+    group: Option<String>,
+}
+
+impl HeldBack {
+    /// The limit that leaves the fewest pages.
+    fn of(around: &Around, page: PageSize) -> Option<HeldBack> {
+        let page_bytes = page.bytes() as u64;
+        let folder = format!("sys/kernel/mm/hugepages/hugepages-{}kB", page_bytes >> 10);
+        let reserved = unreserved(&around.files, page_bytes).map(|left| HeldBack {
+            left,
+            why: "mappings of other programs have reserved the others and not touched them yet"
+                .into(),
+            seen: format!("{}: {left} more are free than reserved", around.shown(&folder)),
+            group: None,
+        });
+        let limits = cgroup::huge_pages(&around.files, page_bytes).seen.into_iter();
+        let limits = limits.map(|limit| HeldBack {
+            left: limit.left / page_bytes,
+            why: format!("the hugetlb cgroup leaves {}", human_bytes(limit.left)),
+            seen: format!("{}: {}", around.shown(&limit.file), human_bytes(limit.max)),
+            group: Some(limit.file),
+        });
+        limits.chain(reserved).min_by_key(|held| held.left)
+    }
+
+    fn finding(self, wanted: &Wanted, free: u64) -> Finding {
+        let size = wanted.size();
+        let summary = format!("{} of {free} free pages of {size} may be taken", self.left);
+        let reason = format!("{}; {}", self.why, wanted.takes());
+        let judged = match wanted.asked || self.left == 0 {
+            true => Finding::missing(wanted.topic(), summary, reason),
+            false => Finding::limited(wanted.topic(), summary, reason),
+        };
+        let remedy = match self.group {
+            Some(file) => Remedy::new(
+                Who::Root,
+                format!("echo max > /{}", typed(&file).unwrap_or("sys/fs/cgroup/<CGROUP>")),
+                "lets processes of the group take all huge pages of the machine",
+            ),
+            None => {
+                let kilobytes = wanted.demand.page.bytes() >> 10;
+                let file = format!("/sys/kernel/mm/hugepages/hugepages-{kilobytes}kB/nr_hugepages");
+                let more = wanted.all_pages() - self.left;
+                Remedy::new(
+                    Who::Root,
+                    format!("echo $(( $(cat {file}) + {more} )) > {file}"),
+                    "takes memory from everything else until the old number is written back",
+                )
+            }
+        };
+        judged.saw(self.seen).remedies([remedy])
     }
 }
 
@@ -324,6 +397,32 @@ mod tests {
         let demand = Demand { bytes: Some(bytes), page: PageSize::Huge2M };
         let none_free = Some(HugeTrial::NoneFree);
         judge(&around(&[], None), &demand, PageSize::Huge2M, pools, none_free)
+    }
+
+    #[test]
+    fn pages_that_others_have_reserved_or_a_cgroup_refuses_are_not_free() {
+        let demand = Demand { bytes: Some(8 << 20), page: PageSize::Huge2M };
+        let judged = |files: &[(&str, &str)]| {
+            let pools = [pool(0, 100, 1 << 30), pool(1, 100, 1 << 30)];
+            judge(&around(files, None), &demand, PageSize::Huge2M, &pools, None)
+        };
+        let folder = "sys/kernel/mm/hugepages/hugepages-2048kB";
+        let [free, reserved] = ["free", "resv"].map(|kind| format!("{folder}/{kind}_hugepages"));
+        let counted = |number| judged(&[(&free, "200\n"), (&reserved, number)]);
+        assert_eq!(counted("192\n").state, State::Works);
+        let finding = counted("193\n");
+        assert_eq!(finding.state, State::Missing, "{finding}");
+        assert!(finding.summary.contains("7 of 200"), "{finding}");
+        assert!(finding.reason.contains("other programs have reserved"), "{finding}");
+        let group = |max| {
+            let limit = ("sys/fs/cgroup/a/hugetlb.2MB.rsvd.max", max);
+            let usage = ("sys/fs/cgroup/a/hugetlb.2MB.rsvd.current", "0\n");
+            judged(&[("proc/self/cgroup", "0::/a\n"), limit, usage])
+        };
+        assert_eq!(group("16777216\n").state, State::Works);
+        let finding = group("16777215\n");
+        assert_eq!(finding.state, State::Missing, "{finding}");
+        assert!(finding.remedies[0].line.contains("hugetlb.2MB.rsvd.max"), "{finding:?}");
     }
 
     #[test]

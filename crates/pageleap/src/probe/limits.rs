@@ -364,7 +364,7 @@ fn free_memory(around: &Around, demand: &Demand, nodes: &[Node], allowed: &Allow
 
 /// The bytes that the strictest memory cgroup leaves; `None` without a limit.
 pub(super) fn cgroup_room(around: &Around) -> Option<u64> {
-    cgroup::memory_rooms(&around.files).into_iter().map(|room| room.left).min()
+    cgroup::memory(&around.files).seen.into_iter().map(|limit| limit.left).min()
 }
 
 fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
@@ -378,24 +378,14 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
         )
         .saw(membership_seen);
     }
-    // Version 1 writes "no limit" as the largest number of pages.
-    const NO_LIMIT: u64 = i64::MAX as u64 - 65_535;
-    let rooms = cgroup::memory_rooms(&around.files);
-    let Some(tightest) =
-        rooms.iter().filter(|room| room.max < NO_LIMIT).min_by_key(|room| room.left)
-    else {
-        // Each of these files exists wherever its version of cgroups is mounted.
-        const SIGNS: [&str; 3] = [
-            "sys/fs/cgroup/cgroup.controllers",
-            "sys/fs/cgroup/unified/cgroup.controllers",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ];
-        if SIGNS.iter().all(|file| !matches!(around.files.text_if_there(file), Ok(Some(_)))) {
-            let reason = "no cgroup file system is mounted at /sys/fs/cgroup";
-            return Finding::unknown(topic, "the limits of memory cgroups are not known", reason)
-                .saw(membership_seen);
-        }
-        return Finding::works(topic, "no memory cgroup limits this process");
+    let limits = cgroup::memory(&around.files);
+    let hidden = limits.hidden.as_deref();
+    let Some(tightest) = limits.seen.iter().min_by_key(|limit| limit.left) else {
+        return match hidden {
+            None => Finding::works(topic, "no memory cgroup limits this process"),
+            Some(why) => unseen(topic, "the limits of memory cgroups are not known", why)
+                .saw(membership_seen),
+        };
     };
     let seen = format!(
         "{}: {}, of which {} are left",
@@ -406,8 +396,12 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
     let needed = if demand.page.is_hugetlb() { 0 } else { both_pools(demand) };
     let left = tightest.left.saturating_sub(MARGIN);
     if left >= needed {
-        return Finding::works(topic, format!("the memory cgroup leaves enough for {}", demand))
-            .saw(seen);
+        let enough = format!("the memory cgroup leaves enough for {demand}");
+        return match hidden {
+            None => Finding::works(topic, enough),
+            Some(why) => unseen(topic, format!("{enough}; further limits are not known"), why),
+        }
+        .saw(seen);
     }
     let more = tightest.max.saturating_add(needed - left);
     Finding::missing(
@@ -434,6 +428,16 @@ fn cgroup_memory(around: &Around, demand: &Demand) -> Finding {
         ),
         "the same, at once",
     )
+}
+
+/// What limits mean that this process cannot see.
+fn unseen(topic: Topic, title: impl Into<String>, why: &str) -> Finding {
+    let reason = format!(
+        "{why}; where a group allows less memory than this, the kernel kills processes of the \
+         group, so pools are taken in steps, and before each step huge pages of its size show \
+         whether it fits (Linux 6.1)"
+    );
+    Finding::unknown(topic, title, reason)
 }
 
 fn overcommit(around: &Around, demand: &Demand) -> Finding {
