@@ -815,9 +815,9 @@ const char *pageleap_engine_name(uint32_t engine);
  * way is refused.
  *
  * If another handler has been installed over the library's since, that one would get the faults
- * of writers, and jobs are refused. If your handler passes faults that are not its own to the
+ * of writers. The engines that raise signals are refused then, and `auto` leaves them out. If your handler passes faults that are not its own to the
  * handler that it replaced, with all three arguments, call this function before you install
- * yours. The call is your promise that your handler does so. Jobs are then not refused,
+ * yours. The call is your promise that your handler does so. These engines are then not refused,
  * provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
  * signal handler may store into a region: if one might, let yours block all signals (sa_mask). */
 pageleap_status pageleap_install_fault_handler(void);
@@ -909,6 +909,9 @@ typedef enum pageleap_reason {
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /* Other code of this process has closed a descriptor that the job needs. */
     PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
+    /* Another SIGSEGV handler was installed over the library's, and would get the faults that the
+     * engine that is left raises. */
+    PAGELEAP_REASON_HANDLER_REPLACED = 20,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

@@ -208,9 +208,9 @@ pub(crate) fn with_options<'a>(
 /// way is refused.
 ///
 /// If another handler has been installed over the library's since, that one would get the faults
-/// of writers, and jobs are refused. If your handler passes faults that are not its own to the
+/// of writers. The engines that raise signals are refused then, and `auto` leaves them out. If your handler passes faults that are not its own to the
 /// handler that it replaced, with all three arguments, call this function before you install
-/// yours. The call is your promise that your handler does so. Jobs are then not refused,
+/// yours. The call is your promise that your handler does so. These engines are then not refused,
 /// provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
 /// signal handler may store into a region: if one might, let yours block all signals (sa_mask).
 #[unsafe(no_mangle)]

@@ -171,6 +171,9 @@ pub enum pageleap_reason {
     PAGELEAP_REASON_NO_FREE_BLOCK = 18,
     /// Other code of this process has closed a descriptor that the job needs.
     PAGELEAP_REASON_DESCRIPTOR_LOST = 19,
+    /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
+    /// engine that is left raises.
+    PAGELEAP_REASON_HANDLER_REPLACED = 20,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -304,6 +307,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::MovedOn => PAGELEAP_REASON_MOVED_ON,
         Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
         Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
+        Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

@@ -6,15 +6,20 @@
 mod common;
 #[path = "common/moving.rs"]
 mod moving;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{address, check_stamp, leap, migration, soon, stamp};
+use common::{address, can_follow, check_stamp, engines, leap, migration, nodes, soon, stamp};
 use moving::{
     BYTES, FINE, SEGV, cases, leap_by_turns, scene, while_leaping, while_migrating, write_rounds,
 };
-use pageleap::{Error, PageSize, Pool, Region};
+use pageleap::backend::{Call, Errno, Linux};
+use pageleap::{Ended, EngineChoice, Error, PageRun, PageSize, Pool, Reason, Region};
+use refusing::{Refusing, Request};
 
 /// Writes one byte by a call, so that the compiler cannot assume that the write succeeds.
 fn poke(addr: usize) {
@@ -394,7 +399,54 @@ fn earlier_a_sent_signal() {
 
 #[test]
 fn a_handler_that_comes_later_is_refused_and_named() {
-    cases("a_handler_that_comes_later_is_refused_and_named", &[("later", handler_later, FINE)]);
+    cases(
+        "a_handler_that_comes_later_is_refused_and_named",
+        &[("later", handler_later, FINE), ("fall back", handler_before_a_fall_back, FINE)],
+    );
+}
+
+/// A refused area stays where it is instead of being moved by signals that would reach the other
+/// handler. The engine has none of its own to begin with.
+fn handler_before_a_fall_back() {
+    if !can_follow() {
+        return;
+    }
+    let refused = |request: &Request| {
+        let needed = matches!(request.call, Call::Track | Call::Exchange);
+        (needed && request.addr != 0).then_some(Errno(libc::ENOMEM))
+    };
+    let refuses = Arc::new(AtomicBool::new(false));
+    let is_on = refuses.clone();
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        if is_on.load(Relaxed) { refused(request) } else { None }
+    }));
+    let pools = nodes()
+        .map(|node| Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap());
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    leap(&region, 0..BYTES, &pools[1]);
+    refuses.store(true, Relaxed);
+    // Without another handler, the last resort moves it, with a warning.
+    let completes = |to: &Pool| {
+        let report = migration(&region, 0..BYTES, to).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+    };
+    completes(&pools[0]);
+    let ours = action_now();
+    set_action(one_argument as *const () as usize, 0, &[]);
+    let report = migration(&region, 0..BYTES, &pools[1]).start().unwrap().wait();
+    let Ended::Failed(Error::EngineRefused { reason, .. }) = &report.ended else {
+        panic!("{report}")
+    };
+    assert!(reason.contains("another SIGSEGV handler"), "{reason}");
+    assert_eq!(report.pages.migrated, 0, "{report}");
+    let why = |run: &PageRun| run.reason == Some(Reason::HandlerReplaced);
+    assert!(report.runs.iter().any(why), "{report}");
+    check_stamp(&region, 0..BYTES, 1);
+    // SAFETY: the action is the one that `action_now` has read.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &ours, ptr::null_mut()) }, 0);
+    completes(&pools[1]);
+    check_stamp(&region, 0..BYTES, 1);
 }
 
 fn handler_later() {
@@ -404,11 +456,29 @@ fn handler_later() {
     let ours = action_now();
     let theirs = one_argument as *const () as usize;
     set_action(theirs, 0, &[]);
-    let free = pools[0].free_bytes();
-    for _ in 0..2 {
-        let Err(error) = migration(&region, 0..BYTES, &pools[0]).start().map(drop) else {
-            panic!("not refused")
+    let is_without = |one: &EngineChoice| one.forced().is_some_and(|engine| !engine.signals());
+    let any_without = engines().iter().any(is_without);
+    for engine in engines() {
+        // `auto` leaves out the engines that raise signals.
+        let signals = engine.forced().map_or(!any_without, |engine| engine.signals());
+        let free = pools[0].free_bytes();
+        let started = migration(&region, 0..BYTES, &pools[0]).engine(engine).start();
+        let error = match started {
+            Ok(job) => {
+                let report = job.wait();
+                assert!(!signals && report.ended.is_completed(), "{engine:?}: {report}");
+                assert!(!report.engine.signals(), "{report}");
+                let told = |warning: &String| warning.contains("another SIGSEGV handler");
+                let is_auto = engine == EngineChoice::Auto;
+                assert_eq!(report.warnings.iter().any(told), is_auto, "{report}");
+                assert!(report.engines.iter().all(|part| !part.engine.signals()), "{report}");
+                let back = migration(&region, 0..BYTES, &pools[1]).engine(engine).start();
+                assert!(back.unwrap().wait().ended.is_completed());
+                continue;
+            }
+            Err(error) => error,
         };
+        assert!(signals, "{engine:?}: {error}");
         let text = error.to_string();
         assert!(matches!(error, Error::EngineRefused { engine: "mprotect", .. }), "{text}");
         assert!(

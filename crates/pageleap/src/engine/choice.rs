@@ -23,10 +23,12 @@ pub(crate) struct Chosen<T> {
 }
 
 /// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
-/// `open` opens, or the one that is asked for.
+/// `open` opens, or the one that is asked for. Engines that raise signals are left out if the
+/// library's handler is not in place, which `handler` says.
 pub(crate) fn for_job<T>(
     choice: EngineChoice,
     page: PageSize,
+    handler: &Result<(), Error>,
     mut open: impl FnMut(Ability) -> Result<T, (Call, Errno)>,
 ) -> Result<Chosen<T>, Error> {
     let forced = choice.forced();
@@ -41,6 +43,13 @@ pub(crate) fn for_job<T>(
     }
     let mut why_not = Vec::new();
     for engine in Engine::ALL.into_iter().filter(|one| forced.is_none_or(|forced| forced == *one)) {
+        if let (true, Err(error)) = (engine.signals(), handler) {
+            if forced.is_some() || engine == Engine::LAST_RESORT {
+                return Err(error.clone());
+            }
+            why_not.push(format!("the engine {engine} needs pageleap's SIGSEGV handler"));
+            continue;
+        }
         let found = try_engine(engine, page, &mut open);
         match found {
             Ok(tracker) => {
@@ -194,9 +203,31 @@ mod tests {
     }
 
     #[test]
+    fn engines_that_raise_signals_are_left_out_without_the_handler() {
+        let taken = Err(Error::EngineRefused {
+            engine: "mprotect",
+            reason: "another handler".into(),
+            remedy: String::new(),
+        });
+        for page in [PageSize::Base, PageSize::Huge2M] {
+            let auto = for_job(EngineChoice::Auto, page, &taken, |_| Ok(())).unwrap();
+            assert!(!auto.engine.signals());
+            let refused = for_job(EngineChoice::Auto, page, &taken, |_| {
+                Err::<(), _>((Call::OpenTracker, Errno(libc::EPERM)))
+            });
+            assert!(refused.unwrap_err().to_string().contains("another handler"));
+        }
+        for engine in Engine::ALL.into_iter().filter(|engine| engine.moves(PageSize::Base)) {
+            let asked = for_job(engine.into(), PageSize::Base, &taken, |_| Ok(()));
+            let regions = !matches!(engine, Engine::Kernel | Engine::UffdMove);
+            assert_eq!(asked.is_ok(), regions && !engine.signals(), "{engine}");
+        }
+    }
+
+    #[test]
     fn auto_takes_the_first_engine_whose_tracker_opens() {
         let works = |_| Ok(());
-        let auto = for_job(EngineChoice::Auto, PageSize::Base, works).unwrap();
+        let auto = for_job(EngineChoice::Auto, PageSize::Base, &Ok(()), works).unwrap();
         assert_eq!((auto.engine, auto.tracker), (Engine::ALL[0], Some(())));
         assert_eq!(auto.reason, "follows writes without signals");
         for engine in Engine::ALL {
@@ -204,20 +235,20 @@ mod tests {
                 let opens = Some(ability) == engine.needs();
                 opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EPERM)))
             };
-            let found = for_job(EngineChoice::Auto, PageSize::Base, only).unwrap();
+            let found = for_job(EngineChoice::Auto, PageSize::Base, &Ok(()), only).unwrap();
             assert_eq!((found.engine, found.tracker.is_some()), (engine, engine.needs().is_some()));
             for before in Engine::ALL.into_iter().take_while(|before| *before != engine) {
                 assert!(found.reason.contains(before.name()), "{}", found.reason);
             }
-            let asked = for_job(engine.into(), PageSize::Base, works).unwrap();
+            let asked = for_job(engine.into(), PageSize::Base, &Ok(()), works).unwrap();
             assert_eq!((asked.engine, &*asked.reason), (engine, "asked for"));
-            let refused = for_job::<()>(engine.into(), PageSize::Base, |_| {
+            let refused = for_job::<()>(engine.into(), PageSize::Base, &Ok(()), |_| {
                 Err((Call::OpenTracker, Errno(libc::EPERM)))
             });
             assert_eq!(refused.is_err(), engine.needs().is_some(), "{refused:?}");
         }
         for engine in Engine::ALL {
-            let asked = for_job(engine.into(), PageSize::Huge2M, works);
+            let asked = for_job(engine.into(), PageSize::Huge2M, &Ok(()), works);
             assert_eq!(asked.is_ok(), engine.moves(PageSize::Huge2M), "{asked:?}");
         }
     }
@@ -252,11 +283,11 @@ mod tests {
     fn auto_opens_what_it_needs_while_few_threads_wait_and_does_without() {
         let works = |ability| Ok(ability);
         for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M] {
-            let chosen = for_job(EngineChoice::Auto, page, works).unwrap();
+            let chosen = for_job(EngineChoice::Auto, page, &Ok(()), works).unwrap();
             let other = chosen.engine.profile().while_few_wait;
             let wanted = other.filter(|_| !page.is_hugetlb()).map(|other| (other, other.needs()));
             assert_eq!(chosen.while_few_wait, wanted);
-            let asked = for_job(chosen.engine.into(), page, works).unwrap();
+            let asked = for_job(chosen.engine.into(), page, &Ok(()), works).unwrap();
             assert_eq!(asked.while_few_wait, None, "nothing else was asked for");
         }
         let first = Engine::ALL[0];
@@ -265,7 +296,7 @@ mod tests {
             let opens = Some(ability) != other.needs();
             opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EMFILE)))
         };
-        let chosen = for_job(EngineChoice::Auto, PageSize::Base, only_first).unwrap();
+        let chosen = for_job(EngineChoice::Auto, PageSize::Base, &Ok(()), only_first).unwrap();
         assert_eq!((chosen.engine, chosen.while_few_wait), (first, None));
         assert!(chosen.reason.contains(other.name()), "{}", chosen.reason);
     }

@@ -235,8 +235,9 @@ static PROMISED: AtomicBool = AtomicBool::new(false);
 /// `mprotect` and `precopy-protect` need it; the others need it when the kernel refuses their own
 /// calls.
 ///
-/// If another handler was installed over ours since, jobs are refused: a writer's fault would reach
-/// that handler and end the process. The other handler may pass faults that are not its own to the
+/// If another handler was installed over ours since, engines that raise signals are refused, because
+/// a writer's fault would reach that handler and end the process. `auto` leaves these engines out:
+/// the others raise no signal, and only areas whose calls the kernel refuses stay. The other handler may pass faults that are not its own to the
 /// handler that it replaced, with all three arguments. If it does, call this function before that
 /// handler is installed. The call is the promise that the handler passes faults on. Jobs then
 /// start, provided that the handler has SA_SIGINFO and not SA_RESETHAND.
@@ -256,42 +257,58 @@ fn can_pass_on(action: &libc::sigaction) -> bool {
         && action.sa_flags & libc::SA_RESETHAND == 0
 }
 
-/// Installs the handler, once per process. Refuses if another handler was installed over ours and
-/// the program has not promised that faults are passed on.
+/// Whether SIGSEGV reaches the library's handler now. Refuses if another handler was installed over
+/// it and the program has not promised that faults are passed on.
+pub(crate) fn is_in_place() -> Result<(), Error> {
+    let found = current_action();
+    if is_in_order(&found) || is_ours(&found) {
+        return Ok(());
+    }
+    let what = match found.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            "the action for SIGSEGV was set to the default or to be ignored".to_owned()
+        }
+        handler => {
+            format!("another SIGSEGV handler (at {handler:#x}) was installed over pageleap's")
+        }
+    };
+    let remedy = if PROMISED.load(Ordering::Relaxed) {
+        "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on faults that are not its \
+         own, each time and with all arguments"
+    } else {
+        "install that handler before the first job, so that pageleap passes faults of others on \
+         to it; or, if it passes such faults on itself, call install_fault_handler before you \
+         install it"
+    };
+    let reason = format!("{what}, and would receive the faults of writers");
+    Err(Error::EngineRefused { engine: "mprotect", reason, remedy: remedy.into() })
+}
+
+fn is_ours(action: &libc::sigaction) -> bool {
+    action.sa_sigaction == on_sigsegv as *const () as usize
+}
+
+/// Whether an action passes the library's faults on to the library's handler.
+fn is_in_order(action: &libc::sigaction) -> bool {
+    match is_ours(action) {
+        true => action.sa_flags & FLAGS == FLAGS,
+        false => PROMISED.load(Ordering::Relaxed) && can_pass_on(action),
+    }
+}
+
+/// Installs the handler, once per process. Refuses as [`is_in_place`] does.
 pub(crate) fn ensure_installed() -> Result<(), Error> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-    let ours = on_sigsegv as *const () as usize;
     let found = current_action();
-    let is_ours = found.sa_sigaction == ours;
-    let promised = PROMISED.load(Ordering::Relaxed);
     // An action that is in order is not written again: the write would replace a handler that
     // another thread is just installing.
-    let in_order =
-        if is_ours { found.sa_flags & FLAGS == FLAGS } else { promised && can_pass_on(&found) };
-    if in_order {
+    if is_in_order(&found) {
         return Ok(());
     }
     let is_first = PREVIOUS.load(Ordering::Acquire).is_null();
-    if !is_ours && !is_first {
-        let what = match found.sa_sigaction {
-            libc::SIG_DFL | libc::SIG_IGN => {
-                "the action for SIGSEGV was set to the default or to be ignored".to_owned()
-            }
-            handler => {
-                format!("another SIGSEGV handler (at {handler:#x}) was installed over pageleap's")
-            }
-        };
-        let remedy = if promised {
-            "give it SA_SIGINFO and not SA_RESETHAND, so that it can pass on faults that are not its \
-             own, each time and with all arguments"
-        } else {
-            "install that handler before the first job, so that pageleap passes faults of others on \
-             to it; or, if it passes such faults on itself, call install_fault_handler before you \
-             install it"
-        };
-        let reason = format!("{what}, and would receive the faults of writers");
-        return Err(Error::EngineRefused { engine: "mprotect", reason, remedy: remedy.into() });
+    if !is_first {
+        is_in_place()?;
     }
     if is_first {
         PREVIOUS.store(Box::leak(Box::new(found)), Ordering::Release);
@@ -305,7 +322,7 @@ pub(crate) fn ensure_installed() -> Result<(), Error> {
     // SAFETY: the handler is async-signal-safe (see the module's head) and `PREVIOUS` is set.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = ours;
+        action.sa_sigaction = on_sigsegv as *const () as usize;
         action.sa_flags = FLAGS;
         *ptr::addr_of_mut!(action.sa_mask).cast::<u64>() = MASK;
         libc::sigaction(libc::SIGSEGV, &action, ptr::null_mut());

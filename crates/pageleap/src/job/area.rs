@@ -65,6 +65,9 @@ pub enum Reason {
     Refused(Call, Errno),
     /// A thread blocks SIGSEGV, and would be killed by the engine that is left.
     SignalBlocked,
+    /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
+    /// engine that is left raises.
+    HandlerReplaced,
     /// The job was stopped before it tried them; [`Report::ended`](crate::Report::ended) says why.
     Stopped,
     /// No page is present there: the process has not touched it.
@@ -114,6 +117,9 @@ impl fmt::Display for Reason {
             Reason::Guarded => f.write_str("a guard keeps it in its frame"),
             Reason::Refused(call, errno) => write!(f, "{call} failed with {errno}"),
             Reason::SignalBlocked => f.write_str("a thread blocks SIGSEGV"),
+            Reason::HandlerReplaced => {
+                f.write_str("another SIGSEGV handler was installed over pageleap's")
+            }
             Reason::Stopped => f.write_str("the job was stopped before it was tried"),
             Reason::Absent => f.write_str("no page is present"),
             Reason::SwappedOut => f.write_str("it is swapped out"),
@@ -224,6 +230,7 @@ mod tests {
             Reason::Guarded,
             Reason::Refused(Call::Protect, Errno(libc::ENOMEM)),
             Reason::SignalBlocked,
+            Reason::HandlerReplaced,
             Reason::Stopped,
             Reason::Absent,
             Reason::SwappedOut,

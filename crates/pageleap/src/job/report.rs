@@ -12,6 +12,10 @@ use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::units::NodeId;
 
+/// What is said of a job while another SIGSEGV handler stands before the library's.
+pub(crate) const WITHOUT_HANDLER: &str =
+    "areas that only the engine mprotect could move will stay where they are";
+
 /// What is said of a job whose engine gives writers a signal.
 pub(crate) const SYSTEM_CALLS_MAY_FAIL: &str =
     "system calls that write into a moving area may fail with EFAULT";

@@ -32,7 +32,7 @@ use crate::job::outcomes::Item;
 use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
-use crate::job::report::SYSTEM_CALLS_MAY_FAIL;
+use crate::job::report::{SYSTEM_CALLS_MAY_FAIL, WITHOUT_HANDLER};
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::limits::{check_address_space, check_memory_cgroups};
@@ -212,9 +212,7 @@ impl<'a> Migration<'a> {
     pub fn start(self) -> Result<Job, Error> {
         let began = Instant::now();
         let (backend, page) = self.check_arguments()?;
-        if backend.is_host_memory() {
-            fault::ensure_installed()?;
-        }
+        let handler = if backend.is_host_memory() { fault::ensure_installed() } else { Ok(()) };
         let claim = |(region, range, to): &(&Region, Range<usize>, Destination)| {
             Claimed::claim(region, range.clone(), to)
         };
@@ -240,7 +238,10 @@ impl<'a> Migration<'a> {
         }
         let open = |ability| OpenTracker::new(&backend, ability);
         let Chosen { engine, reason, tracker, while_few_wait } =
-            choice::for_job(self.engine, page, open)?;
+            choice::for_job(self.engine, page, &handler, open)?;
+        if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
+            warnings.push(format!("{WITHOUT_HANDLER}: {error}"));
+        }
         if engine.signals() {
             if backend.is_host_memory() {
                 fault::check_no_thread_blocks_sigsegv()?;

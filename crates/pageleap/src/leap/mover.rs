@@ -71,6 +71,8 @@ pub(super) struct FrameMover {
     pub(super) hurries: OnceLock<()>,
     /// Why areas cannot be moved by an engine that signals, if that has been looked at and is so.
     deaf: OnceLock<Option<Error>>,
+    /// What is wrong with the SIGSEGV handler, once an area has stayed because of it.
+    handler_gone: OnceLock<Error>,
     /// How each leg is copied, from the moment when that is known.
     pub(super) methods: OnceLock<Vec<CopyMethod>>,
     /// When a worker last looked at the cpuset, in nanoseconds since the job began.
@@ -138,6 +140,7 @@ impl FrameMover {
             unserved: OnceLock::new(),
             hurries: OnceLock::new(),
             deaf: OnceLock::new(),
+            handler_gone: OnceLock::new(),
             methods: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
         }
@@ -278,8 +281,9 @@ impl FrameMover {
         // The alias of the old frames is read, or gets their page tables: what a failed attempt has
         // left there must not be in the way.
         leg.from.mend_torn(old)?;
-        if by.why == Why::NotFollowed && self.deaf().is_some() {
-            // A writer that blocks the signal would be killed.
+        if by.why == Why::NotFollowed && (self.handler_is_gone() || self.deaf().is_some()) {
+            // A writer whose signal is blocked would be killed, and another handler would end the
+            // process.
             return Err((Call::Protect, Errno(libc::EDEADLK)));
         }
         // Beyond this limit a call that unmaps first and maps then would fail in between.
@@ -288,6 +292,15 @@ impl FrameMover {
             return Err((Call::Map, Errno(libc::ENOMEM)));
         }
         Ok(())
+    }
+
+    /// Whether writers' signals would reach another handler than the library's. Looked at each time,
+    /// because the program may install one at any moment.
+    fn handler_is_gone(&self) -> bool {
+        let host = self.backend().is_host_memory();
+        let Err(error) = (if host { fault::is_in_place() } else { Ok(()) }) else { return false };
+        self.handler_gone.get_or_init(|| error);
+        true
     }
 
     /// Why some thread would be killed by the signal that the last resort needs. Found out when
@@ -567,6 +580,9 @@ impl Mover for FrameMover {
             Step::Dirty => Verdict::Disturbed,
             Step::Refused(call, errno) => {
                 let why = match errno {
+                    Errno(libc::EDEADLK) if self.handler_gone.get().is_some() => {
+                        Reason::HandlerReplaced
+                    }
                     Errno(libc::EDEADLK) if matches!(self.deaf.get(), Some(Some(_))) => {
                         Reason::SignalBlocked
                     }
@@ -599,6 +615,9 @@ impl Mover for FrameMover {
         let region = &self.regions[area.item];
         let (addr, len) = (region.addr(area.pages.start), region.bytes(area.len()));
         match (why, self.deaf.get()) {
+            (Reason::HandlerReplaced, _) => {
+                self.handler_gone.get().cloned().expect("it is set before pages stay for it")
+            }
             (Reason::SignalBlocked, Some(Some(error))) => error.clone(),
             (Reason::Refused(call, errno), _) => Error::call(call, addr, len, errno),
             (Reason::DescriptorLost, _) => self.lost_descriptor(area),
