@@ -34,6 +34,8 @@ enum Closing {
     All,
     /// Its own file gets each of their numbers.
     Reuses,
+    /// A readable event of its own gets the numbers of the library's events, and only those.
+    Events,
 }
 
 /// The numbers of all descriptors but the first three.
@@ -60,13 +62,21 @@ impl Own {
     /// Takes over these numbers.
     fn new(bytes: usize, numbers: &[RawFd]) -> Own {
         // SAFETY: the name is a C string, and the descriptor is new.
-        let file = unsafe {
-            use std::os::fd::FromRawFd;
-            let fd = libc::memfd_create(c"the program's own".as_ptr(), libc::MFD_CLOEXEC);
-            assert!(fd >= 0);
-            fs::File::from_raw_fd(fd)
-        };
-        let contents: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 + 1).collect();
+        let fd = unsafe { libc::memfd_create(c"the program's own".as_ptr(), libc::MFD_CLOEXEC) };
+        Own::with((0..bytes).map(|at| (at % 251) as u8 + 1).collect(), fd, numbers)
+    }
+
+    /// An event with a count of one.
+    fn event(numbers: &[RawFd]) -> Own {
+        // SAFETY: the call takes no pointers, and the descriptor is new.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        Own::with(1u64.to_ne_bytes().to_vec(), fd, numbers)
+    }
+
+    fn with(contents: Vec<u8>, fd: RawFd, numbers: &[RawFd]) -> Own {
+        assert!(fd >= 0);
+        // SAFETY: new, and nobody else has it.
+        let file = unsafe { <fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         (&file).write_all(&contents).unwrap();
         for number in numbers {
             // SAFETY: the call takes no pointers.
@@ -77,10 +87,11 @@ impl Own {
 
     /// It is as it was.
     fn check(&mut self) {
-        let mut found = Vec::new();
-        self.file.seek(SeekFrom::Start(0)).unwrap();
-        self.file.read_to_end(&mut found).unwrap();
-        assert!(found == self.contents, "the program's file has been written to");
+        let mut found = vec![0; self.contents.len() + 1];
+        // Events have no position.
+        let _ = self.file.seek(SeekFrom::Start(0));
+        let read = self.file.read(&mut found).unwrap();
+        assert!(found[..read] == self.contents, "the program's file has been written to");
         for number in &self.numbers {
             assert!(is_open(*number), "the program's descriptor {number} has been closed");
         }
@@ -95,13 +106,20 @@ fn close(closing: Closing, numbers: &[RawFd], bytes: usize) -> Option<Own> {
             None
         }
         Closing::Reuses => Some(Own::new(bytes, numbers)),
+        Closing::Events => {
+            let is_event = |number: &&RawFd| {
+                let link = fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
+                link.to_string_lossy().starts_with("pipe:")
+            };
+            Some(Own::event(&numbers.iter().filter(is_event).copied().collect::<Vec<_>>()))
+        }
     }
 }
 
 fn is_lost<T>(result: Result<T, Error>, closing: Closing) {
     let Err(error) = result else { panic!("{closing:?}: nothing was noticed") };
     let Error::DescriptorLost { is_reused, .. } = error else { panic!("{closing:?}: {error}") };
-    assert_eq!(is_reused, matches!(closing, Closing::Reuses), "{error}");
+    assert_eq!(is_reused, !matches!(closing, Closing::All), "{error}");
 }
 
 /// What the library has opened since.
@@ -181,9 +199,14 @@ fn run_and_close(
     let report = job.wait();
     assert_eq!(report.pages.total() as usize, bytes / page.max(BASE_PAGE), "{report}");
     check_stamp(&region, 0..bytes, 1);
-    is_lost(migration(&region, 0..bytes, &pools[1]).start(), closing);
-    drop(region);
-    takes_no_frames(pools, bytes, closing);
+    if matches!(closing, Closing::Events) {
+        // The next job has its own.
+        leap(&region, 0..bytes, &pools[1]);
+    } else {
+        is_lost(migration(&region, 0..bytes, &pools[1]).start(), closing);
+        drop(region);
+        takes_no_frames(pools, bytes, closing);
+    }
     own.iter_mut().for_each(Own::check);
 }
 
@@ -308,6 +331,17 @@ fn numbers_that_are_used_again_belong_to_the_program() {
             ("during a job", || during_a_job(Closing::Reuses), FINE),
             ("in the middle", || in_the_middle(Closing::Reuses), FINE),
             ("in place", || in_place(Closing::Reuses), FINE),
+        ],
+    );
+}
+
+#[test]
+fn a_lost_event_ends_no_service_and_another_one_is_not_signalled() {
+    cases(
+        "a_lost_event_ends_no_service_and_another_one_is_not_signalled",
+        &[
+            ("during a job", || during_a_job(Closing::Events), FINE),
+            ("in place", || in_place(Closing::Events), FINE),
         ],
     );
 }

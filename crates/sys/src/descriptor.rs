@@ -12,8 +12,8 @@ use crate::process::{Resource, resource_limit};
 
 /// Which file a descriptor stands for: device, inode, type and seals.
 ///
-/// Memory files and userfaultfds (since Linux 5.11) have inodes of their own. All eventfds share one
-/// inode, so one of them is not told from another.
+/// Memory files, pipes and userfaultfds (since Linux 5.12) have inodes of their own. All eventfds
+/// share one inode, and so do all descriptors of one file of `/proc`: one is not told from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     device: u64,

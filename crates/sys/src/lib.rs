@@ -30,7 +30,7 @@ pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
-    Advice, EventFd, MFD_NOEXEC_SEAL, discard, duplicate_mapping, exchange_page_tables, is_mapped,
+    Advice, Event, MFD_NOEXEC_SEAL, discard, duplicate_mapping, exchange_page_tables, is_mapped,
     is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create,
     memfd_create_with, memfd_seal, protect, read_at, reserve, reserve_at, reserve_below,
     set_advice, signal_event, unlock, unmap, vacate,

@@ -8,7 +8,7 @@
 //! mapping. A call that gets another value fails with EINVAL.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::descriptor::{Kept, KeptFd};
 use crate::errno::{Errno, check, check_descriptor};
@@ -489,28 +489,43 @@ pub unsafe fn read_at(
     Ok(())
 }
 
-/// A descriptor for `poll(2)` that becomes readable when [`EventFd::signal`] is called
-/// (`eventfd(2)`).
+/// A descriptor for `poll(2)` that becomes readable when [`Event::signal`] is called.
+///
+/// It is a pipe whose one descriptor both reads and writes (fifo(7)): unlike an eventfd it has an
+/// inode of its own, so that it can be told from descriptors of other code.
 #[derive(Debug)]
-pub struct EventFd(KeptFd);
+pub struct Event(KeptFd);
 
-impl EventFd {
-    /// Creates a descriptor that is not readable yet. It is close-on-exec and never blocks (Linux
-    /// 2.6.27).
+impl Event {
+    /// Creates a descriptor that is not readable yet. It is close-on-exec and never blocks. Where
+    /// `/proc` is not mounted, it is an eventfd.
     ///
     /// # Errors
     /// EMFILE or ENFILE: too many open files. ENOMEM: the kernel has no memory.
     pub fn new() -> Result<Self, Errno> {
-        // SAFETY: the call takes no pointers, and returns a new descriptor.
-        unsafe { check_descriptor(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).into()) }
+        let mut ends = [-1; 2];
+        // SAFETY: the kernel writes two new descriptors.
+        check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
+        // SAFETY: both are new, and nobody else has them.
+        let [reads, _writes] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+        let path = format!("/proc/self/fd/{}\0", reads.as_raw_fd());
+        let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: the path ends with NUL, and the call returns a new descriptor.
+        unsafe { check_descriptor(libc::open(path.as_ptr().cast(), flags).into()) }
+            .or_else(|_| {
+                let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+                // SAFETY: the call takes no pointers, and returns a new descriptor.
+                unsafe { check_descriptor(libc::eventfd(0, flags).into()) }
+            })
             .and_then(KeptFd::new)
-            .map(EventFd)
+            .map(Event)
     }
 
     /// Makes the descriptor readable. It stays readable, because nothing reads it. If other code has
     /// closed it, nothing happens.
-    pub fn signal(&self) {
-        signal_event(self.0.kept());
+    /// Returns whether it is still this library's.
+    pub fn signal(&self) -> bool {
+        signal_event(self.0.kept())
     }
 
     /// What is kept, for code that lives no longer than this.
@@ -524,18 +539,20 @@ impl EventFd {
     }
 }
 
-/// Does what [`EventFd::signal`] does, for a descriptor that is kept elsewhere.
-pub fn signal_event(event: Kept) {
-    if !event.is_ours() {
-        return;
+/// Does what [`Event::signal`] does, for a descriptor that is kept elsewhere. Returns whether it is
+/// still this library's.
+pub fn signal_event(event: Kept) -> bool {
+    let is_ours = event.is_ours();
+    if is_ours {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: the call reads the eight bytes of `one`. Its only failure, EAGAIN, means that the
+        // descriptor is readable already.
+        unsafe { libc::write(event.number(), one.as_ptr().cast(), one.len()) };
     }
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: the call reads the eight bytes of `one`. Its only failure, EAGAIN, means that the
-    // descriptor is readable already.
-    unsafe { libc::write(event.number(), one.as_ptr().cast(), one.len()) };
+    is_ours
 }
 
-impl AsFd for EventFd {
+impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

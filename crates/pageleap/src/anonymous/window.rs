@@ -639,13 +639,18 @@ pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
         let number = descriptors.len() as libc::nfds_t;
         // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
         unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
-        if !kept.iter().all(Kept::is_ours) {
+        let [faults, ends] = kept.each_ref().map(Kept::is_ours);
+        if !faults {
             // Closing the userfaultfd has ended all registrations.
             return;
         }
         ground.attend();
-        if descriptors[1].revents != 0 {
+        if ends && descriptors[1].revents != 0 {
             return;
+        }
+        if !ends {
+            // Threads that touch holes are served until the userfaultfd is closed.
+            descriptors[1].fd = -1;
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use pageleap_sys::{
-    self as sys, Errno, EventFd, Kept, KeptFd, Thread, thread_cpu_time_ns, uffd_mode,
+    self as sys, Errno, Event, Kept, KeptFd, Thread, thread_cpu_time_ns, uffd_mode,
 };
 
 use super::mapped::Mapped;
@@ -41,7 +41,7 @@ pub(super) struct Yard {
     /// How many of the spans are registered.
     registered: AtomicUsize,
     /// Ends the threads.
-    end: EventFd,
+    end: Event,
     threads: Mutex<Vec<Thread>>,
 }
 
@@ -78,7 +78,7 @@ impl Yard {
             uffd: KeptFd::new(uffd).map_err(|errno| refused((Call::OpenTracker, errno)))?,
             pagemap,
             registered: AtomicUsize::new(0),
-            end: EventFd::new().map_err(|errno| refused((Call::CreateFile, errno)))?,
+            end: Event::new().map_err(|errno| refused((Call::CreateFile, errno)))?,
             threads: Mutex::new(Vec::new()),
         };
         yard.start_threads().map_err(|errno| Error::SystemFile {
@@ -217,7 +217,12 @@ impl Yard {
             if number == 0 {
                 // The attendant ends last: if the kernel has not let go of a parking place, whoever
                 // gives back its pages waits for the attendant.
-                self.end.signal();
+                if !self.end.signal() {
+                    // Other code has closed the event. The attendant ends when the userfaultfd has
+                    // gone. SAFETY: nothing is registered any more, and the last drop finds that it
+                    // is not the job's.
+                    unsafe { self.uffd.kept().close() };
+                }
             }
             thread.join();
         }

@@ -108,7 +108,7 @@ pub struct Tracker {
     pub(crate) faults: Descriptor,
     /// The pagemap of the process. A tracker that notes nothing has none.
     pub(crate) pagemap: Option<Kept>,
-    /// An eventfd that ends [`Backend::serve_tracker`]. A tracker that needs no service has none.
+    /// An event that ends [`Backend::serve_tracker`]. A tracker that needs no service has none.
     pub(crate) end: Option<Kept>,
     /// Which faults of a range it gets, as [`Backend::track`] is called without `hold` and with it.
     pub(crate) modes: [u64; 2],

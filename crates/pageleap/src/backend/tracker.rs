@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use pageleap_sys::{
-    self as sys, Errno, EventFd, Kept, KeptFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
+    self as sys, Errno, Event, Kept, KeptFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
 };
 
 use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, privileged, shake_hands};
@@ -35,16 +35,16 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     };
     let faults = faults.map_err(refused)?;
     let faults = KeptFd::new(faults).map_err(refused)?;
-    let whole = |faults: KeptFd, end: Option<EventFd>, pagemap: Option<KeptFd>| Tracker {
+    let whole = |faults: KeptFd, end: Option<Event>, pagemap: Option<KeptFd>| Tracker {
         faults: Descriptor::Kernel(faults.into_kept()),
         pagemap: pagemap.map(KeptFd::into_kept),
-        end: end.map(EventFd::into_kept),
+        end: end.map(Event::into_kept),
         modes,
     };
     if ability == Ability::Hold {
         return Ok(whole(faults, None, None));
     }
-    let end = EventFd::new().map_err(|errno| (Call::OpenTracker, errno))?;
+    let end = Event::new().map_err(|errno| (Call::OpenTracker, errno))?;
     if ability == Ability::HoldWriters {
         return Ok(whole(faults, Some(end), None));
     }
@@ -110,20 +110,29 @@ pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
         let number = descriptors.len() as libc::nfds_t;
         // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
         unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
-        if !is_whole(tracker) {
+        if !tracker.faults.kept().is_ours() {
             // Closing the userfaultfd has let everybody go on who waited for it.
             return;
         }
         sys::uffd_drain(faults(tracker), write);
-        if descriptors[1].revents != 0 {
+        // Without it, exchanges would still wait until their messages have been read.
+        let ends = tracker.end.is_some_and(|end| end.is_ours());
+        if ends && descriptors[1].revents != 0 {
             return;
+        }
+        if !ends {
+            descriptors[1].fd = -1;
         }
     }
 }
 
 /// Ends [`serve`].
 pub(super) fn end(tracker: Tracker) {
-    tracker.end.into_iter().for_each(sys::signal_event);
+    if !tracker.end.is_some_and(sys::signal_event) {
+        // Other code has closed the event. The thread ends when the userfaultfd has gone.
+        // SAFETY: the job has no window any more, and `close` finds that it is not the tracker's.
+        unsafe { tracker.faults.kept().close() };
+    }
 }
 
 /// # Safety

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 
-use pageleap_sys::EventFd;
+use pageleap_sys::Event;
 
 use super::report::{Ended, Report};
 use crate::backend::Call;
@@ -69,12 +69,12 @@ struct End {
     report: Option<Report>,
     /// Signalled at the end. From then on it is the handle's alone: the descriptor is closed with
     /// the handle.
-    event: Option<Arc<EventFd>>,
+    event: Option<Arc<Event>>,
 }
 
 impl JobShared {
     pub(crate) fn new(bytes_total: u64) -> Result<Self, Error> {
-        let event = EventFd::new().map_err(|errno| Error::call(Call::CreateFile, 0, 0, errno))?;
+        let event = Event::new().map_err(|errno| Error::call(Call::CreateFile, 0, 0, errno))?;
         Ok(JobShared {
             stop: AtomicU8::new(Stop::No as u8),
             phase: AtomicU8::new(Phase::Migrating as u8),
@@ -182,7 +182,7 @@ impl JobShared {
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
     shared: Arc<JobShared>,
-    event: Arc<EventFd>,
+    event: Arc<Event>,
 }
 
 impl Job {

@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_page_that_nobody_holds_is_written_at_once() {
         // Stands in for a userfaultfd that holds nothing: it has no messages either.
-        let silent = sys::EventFd::new().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let silent = sys::Event::new().unwrap().as_fd().try_clone_to_owned().unwrap();
         let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE).unwrap();
         scratch.span.write(0, 7);
         let start = scratch.span.start;
