@@ -31,13 +31,13 @@ const QUIET_FOR: Duration = Duration::from_secs(2);
 ///
 /// The kernel moves the pages (move_pages): their addresses and contents stay, and a thread that
 /// touches a page while it moves waits for it. No page stays because another one did, calls are
-/// short, free memory of others is left alone, and what stays is named with its reason.
+/// short, memory of others is left alone, and pages that stay are listed with their reason.
 ///
-/// Several target nodes are interleaved page by page, or get shares by --weights; transparent huge
-/// pages and memory that processes share go by 2 MB.
+/// Several target nodes are interleaved page by page, or get shares by --weights. Memory that may
+/// have transparent huge pages, files and shared memory go by 2 MB.
 ///
-/// The policy of the memory stays as it is: what the process touches for the first time later goes
-/// where the policy says. The kernel's NUMA balancing may move pages again.
+/// The policy of the memory stays as it is: pages that the process touches for the first time later
+/// go where the policy says. The kernel's NUMA balancing may move pages again.
 ///
 /// Examples: `pageleap move 1234 --to 1`; `pageleap move redis-server --from 0 --to 1 --rate 500m`;
 /// `pageleap move 1234 --to 0,1 --mapping heap,anonymous`; `pageleap move --unit postgresql --to 1
@@ -215,7 +215,7 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
 /// has two descriptors for as long as its memory may move; the usual limit is 1,024, which a
 /// database with a process for each connection exceeds.
 fn allow_descriptors(processes: usize) {
-    /// What else is open, generously.
+    /// Other open files, generously.
     const OTHERS: usize = 64;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls get a structure of ours.
@@ -359,7 +359,7 @@ fn follow(job: Job, most: u64) -> Report {
 /// Makes the exit code of a report that has been shown.
 fn conclude(report: &Report, args: &MoveArgs) -> Result<(), Stop> {
     let pages = &report.pages;
-    // What was named by its addresses was to move.
+    // Pages that were named by their addresses were to move.
     let named = report.runs.iter().filter(|run| {
         !args.range.is_empty()
             && matches!(run.reason, Some(Reason::Unmapped | Reason::Unmovable))

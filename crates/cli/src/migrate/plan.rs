@@ -1,4 +1,4 @@
-//! What is selected of a process, and what of it would move.
+//! The selected ranges of a process, and how much of them would move.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,13 +34,13 @@ impl<'a> Plan<'a> {
         Plan { memory, ranges, unmapped: unmapped(memory, named) }
     }
 
-    /// What is to be known of its memory.
+    /// Warnings about its memory.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> + use<'_> {
         let pid = self.memory.pid;
         self.memory.warnings.iter().map(move |warning| format!("process {pid}: {warning}"))
     }
 
-    /// The most bytes that may move: what lies on nodes to move from. With several target nodes,
+    /// The most bytes that may move: those on nodes to move from. With several target nodes,
     /// any page may have to move to another one.
     pub(super) fn most_bytes(
         &self,
@@ -72,7 +72,7 @@ fn joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     joined
 }
 
-/// What of the ranges lies in no mapping.
+/// Parts of the ranges that lie in no mapping.
 fn unmapped(memory: &ProcessMemory, ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     let mut holes = Vec::new();
     for range in ranges {
@@ -107,18 +107,18 @@ fn parts(mapping: &MappingMemory, ranges: &[Range<usize>]) -> Vec<Range<usize>> 
     ranges.iter().filter_map(part).collect()
 }
 
-/// What of a process would move, in bytes.
+/// How much of a process would move, in bytes.
 #[derive(Clone, Copy, Default, Serialize)]
 struct Amounts {
     /// Memory that is present.
     resident_bytes: u64,
-    /// On the nodes on which it is to lie. With several target nodes, this is what would be there
-    /// by chance: a node's share of what lies on it.
+    /// On the nodes on which it is to lie. With several target nodes, these are the bytes that are
+    /// there by chance: a node's share of those that lie on it.
     on_target_bytes: u64,
     /// On other nodes, and not to move from there.
     elsewhere_bytes: u64,
-    /// What would move, with pages that are mapped more than once. With several target nodes, that
-    /// is all that does not lie on its node by chance.
+    /// Bytes that would move, also of pages that are mapped more than once. With several target
+    /// nodes, these are all that do not lie on their node by chance.
     to_move_bytes: u64,
     /// The part of the resident memory that is mapped more than once.
     shared_bytes: u64,
@@ -213,7 +213,7 @@ pub(super) fn shares(to: &Placement) -> BTreeMap<NodeId, f64> {
 }
 
 impl Plan<'_> {
-    /// What would move, by kind. The kernel tells of whole mappings: of a part of one, the same
+    /// The amounts by kind. The kernel tells of whole mappings: of a part of one, the same
     /// part of its memory is taken.
     fn amounts(
         &self,

@@ -1,4 +1,4 @@
-//! What has moved, and what has stayed and why.
+//! The summary of a move: bytes by outcome and reason.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ fn word(outcome: PageOutcome, reason: Option<Reason>) -> &'static str {
     }
 }
 
-/// What a user can do about a reason.
+/// The remedy for a reason, in the words of the command.
 fn remedy(reason: Option<Reason>) -> &'static str {
     match reason {
         Some(Reason::Shared) => "--shared moves it; --mode insist waits for a forked child",
@@ -191,7 +191,7 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
     out
 }
 
-/// What the report warns of, and what is to be known of each process.
+/// Warnings of the report, and those about each process.
 fn warnings(report: &Report, plans: &[Plan<'_>]) -> Vec<String> {
     let of_processes = plans.iter().flat_map(Plan::warnings);
     report.warnings.iter().cloned().chain(of_processes).collect()

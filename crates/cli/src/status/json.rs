@@ -35,7 +35,7 @@ struct JsonProcess<'a> {
     kinds: BTreeMap<&'static str, BTreeMap<u32, u64>>,
     /// All mappings, by address.
     mappings: Vec<JsonMapping<'a>>,
-    /// What is missing, and why.
+    /// Parts that are missing, and why.
     warnings: &'a [String],
 }
 

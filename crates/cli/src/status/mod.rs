@@ -24,7 +24,7 @@ const MOST_MAPPINGS: usize = 20;
 ///
 /// The command reads /proc, and asks the kernel for the nodes of some pages of each mapping
 /// (move_pages as a query). It changes nothing, stops nobody, and touches no page. The process goes
-/// on meanwhile, so the figures of a busy process differ by what it did.
+/// on meanwhile, so the figures of a busy process are not those of one moment.
 ///
 /// A strip shows where the pages of a mapping lie, from its first address on the left to its last
 /// one on the right: 0-9 and a-z are nodes 0 to 35, # is a higher one, * are several, · is not
@@ -101,7 +101,7 @@ pub fn run(args: &StatusArgs) -> Result<(), Stop> {
     }
 }
 
-/// What was there at an earlier look has ended: no wrong request.
+/// A process that was there at an earlier look has ended: no wrong request.
 fn later(stop: Stop, looks: u64) -> Stop {
     match stop {
         Stop::Refused(why) if looks > 0 => Stop::Failed(why.context("it has ended")),

@@ -1,12 +1,12 @@
-//! One call of `move_pages`, and what has become of each page of its list.
+//! One call of `move_pages`, and the fate of each page of its list.
 //!
 //! The kernel (Linux 6.1 to 6.18, `do_pages_move` in mm/migrate.c) takes neighbours of the list
 //! that go to one node together. Such a *batch* ends where the next page goes elsewhere, where a
 //! page cannot be looked up, where a page lies there already, and at the end of the list. Within a
 //! batch a page that does not move keeps no other one. But if any page of a batch did not move, the
-//! kernel writes no status for the batch, and drops the rest of the list. So what has become of a
-//! page is asked afterwards, and which pages were tried follows from the statuses that were
-//! written.
+//! kernel writes no status for the batch, and drops the rest of the list. So a query
+//! asks afterwards where each page lies, and the statuses that were written tell which pages were
+//! tried.
 
 use pageleap_sys::{self as sys, Errno};
 
@@ -56,7 +56,7 @@ impl Calls for Kernel {
     }
 }
 
-/// What has become of a page of the list.
+/// The result for a page of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It lies on its node now.
@@ -89,7 +89,7 @@ pub(super) fn move_once(
     let fate = |at: usize| match (now[at], status[at]) {
         (now, _) if now == nodes[at] => Fate::There,
         (now, _) if now < 0 => Fate::Gone,
-        // What was written for a page that lies elsewhere now: it has moved, and moved again.
+        // A node was written, and the page lies elsewhere now: it has moved, and moved again.
         (_, 0..) => Fate::InUse,
         (_, UNWRITTEN) if at >= tried => Fate::NotTried,
         (_, UNWRITTEN) => refused.map_or(Fate::InUse, Fate::Refused),

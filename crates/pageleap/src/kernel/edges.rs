@@ -9,7 +9,7 @@ use super::{HUGE, Part};
 use crate::process::MappingMemory;
 use crate::units::BASE_PAGE;
 
-/// What a report has to say about the ends of ranges: nothing or one sentence.
+/// The warning of a report about ends of ranges within huge pages, if there are any.
 pub(super) fn warning(parts: &[Part<'_>]) -> Option<String> {
     let mut ends = Vec::new();
     for Part { memory, addresses, .. } in parts {
@@ -48,7 +48,7 @@ mod tests {
     use crate::process::{Image, MappingKind, Movable, ProcessMemory};
     use crate::units::NodeId;
 
-    /// What is said about a range of a mapping.
+    /// The warning about a range of a mapping.
     fn about(mapped: [usize; 2], huge_bytes: u64, range: [usize; 2]) -> Option<String> {
         let mapping = MappingMemory {
             start: mapped[0],

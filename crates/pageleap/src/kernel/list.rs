@@ -68,8 +68,8 @@ impl PageStatus {
 /// and a reserve ([`KernelMigration::fill`]), which holds for pages of hugetlb as well, and may be
 /// exceeded by one huge page. A list knows bytes only: where the node has no free block of 2 MB, or
 /// no free page in its pool, the kernel makes one or splits the page, which a job of
-/// [`KernelMigration`] avoids. Calls are sized as in a job of [`KernelMigration`], for 20 ms, and have pages of
-/// 16 blocks of 2 MB at most.
+/// [`KernelMigration`] avoids. Calls are sized as in such a job, for 20 ms, and have pages of 16
+/// blocks of 2 MB at most.
 ///
 /// [`KernelMigration`]: crate::KernelMigration
 /// [`KernelMigration::fill`]: crate::KernelMigration::fill
@@ -77,7 +77,7 @@ impl PageStatus {
 /// # Errors
 /// [`Error::BadArgument`]: there is no such process, or the lists differ in length.
 /// [`Error::EngineRefused`]: `shared` needs CAP_SYS_NICE. [`Error::SystemFile`]: this process may
-/// not move the pages of that one. What can be said of single pages is in their statuses.
+/// not move the pages of that one. Failures of single pages are in their statuses.
 pub fn move_pages(
     pid: u32,
     pages: &[usize],
@@ -167,7 +167,7 @@ impl List<'_> {
         Rooms::of(named.intersection(&with_memory).copied())
     }
 
-    /// Moves what is present, lies elsewhere, and has no reason to stay.
+    /// Moves pages that are present, lie elsewhere, and have no reason to stay.
     pub(super) fn move_to(&mut self, nodes: &[NodeId], rooms: &Rooms, batch: Batch, mode: Mode) {
         let is_to_move = |at: &usize| {
             let PageStatus { node, reason } = self.status[*at];
@@ -190,7 +190,7 @@ impl List<'_> {
 
     /// Asks once more where all pages lie. A later call may have taken a page along that had
     /// arrived or that stayed: pages of one huge page move together, also if they were named for
-    /// several nodes. What cannot be asked keeps what is known of it.
+    /// several nodes. If the query fails, all statuses stay as they are.
     pub(super) fn settle(&mut self, nodes: &[NodeId]) {
         let known = self.status.clone();
         if (self.is_gone)() || self.look(0..self.pages.len()).is_err() || (self.is_gone)() {

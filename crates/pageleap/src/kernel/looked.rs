@@ -1,4 +1,4 @@
-//! Where pages of a leg lie, and what is to be done about it.
+//! Where pages of a leg lie, and whether they are to move.
 
 use std::ops::Range;
 

@@ -4,16 +4,16 @@
 //! The contract is that of move_pages2 (seed: "Revisiting Page Migration In Main-Memory Databases
 //! For Modern Hardware", section 4), on a vanilla kernel. Migration is partial: no page stays
 //! because another one did. Each page gets its true status. The caller chooses a [`Mode`] and a
-//! batch size. What the kernel's own call does instead is told in [`call`].
+//! batch size. [`call`] tells what the kernel's own call does instead.
 //!
-//! * [`call`]: one moving call, and what has become of each page.
+//! * [`call`]: one moving call, and the fate of each page.
 //! * [`batch`]: how many pages a call moves. Pure.
 //! * [`edges`]: ends of ranges within transparent huge pages. Pure.
 //! * [`room`]: how much a node can take without memory being taken from others.
 //! * [`target`]: the process, and whether it still is the same.
 //! * [`mover`]: the job's mover, which knows ranges of mappings.
 //! * [`leg`]: a stretch of a mapping, and which of its pages are to lie where.
-//! * [`looked`]: where pages of a leg lie, and what is to be done about it.
+//! * [`looked`]: where pages of a leg lie, and whether they are to move.
 //! * [`settle`]: where the pages of a job lie at its end.
 //! * [`list`]: the same for a list of pages.
 
@@ -311,13 +311,13 @@ impl<'a> KernelMigration<'a> {
         plan.start(self.settings(), self.all_warnings(), began)
     }
 
-    /// What the report will warn of.
+    /// Warnings of the report.
     fn all_warnings(&self) -> Vec<String> {
         self.warnings.iter().cloned().chain(edges::warning(&self.parts)).collect()
     }
 
-    /// Checks the request, and says what is to move by which mover. A job of another kind may have
-    /// it beside its own.
+    /// Checks the request, and makes the mover for it. A job of another kind may have it beside its
+    /// own.
     pub(crate) fn plan(&self) -> Result<Plan, Error> {
         self.check_request()?;
         let (processes, members) = self.processes()?;
@@ -488,7 +488,7 @@ impl<'a> KernelMigration<'a> {
     }
 }
 
-/// What is to move, and by which mover.
+/// A checked request: its ranges, and the mover for them.
 pub(crate) struct Plan {
     pub(crate) mover: KernelMover,
     /// One for each range.

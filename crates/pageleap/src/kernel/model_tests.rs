@@ -25,7 +25,7 @@ use crate::units::{BASE_PAGE, Call, NodeId};
 /// Nodes 0 and 1 have memory.
 const NODES: i32 = 2;
 
-/// What a folio is like. A folio is what moves as a whole: a page, or a huge page.
+/// Kinds of folios. A folio moves as a whole: a page, or a huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Movable,
@@ -385,7 +385,7 @@ fn finish(migration: &KernelMigration<'_>, process: Process, pages: u64) -> Vec<
     report.runs
 }
 
-/// What became of each page.
+/// The outcome of each page.
 fn by_page(runs: &[PageRun]) -> Vec<(PageOutcome, Option<Reason>)> {
     let each = |run: &PageRun| {
         let state = (run.outcome, run.reason);
@@ -415,7 +415,7 @@ fn huge_pages_move_as_one_and_a_pinned_one_takes_few_calls() {
     assert!(model.moving_calls() <= 40, "{} calls", model.moving_calls());
 }
 
-/// What lies between two busy pages is not looked at again with them.
+/// Pages between two busy ones are not looked at again with them.
 #[test]
 fn only_pages_that_stayed_are_tried_again() {
     const PAGES: u64 = 8192;

@@ -68,7 +68,7 @@ pub(crate) struct KernelMover {
     pub(super) manner: Manner,
 }
 
-/// What the worker remembers.
+/// State of the worker between attempts.
 pub(crate) struct Worker {
     batch: Batch,
     /// Blocks of 2 MB that did not move as one page, by process and number.
@@ -77,8 +77,8 @@ pub(crate) struct Worker {
     moved: Instant,
     /// The leg that was tried again last, and how often it had been refused.
     again: (usize, u32),
-    /// Pages that are to be tried again, by leg and first page, each run with its end. What lies
-    /// between them is not looked at again: it may be far more, and is another's matter by then.
+    /// Pages that are to be tried again, by leg and first page, each run with its end. Pages
+    /// between them are not looked at again: they may be far more, and are another's matter by then.
     late: BTreeMap<(usize, u64), u64>,
     /// The parts of the area that this attempt is about.
     tried: Vec<Range<u64>>,
@@ -93,12 +93,12 @@ pub(super) struct Entry {
     pub(super) node: NodeId,
 }
 
-/// What an attempt has found.
+/// Findings of an attempt.
 #[derive(Default)]
 struct Found {
-    /// What to move. Ascending by page.
+    /// The pages to move, ascending.
     list: Vec<Entry>,
-    /// What need not move, and what has been decided.
+    /// Verdicts on pages that need not move, and on those that were tried.
     verdicts: Runs,
     effort: Effort,
     /// The pages after the last one that was looked at, as far as they may belong to its folio:
@@ -223,7 +223,7 @@ impl KernelMover {
         Ok(())
     }
 
-    /// Leaves out of the list what has no room on its node.
+    /// Leaves pages out of the list that have no room on their node.
     fn fit(&self, worker: &Worker, area: &Area, found: &mut Found) {
         let leg = &self.legs[area.leg];
         let rooms = &self.manner.rooms;
@@ -243,7 +243,7 @@ impl KernelMover {
             let (bytes, blocks) = left.entry(entry.node).or_insert_with(|| now(entry.node));
             let block = entry.page / HUGE_PAGES;
             if last.replace(block) != Some(block) {
-                // What cannot be told counts as huge.
+                // A page counts as huge if the kernel cannot tell.
                 let is_huge = leg.maybe_huge
                     && !worker.is_apart(leg, entry.page)
                     && (*blocks > 0 || process.is_huge(entry.page) != Some(false));
@@ -334,8 +334,8 @@ impl KernelMover {
         Ok(())
     }
 
-    /// If the process has ended or runs another program, what was found may be that one's: all that
-    /// was to be tried is said to have ended. Returns whether that is so.
+    /// If the process has ended or runs another program, the findings may be about that one: all
+    /// pages that were to be tried are said to have ended. Returns whether that is so.
     fn forget_if_gone(&self, worker: &Worker, process: &Process, found: &mut Found) -> bool {
         let is_gone = process.is_gone();
         if is_gone {
@@ -389,7 +389,7 @@ impl KernelMover {
         Ok(came)
     }
 
-    /// What follows for a page that was tried and did not move.
+    /// The verdict on a page that was tried and did not move.
     fn verdict(
         &self,
         worker: &Worker,
@@ -430,7 +430,7 @@ impl KernelMover {
         }
     }
 
-    /// What becomes of pages whose process has ended. Of several processes, it is no failure that
+    /// The verdict on pages whose process has ended. Of several processes, it is no failure that
     /// one ends: its memory needs no move any more.
     fn gone(&self, why: Reason) -> Verdict {
         match self.manner.several {
@@ -473,7 +473,7 @@ impl KernelMover {
         gathered?;
         self.fit(worker, area, found);
         if found.list.is_empty() {
-            // That nothing is to move must not be the answer of another program.
+            // If another program runs by now (`execve`), the answers were about its memory.
             self.forget_if_gone(worker, &self.processes[self.legs[area.leg].process], found);
             return Ok(());
         }
@@ -565,7 +565,7 @@ impl Mover for KernelMover {
                 Errno(libc::EINVAL) => self.once_more(worker, area, refused),
                 _ => Verdict::GivenUp(refused),
             };
-            // Of what has moved before the refused question nothing is known.
+            // Nothing is known of pages that have moved before the refused query.
             let all = worker.tried.iter().cloned();
             found.verdicts = all.map(|pages| (pages, verdict)).collect();
         }
@@ -584,7 +584,7 @@ impl Mover for KernelMover {
     }
 }
 
-/// What helps against a reason.
+/// The remedy for a reason.
 fn remedy(why: Reason) -> &'static str {
     match why {
         Reason::InUse => "try again later, when its I/O has ended",

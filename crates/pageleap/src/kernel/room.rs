@@ -28,16 +28,16 @@ const HIGHATOMIC_PERCENT: u64 = 1;
 /// A block of 2 MB has 2 to the power of this many base pages.
 const HUGE_ORDER: usize = (HUGE / BASE_PAGE).ilog2() as usize;
 
-/// What nodes keep free.
+/// Memory that stays free on nodes.
 #[derive(Debug, Default)]
 pub(super) struct Rooms(BTreeMap<NodeId, Kept>);
 
-/// What a node keeps free.
+/// Memory that stays free on a node.
 #[derive(Debug, Default, PartialEq)]
 struct Kept {
     /// In bytes.
     bytes: u64,
-    /// What its zones keep, in pages.
+    /// The same by zone, in pages.
     zones: BTreeMap<String, u64>,
 }
 
@@ -92,7 +92,7 @@ impl Rooms {
     }
 }
 
-/// Huge pages of 2 MB that fit into free blocks of a node, beside what its zones keep.
+/// Huge pages of 2 MB that fit into free blocks of a node, beside the pages that its zones keep.
 fn free_blocks(buddyinfo: &str, node: NodeId, kept: &BTreeMap<String, u64>) -> u64 {
     let head = format!("Node {}, zone", node.0);
     let of_zone = |zone: &str| {
@@ -116,9 +116,9 @@ fn free(meminfo: &str) -> u64 {
     kb.unwrap_or(0) << 10
 }
 
-/// What a node keeps free: in each zone the high watermark and what the zone protects from
-/// allocations that could be made in a higher zone; what may be kept for allocations that cannot wait;
-/// and the reserve.
+/// Memory that stays free on a node: in each zone the high watermark and the pages that the zone
+/// protects from allocations of higher zones (`lowmem_reserve`); those that may be kept for
+/// allocations that cannot wait (`MIGRATE_HIGHATOMIC`); and the reserve.
 fn kept(zoneinfo: &str, node: NodeId) -> Kept {
     let head = format!("Node {}, zone", node.0);
     let (mut inside, mut name, mut zone) = (false, String::new(), Zone::default());
@@ -145,7 +145,7 @@ fn kept(zoneinfo: &str, node: NodeId) -> Kept {
             "high" => zone.high = zone.high.max(value.parse().unwrap_or(0)),
             "managed" => zone.managed = value.parse().unwrap_or(0),
             "protection:" => zone.protection = largest(line),
-            // What follows is of CPUs, and has lines of the same names.
+            // The lines behind it are about CPUs, and have the same names.
             "pagesets" => inside = false,
             _ => {}
         }

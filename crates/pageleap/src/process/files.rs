@@ -11,8 +11,8 @@ use std::io::{ErrorKind, Read};
 
 use crate::error::Error;
 
-/// What tells whether a process still runs the same program: the kernel puts code and stack of the
-/// next one elsewhere, and has none of a process that has ended.
+/// Identity of the program that a process runs: its start time, and the places of code and stack.
+/// The kernel puts those of the next program elsewhere, and has none of a process that has ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Image {
     /// The thread by whose number the kernel finds the memory: the main thread, while it lives.
@@ -24,19 +24,19 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// That of no process.
+    /// The image of no process.
     #[cfg(test)]
     pub(crate) const NONE: Image = Image { thread: 0, start_time: 0, places: [0; 2] };
 
     /// Whether it may still be the same program. The kernel hides the places from a process that
     /// may not look at them (any more).
     pub(crate) fn may_be(&self, now: &Image) -> bool {
-        /// What the kernel says in place of an address (`do_task_stat` in fs/proc/array.c).
+        /// The kernel's number in place of an address (`do_task_stat` in fs/proc/array.c).
         const HIDDEN: [u64; 2] = [1, 0];
         self.start_time == now.start_time && (self.places == now.places || now.places == HIDDEN)
     }
 
-    /// That of a process at this moment.
+    /// The image of a process at this moment.
     pub(crate) fn of(pid: u32) -> Result<Image, Error> {
         let stat = text_of(pid, "stat")?;
         let start_time = stat_field(&stat, 22).and_then(|text| text.parse().ok());

@@ -1,4 +1,4 @@
-//! What the kernel says about the memory of a process: this one, or another that it may look at.
+//! The memory of a process as the kernel describes it: of this one, or another that it may look at.
 //!
 //! Nothing here touches a page of the process, or stops it. The files of `/proc` are read one after
 //! the other while the process goes on, so figures of a busy process differ by what it did
@@ -17,7 +17,6 @@ use pageleap_sys::{self as sys, MAX_NODES};
 
 use crate::error::Error;
 use crate::observe::{NumaEntry, SmapsEntry, hex_range, smaps_entries};
-
 use crate::topology::{escaped, parse_list, status_value};
 use crate::units::NodeId;
 pub(crate) use files::{Image, by_thread, ended};
@@ -40,7 +39,7 @@ pub struct ProcessMemory {
     pub page_table_bytes: u64,
     /// Its mappings, by address. Empty for a process without memory of its own.
     pub mappings: Vec<MappingMemory>,
-    /// What is missing, and why.
+    /// Parts that are missing, and why.
     pub warnings: Vec<String>,
     /// Tells whether it is the same program later.
     pub(crate) image: Image,
@@ -56,7 +55,7 @@ pub struct MappingMemory {
     pub end: usize,
     /// Access and sharing in the kernel's letters: `rw-p`, `r--s`.
     pub access: String,
-    /// What it is.
+    /// Its kind.
     pub kind: MappingKind,
     /// Its file, or the kernel's name for it, such as `[heap]`, with control characters escaped.
     /// May be empty.
@@ -88,7 +87,7 @@ pub struct MappingMemory {
     pub(crate) file_offset: u64,
 }
 
-/// What a mapping is. The kinds are those of `numastat -p`, with files and shared memory apart.
+/// Kinds of mappings: those of `numastat -p`, with files and shared memory apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum MappingKind {
@@ -245,9 +244,9 @@ impl ProcessMemory {
         })
     }
 
-    /// Who a process is, without its mappings.
+    /// Identity and limits of a process, without its mappings.
     pub(crate) fn identity(pid: u32) -> Result<ProcessMemory, Error> {
-        // The start time first: what is read after it may be of a later program, which shows.
+        // The start time first: if the other files are those of a later program, it shows.
         let image = Image::of(pid)?;
         let status = text(pid, &by_thread(pid, image.thread, "status"))?;
         let mut warnings = Vec::new();
@@ -274,8 +273,8 @@ impl ProcessMemory {
         })
     }
 
-    /// Takes over what smaps or maps say. What the text does not say counts as nothing, and all
-    /// memory as if it was on one node.
+    /// Takes over entries of smaps or maps. Fields that the text lacks count as zero, and all memory
+    /// as if it was on one node.
     pub(crate) fn set_mappings(&mut self, entries: &[SmapsEntry]) {
         self.mappings = mappings(entries, None);
     }
