@@ -8,6 +8,8 @@ mod mapping;
 mod moved;
 #[path = "common/nodes.rs"]
 mod nodes;
+#[path = "common/supervisor.rs"]
+mod supervisor;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,75 +20,35 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::{End, case, rest, run_case, skip};
+use common::{End, case, run_case, skip};
 use mapping::{Mapping, nodes_of, on_node};
 use moved::{Child, all_migrated, outcomes, run};
 use nodes::{allocate_on, several};
 use pageleap::process::{ProcessMemory, own_pid};
 use pageleap::{BASE_PAGE, Ended, KernelMigration, NodeId, Reason, move_pages};
+use supervisor::{Calls, hand_over, supervise};
 
 const PAGES: usize = 16;
 
-/// A filter that hands calls of `move_pages` by this thread, and by those that it starts, to who has
-/// the descriptor (`seccomp_unotify(2)`).
-fn hand_over_moves() -> std::io::Result<i32> {
-    const LOAD_NUMBER: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const ALLOW: u32 = 0x7fff_0000;
-    const NOTIFY: u32 = 0x7fc0_0000;
-    const SET_MODE_FILTER: u32 = 1;
-    const NEW_LISTENER: u32 = 8;
-    let op = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    let mut program = [
-        op(LOAD_NUMBER, 0, 0),
-        op(JUMP_IF_EQUAL, 1, libc::SYS_move_pages as u32),
-        op(RETURN, 0, NOTIFY),
-        op(RETURN, 0, ALLOW),
-    ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel copies the program.
-    let fd = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, NEW_LISTENER, &raw const filter)
-    };
-    if fd < 0 { Err(std::io::Error::last_os_error()) } else { Ok(fd as i32) }
-}
-
-/// Lets calls of `move_pages` go on. Ends the process `pid` when the first one that moves has been
-/// made, before the kernel comes to it.
-fn end_in_the_first_move(listener: &AtomicI32, pid: libc::pid_t, has_ended: &AtomicBool) {
-    /// `SECCOMP_IOCTL_NOTIF_RECV` and `_SEND` of `include/uapi/linux/seccomp.h`.
-    const RECEIVE: libc::c_ulong = 0xc050_2100;
-    const SEND: libc::c_ulong = 0xc018_2101;
-    const GO_ON: u32 = 1;
-    loop {
-        let fd = listener.load(SeqCst);
-        if fd < 0 {
-            rest();
-            continue;
+/// Ends a process when its first pages are about to move: the call has been made, and the kernel has
+/// not come to it. Calls of `move_pages` go on.
+fn end_in_the_first_move(
+    pid: libc::pid_t,
+    has_ended: &AtomicBool,
+    call: &libc::seccomp_data,
+) -> i32 {
+    // The list of nodes. A query has none.
+    if call.args[3] != 0 && !has_ended.swap(true, SeqCst) {
+        // SAFETY: a child that nobody has waited for, and which stays so. Zeroes are a value of the
+        // structure that the kernel writes.
+        unsafe {
+            libc::kill(pid, libc::SIGKILL);
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let how = libc::WEXITED | libc::WNOWAIT;
+            assert_eq!(libc::waitid(libc::P_PID, pid as u32, &raw mut info, how), 0);
         }
-        // SAFETY: zeroes are a valid value, and the kernel asks for them.
-        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one structure.
-        if unsafe { libc::ioctl(fd, RECEIVE as _, &raw mut call) } != 0 {
-            continue;
-        }
-        // The list of nodes. A question has none.
-        if call.data.args[3] != 0 && !has_ended.swap(true, SeqCst) {
-            // SAFETY: a child that nobody has waited for, and which stays so. Zeroes are a value of
-            // the structure that the kernel writes.
-            unsafe {
-                libc::kill(pid, libc::SIGKILL);
-                let mut info: libc::siginfo_t = std::mem::zeroed();
-                let how = libc::WEXITED | libc::WNOWAIT;
-                assert_eq!(libc::waitid(libc::P_PID, pid as u32, &raw mut info, how), 0);
-            }
-        }
-        let answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags: GO_ON };
-        // SAFETY: the kernel reads one structure.
-        unsafe { libc::ioctl(fd, SEND as _, &raw const answer) };
     }
+    0
 }
 
 #[test]
@@ -108,8 +70,10 @@ fn pages_of_a_call_during_which_the_process_ends_are_uncertain() {
     let pages: Vec<usize> = child.mapping.pages().collect();
     static LISTENER: AtomicI32 = AtomicI32::new(-1);
     static HAS_ENDED: AtomicBool = AtomicBool::new(false);
-    std::thread::spawn(move || end_in_the_first_move(&LISTENER, pid, &HAS_ENDED));
-    LISTENER.store(hand_over_moves().unwrap(), SeqCst);
+    std::thread::spawn(move || {
+        supervise(&LISTENER, |call| end_in_the_first_move(pid, &HAS_ENDED, call));
+    });
+    LISTENER.store(hand_over(&Calls::Only(&[libc::SYS_move_pages])).unwrap(), SeqCst);
     if case == "job" {
         let migration = KernelMigration::new().range(&memory, child.mapping.range(), nodes[1]);
         let report = run(migration.batch_pages(first));

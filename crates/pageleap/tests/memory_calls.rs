@@ -10,9 +10,10 @@ mod common;
 mod in_place;
 #[path = "common/mapping.rs"]
 mod mapping;
+#[path = "common/supervisor.rs"]
+mod supervisor;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 
@@ -23,6 +24,7 @@ use common::{
 use in_place::{KINDS, memory, migration, moved, pages_of, resident, works};
 use mapping::Mapping;
 use pageleap::{BASE_PAGE, Ended, NodeId, PageOutcome, PageSize, Report, Reserve};
+use supervisor::{Calls, hand_over, supervise};
 
 const BYTES: usize = 4 << 20;
 const PAGES: usize = BYTES / BASE_PAGE;
@@ -65,7 +67,7 @@ const UFFDIO_MOVE: u64 = 0xc028_aa05;
 /// `PAGEMAP_SCAN` of `include/uapi/linux/fs.h`. The highest of the numbers.
 const PAGEMAP_SCAN: u64 = 0xc060_6610;
 
-// The supervisor
+// Which call fails
 // ------------------------------------------------------------------------------------------------
 
 /// Different calls of a job, at most.
@@ -124,57 +126,6 @@ fn decide(call: &libc::seccomp_data) -> i32 {
     }
     HAS_FAILED.store(true, SeqCst);
     error_of(key)
-}
-
-/// Decides about each call that the filter hands over, until the process ends.
-fn supervise(listener: &AtomicI32) {
-    /// `SECCOMP_IOCTL_NOTIF_RECV` and `_SEND` of `include/uapi/linux/seccomp.h`.
-    const RECEIVE: libc::c_ulong = 0xc050_2100;
-    const SEND: libc::c_ulong = 0xc018_2101;
-    const GO_ON: u32 = 1;
-    loop {
-        let fd = listener.load(SeqCst);
-        if fd < 0 {
-            rest();
-            continue;
-        }
-        // SAFETY: zeroes are a valid value, and the kernel asks for them.
-        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one structure. If the thread has been interrupted, it repeats
-        // the call.
-        if unsafe { libc::ioctl(fd, RECEIVE as _, &raw mut call) } != 0 {
-            continue;
-        }
-        let error = decide(&call.data);
-        let flags = if error == 0 { GO_ON } else { 0 };
-        let answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: -error, flags };
-        // SAFETY: the kernel reads one structure.
-        unsafe { libc::ioctl(fd, SEND as _, &raw const answer) };
-    }
-}
-
-/// Hands calls of this thread, and of those that it starts, to who has the descriptor.
-fn hand_over() -> Result<i32> {
-    const LOAD_NUMBER: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const ALLOW: u32 = 0x7fff_0000;
-    const NOTIFY: u32 = 0x7fc0_0000;
-    const SET_MODE_FILTER: u32 = 1;
-    const NEW_LISTENER: u32 = 8;
-    let op = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    let mut program = vec![op(LOAD_NUMBER, 0, 0)];
-    for spared in SPARED {
-        program.extend([op(JUMP_IF_EQUAL, 1, spared as u32), op(RETURN, 0, ALLOW)]);
-    }
-    program.push(op(RETURN, 0, NOTIFY));
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel copies the program.
-    let fd = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, NEW_LISTENER, &raw const filter)
-    };
-    if fd < 0 { Err(Error::last_os_error()) } else { Ok(fd as i32) }
 }
 
 // The jobs
@@ -307,13 +258,13 @@ fn each_call_of_a_job_in_place_fails_once() {
         Ok(reserve) => reserve.map(Arc::new),
         Err(error) => return skip(NAME, &error),
     };
-    std::thread::spawn(|| supervise(&LISTENER));
+    std::thread::spawn(|| supervise(&LISTENER, decide));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let end = StopOnDrop(&stop);
         scope.spawn(|| writer(&mapping, &stop));
         let mover = scope.spawn(|| {
-            match hand_over() {
+            match hand_over(&Calls::AllBut(&SPARED)) {
                 Ok(listener) => LISTENER.store(listener, SeqCst),
                 Err(error) => return skip(NAME, &error),
             }
