@@ -42,41 +42,14 @@ fn may_split_huge_page(mapping: &MappingMemory, at: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::process::{Image, MappingKind, Movable, ProcessMemory};
+    use crate::process::ProcessMemory;
     use crate::units::NodeId;
 
     /// The warning about a range of a mapping.
     fn about(mapped: [usize; 2], huge_bytes: u64, range: [usize; 2]) -> Option<String> {
-        let mapping = MappingMemory {
-            start: mapped[0],
-            end: mapped[1],
-            access: "rw-p".into(),
-            kind: MappingKind::Anonymous,
-            name: String::new(),
-            policy: "default".into(),
-            page_bytes: BASE_PAGE as u64,
-            resident_bytes: (mapped[1] - mapped[0]) as u64,
-            huge_bytes,
-            may_be_huge: true,
-            swapped_bytes: 0,
-            on_nodes: BTreeMap::new(),
-            shared_bytes: 0,
-            movable: Movable::Yes,
-            file_offset: 0,
-        };
-        let memory = ProcessMemory {
-            pid: 7,
-            name: "model".into(),
-            namespace_pids: vec![7],
-            allowed_nodes: vec![NodeId(0)],
-            page_table_bytes: 0,
-            mappings: vec![mapping],
-            warnings: Vec::new(),
-            image: Image::NONE,
-        };
+        let mut memory = ProcessMemory::modelled(mapped[0]..mapped[1]);
+        memory.mappings[0].huge_bytes = huge_bytes;
         let part = Part { memory: &memory, addresses: range[0]..range[1], to: NodeId(0).into() };
         warning(&[part])
     }

@@ -18,7 +18,7 @@ use crate::job::area::Reason;
 use crate::job::outcomes::{PageOutcome, PageRun};
 use crate::job::report::{Ended, Report};
 use crate::placement::Placement;
-use crate::process::{Image, MappingKind, MappingMemory, Movable, ProcessMemory};
+use crate::process::ProcessMemory;
 use crate::sync::Instant;
 use crate::units::{BASE_PAGE, Call, NodeId};
 
@@ -332,34 +332,11 @@ fn a_full_node_takes_what_it_can_and_the_rest_says_so() {
 
 /// A process whose one mapping has `pages` pages.
 fn process(model: &Model, pages: u64, page_bytes: u64) -> (ProcessMemory, Process) {
-    let mapping = MappingMemory {
-        start: 0,
-        end: pages as usize * BASE_PAGE,
-        access: "rw-p".into(),
-        kind: MappingKind::Anonymous,
-        name: String::new(),
-        policy: "default".into(),
-        page_bytes,
-        resident_bytes: pages * BASE_PAGE as u64,
-        huge_bytes: if page_bytes == BASE_PAGE as u64 { HUGE as u64 } else { 0 },
-        may_be_huge: true,
-        swapped_bytes: 0,
-        on_nodes: BTreeMap::new(),
-        shared_bytes: 0,
-        movable: Movable::Yes,
-        file_offset: 0,
-    };
-    let memory = ProcessMemory {
-        pid: 7,
-        name: "model".into(),
-        namespace_pids: vec![7],
-        allowed_nodes: vec![NodeId(0), NodeId(1)],
-        page_table_bytes: 0,
-        mappings: vec![mapping],
-        warnings: Vec::new(),
-        image: Image::NONE,
-    };
-    (memory, Process::modelled(7, Box::new(model.clone())))
+    let mut memory = ProcessMemory::modelled(0..pages as usize * BASE_PAGE);
+    memory.mappings[0].page_bytes = page_bytes;
+    memory.mappings[0].huge_bytes = if page_bytes == BASE_PAGE as u64 { HUGE as u64 } else { 0 };
+    let process = Process::modelled(memory.pid, Box::new(model.clone()));
+    (memory, process)
 }
 
 /// Runs a job over all of the mapping. Returns what became of its pages.

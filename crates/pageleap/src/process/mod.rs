@@ -5,6 +5,8 @@
 //! meanwhile.
 
 mod files;
+#[cfg(test)]
+mod modelled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
