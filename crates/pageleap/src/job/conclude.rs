@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use super::Mover;
 use super::books::Tally;
-use super::outcomes::{PageCounts, PageOutcome, PageRun};
+use super::outcomes::{PageCounts, PageRun, migrated_bytes};
 use super::report::{Ended, EngineUse, Report, SYSTEM_CALLS_MAY_FAIL};
 use super::run::{Running, Settings};
 use crate::backend::Call;
@@ -129,8 +129,7 @@ impl Figures {
             (_, Some(error)) => Ended::Failed(error),
             _ => Ended::Completed,
         };
-        let migrated = runs.iter().filter(|run| run.outcome == PageOutcome::Migrated);
-        let migrated_bytes: u64 = migrated.map(|run| run.range.len() as u64).sum();
+        let migrated_bytes = migrated_bytes(&runs);
         let calls = Call::ALL.into_iter().map(|call| (call.name(), tally.calls[call as usize]));
         Report {
             ended,

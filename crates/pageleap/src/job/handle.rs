@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use pageleap_sys::Event;
 
+use super::outcomes::migrated_bytes;
 use super::report::{Ended, Report};
 use crate::backend::Call;
 use crate::error::Error;
@@ -31,7 +32,9 @@ pub struct Progress {
     /// Bytes that have to move. The number falls as a job over memory that no pool owns finds pages
     /// that are not present, lie there already, or are not to move.
     pub bytes_total: u64,
-    /// Bytes that have moved.
+    /// Bytes that have moved, as far as is known. Of a finished job these are the bytes that the
+    /// report gives as migrated. The number may fall then: the kernel takes pages along with others
+    /// of their folio, and says so at the end only.
     pub bytes_migrated: u64,
     /// Bytes copied so far, including those of disturbed copies.
     pub bytes_copied: u64,
@@ -136,8 +139,11 @@ impl JobShared {
     }
 
     /// Delivers the report. This is the job's last step: it has already given back its claims and
-    /// frames.
+    /// frames. The last progress agrees with the report.
     pub(crate) fn finish(&self, report: Report) {
+        let migrated = migrated_bytes(&report.runs);
+        self.bytes_migrated.store(migrated, Ordering::Relaxed);
+        self.bytes_total.fetch_max(migrated, Ordering::Relaxed);
         self.enter(Phase::Finished, Some(report));
     }
 

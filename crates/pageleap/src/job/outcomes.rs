@@ -36,6 +36,12 @@ pub struct PageRun {
     pub reason: Option<Reason>,
 }
 
+/// Bytes of the pages that have moved.
+pub(crate) fn migrated_bytes(runs: &[PageRun]) -> u64 {
+    let migrated = runs.iter().filter(|run| run.outcome == PageOutcome::Migrated);
+    migrated.map(|run| run.range.len() as u64).sum()
+}
+
 /// How many pages had which outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {

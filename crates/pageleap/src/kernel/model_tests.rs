@@ -610,7 +610,14 @@ fn run_over_hidden_folios(
     let all = 0..pages as usize * BASE_PAGE;
     let migration = adjust(KernelMigration::new().range(&memory, all, to.clone()));
     let plan = migration.plan_on(vec![process], &[Some(0)], Rooms::unlimited()).unwrap();
-    plan.start(migration.settings(), Vec::new(), Instant::now()).unwrap().wait()
+    let job = plan.start(migration.settings(), Vec::new(), Instant::now()).unwrap();
+    job.wait_until_finished();
+    let progress = job.progress();
+    let report = job.wait();
+    // Whatever the query at the end has found.
+    assert_eq!(progress.bytes_migrated, report.pages.migrated * BASE_PAGE as u64, "{report}");
+    assert!(progress.bytes_total >= progress.bytes_migrated, "{progress:?}");
+    report
 }
 
 /// Where the kernel may have made folios, pages go round by 2 MB, so that each node gets its share.
