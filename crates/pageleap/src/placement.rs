@@ -211,6 +211,11 @@ impl Layout {
         counts
     }
 
+    /// To which node a page goes.
+    pub(crate) fn node_of(&self, page: u64) -> usize {
+        self.round[(page / self.stripe_pages % self.round.len() as u64) as usize]
+    }
+
     /// Cuts a range of pages into parts that go to one node each. Neighbouring stripes of the same
     /// node are one part.
     pub(crate) fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, usize)> {
@@ -220,9 +225,8 @@ impl Layout {
         let mut parts: Vec<(Range<u64>, usize)> = Vec::new();
         let mut at = pages.start;
         while at < pages.end {
-            let stripe = at / self.stripe_pages;
-            let end = ((stripe + 1) * self.stripe_pages).min(pages.end);
-            let node = self.round[(stripe % self.round.len() as u64) as usize];
+            let end = ((at / self.stripe_pages + 1) * self.stripe_pages).min(pages.end);
+            let node = self.node_of(at);
             match parts.last_mut() {
                 Some((last, same)) if *same == node => last.end = end,
                 _ => parts.push((at..end, node)),
@@ -504,8 +508,7 @@ mod tests {
             prop_assert_eq!(at, start + len);
             prop_assert!(parts.windows(2).all(|w| w[0].1 != w[1].1), "neighbours are joined");
             for (part, node) in parts {
-                let node_of = |page| layout.parts(page..page + 1)[0].1;
-                prop_assert!(part.into_iter().all(|page| node_of(page) == node));
+                prop_assert!(part.into_iter().all(|page| layout.node_of(page) == node));
             }
             let round = weights.iter().map(|w| u64::from(*w)).sum::<u64>() * stripe;
             let count = |pages: Range<u64>| {

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use super::Mover;
-use super::books::Tally;
+use super::books::{Books, Tally};
 use super::outcomes::{PageCounts, PageRun, migrated_bytes};
 use super::report::{Ended, EngineUse, Report, SYSTEM_CALLS_MAY_FAIL};
 use super::run::{Running, Settings};
@@ -44,7 +44,8 @@ impl<M: Mover> Running<M> {
         let Running { mover, items, settings, state, shared, .. } = self;
         warn_of_fallen_back(&mut lock(&state).tally, &settings);
         let mut recycling = None;
-        mover.finish(super::Books(&state), &mut || {
+        let books = Books { state: &state, shared: &shared, deadline: settings.deadline };
+        mover.finish(books, &mut || {
             shared.start_recycling();
             // CPU time of this thread since it began; the other threads have ended.
             recycling = Some((Instant::now(), pageleap_sys::thread_cpu_time_ns().ok()));

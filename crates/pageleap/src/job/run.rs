@@ -116,7 +116,8 @@ impl<M: Mover> Running<M> {
     }
 
     pub(super) fn books(&self) -> Books<'_> {
-        Books(&self.state)
+        let Running { state, shared, settings, .. } = self;
+        Books { state, shared, deadline: settings.deadline }
     }
 
     // Threads
@@ -273,7 +274,7 @@ impl<M: Mover> Running<M> {
     }
 
     fn is_late(&self) -> bool {
-        self.settings.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        is_late(self.settings.deadline)
     }
 
     /// Stops the job if its mover cannot go on.
@@ -465,6 +466,11 @@ impl<M: Mover> Running<M> {
         state.tally.first_failure.get_or_insert_with(|| self.mover.error(area, why));
         self.mover.given_up(area);
     }
+}
+
+/// Whether the time of a job is up.
+pub(super) fn is_late(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Ends the process if its thread panics: threads may wait for it that nobody else would wake.

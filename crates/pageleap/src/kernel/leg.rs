@@ -34,6 +34,11 @@ pub(super) struct Leg {
 }
 
 impl Leg {
+    /// Where a page is to lie.
+    pub(super) fn node_of(&self, page: u64) -> NodeId {
+        self.nodes[self.layout.node_of(page.wrapping_sub(self.origin))]
+    }
+
     /// Where parts of these pages are to lie.
     pub(super) fn parts(&self, pages: Range<u64>) -> Vec<(Range<u64>, NodeId)> {
         let shift = |page: u64| page.wrapping_sub(self.origin);

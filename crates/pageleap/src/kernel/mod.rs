@@ -23,7 +23,9 @@ mod edges;
 mod leg;
 pub(crate) mod list;
 mod looked;
-// Miri has nothing to find here: no code of this module is unsafe.
+// Miri has nothing to find here: no code of these modules is unsafe.
+#[cfg(all(test, not(any(shuttle, miri))))]
+mod model;
 #[cfg(all(test, not(any(shuttle, miri))))]
 mod model_tests;
 mod mover;
@@ -211,7 +213,8 @@ impl<'a> KernelMigration<'a> {
     /// is mapped. A page of a shared mapping gets the node that its place in the file has, so that
     /// all processes agree. Page tables stay where they are. At the end the job asks where its pages
     /// lie. Those that another part of their folio has taken to another node have not moved
-    /// ([`Reason::MovedOn`]).
+    /// ([`Reason::MovedOn`]). A job that is to stop asks about a million of them; the others keep the
+    /// outcome of their last call, of which the report warns.
     pub fn range(
         mut self,
         memory: &'a ProcessMemory,
@@ -267,7 +270,7 @@ impl<'a> KernelMigration<'a> {
         self
     }
 
-    /// Sets the time after which the job begins no new call, counted from the return of
+    /// Sets the time after which the job begins no new moving call, counted from the return of
     /// [`start`](Self::start).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -1,7 +1,7 @@
-//! Lists and jobs on a modelled kernel, which gives up half-way as the real one does.
+//! Lists and jobs on a modelled kernel.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use pageleap_sys::Errno;
@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use super::batch::Batch;
 use super::call::Calls;
 use super::list::{List, PageStatus};
+use super::model::{Folio, Kind, Model, NODES, folio};
 use super::room::Rooms;
 use super::target::Process;
 use super::{HUGE, KernelMigration, Mode};
@@ -21,213 +22,6 @@ use crate::placement::Placement;
 use crate::process::ProcessMemory;
 use crate::sync::Instant;
 use crate::units::{BASE_PAGE, Call, NodeId};
-
-/// Nodes 0 and 1 have memory.
-const NODES: i32 = 2;
-
-/// Kinds of folios. A folio moves as a whole: a page, or a huge page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Movable,
-    /// It refuses this many times, and moves then.
-    Busy(u32),
-    Pinned,
-    Shared,
-    /// Another process shares it until this process has been refused so often.
-    Snapshot(u32),
-    Zero,
-}
-
-#[derive(Clone, Debug)]
-struct Folio {
-    pages: u64,
-    node: i32,
-    kind: Kind,
-    isolated: bool,
-}
-
-/// Memory of a process. `folios`: by their first page.
-#[derive(Clone, Default)]
-struct Memory {
-    folios: BTreeMap<u64, Folio>,
-    moving_calls: u32,
-    /// Pages that were asked about, and the calls that asked.
-    asked: u64,
-    queries: u64,
-    /// Linux 6.1 has another number for pages that are not present.
-    old: bool,
-    /// Folios that node 1 can still take.
-    room: Option<u64>,
-    /// When so many pages have been asked about, the process executes another program, which has no
-    /// pages at these addresses.
-    executes_at: Option<u64>,
-    has_ended: bool,
-}
-
-#[derive(Clone)]
-struct Model(Arc<Mutex<Memory>>);
-
-impl Memory {
-    fn folio(&mut self, page: u64) -> Option<(u64, &mut Folio)> {
-        let (first, folio) = self.folios.range_mut(..=page).next_back()?;
-        (page < first + folio.pages).then_some((*first, folio))
-    }
-
-    fn status(&mut self, page: u64) -> i32 {
-        let absent = if self.old { -libc::EFAULT } else { -libc::ENOENT };
-        match self.folio(page) {
-            None => absent,
-            Some((_, folio)) if folio.kind == Kind::Zero => -libc::EFAULT,
-            Some((_, folio)) => folio.node,
-        }
-    }
-
-    /// `add_page_for_migration`: 1 for a page that is queued now.
-    fn add(&mut self, page: u64, node: i32, shared: bool, queue: &mut Vec<u64>) -> i32 {
-        let status = self.status(page);
-        let Some((first, folio)) = self.folio(page) else { return status };
-        if status < 0 {
-            return status;
-        }
-        if folio.node == node {
-            return 0;
-        }
-        match &mut folio.kind {
-            Kind::Shared if !shared => return -libc::EACCES,
-            Kind::Snapshot(times @ 1..) if !shared => {
-                *times -= 1;
-                return -libc::EACCES;
-            }
-            _ => {}
-        }
-        if std::mem::replace(&mut folio.isolated, true) {
-            return -libc::EBUSY;
-        }
-        queue.push(first);
-        1
-    }
-
-    /// `move_pages_and_store_status`: how many of the batch did not move.
-    fn flush(&mut self, queue: &mut Vec<u64>, node: i32) -> Result<u64, Errno> {
-        let (mut left, mut full) = (0, false);
-        for first in queue.drain(..) {
-            let folio = self.folios.get_mut(&first).expect("a queued folio is there");
-            folio.isolated = false;
-            let room = if node == 1 { self.room.as_mut() } else { None };
-            match (&mut folio.kind, room) {
-                _ if full => {}
-                (_, Some(0)) => full = true,
-                (Kind::Pinned, _) => left += 1,
-                (Kind::Busy(times @ 1..), _) => {
-                    *times -= 1;
-                    left += 1;
-                }
-                (_, room) => {
-                    room.into_iter().for_each(|room| *room -= 1);
-                    folio.node = node;
-                }
-            }
-        }
-        if full { Err(Errno(libc::ENOMEM)) } else { Ok(left) }
-    }
-}
-
-impl Calls for Model {
-    fn query(&self, pages: &[usize], status: &mut [i32]) -> Result<(), Errno> {
-        let memory = &mut *self.0.lock().unwrap();
-        if memory.executes_at.is_some_and(|at| memory.asked >= at) {
-            memory.folios.clear();
-            memory.has_ended = true;
-        }
-        memory.asked += pages.len() as u64;
-        memory.queries += 1;
-        for (page, status) in pages.iter().zip(status) {
-            *status = memory.status((page / BASE_PAGE) as u64);
-        }
-        Ok(())
-    }
-
-    /// `do_pages_move` of mm/migrate.c.
-    fn move_pages(
-        &self,
-        pages: &[usize],
-        nodes: &[i32],
-        status: &mut [i32],
-        shared: bool,
-    ) -> Result<u64, Errno> {
-        let memory = &mut *self.0.lock().unwrap();
-        memory.moving_calls += 1;
-        let (mut queue, mut start, mut current) = (Vec::new(), 0, None);
-        for (at, page) in pages.iter().enumerate() {
-            let node = nodes[at];
-            if !(0..NODES).contains(&node) {
-                if let Some(current) = current {
-                    status[start..at].fill(current);
-                }
-                memory.flush(&mut queue, current.unwrap_or(0))?;
-                return Err(Errno(libc::ENODEV));
-            }
-            if let Some(before) = current.filter(|before| *before != node) {
-                let left = memory.flush(&mut queue, before)?;
-                if left > 0 {
-                    return Ok(left + (pages.len() - at) as u64);
-                }
-                status[start..at].fill(before);
-                (current, start) = (Some(node), at);
-            }
-            if current.is_none() {
-                (current, start) = (Some(node), at);
-            }
-            let added = memory.add((page / BASE_PAGE) as u64, node, shared, &mut queue);
-            if added > 0 {
-                continue;
-            }
-            status[at] = if added == 0 { node } else { added };
-            let left = memory.flush(&mut queue, node)?;
-            if left > 0 {
-                return Ok(left + (pages.len() - at - 1) as u64);
-            }
-            status[start..at].fill(node);
-            current = None;
-        }
-        if let Some(node) = current {
-            let left = memory.flush(&mut queue, node)?;
-            if left > 0 {
-                return Ok(left);
-            }
-            status[start..].fill(node);
-        }
-        Ok(0)
-    }
-
-    fn has_ended(&self) -> bool {
-        self.0.lock().unwrap().has_ended
-    }
-}
-
-impl Model {
-    fn new(folios: impl IntoIterator<Item = (u64, Folio)>) -> Model {
-        let folios = folios.into_iter().collect();
-        Model(Arc::new(Mutex::new(Memory { folios, ..Memory::default() })))
-    }
-
-    fn moving_calls(&self) -> u32 {
-        self.0.lock().unwrap().moving_calls
-    }
-
-    /// Pages that were asked about.
-    fn asked(&self) -> u64 {
-        self.0.lock().unwrap().asked
-    }
-
-    fn node(&self, page: u64) -> Option<u32> {
-        u32::try_from(self.0.lock().unwrap().status(page)).ok()
-    }
-}
-
-fn folio(pages: u64, kind: Kind) -> Folio {
-    Folio { pages, node: 0, kind, isolated: false }
-}
 
 fn addresses(pages: impl IntoIterator<Item = u64>) -> Vec<usize> {
     pages.into_iter().map(|page| page as usize * BASE_PAGE).collect()
@@ -680,4 +474,35 @@ fn the_question_at_the_end_is_asked_in_few_calls() {
     let report = run_over_hidden_folios(&model, PAGES, &to, |m| m.batch_pages(1024));
     assert!(report.ended.is_completed(), "{report}");
     assert!(model.0.lock().unwrap().queries < 80, "{}", model.0.lock().unwrap().queries);
+}
+
+/// A cancelled job asks about a bounded number of its pages, and says that others are as their last
+/// call left them. (Here the bound is 4096.)
+#[test]
+fn a_cancelled_job_asks_about_some_of_its_pages() {
+    const BATCH: u64 = 1024;
+    for (calls, asked_again) in [(3, 4 * BATCH), (6, 4 * BATCH)] {
+        let model = Model::new((0..8 * BATCH).map(|page| (page, folio(1, Kind::Movable))));
+        let barrier = Arc::new(Barrier::new(2));
+        model.0.lock().unwrap().pauses_at = Some((calls, barrier.clone()));
+        let (mut memory, process) = process(&model, 8 * BATCH, BASE_PAGE as u64);
+        memory.mappings[0].huge_bytes = 0;
+        let all = 0..(8 * BATCH) as usize * BASE_PAGE;
+        let migration =
+            KernelMigration::new().range(&memory, all, NodeId(1)).batch_pages(BATCH as usize);
+        let plan = migration.plan_on(vec![process], &[Some(0)], Rooms::unlimited()).unwrap();
+        let job = plan.start(migration.settings(), Vec::new(), Instant::now()).unwrap();
+        barrier.wait();
+        job.cancel();
+        barrier.wait();
+        let report = job.wait();
+        assert!(matches!(report.ended, Ended::Cancelled), "{report}");
+        // The call under way ends.
+        let moved = (u64::from(calls) + 1) * BATCH;
+        assert_eq!(report.pages.migrated, moved, "{report}");
+        assert_eq!(report.pages.not_attempted, 8 * BATCH - moved, "{report}");
+        assert_eq!(report.warnings.len(), usize::from(moved > asked_again), "{report}");
+        // Pages are asked about before and after their call, and at the end.
+        assert_eq!(model.asked(), 2 * moved + moved.min(asked_again), "{report}");
+    }
 }

@@ -16,7 +16,11 @@ use crate::job::books::Books;
 use crate::job::outcomes::{PageOutcome, State};
 use crate::units::{BASE_PAGE, NodeId};
 
-/// What a query says of a page of which something else is noted.
+/// Pages that a job asks about at its end when it is to stop, at most: those of 4 GB, which takes
+/// less than a second. (In unit tests fewer, so that they meet the bound.)
+const MOST_WHEN_STOPPED: usize = if cfg!(test) { 4096 } else { 1 << 20 };
+
+/// The answer about a page of which something else is noted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Now {
     Arrived,
@@ -24,27 +28,37 @@ enum Now {
 }
 
 impl KernelMover {
-    /// Asks where all pages lie that have moved, needed no move, or were tried in vain, and corrects
-    /// what is noted of them. What a process had that has ended since stays as noted.
+    /// Asks where pages lie that have moved or were tried in vain, and corrects their outcomes. If
+    /// there are several targets, it asks about pages that needed no move, too: the rest of their
+    /// folio may have been for another one. Pages of a process that has ended keep their outcome.
     ///
     /// A page that has left its node again has moved, if all pages have the same target: somebody
     /// else has moved it on. If there are several, another part of its folio may have been for
     /// another one, and the page has not come where it belongs.
     ///
+    /// A job that is to stop asks about [`MOST_WHEN_STOPPED`] pages. The others keep the outcome of
+    /// their last call, which the report says.
+    ///
     /// `is_ours`: whether this mover has moved the pages of a leg.
     pub(crate) fn settle(&self, books: Books<'_>, is_ours: impl Fn(usize) -> bool) {
         let targets: BTreeSet<NodeId> =
             self.legs.iter().flat_map(|leg| leg.nodes.clone()).collect();
-        let mut is_changed = false;
-        for (_, leg) in self.legs.iter().enumerate().filter(|(number, _)| is_ours(*number)) {
-            let runs = books.outcomes(leg.item, &leg.pages).into_iter().filter(is_known);
+        let has_one_target = targets.len() == 1;
+        let (mut is_changed, mut left) = (false, MOST_WHEN_STOPPED);
+        let legs = self.legs.iter().enumerate().filter(|(number, _)| is_ours(*number));
+        'legs: for (_, leg) in legs {
+            let runs = books.outcomes(leg.item, &leg.pages).into_iter();
+            let runs = runs.filter(|(_, state)| may_have_changed(*state, has_one_target));
             let pages = runs.flat_map(|(run, (outcome, _))| {
                 run.step_by(leg.unit as usize).map(move |page| (page, outcome))
             });
             let mut pages = pages.peekable();
             while pages.peek().is_some() {
                 let some: Vec<_> = pages.by_ref().take(QUERY as usize).collect();
-                is_changed |= self.settle_pages(leg, &some, targets.len(), books);
+                if !may_ask(some.len(), &mut left, books) {
+                    break 'legs;
+                }
+                is_changed |= self.settle_pages(leg, &some, has_one_target, books);
             }
         }
         if is_changed {
@@ -57,7 +71,7 @@ impl KernelMover {
         &self,
         leg: &Leg,
         pages: &[(u64, PageOutcome)],
-        targets: usize,
+        has_one_target: bool,
         books: Books<'_>,
     ) -> bool {
         let process = &self.processes[leg.process];
@@ -81,7 +95,7 @@ impl KernelMover {
         for (run, before, now) in &found {
             match now {
                 Now::Arrived => books.arrived(leg.item, run, BY),
-                Now::MovedOn if targets == 1 => {
+                Now::MovedOn if has_one_target => {
                     books.explain(leg.item, run, *before, Reason::MovedOn);
                 }
                 Now::MovedOn => books.moved_on(leg.item, run, *before, BY),
@@ -101,11 +115,29 @@ impl KernelMover {
     }
 }
 
-/// Whether pages have moved, needed no move, or were tried in vain.
-fn is_known((_, state): &(Range<u64>, State)) -> bool {
+/// Whether so many pages may be asked about. `left`: how many a job that is to stop may ask about.
+fn may_ask(pages: usize, left: &mut usize, books: Books<'_>) -> bool {
+    if !books.is_to_stop() {
+        return true;
+    }
+    let less = left.checked_sub(pages);
+    match less {
+        Some(less) => *left = less,
+        None => books.warn(
+            "the job was to stop, so some of its pages were not asked about once more at its end: \
+             their outcome is that of their last call"
+                .into(),
+        ),
+    }
+    less.is_some()
+}
+
+/// Whether pages of this outcome may lie elsewhere by now because of the job, or have been moved on.
+fn may_have_changed(state: State, has_one_target: bool) -> bool {
     match state {
         (PageOutcome::Migrated | PageOutcome::Failed | PageOutcome::Busy, _) => true,
-        state => *state == (PageOutcome::Unchanged, None),
+        (PageOutcome::Unchanged, None) => !has_one_target,
+        _ => false,
     }
 }
 
@@ -119,14 +151,14 @@ fn changed(
     for ((page, before), status) in pages.iter().zip(status) {
         // A page that is absent now may have moved, and gone since.
         let Ok(on) = u32::try_from(*status) else { continue };
-        let whole = *page..page + leg.unit;
-        let is_there = leg.parts(whole.clone())[0].1 == NodeId(on);
+        let is_there = leg.node_of(*page) == NodeId(on);
         let was_tried = matches!(before, PageOutcome::Failed | PageOutcome::Busy);
         let now = match (is_there, was_tried) {
             (true, true) => Now::Arrived,
             (false, false) => Now::MovedOn,
             _ => continue,
         };
+        let whole = *page..page + leg.unit;
         match runs.last_mut() {
             Some((last, same, then)) if last.end == *page && (*same, *then) == (*before, now) => {
                 last.end = whole.end;
