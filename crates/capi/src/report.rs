@@ -1,11 +1,11 @@
 //! Reports.
 
-use std::collections::BTreeMap;
+mod json;
+
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source, Waits};
-use serde::Serialize;
+use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source};
 
 use crate::boundary::{bad, free, handle, value, write};
 use crate::migration::pageleap_engine;
@@ -325,12 +325,6 @@ fn words(reason: Option<Reason>) -> String {
     reason.map_or_else(String::new, |reason| reason.to_string())
 }
 
-/// The name of a reason in JSON.
-fn reason_name(code: pageleap_reason) -> String {
-    let name = format!("{code:?}");
-    name.trim_start_matches("PAGELEAP_REASON_").to_lowercase().replace('_', "-")
-}
-
 /// Why it has ended: the number, its name in JSON, and words.
 fn ended(ended: &Ended) -> (pageleap_ended, &'static str, String) {
     use pageleap_ended::*;
@@ -559,185 +553,6 @@ pub unsafe extern "C" fn pageleap_report_json(report: *const pageleap_report) ->
     value(std::ptr::null(), || {
         // SAFETY: forwarded to the caller.
         let report = unsafe { handle(report, "report") }?;
-        Ok(report.json.get_or_init(|| text(json(&report.report))).as_ptr())
+        Ok(report.json.get_or_init(|| text(json::of(&report.report))).as_ptr())
     })
-}
-
-fn json(report: &Report) -> String {
-    serde_json::to_string(&JsonReport::of(report)).unwrap_or_default()
-}
-
-/// The object of [`pageleap_report_json`].
-#[derive(Serialize)]
-struct JsonReport<'a> {
-    ended: &'static str,
-    ended_text: String,
-    engine: String,
-    engine_reason: &'a str,
-    engines: Vec<JsonEngineUse<'a>>,
-    copies: Vec<JsonCopyUse>,
-    area_bytes: usize,
-    threads: usize,
-    threads_settled: usize,
-    runs: Vec<JsonRun>,
-    pages: BTreeMap<&'static str, u64>,
-    bytes: u64,
-    bytes_copied: u64,
-    bytes_recopied: u64,
-    disturbed_copies: u64,
-    splits: u64,
-    holds: u64,
-    repairs: u64,
-    waits: JsonTimes,
-    windows: JsonTimes,
-    windows_over_budget: u64,
-    windows_first: u64,
-    migrate_ns: u64,
-    migrate_cpu_ns: Option<u64>,
-    recycle_ns: u64,
-    recycle_cpu_ns: Option<u64>,
-    calls: &'a BTreeMap<&'static str, u64>,
-    warnings: &'a [String],
-}
-
-#[derive(Serialize)]
-struct JsonSource {
-    kind: &'static str,
-    id: u64,
-}
-
-impl JsonSource {
-    fn of(source: Source) -> JsonSource {
-        JsonSource { kind: source.kind(), id: source.id() }
-    }
-}
-
-#[derive(Serialize)]
-struct JsonReason {
-    code: String,
-    errno: Option<i32>,
-    text: String,
-}
-
-impl JsonReason {
-    fn of(of: Option<Reason>) -> Option<JsonReason> {
-        let (code, errno, text) = (reason_name(reason(of)), errno_of(of), words(of));
-        of.map(|_| JsonReason { code, errno, text })
-    }
-}
-
-#[derive(Serialize)]
-struct JsonEngineUse<'a> {
-    source: JsonSource,
-    offset: usize,
-    length: usize,
-    engine: String,
-    pages: u64,
-    why: &'a str,
-}
-
-#[derive(Serialize)]
-struct JsonCopyUse {
-    from_node: u32,
-    to_node: u32,
-    by: &'static str,
-    tried: bool,
-    step_bytes: usize,
-}
-
-#[derive(Serialize)]
-struct JsonRun {
-    source: JsonSource,
-    offset: usize,
-    length: usize,
-    outcome: &'static str,
-    reason: Option<JsonReason>,
-}
-
-#[derive(Serialize)]
-struct JsonTimes {
-    count: u64,
-    total_ns: u64,
-    p50_ns: u64,
-    p99_ns: u64,
-    max_ns: u64,
-}
-
-impl JsonTimes {
-    fn of(times: &Waits) -> JsonTimes {
-        let Waits { count, total_ns, max_ns, .. } = *times;
-        JsonTimes {
-            count,
-            total_ns,
-            p50_ns: times.quantile(0.5),
-            p99_ns: times.quantile(0.99),
-            max_ns,
-        }
-    }
-}
-
-impl<'a> JsonReport<'a> {
-    fn of(report: &'a Report) -> JsonReport<'a> {
-        let (_, name, words) = ended(&report.ended);
-        let pages = &report.pages;
-        let counts = [
-            (PageOutcome::Migrated, pages.migrated),
-            (PageOutcome::Unchanged, pages.unchanged),
-            (PageOutcome::Busy, pages.busy),
-            (PageOutcome::Failed, pages.failed),
-            (PageOutcome::NotAttempted, pages.not_attempted),
-        ];
-        let runs = report.runs.iter().map(|run| JsonRun {
-            source: JsonSource::of(run.source),
-            offset: run.range.start,
-            length: run.range.len(),
-            outcome: outcome(run.outcome).1,
-            reason: JsonReason::of(run.reason),
-        });
-        let engines = report.engines.iter().map(|part| JsonEngineUse {
-            source: JsonSource::of(part.source),
-            offset: part.range.start,
-            length: part.range.len(),
-            engine: part.engine.to_string(),
-            pages: part.pages,
-            why: &part.why,
-        });
-        let copies = report.copies.iter().map(|of| JsonCopyUse {
-            from_node: of.from.0,
-            to_node: of.to.0,
-            by: of.method.by.name(),
-            tried: of.tried,
-            step_bytes: of.method.step_bytes,
-        });
-        JsonReport {
-            ended: name,
-            ended_text: words,
-            engine: report.engine.to_string(),
-            engine_reason: &report.engine_reason,
-            engines: engines.collect(),
-            copies: copies.collect(),
-            area_bytes: report.area_bytes,
-            threads: report.threads,
-            threads_settled: report.threads_settled,
-            runs: runs.collect(),
-            pages: counts.map(|(what, count)| (outcome(what).1, count)).into(),
-            bytes: report.bytes,
-            bytes_copied: report.bytes_copied,
-            bytes_recopied: report.bytes_recopied,
-            disturbed_copies: report.disturbed_copies,
-            splits: report.splits,
-            holds: report.holds,
-            repairs: report.repairs,
-            waits: JsonTimes::of(&report.waits),
-            windows: JsonTimes::of(&report.windows),
-            windows_over_budget: report.windows_over_budget,
-            windows_first: report.windows_first,
-            migrate_ns: report.migrate_ns,
-            migrate_cpu_ns: report.migrate_cpu_ns,
-            recycle_ns: report.recycle_ns,
-            recycle_cpu_ns: report.recycle_cpu_ns,
-            calls: &report.calls,
-            warnings: &report.warnings,
-        }
-    }
 }

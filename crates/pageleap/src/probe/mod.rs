@@ -26,6 +26,7 @@ mod memory;
 mod placement;
 mod scratch;
 mod system;
+mod tracking;
 mod trial;
 mod userfaultfd;
 

@@ -6,7 +6,7 @@ use super::around::Around;
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::Scratch;
-use super::userfaultfd::mount_proc;
+use super::tracking::mount_proc;
 use crate::error::Error;
 use crate::observe;
 use crate::topology::Topology;
