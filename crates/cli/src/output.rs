@@ -21,14 +21,20 @@ pub fn print(document: &Document, json: bool) -> anyhow::Result<()> {
 }
 
 /// Columns of the terminal; `None` if standard output is something else.
-fn terminal_columns() -> Option<usize> {
+pub fn terminal_columns() -> Option<usize> {
+    terminal_size().map(|(_, columns)| columns)
+}
+
+/// Rows and columns of the terminal; `None` if standard output is something else.
+pub fn terminal_size() -> Option<(usize, usize)> {
     if !io::stdout().is_terminal() {
         return None;
     }
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the call writes one `winsize`, or fails.
     let asked = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &mut size) };
-    (asked == 0 && size.ws_col > 0).then_some(usize::from(size.ws_col))
+    let is_told = asked == 0 && size.ws_row > 0 && size.ws_col > 0;
+    is_told.then(|| (usize::from(size.ws_row), usize::from(size.ws_col)))
 }
 
 /// Writes text to standard output.

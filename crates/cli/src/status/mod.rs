@@ -163,9 +163,33 @@ fn print(args: &StatusArgs, shown: &[Shown]) -> anyhow::Result<()> {
     } else {
         // https://no-color.org
         let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        text::text(shown, args.all, colours)
+        text::text(shown, args.all, colours, output::terminal_columns())
     };
-    // On a terminal the next look replaces the last one.
-    let clear = if args.watch.is_some() && terminal && !args.json { "\x1b[H\x1b[2J" } else { "" };
-    output::write(&format!("{clear}{text}"))
+    match output::terminal_size().filter(|_| args.watch.is_some() && !args.json) {
+        // The next look replaces the last one, which is possible only for lines on the screen.
+        Some((rows, _)) => output::write(&format!("\x1b[H\x1b[2J{}", first_lines(&text, rows - 1))),
+        None => output::write(&text),
+    }
+}
+
+/// The first lines of a text, `most` at most. If some are missing, the last one says how many.
+fn first_lines(text: &str, most: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() <= most {
+        return text.to_owned();
+    }
+    let shown = &lines[..most.saturating_sub(1)];
+    format!("{}\n... {} more lines\n", shown.join("\n"), lines.len() - shown.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_lines;
+
+    #[test]
+    fn a_text_is_cut_to_the_screen() {
+        let text = "a\nb\nc\nd\n";
+        assert_eq!(first_lines(text, 4), text);
+        assert_eq!(first_lines(text, 3), "a\nb\n... 2 more lines\n");
+    }
 }

@@ -15,6 +15,8 @@ use crate::output;
 const CELLS: usize = 32;
 /// Pages that the kernel is asked about for one character.
 const SAMPLES: usize = 16;
+/// The fewest characters for policy, access and name of a mapping beside its strip.
+const LEAST_NAME: usize = 32;
 /// The character of pages that are not present.
 const ABSENT: char = '·';
 /// The character of pages on several nodes.
@@ -78,7 +80,8 @@ fn letter(node: NodeId) -> char {
     char::from_digit(node.0, 36).unwrap_or('#')
 }
 
-pub(super) fn text(shown: &[Shown], all: bool, colours: bool) -> String {
+/// `columns`: those of the terminal, if it is one.
+pub(super) fn text(shown: &[Shown], all: bool, colours: bool, columns: Option<usize>) -> String {
     let mut out = String::new();
     for Shown { memory, largest, untold } in shown {
         if !out.is_empty() {
@@ -88,7 +91,7 @@ pub(super) fn text(shown: &[Shown], all: bool, colours: bool) -> String {
         if !largest.is_empty() {
             out += "\nMemory by kind and node\n";
             out += &aligned(&kinds(memory));
-            out += &mappings(memory, largest, all, colours);
+            out += &mappings(memory, largest, all, colours, columns);
         }
         for warning in &memory.warnings {
             let _ = writeln!(out, "\nnote: {warning}");
@@ -179,6 +182,7 @@ fn mappings(
     largest: &[(MappingMemory, Option<String>)],
     all: bool,
     colours: bool,
+    columns: Option<usize>,
 ) -> String {
     let nodes = nodes_of(memory);
     let mut rows = vec![head("addresses", &nodes, &["all", "huge", "page", "movable"])];
@@ -199,10 +203,16 @@ fn mappings(
             largest.len()
         ),
     };
+    let table = aligned(&rows);
     let strips = std::iter::once(None).chain(largest.iter().map(Some));
-    for (line, mapping) in aligned(&rows).lines().zip(strips) {
+    // Where the lines do not fit, the strips get lines of their own.
+    let left = table.lines().map(|line| line.chars().count()).max().unwrap_or(0) + 2 + CELLS + 2;
+    let is_narrow = columns.is_some_and(|columns| columns < left + LEAST_NAME);
+    let (gap, left) = if is_narrow { ("\n    ", 4 + CELLS + 2) } else { ("  ", left) };
+    let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(left).max(LEAST_NAME));
+    for (line, mapping) in table.lines().zip(strips) {
         let Some((mapping, strip)) = mapping else {
-            let _ = writeln!(out, "{line}  {:<CELLS$}  policy, access, name", "pages lie on");
+            let _ = writeln!(out, "{line}{gap}{:<CELLS$}  policy, access, name", "pages lie on");
             continue;
         };
         let strip = strip.as_deref().unwrap_or("not told");
@@ -211,9 +221,22 @@ fn mappings(
         let MappingMemory { policy, access, kind, name, .. } = mapping;
         let policy = if policy.is_empty() { "?" } else { policy };
         let name = if name.is_empty() { format!("({})", kind.name()) } else { name.clone() };
-        let _ = writeln!(out, "{line}  {strip}{:pad$}  {policy} {access} {name}", "");
+        let named = format!("{policy} {access} ");
+        let name = shortened(&name, room.saturating_sub(named.chars().count()));
+        let _ = writeln!(out, "{line}{gap}{strip}{:pad$}  {named}{name}", "");
     }
     out
+}
+
+/// The end of a name, if it has more characters than there is room for. The end of a path tells most.
+fn shortened(name: &str, room: usize) -> String {
+    match name.chars().count() {
+        count if count > room => {
+            let end = name.chars().skip((count + 1).saturating_sub(room).min(count));
+            std::iter::once('…').chain(end).collect()
+        }
+        _ => name.to_owned(),
+    }
 }
 
 /// A strip with the colour of its node behind each character.
@@ -295,6 +318,13 @@ mod tests {
             assert!(all.is_sorted() && all.iter().all(|page| *page < pages), "{pages}: {all:?}");
             assert_eq!(all.len(), pages.min(CELLS * SAMPLES).min(all.len()));
         }
+    }
+
+    #[test]
+    fn long_names_keep_their_ends() {
+        assert_eq!(shortened("/usr/lib/libc.so.6", 18), "/usr/lib/libc.so.6");
+        assert_eq!(shortened("/usr/lib/libc.so.6", 10), "…libc.so.6");
+        assert_eq!(shortened("/usr/lib/libc.so.6", 0), "…");
     }
 
     #[test]
