@@ -55,6 +55,27 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Text behind a head. Where a terminal is narrower, it goes on below its beginning.
+pub fn hanging(head: &str, text: &str, columns: Option<usize>) -> String {
+    let margin = head.lines().last().unwrap_or_default().chars().count();
+    let room = columns.map_or(usize::MAX, |columns| columns.saturating_sub(margin));
+    let (mut out, mut used) = (head.to_owned(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > 0 && length >= room.saturating_sub(used) {
+            out += &format!("\n{:margin$}", "");
+            used = 0;
+        } else if used > 0 {
+            out.push(' ');
+            used += 1;
+        }
+        out += word;
+        used += length;
+    }
+    out.truncate(out.trim_end().len());
+    out + "\n"
+}
+
 /// A table with a head, whose columns are as wide as their widest cells. Those are left-aligned of
 /// which `is_left` says so, by number and head.
 pub fn aligned(
@@ -78,4 +99,20 @@ pub fn aligned(
         out.push('\n');
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hanging;
+
+    #[test]
+    fn text_goes_on_below_its_beginning() {
+        let text = "one two three";
+        assert_eq!(hanging("a: ", text, None), "a: one two three\n");
+        assert_eq!(hanging("a: ", text, Some(16)), "a: one two three\n");
+        assert_eq!(hanging("a: ", text, Some(15)), "a: one two\n   three\n");
+        assert_eq!(hanging("a: ", text, Some(2)), "a: one\n   two\n   three\n");
+        assert_eq!(hanging("\na: ", text, Some(15)), "\na: one two\n   three\n");
+        assert_eq!(hanging("a  ", "", Some(9)), "a\n");
+    }
 }

@@ -17,21 +17,16 @@ pub fn bytes(title: &str, total: u64) -> ProgressBar {
     bar(title, total, "{prefix} [{bar:16}] {bytes} of {total_bytes}  {elapsed}")
 }
 
-/// A bar over bytes that move, with their rate and the time that is left. It appears when it is
-/// drawn first.
-pub fn transfer(title: &str, total: u64) -> ProgressBar {
-    bar(
-        title,
-        total,
-        "{prefix} [{bar:16}] {bytes} of {total_bytes}  {bytes_per_sec}  {elapsed}, {eta} left",
-    )
+/// A bar over bytes that move, whose message is [`transferred`]. It appears when it is drawn first.
+pub fn transfer(total: u64) -> ProgressBar {
+    bar("", total, "moving [{bar:16}] {msg}")
 }
 
-/// How far a transfer is, as a line for where no terminal shows a bar. `total` is the most that may
-/// still turn out to be needed, so the time is the longest that is left at the rate so far.
+/// How far a transfer is, with the rate of all of it. `total` is the most that may still turn out to
+/// be needed, so the time is the longest that is left at that rate.
 pub fn transferred(done: u64, total: u64, took: Duration) -> String {
     let [done_text, total_text] = [done, total].map(|bytes| human_bytes(bytes as f64));
-    let so_far = format!("moved {done_text} of {total_text} at most");
+    let so_far = format!("{done_text} of {total_text} at most");
     let rate = done as f64 / took.as_secs_f64();
     if done == 0 || !rate.is_finite() {
         return format!("{so_far}, nothing per second, the time left is not known");
@@ -174,9 +169,9 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let line = |done, total, seconds| transferred(done, total, Duration::from_secs(seconds));
         let half = line(500 * MIB, 1000 * MIB, 5);
-        assert_eq!(half, "moved 500 MiB of 1000 MiB at most, 100 MiB per second, 5 s left");
+        assert_eq!(half, "500 MiB of 1000 MiB at most, 100 MiB per second, 5 s left");
         let end = line(8 * MIB, 8 * MIB, 4);
-        assert_eq!(end, "moved 8 MiB of 8 MiB at most, 2 MiB per second, 0 s left");
+        assert_eq!(end, "8 MiB of 8 MiB at most, 2 MiB per second, 0 s left");
         for (left, words) in [(90, "1 min 30 s left"), (7260, "2 h 1 min left")] {
             let line = line(MIB, MIB + left * MIB, 1);
             assert!(line.ends_with(&format!("1 MiB per second, {words}")), "{line}");

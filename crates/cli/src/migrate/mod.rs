@@ -340,13 +340,15 @@ fn follow(job: Job, most: u64) -> Report {
         let now = job.progress();
         // The job learns what is present as it goes.
         let total = now.bytes_total.min(most).max(now.bytes_migrated);
+        let so_far = || progress::transferred(now.bytes_migrated, total, began.elapsed());
         if began.elapsed() >= QUIET_FOR && terminal {
-            let bar = bar.get_or_insert_with(|| progress::transfer("moving", total));
+            let bar = bar.get_or_insert_with(|| progress::transfer(total));
             bar.set_length(total);
+            bar.set_message(so_far());
             bar.set_position(now.bytes_migrated);
         } else if told.elapsed() >= REPORT_EVERY && !terminal {
             told = Instant::now();
-            output::note(&progress::transferred(now.bytes_migrated, total, began.elapsed()));
+            output::note(&format!("moved {}", so_far()));
         }
         std::thread::sleep(TICK);
     }

@@ -13,6 +13,9 @@ use crate::output;
 
 /// The most ranges of staying pages that the text lists.
 const MOST_SHOWN: usize = 8;
+/// The note of each summary.
+const POLICY: &str =
+    "memory that is touched for the first time later follows the process' own policy";
 
 pub(super) fn human(bytes: u64) -> String {
     human_bytes(bytes as f64)
@@ -154,17 +157,21 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
     for plan in plans {
         out += &format!("  {} ({})\n", plan.memory.name, plan.memory.pid);
     }
-    let mut rows = vec![["", "bytes", "pages of 4 KB", "why", ""].map(str::to_owned).to_vec()];
+    let mut rows = vec![["", "bytes", "pages of 4 KB"].map(str::to_owned).to_vec()];
+    let mut whys = vec!["why".to_owned()];
     for ((_, why), (outcome, reason, bytes)) in groups(report) {
-        rows.push(vec![
-            word(outcome, reason).to_owned(),
-            human(bytes),
-            grouped(bytes / BASE_PAGE as u64),
-            why.unwrap_or_default(),
-            remedy(reason).to_owned(),
-        ]);
+        let pages = grouped(bytes / BASE_PAGE as u64);
+        rows.push(vec![word(outcome, reason).to_owned(), human(bytes), pages]);
+        whys.push(match (why, remedy(reason)) {
+            (Some(why), "") => why,
+            (Some(why), remedy) => format!("{why} ({remedy})"),
+            (None, _) => String::new(),
+        });
     }
-    out += &output::aligned(&rows, "  ", |column, _| column == 0 || column > 2);
+    let columns = output::terminal_columns();
+    for (row, why) in output::aligned(&rows, "  ", |column, _| column == 0).lines().zip(whys) {
+        out += &output::hanging(&format!("{row}  "), &why, columns);
+    }
     let staying: Vec<&PageRun> = report.runs.iter().filter(|run| is_staying(run)).collect();
     for run in staying.iter().take(MOST_SHOWN) {
         let (start, end) = (run.range.start, run.range.end);
@@ -183,11 +190,9 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
             report.windows_over_budget
         );
     }
-    for warning in warnings(report, plans) {
-        out += &format!("note: {warning}\n");
+    for note in warnings(report, plans).into_iter().chain([POLICY.to_owned()]) {
+        out += &output::hanging("note: ", &note, columns);
     }
-    out +=
-        "note: memory that is touched for the first time later follows the process' own policy\n";
     out
 }
 

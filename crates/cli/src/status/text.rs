@@ -16,7 +16,9 @@ const CELLS: usize = 32;
 /// Pages that the kernel is asked about for one character.
 const SAMPLES: usize = 16;
 /// The fewest characters for policy, access and name of a mapping beside its strip.
-const LEAST_NAME: usize = 32;
+const LEAST_NAME: usize = 24;
+/// The words in place of a strip.
+const NOT_TOLD: &str = "not told";
 /// The character of pages that are not present.
 const ABSENT: char = '·';
 /// The character of pages on several nodes.
@@ -83,6 +85,10 @@ fn letter(node: NodeId) -> char {
 /// `columns`: those of the terminal, if it is one.
 pub(super) fn text(shown: &[Shown], all: bool, colours: bool, columns: Option<usize>) -> String {
     let mut out = String::new();
+    if shown.len() > 1 {
+        let _ = writeln!(out, "{} processes; shared memory counts in each of them", shown.len());
+        out += &aligned(&processes(shown));
+    }
     for Shown { memory, largest, untold } in shown {
         if !out.is_empty() {
             out.push('\n');
@@ -94,15 +100,12 @@ pub(super) fn text(shown: &[Shown], all: bool, colours: bool, columns: Option<us
             out += &mappings(memory, largest, all, colours, columns);
         }
         for warning in &memory.warnings {
-            let _ = writeln!(out, "\nnote: {warning}");
+            out += &output::hanging("\nnote: ", warning, columns);
         }
         if let Some(why) = untold {
-            let _ = writeln!(out, "\nnote: where single pages lie is not told: {why}");
+            let why = format!("where single pages lie is not told: {why}");
+            out += &output::hanging("\nnote: ", &why, columns);
         }
-    }
-    if shown.len() > 1 {
-        let _ = writeln!(out, "\n{} processes; shared memory counts in each of them", shown.len());
-        out += &aligned(&processes(shown));
     }
     out
 }
@@ -215,9 +218,11 @@ fn mappings(
             let _ = writeln!(out, "{line}{gap}{:<CELLS$}  policy, access, name", "pages lie on");
             continue;
         };
-        let strip = strip.as_deref().unwrap_or("not told");
-        let pad = CELLS - strip.chars().count();
-        let strip = if colours { coloured(strip) } else { strip.to_owned() };
+        let pad = CELLS - strip.as_deref().unwrap_or(NOT_TOLD).chars().count();
+        let strip = match strip {
+            Some(strip) if colours => coloured(strip),
+            strip => strip.clone().unwrap_or_else(|| NOT_TOLD.to_owned()),
+        };
         let MappingMemory { policy, access, kind, name, .. } = mapping;
         let policy = if policy.is_empty() { "?" } else { policy };
         let name = if name.is_empty() { format!("({})", kind.name()) } else { name.clone() };
@@ -318,6 +323,37 @@ mod tests {
             assert!(all.is_sorted() && all.iter().all(|page| *page < pages), "{pages}: {all:?}");
             assert_eq!(all.len(), pages.min(CELLS * SAMPLES).min(all.len()));
         }
+    }
+
+    /// A process of two mappings, the second one without a strip.
+    fn two_mappings() -> Shown {
+        let mut memory = ProcessMemory::read(process::own_pid().unwrap()).unwrap();
+        memory.warnings.clear();
+        let mut two = memory.mappings.iter().cloned();
+        let strips = [Some("0".to_owned()), None];
+        let largest = strips.into_iter().map(|strip| (two.next().unwrap(), strip)).collect();
+        Shown { memory, largest, untold: None }
+    }
+
+    #[test]
+    fn only_strips_have_colours() {
+        let text = text(&[two_mappings()], true, true, None);
+        assert_eq!(text.matches("\x1b[30;44m0\x1b[0m").count(), 1, "{text}");
+        assert_eq!(text.matches('\x1b').count(), 2, "{text}");
+    }
+
+    #[test]
+    fn narrow_terminals_get_two_lines_for_a_mapping() {
+        let lines = |columns| {
+            let text = text(&[two_mappings()], true, false, columns);
+            let table = text.split("\nMappings with memory").nth(1).unwrap().to_owned();
+            (table.lines().count(), table.lines().map(|line| line.chars().count()).max().unwrap())
+        };
+        assert_eq!(lines(Some(500)).0, 1 + 3);
+        assert_eq!(lines(Some(500)).0, lines(None).0);
+        let (count, longest) = lines(Some(100));
+        assert_eq!(count, 1 + 2 * 3);
+        assert!(longest <= 100, "{longest}");
     }
 
     #[test]
