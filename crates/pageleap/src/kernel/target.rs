@@ -81,7 +81,7 @@ impl Process {
     }
 
     /// A process whose memory is modelled. It ends when its calls say so.
-    #[cfg(test)]
+    #[cfg(all(test, not(any(shuttle, miri))))]
     pub(super) fn modelled(pid: u32, calls: Box<dyn Calls>) -> Process {
         Process { pid, calls, pidfd: None, image: None, pagemap: None }
     }
