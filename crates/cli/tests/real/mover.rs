@@ -91,6 +91,22 @@ pub fn arrived(summary: &Value) -> u64 {
     outcomes.map(|outcome| outcome["bytes"].as_u64().unwrap()).sum()
 }
 
+/// Stops a process. Returns whether it has stopped: it may have ended before, and wait for its parent
+/// to take note, which a stopped one does not.
+fn stop(pid: u32) -> bool {
+    // SAFETY: a process of this test, unless it has ended just now, which the call then says.
+    unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
+    let began = Instant::now();
+    loop {
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        if stat.contains(") T ") || stat.contains(") Z ") {
+            return stat.contains(") T ");
+        }
+        assert!(began.elapsed() < crate::PATIENCE, "it does not stop: {stat}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Stops processes, so that none of their pages is in use and none is new. Moves all that can move,
 /// and checks that nothing lies on `from` but what the summary names with its reason. Pages that
 /// are not present lie nowhere.
@@ -99,13 +115,7 @@ pub fn nothing_stays_without_a_reason(
     [from, to]: [NodeId; 2],
     arguments: &[&str],
 ) -> Value {
-    for pid in pids {
-        send(*pid, libc::SIGSTOP);
-        let stat = format!("/proc/{pid}/stat");
-        while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
+    let pids: Vec<u32> = pids.iter().copied().filter(|pid| stop(*pid)).collect();
     let (server, node) = (pids[0].to_string(), to.0.to_string());
     let all = [&[&*server, "--to", &*node], arguments].concat();
     let summary = Mover::start(&all).end();
