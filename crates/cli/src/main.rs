@@ -17,6 +17,7 @@ mod progress;
 mod selection;
 mod status;
 mod stop;
+mod sysroot;
 mod times;
 mod topology;
 

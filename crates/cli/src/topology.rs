@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::output;
 use crate::stop::Stop;
+use crate::sysroot;
 
 /// Widest list of CPUs in the table. `--json` has all CPUs.
 const MAX_LIST: usize = 24;
@@ -32,8 +33,8 @@ const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 ///
 /// The command reads sysfs and procfs, changes nothing, and needs no privilege.
 ///
-/// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read; 2 nodes or a folder that do not
-/// exist.
+/// Exit code: 0 shown; 1 nodes, CPUs or memory cannot be read; 2 nodes that do not exist, or a
+/// folder that cannot be entered.
 #[derive(Args, Clone, Debug)]
 pub struct TopologyArgs {
     /// Print one JSON object to standard output instead of text
@@ -42,18 +43,13 @@ pub struct TopologyArgs {
 
     /// Read sys and proc below this folder instead of /, such as a container's or a recorded
     /// machine's
-    #[arg(long, value_name = "DIR", value_parser = folder)]
+    #[arg(long, value_name = "DIR", value_parser = sysroot::folder)]
     pub sysroot: Option<PathBuf>,
 
     /// Show only these nodes, in numactl's notation: 0,2-3 or !1 or all or +0-1 (the first two
     /// allowed nodes)
     #[arg(long, value_name = "NODES", allow_hyphen_values = true)]
     pub nodes: Option<String>,
-}
-
-fn folder(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    if path.is_dir() { Ok(path) } else { Err("there is no such folder".to_owned()) }
 }
 
 /// Reads the machine and prints it.

@@ -3,6 +3,8 @@
 
 #[path = "../../pageleap/tests/common/mod.rs"]
 mod common;
+#[path = "topology/sandbox.rs"]
+mod sandbox;
 #[path = "../../pageleap/tests/common/tree.rs"]
 mod tree;
 
@@ -313,8 +315,51 @@ fn nobody_sees_what_root_sees() {
         "{error}"
     );
     fs::set_permissions(tree.root(), Permissions::from_mode(0o700)).unwrap();
-    let error = failure(command.as_nobody(&flags), 1);
-    assert!(error.contains("Permission denied"), "{error}");
+    let error = failure(command.as_nobody(&flags), 2);
+    assert!(error.contains("--sysroot") && error.contains("Permission denied"), "{error}");
+}
+
+#[test]
+fn a_root_directory_that_may_be_entered_but_not_listed_changes_nothing() {
+    const NAME: &str = "a_root_directory_that_may_be_entered_but_not_listed_changes_nothing";
+    if !common::is_root() {
+        return common::skip(NAME, &"only root can become another user");
+    }
+    let command = ForAll::copy();
+    let tree = Tree::recorded("tiers");
+    fs::set_permissions(tree.root(), Permissions::from_mode(0o711)).unwrap();
+    let root = tree.root();
+    let flags = ["--sysroot", root.to_str().unwrap()];
+    assert_eq!(text(command.as_nobody(&flags)), text(on(&tree, &[])));
+    // The doctor reads the same files.
+    let mut doctor = Command::new(&command.0);
+    doctor.args(["doctor", "--json"]).args(flags).uid(NOBODY).gid(NOBODY);
+    let output = doctor.output().expect("pageleap starts");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("the doctor answers");
+    let nodes = found["findings"].as_array().unwrap().iter().find(|one| one["id"] == "nodes");
+    assert!(nodes.unwrap()["summary"].as_str().unwrap().contains("3 nodes"), "{found}");
+}
+
+#[test]
+fn a_landlock_sandbox_that_does_not_list_the_root_directory_changes_nothing() {
+    const NAME: &str = "a_landlock_sandbox_that_does_not_list_the_root_directory_changes_nothing";
+    if !sandbox::has_landlock() {
+        return common::skip(NAME, &"this kernel has no Landlock");
+    }
+    let sandboxed = |mut command: Command| {
+        // SAFETY: the closure makes system calls only.
+        unsafe { command.pre_exec(|| sandbox::list_only([c"/proc", c"/sys"])) };
+        command
+    };
+    let shown = |machine: Value| {
+        let nodes = machine["nodes"].as_array().unwrap().iter();
+        nodes.map(|node| (node["id"].clone(), node["cpus"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(json(sandboxed(pageleap(&["--json"])))), shown(json(pageleap(&["--json"]))));
+    // The sandbox refuses to list what it was not given.
+    let mut list = Command::new("ls");
+    list.arg("/");
+    assert!(!sandboxed(list).output().expect("ls starts").status.success());
 }
 
 #[test]
@@ -325,34 +370,11 @@ fn a_filter_that_refuses_openat2_changes_nothing() {
     for errno in [libc::ENOSYS, libc::EPERM] {
         let filtered = |mut command: Command| {
             // SAFETY: the closure makes system calls only.
-            unsafe { command.pre_exec(move || refuse_openat2(errno)) };
+            unsafe { command.pre_exec(move || sandbox::refuse_openat2(errno)) };
             command
         };
         assert_eq!(text(filtered(on(&tree, &[]))), text(on(&tree, &[])));
         assert!(failure(filtered(on(&escaping, &[])), 1).contains("out of the directory"));
         assert!(text(filtered(pageleap(&[]))).contains("node"));
     }
-}
-
-/// Installs a seccomp filter for this process and its children, and checks that it works.
-fn refuse_openat2(errno: i32) -> std::io::Result<()> {
-    let statement =
-        |code: u32, k: u32, jf: u8| libc::sock_filter { code: code as u16, jt: 0, jf, k };
-    let filter = [
-        // The filter's input begins with the number of the system call.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_openat2 as u32, 1),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies the filter, which outlives the calls. The kernel refuses the last
-    // call before it looks at the arguments.
-    let refused = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
-            && libc::syscall(libc::SYS_openat2, -1, 0, 0, 0) == -1
-    };
-    let error = std::io::Error::last_os_error();
-    if refused && error.raw_os_error() == Some(errno) { Ok(()) } else { Err(error) }
 }

@@ -12,7 +12,7 @@ use pageleap::PageSize;
 use pageleap::probe::{Capabilities, Demand, Finding};
 use pageleap::topology::SysFiles;
 
-use crate::{FAILED, USAGE, bytes, output};
+use crate::{FAILED, bytes, output, sysroot};
 use report::Report;
 
 /// Say what works on this machine, for this user and in this container, and what would make the
@@ -37,7 +37,7 @@ pub struct DoctorArgs {
 
     /// Read /proc and /sys below this folder; the doctor then tries no calls and never finds a leap
     /// possible
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = sysroot::folder)]
     pub sysroot: Option<PathBuf>,
 
     /// Print one JSON object to standard output instead of text
@@ -68,16 +68,7 @@ impl Diagnosis {
 
 /// Probes, prints, and returns the verdict as an exit code.
 pub fn run(args: &DoctorArgs) -> ExitCode {
-    let files = match &args.sysroot {
-        None => SysFiles::host(),
-        Some(root) => match std::fs::read_dir(root) {
-            Ok(_) => SysFiles::at(root),
-            Err(error) => {
-                output::note(&format!("error: --sysroot {}: {error}", root.display()));
-                return ExitCode::from(USAGE);
-            }
-        },
-    };
+    let files = args.sysroot.as_ref().map_or_else(SysFiles::host, SysFiles::at);
     let demand = Demand { bytes: args.size, page: args.page_size };
     let capabilities = Capabilities::probe_with(&files, &demand);
     let trial = capabilities.try_leap(&demand);

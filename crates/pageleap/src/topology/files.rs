@@ -195,9 +195,11 @@ impl SysFiles {
     /// Opens what `path` leads to if it is of the wanted kind. Anything else is not opened, except
     /// if the path changes at this very moment.
     fn open(&self, path: &str, wanted: Wanted) -> Result<File, Refusal> {
-        let mut as_directory = OpenOptions::new();
-        as_directory.read(true).custom_flags(libc::O_DIRECTORY);
-        let root = as_directory.open(&self.root).map_err(Refusal::Root)?;
+        // Only a starting point: O_PATH needs no right to list the directory. A Landlock sandbox
+        // refuses to list `/`, and so does a mode of 0711.
+        let mut anchor = OpenOptions::new();
+        anchor.read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH);
+        let root = anchor.open(&self.root).map_err(Refusal::Root)?;
         let path = CString::new(path).map_err(|_| Refusal::Path(Errno(libc::EINVAL)))?;
         let open =
             |flags| self.resolve(root.as_fd(), &path, flags).map(File::from).map_err(Refusal::Path);

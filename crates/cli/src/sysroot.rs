@@ -1,0 +1,20 @@
+//! The folder of `--sysroot`, below which commands read `/proc` and `/sys`.
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+/// Reads the name of a folder that the user may enter. Nobody has to list it.
+pub fn folder(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    // Only who may search a folder finds `.` in it.
+    match std::fs::metadata(path.join(".")) {
+        Ok(_) => Ok(path),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err("there is no such folder".to_owned())
+        }
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            Err("it is not a folder".to_owned())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
