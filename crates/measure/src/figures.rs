@@ -11,7 +11,8 @@ pub fn human_ns(ns: u64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// Three significant digits and a binary unit.
+/// Three significant digits and a binary unit. Whole numbers have no decimals, also those that are
+/// whole in three digits only: otherwise `8 GiB` and `8.00 GiB` would stand side by side.
 pub fn human_bytes(bytes: f64) -> String {
     const UNITS: [&str; 6] = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes;
@@ -20,13 +21,15 @@ pub fn human_bytes(bytes: f64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 || (value.fract() == 0.0 && value < 1024.0) {
-        return format!("{value:.0} {}", UNITS[unit]);
-    }
-    if value >= 10_000.0 {
+    if unit > 0 && value >= 10_000.0 {
         return format!("{value:.1e} {}", UNITS[unit]);
     }
-    format!("{} {}", three_digits(value), UNITS[unit])
+    let digits = if unit == 0 { format!("{value:.0}") } else { three_digits(value) };
+    let digits = match digits.split_once('.') {
+        Some((whole, decimals)) if decimals.bytes().all(|digit| digit == b'0') => whole,
+        _ => &digits,
+    };
+    format!("{digits} {}", UNITS[unit])
 }
 
 /// With as many decimals as three significant digits leave.
@@ -82,6 +85,10 @@ mod tests {
         assert_eq!(human_ns(1_500_000_000), "1.50 s");
         assert_eq!(human_bytes(512.0 * 1024.0), "512 KiB");
         assert_eq!(human_bytes(844_800_000.0), "806 MiB");
+        assert_eq!(human_bytes(8e9 + 589_934_593.0), "8 GiB");
+        assert_eq!(human_bytes(7.9f64 * 1024.0), "7.90 KiB");
+        assert_eq!(human_bytes(10.0 * 1024.0 + 1.0), "10 KiB");
+        assert_eq!(human_bytes(1000.0 * 1024.0), "1000 KiB");
         assert_eq!(human_bytes(1e300), "8.9e284 PiB");
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(999), "999");
