@@ -121,7 +121,10 @@ fn summary(memory: &ProcessMemory) -> String {
     let movable = || memory.mappings.iter().filter(is_movable);
     let shared: u64 = movable().map(|m| m.shared_bytes).sum();
     let once: u64 = movable().map(|m| m.resident_bytes.saturating_sub(m.shared_bytes)).sum();
-    let nodes = id_list(memory.allowed_nodes.iter().map(|node| node.0 as usize));
+    let nodes = match id_list(memory.allowed_nodes.iter().map(|node| node.0 as usize)) {
+        none if none.is_empty() => "not known".to_owned(),
+        some => some,
+    };
     let mut facts = vec![
         ("resident", human(memory.resident_bytes())),
         (

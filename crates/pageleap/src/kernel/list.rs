@@ -323,10 +323,14 @@ impl List<'_> {
 /// The nodes with memory. A program may move many short lists, so this reads one file where it can.
 fn nodes_with_memory() -> Result<BTreeSet<NodeId>, Error> {
     let file = SysFiles::host().text_if_there("sys/devices/system/node/has_memory")?;
-    let ids = file.and_then(|text| parse_list(text.trim(), MAX_NODES).ok());
-    Ok(match ids {
+    let ids = file.and_then(|text| parse_list(&text, MAX_NODES).ok());
+    Ok(match ids.filter(|ids| !ids.is_empty()) {
         Some(ids) => ids.into_iter().map(|id| NodeId(id as u32)).collect(),
-        None => Topology::read()?.nodes().iter().map(|node| node.id).collect(),
+        None => {
+            let machine = Topology::read()?;
+            let nodes = machine.nodes().iter().filter(|node| node.total_bytes > 0);
+            nodes.map(|node| node.id).collect()
+        }
     })
 }
 

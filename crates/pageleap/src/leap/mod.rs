@@ -359,6 +359,9 @@ fn cpus_of(
     for node in nodes {
         cpus.extend(Topology::node_now(*node)?.cpus);
     }
+    // Emulated nodes (`numa=fake`) share CPUs.
+    cpus.sort_unstable();
+    cpus.dedup();
     if cpus.is_empty() {
         let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
         let names = names.join(", ");

@@ -35,7 +35,7 @@ pub struct ProcessMemory {
     /// Its numbers in the pid namespaces that it is in, the innermost last. One number if it is in
     /// the namespace of this process.
     pub namespace_pids: Vec<u32>,
-    /// The nodes that its cpuset allows (`Mems_allowed_list`).
+    /// The nodes that its cpuset allows (`Mems_allowed_list`). Empty if that is not known.
     pub allowed_nodes: Vec<NodeId>,
     /// Page tables (`VmPTE`). The kernel does not say on which node they lie.
     pub page_table_bytes: u64,
