@@ -19,6 +19,8 @@ use tree::{NODE, RECORDED, Tree};
 
 /// The user and group `nobody`.
 const NOBODY: u32 = 65_534;
+/// The memory of a small node.
+const MEMINFO: &str = "Node 0 MemTotal: 1024 kB\nNode 0 MemFree: 512 kB\n";
 
 fn pageleap(flags: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pageleap"));
@@ -77,7 +79,7 @@ fn this_machine() {
 fn the_text_of_a_machine_with_tiers() {
     let expected = "\
 3 nodes online, 2 CPUs, 716 MiB
-This process may use the memory of nodes 0-2, and CPUs 0-1.
+The process there may use the memory of nodes 0-2, and CPUs 0-1.
 
 node  CPUs   memory     free  2m free/all  1g free/all  tier  in cpuset
    0  0     251 MiB  238 MiB          0/0          0/0     4        yes
@@ -125,6 +127,7 @@ fn json_of_a_machine_with_tiers() {
         ],
         "distances": { "0": 17, "1": 28, "2": 10 },
         "access": [access(0), access(1)],
+        "side_caches": [],
     });
     assert_eq!(slow, expected);
 }
@@ -163,13 +166,26 @@ fn nodes_are_chosen_as_numactl_does() {
             shown["nodes"].as_array().unwrap().iter().map(|node| &node["id"]).collect();
         assert_eq!(json!(found), ids, "{nodes}");
     }
+    // What is only shown need neither have memory nor be in the cpuset.
+    for (name, nodes, ids) in [
+        ("apart", "0", json!([0])),
+        ("apart", "all", json!([0, 1])),
+        ("four", "0,3", json!([0, 3])),
+        ("four", "!1", json!([0, 2, 3])),
+        ("four", "+0", json!([0])),
+    ] {
+        let shown = json(on(&Tree::recorded(name), &["--json", "--nodes", nodes]));
+        let found: Vec<&Value> =
+            shown["nodes"].as_array().unwrap().iter().map(|node| &node["id"]).collect();
+        assert_eq!(json!(found), ids, "{name}: {nodes}");
+    }
     for (nodes, named) in [
         ("1", "node 1 does not exist or is offline"),
         ("0-3", "node 3 in `0-3` does not exist or is offline"),
         ("-1", "a number is missing in `-1`"),
         ("", "a number is missing"),
         ("0-99999999", "`99999999`"),
-        ("same", "no set of nodes was given before"),
+        ("same", "`same` cannot be combined with other nodes"),
         ("!all", "the set is empty"),
     ] {
         let error = failure(on(&tree, &["--nodes", nodes]), 2);
@@ -181,13 +197,15 @@ fn nodes_are_chosen_as_numactl_does() {
 fn many_nodes_are_drawn_small_or_not_at_all() {
     for (nodes, drawn) in [(40, "  39  "), (100, "too many to draw")] {
         let tree = Tree::recorded("one");
-        tree.put(&format!("{NODE}/online"), format!("0-{}", nodes - 1));
+        for list in ["online", "possible"] {
+            tree.put(&format!("{NODE}/{list}"), format!("0-{}", nodes - 1));
+        }
         for node in 0..nodes {
             let distances: Vec<String> =
                 (0..nodes).map(|to| (10 + i32::abs(node - to)).to_string()).collect();
             tree.put(&format!("{NODE}/node{node}/distance"), distances.join(" "));
             tree.put(&format!("{NODE}/node{node}/cpulist"), "");
-            tree.put(&format!("{NODE}/node{node}/meminfo"), "Node 0 MemTotal: 1024 kB\n");
+            tree.put(&format!("{NODE}/node{node}/meminfo"), MEMINFO);
         }
         let cpus: Vec<String> = (0..4096).step_by(2).map(|cpu| cpu.to_string()).collect();
         tree.put("sys/devices/system/cpu/online", cpus.join(","));
@@ -196,7 +214,119 @@ fn many_nodes_are_drawn_small_or_not_at_all() {
         assert!(shown.contains(drawn), "{shown}");
         assert!(shown.contains("   7  0,2,4,6,8,10,12,14,16,... (2048)"), "{shown}");
         assert!(shown.lines().all(|line| line.chars().count() <= 110), "{shown}");
+        // A few of them are drawn with their numbers.
+        let few = text(on(&tree, &["--nodes", "0-1"]));
+        assert!(few.contains("\nnode   0     1\n   0  10 ·  11 █\n"), "{few}");
     }
+}
+
+#[test]
+fn columns_of_a_small_picture_have_numbers_too() {
+    let tree = Tree::recorded("one");
+    let nodes: Vec<usize> = (8..12).chain(98..102).chain(250..260).collect();
+    let online: Vec<String> = nodes.iter().map(|node| node.to_string()).collect();
+    tree.put(&format!("{NODE}/online"), online.join(","));
+    for node in &nodes {
+        let distances: Vec<&str> =
+            nodes.iter().map(|to| if to == node { "10" } else { "20" }).collect();
+        tree.put(&format!("{NODE}/node{node}/distance"), distances.join(" "));
+        tree.put(&format!("{NODE}/node{node}/cpulist"), "0-1\n");
+        tree.put(&format!("{NODE}/node{node}/meminfo"), MEMINFO);
+    }
+    let shown = text(on(&tree, &[]));
+    let picture = "
+            112222222222
+        1199005555555555
+      890189010123456789
+   8  ·█████████████████
+   9  █·████████████████
+";
+    assert!(shown.contains(picture), "{shown}");
+}
+
+#[test]
+fn a_cpuset_that_is_not_known_is_not_shown_as_a_fact() {
+    let tree = Tree::recorded("two");
+    tree.remove("proc/self");
+    let machine = json(on(&tree, &["--json"]));
+    assert_eq!(machine["nodes"][0]["in_cpuset"], Value::Null);
+    assert_eq!([&machine["allowed_nodes"], &machine["allowed_cpus"]], [&Value::Null; 2]);
+    let shown = text(on(&tree, &[]));
+    let line = |number: usize| shown.lines().nth(number).unwrap().to_owned();
+    assert_eq!(line(1), "Which nodes and CPUs the process there may use is not known.");
+    assert!(line(4).ends_with("  ?") && line(5).ends_with("  ?"), "{shown}");
+    for (status, sentence) in [
+        (
+            "Mems_allowed_list:\t1\n",
+            "The process there may use the memory of node 1; which CPUs is not known.",
+        ),
+        (
+            "Cpus_allowed_list:\t0-1\nMems_allowed_list:\tx\n",
+            "The process there may use CPUs 0-1; the memory of which nodes is not known.",
+        ),
+    ] {
+        tree.put("proc/self/status", status);
+        assert!(text(on(&tree, &[])).contains(sentence), "{sentence}");
+    }
+}
+
+#[test]
+fn caches_in_front_of_memory_are_shown() {
+    let tree = Tree::recorded("two");
+    let directory = format!("{NODE}/node1/memory_side_cache");
+    for (file, text) in [
+        ("index1/size", "103079215104\n"),
+        ("index1/line_size", "64\n"),
+        ("index1/indexing", "0\n"),
+        ("index1/write_policy", "0\n"),
+        ("index2/size", "1048577\n"),
+    ] {
+        tree.put(&format!("{directory}/{file}"), text);
+    }
+    let expected = "
+Caches in front of memory, as the firmware says (HMAT); level 1 is nearest to the memory
+node  level    size      line  places of an address  writes
+   1      1  96 GiB  64 bytes                   one    back
+   1      2   1 MiB         ?                     ?       ?
+";
+    let shown = text(on(&tree, &[]));
+    assert!(shown.ends_with(expected), "{shown}");
+    let caches = json(on(&tree, &["--json"]))["nodes"][1]["side_caches"].clone();
+    let cache = |level: u32, bytes: u64, rest: [Value; 3]| {
+        let [line_bytes, direct_mapped, write_back] = rest;
+        json!({
+            "level": level, "bytes": bytes, "line_bytes": line_bytes,
+            "direct_mapped": direct_mapped, "write_back": write_back,
+        })
+    };
+    assert_eq!(
+        caches,
+        json!([
+            cache(1, 103_079_215_104, [json!(64), json!(true), json!(true)]),
+            cache(2, 1_048_577, [Value::Null, Value::Null, Value::Null]),
+        ])
+    );
+}
+
+#[test]
+fn cpus_of_emulated_nodes_are_counted_once() {
+    let tree = Tree::recorded("two");
+    tree.put(&format!("{NODE}/node1/cpulist"), "0-1\n");
+    tree.put(
+        &format!("{NODE}/node0/meminfo"),
+        "Node 0 MemTotal: 8388608 kB\nNode 0 MemFree: 8 kB\n",
+    );
+    tree.put(
+        &format!("{NODE}/node1/meminfo"),
+        "Node 1 MemTotal: 8388612 kB\nNode 1 MemFree: 8 kB\n",
+    );
+    let shown = text(on(&tree, &[]));
+    assert!(shown.starts_with("2 nodes online, 2 CPUs, 16 GiB\n"), "{shown}");
+    // Sizes of one column look alike.
+    assert!(
+        shown.contains("\n   0  0-1    8 GiB  8 KiB ") && shown.contains("\n   1  0-1    8 GiB "),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -205,7 +335,7 @@ fn what_cannot_be_read_ends_with_an_error_or_is_left_out_by_name() {
     assert!(missing.contains("--sysroot") && missing.contains("no such folder"), "{missing}");
     failure(pageleap(&["--sysroot", "/etc/passwd"]), 2);
     let empty = failure(on(&Tree::empty(), &[]), 1);
-    assert!(empty.contains("mount procfs and sysfs"), "{empty}");
+    assert!(empty.contains("name another directory") && !empty.contains("container"), "{empty}");
 
     let hostile = |damage: &dyn Fn(&Tree, &str)| {
         let tree = Tree::recorded("two");

@@ -7,15 +7,15 @@ use std::ptr::NonNull;
 
 use crate::errno::{Errno, check, check_descriptor};
 
-/// Opens `path` below `directory`, such that no step of the resolution leaves `directory`
-/// (`openat2(2)` with RESOLVE_BENEATH and RESOLVE_NO_MAGICLINKS, Linux 5.6).
+/// Opens `path` below `directory`, such that no step of the resolution leaves `directory` or
+/// follows a symbolic link (`openat2(2)` with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, Linux 5.6).
 ///
 /// `flags` are those of `open(2)`, without O_CREAT. The descriptor is always close-on-exec.
 ///
 /// # Errors
-/// EXDEV or ELOOP: the path leaves `directory` by an absolute symbolic link or by `..`, or meets a
-/// magic link of `/proc`. ENOSYS: the kernel is older than 5.6. ENOSYS or EPERM: a seccomp filter
-/// does not know the call. Otherwise those of `open(2)`.
+/// ELOOP: there is a symbolic link on the path. EXDEV: the path leaves `directory` by `..`. ENOSYS:
+/// the kernel is older than 5.6. ENOSYS or EPERM: a seccomp filter does not know the call.
+/// Otherwise those of `open(2)`.
 #[doc(alias = "openat2")]
 pub fn open_beneath(
     directory: BorrowedFd,
@@ -25,7 +25,7 @@ pub fn open_beneath(
     // SAFETY: all fields are integers, and zero is the documented default of each.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = (flags | libc::O_CLOEXEC) as u64;
-    how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
+    how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS;
     // SAFETY: the call only reads the path and the struct, and both outlive it. The size is the
     // struct's. The call returns a new descriptor.
     unsafe {

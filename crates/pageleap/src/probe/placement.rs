@@ -7,7 +7,7 @@ use super::around::{Around, Killed, typed};
 use super::finding::{Finding, State, Topic, Who};
 use super::memory::could_not_try;
 use super::scratch::{Failed, Scratch};
-use crate::topology::{Topology, status_value};
+use crate::topology::{self, Topology, status_value};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// The outcome of a call that a seccomp filter may refuse.
@@ -41,7 +41,8 @@ impl Allowed {
             None => format!("{}: no Mems_allowed_list", around.shown(FILE)),
         };
         let allowed = topology.map_or(Vec::new(), Topology::allowed_nodes);
-        Allowed { allowed, with_memory, seen, known: list.is_some() }
+        let known = topology.map_or(list.is_some(), Topology::knows_allowed_nodes);
+        Allowed { allowed, with_memory, seen, known }
     }
 }
 
@@ -94,7 +95,7 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
     let all: Vec<String> = allowed.with_memory.iter().map(|id| id.0.to_string()).collect();
     let all = all.join(",");
     let finding = if !allowed.known {
-        let reason = "/proc/self/status does not tell them";
+        let reason = "neither /proc/self/status nor the files of a cpuset tell them";
         Finding::unknown(topic, "the allowed nodes are not known", reason)
     } else if allowed.with_memory.is_empty() {
         let reason = "the nodes are not known: see sysfs";
@@ -102,17 +103,8 @@ fn cpuset(around: &Around, allowed: &Allowed) -> Finding {
     } else if outside.is_empty() {
         Finding::works(topic, "memory may come from every node")
     } else {
-        let membership =
-            around.files.text_if_there("proc/self/cgroup").ok().flatten().unwrap_or_default();
-        let unified =
-            membership.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/<CGROUP>");
-        let v1 = membership.lines().find_map(|line| {
-            let mut fields = line.splitn(3, ':').skip(1);
-            fields.next()?.split(',').any(|c| c == "cpuset").then(|| fields.next())?
-        });
-        let own = typed(v1.unwrap_or(unified)).unwrap_or("/<CGROUP>").trim_end_matches('/');
-        let file =
-            format!("/sys/fs/cgroup{}{own}/cpuset.mems", if v1.is_some() { "/cpuset" } else { "" });
+        let file = topology::file_of_nodes(&around.files);
+        let file = file.as_deref().and_then(typed).unwrap_or("/sys/fs/cgroup/<CGROUP>/cpuset.mems");
         let grants = "the processes in it may take memory of all nodes, which may have been set aside for others";
         Finding::limited(
             topic,
@@ -233,7 +225,7 @@ fn judge_mbind(around: &Around, tried: Attempt<Vec<(u32, Option<i32>)>>) -> Find
 }
 
 fn has_node_folder(around: &Around) -> bool {
-    matches!(around.files.text_if_there("sys/devices/system/node/online"), Ok(Some(_)))
+    topology::has_nodes(&around.files)
 }
 
 /// Sets the policy in a separate process, so that no thread of this process keeps the policy.
@@ -406,7 +398,12 @@ mod tests {
 
     #[test]
     fn nodes_outside_the_cpuset_are_named_with_lines_for_each_starter() {
-        let around = around(&[("proc/self/cgroup", "0::/system.slice/x.service\n")], None);
+        let cgroup2 = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let files = [
+            ("proc/self/cgroup", "0::/system.slice/x.service\n"),
+            ("proc/self/mountinfo", cgroup2),
+        ];
+        let around = around(&files, None);
         let finding = cpuset(&around, &allowed(&[0, 1, 4], &[0, 1]));
         assert_eq!(finding.state, State::Limited);
         assert!(finding.summary.contains("node 4"), "{finding}");
@@ -417,6 +414,28 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(cpuset(&around, &allowed(&[0, 1], &[0, 1])).state, State::Works);
+    }
+
+    #[test]
+    fn the_file_of_the_cpuset_is_where_it_is_mounted() {
+        let line = |files: &[(&str, &str)]| {
+            let finding = cpuset(&around(files, None), &allowed(&[0, 1], &[0]));
+            finding.remedies.last().unwrap().line.clone()
+        };
+        let bare = "none /dev/cpuset cgroup rw,cpuset,noprefix 0 0\n";
+        assert_eq!(
+            line(&[("proc/self/cpuset", "/batch/7\n"), ("proc/mounts", bare)]),
+            "echo 0,1 > /dev/cpuset/batch/7/mems"
+        );
+        let v1 = "36 33 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n";
+        let groups = "9:cpuset:/a\n0::/b\n";
+        assert_eq!(
+            line(&[("proc/self/cgroup", groups), ("proc/self/mountinfo", v1)]),
+            "echo 0,1 > /sys/fs/cgroup/cpuset/a/cpuset.mems"
+        );
+        assert_eq!(line(&[]), "echo 0,1 > /sys/fs/cgroup/<CGROUP>/cpuset.mems");
+        let hostile = [("proc/self/cpuset", "/a;id>b\n"), ("proc/mounts", bare)];
+        assert_eq!(line(&hostile), "echo 0,1 > /sys/fs/cgroup/<CGROUP>/cpuset.mems");
     }
 
     #[test]

@@ -5,14 +5,13 @@
 //!
 //! * No path leads out of the directory. Symbolic links inside the directory are followed, because
 //!   sysfs is made of them (`node0/cpu0` leads to `../../cpu/cpu0`). With `openat2` (Linux 5.6) the
-//!   kernel resolves the path. Without `openat2`, or where a seccomp filter refuses it, [`walk`]
-//!   resolves the path one step at a time. [`walk`] opens each step relative to the descriptor of
-//!   the step before, reads symbolic links itself, and climbs only to descriptors that it came
-//!   through.
+//!   kernel resolves paths without links. [`walk`] resolves the others, and all of them where the
+//!   kernel is older or a seccomp filter refuses the call.
 //! * Only regular files are read, and only directories are listed. A FIFO or a device is not even
 //!   opened, because opening may wait or have effects. If one takes the place of a file between the
 //!   check and the opening, it is opened without waiting and then refused.
-//! * Reading is limited: in bytes of a file, and in entries of a directory.
+//! * Reading is limited: in bytes of a file, in entries of a directory, and in what all files of a
+//!   machine cost together ([`Bounded`]).
 //!
 //! A file system that never answers a read (FUSE can do so) is out of scope: only a process of its
 //! own could guard against it.
@@ -24,8 +23,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use pageleap_sys::{Entries, Errno, link_target, open_beneath, open_entry};
+use pageleap_sys::{Entries, Errno, open_beneath};
 
+use super::effort::Effort;
+use super::shown::{escaped, shortened};
+use super::walk::walk;
 use crate::error::Error;
 
 /// Most bytes of a file. Files of sysfs have at most one page, lists of CPUs a few pages (Linux
@@ -34,15 +36,11 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Most bytes of a file that has a part for each CPU, such as `/proc/zoneinfo`: some 100 bytes for
 /// each CPU and zone.
 const MAX_BYTES_BY_CPU: u64 = 64 << 20;
+/// Most bytes of a file with one number. The kernel writes some twenty.
+const MAX_NUMBER_BYTES: u64 = 4096;
 /// Most entries of a directory. The directory of a node has one entry per memory block: 16 TB in
 /// blocks of 256 MB.
-const MAX_ENTRIES: usize = 65_536;
-/// Most symbolic links on one path, as many as the kernel follows (`MAXSYMLINKS`).
-const MAX_LINKS: usize = 40;
-/// Most nested directories on one path. Paths of sysfs have ten.
-const MAX_DEPTH: usize = 64;
-/// Characters of damaged text that an error shows.
-const MAX_SHOWN: usize = 40;
+pub(super) const MAX_ENTRIES: usize = 65_536;
 
 /// The kernel's files below a directory, which is `/` for this machine. Paths are relative to the
 /// directory, such as `sys/devices/system/node/online` or `proc/self/status`.
@@ -50,7 +48,7 @@ const MAX_SHOWN: usize = 40;
 /// Nothing outside the directory is read, whatever the directory contains, and no call waits on a
 /// FIFO. At most 1 MB of a file and 65 536 entries of a directory are read. Everything else is an
 /// error that says what is wrong. The directory is opened again for each file, so the value can be
-/// copied and kept.
+/// copied and kept. It need not be listed: `/` is closed in some sandboxes.
 #[derive(Clone, Debug)]
 pub struct SysFiles {
     root: PathBuf,
@@ -60,7 +58,7 @@ pub struct SysFiles {
 /// How symbolic links are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolve {
-    /// By the kernel if possible, else by [`walk`].
+    /// By the kernel if there are none and it can, else by [`walk`].
     Kernel,
     /// Always by [`walk`].
     #[cfg(test)]
@@ -90,14 +88,13 @@ impl SysFiles {
         &self.root
     }
 
-    /// The text of a file.
+    /// The text of a file, without the zeros at its end: some kernels before 5.16 write one.
     ///
     /// # Errors
     /// [`Error::SystemFile`] if the file does not exist, is not a regular file, lies outside the
     /// directory, is larger than 1 MB, is not UTF-8, or cannot be read.
     pub fn text(&self, path: &str) -> Result<String, Error> {
-        self.text_if_there(path)?
-            .ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
+        Bounded::new(self).text(path)
     }
 
     /// The text of a file, or `None` if the file or a directory on its path does not exist. A
@@ -106,43 +103,45 @@ impl SysFiles {
     /// # Errors
     /// As for [`text`](SysFiles::text), except for a file that does not exist.
     pub fn text_if_there(&self, path: &str) -> Result<Option<String>, Error> {
-        self.text_within(path, MAX_BYTES)
+        Bounded::new(self).text_if_there(path)
     }
 
     /// The text of a file that has a part for each CPU, which may be large.
     pub(crate) fn text_by_cpu(&self, path: &str) -> Result<String, Error> {
-        self.text_within(path, MAX_BYTES_BY_CPU)?
-            .ok_or_else(|| self.error(path, Refusal::Path(Errno(libc::ENOENT))))
+        let text = self.text_within(path, MAX_BYTES_BY_CPU, &Effort::new())?;
+        text.ok_or_else(|| self.missing(path))
     }
 
-    fn text_within(&self, path: &str, most: u64) -> Result<Option<String>, Error> {
-        let file = match self.open(path, Wanted::File) {
+    fn text_within(&self, path: &str, most: u64, effort: &Effort) -> Result<Option<String>, Error> {
+        let file = match self.open(path, Wanted::File, effort) {
             Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
             other => other.map_err(|why| self.error(path, why))?,
         };
         let mut bytes = Vec::new();
         // One byte beyond the limit tells a file that is too large from one that just fits.
         match file.take(most + 1).read_to_end(&mut bytes) {
-            Err(error) => Err(Error::system_file(&self.shown(path), &error)),
+            Err(error) => return Err(self.failed(path, &error)),
             Ok(_) if bytes.len() as u64 > most => {
-                Err(self.damaged(path, format!("it has more than {} KB", most >> 10)))
+                return Err(self.damaged(path, format!("it has more than {} KB", most >> 10)));
             }
-            Ok(_) => match String::from_utf8(bytes) {
-                Ok(text) => Ok(Some(text)),
-                Err(_) => Err(self.damaged(path, "it is not UTF-8 text".into())),
-            },
+            Ok(_) => {}
+        }
+        effort.take_bytes(bytes.len()).map_err(|errno| self.error(path, Refusal::Path(errno)))?;
+        // Kernels before 5.16 end some lists with a zero behind the line (`node/online`).
+        while bytes.pop_if(|byte| *byte == 0).is_some() {}
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Some(text)),
+            Err(_) => Err(self.damaged(path, "it is not UTF-8 text".into())),
         }
     }
 
     /// The unsigned integer that is the whole content of a file.
     ///
     /// # Errors
-    /// As for [`text`](SysFiles::text), or if the text is not an unsigned integer of 64 bits.
+    /// As for [`text`](SysFiles::text), or if the file is larger than 4 KB, or the text is not an
+    /// unsigned integer of 64 bits.
     pub fn number(&self, path: &str) -> Result<u64, Error> {
-        let text = self.text(path)?;
-        let text = text.trim_ascii();
-        text.parse()
-            .map_err(|_| self.damaged(path, format!("`{}` is not a number", shortened(text))))
+        Bounded::new(self).number(path)
     }
 
     /// The names in a directory, sorted. Names that are not UTF-8 are left out: the kernel makes no
@@ -152,39 +151,29 @@ impl SysFiles {
     /// [`Error::SystemFile`] if the directory does not exist, is not a directory, lies outside the
     /// root directory, has more than 65 536 entries, or cannot be read.
     pub fn names(&self, directory: &str) -> Result<Vec<String>, Error> {
-        self.names_if_there(directory, MAX_ENTRIES)?
-            .ok_or_else(|| self.error(directory, Refusal::Path(Errno(libc::ENOENT))))
+        Bounded::new(self)
+            .names_if_there(directory, MAX_ENTRIES)?
+            .ok_or_else(|| self.missing(directory))
     }
 
-    /// The names in a directory of at most `most` entries, or `None` if it does not exist.
-    pub(super) fn names_if_there(
-        &self,
-        directory: &str,
-        most: usize,
-    ) -> Result<Option<Vec<String>>, Error> {
-        let open = match self.open(directory, Wanted::Directory) {
-            Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
-            other => other.map_err(|why| self.error(directory, why))?,
-        };
-        let failed = |errno| self.error(directory, Refusal::Path(errno));
-        let mut names = Vec::new();
-        for (count, name) in Entries::of(open.into()).map_err(failed)?.enumerate() {
-            if count == most {
-                return Err(self.damaged(directory, format!("it has more than {most} entries")));
-            }
-            names.extend(name.map_err(failed)?.into_string().ok());
-        }
-        names.sort_unstable();
-        Ok(Some(names))
+    fn missing(&self, path: &str) -> Error {
+        self.error(path, Refusal::Path(Errno(libc::ENOENT)))
+    }
+
+    /// Whether these are the files of this machine, and not those of another one or of a container.
+    fn is_host(&self) -> bool {
+        self.root == Path::new("/")
     }
 
     /// An error about the content of a file.
     pub(crate) fn damaged(&self, path: &str, reason: String) -> Error {
-        Error::SystemFile {
-            path: self.shown(path),
-            reason,
-            remedy: "if the kernel itself wrote this, report it with the kernel version",
-        }
+        let remedy = if self.is_host() {
+            "if the kernel itself wrote this, report it with the kernel version"
+        } else {
+            "record the file again; if the kernel itself wrote this, report it with the kernel \
+             version"
+        };
+        Error::SystemFile { path: self.shown(path), reason, remedy }
     }
 
     /// A path in the form in which errors show it.
@@ -194,15 +183,18 @@ impl SysFiles {
 
     /// Opens what `path` leads to if it is of the wanted kind. Anything else is not opened, except
     /// if the path changes at this very moment.
-    fn open(&self, path: &str, wanted: Wanted) -> Result<File, Refusal> {
+    fn open(&self, path: &str, wanted: Wanted, effort: &Effort) -> Result<File, Refusal> {
+        effort.take_file().map_err(Refusal::Path)?;
         // Only a starting point: O_PATH needs no right to list the directory. A Landlock sandbox
         // refuses to list `/`, and so does a mode of 0711.
         let mut anchor = OpenOptions::new();
         anchor.read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH);
         let root = anchor.open(&self.root).map_err(Refusal::Root)?;
         let path = CString::new(path).map_err(|_| Refusal::Path(Errno(libc::EINVAL)))?;
-        let open =
-            |flags| self.resolve(root.as_fd(), &path, flags).map(File::from).map_err(Refusal::Path);
+        let open = |flags| {
+            let opened = self.resolve(root.as_fd(), &path, flags, effort);
+            opened.map(File::from).map_err(Refusal::Path)
+        };
         let right_kind = |file: File| {
             let kind = file_type(&file).map_err(Refusal::Path)?;
             let right = if wanted == Wanted::File { kind.is_file() } else { kind.is_dir() };
@@ -212,35 +204,67 @@ impl SysFiles {
         right_kind(open(libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY)?)
     }
 
-    fn resolve(&self, root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
+    fn resolve(
+        &self,
+        root: BorrowedFd,
+        path: &CStr,
+        flags: libc::c_int,
+        effort: &Effort,
+    ) -> Result<OwnedFd, Errno> {
         if self.resolve == Resolve::Kernel {
             match open_beneath(root, path, flags) {
-                // ENOSYS: an older kernel. ENOSYS or EPERM: a filter refuses the call. EAGAIN: a
-                // directory was moved meanwhile.
-                Err(Errno(libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
+                // ELOOP: a symbolic link; how far it leads has to be counted. ENOSYS: an older
+                // kernel. ENOSYS or EPERM: a filter refuses the call. EAGAIN: a directory was moved
+                // meanwhile.
+                Err(Errno(libc::ELOOP | libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
                 other => return other,
             }
         }
-        walk(root, path, flags)
+        walk(root, path, flags, effort)
+    }
+
+    /// An error of a call on a file.
+    fn failed(&self, path: &str, error: &io::Error) -> Error {
+        let remedy = match error.raw_os_error() {
+            _ if self.is_host() => return Error::system_file(&self.shown(path), error),
+            Some(libc::EMFILE | libc::ENFILE) => {
+                return Error::system_file(&self.shown(path), error);
+            }
+            Some(libc::ENOENT) => "add the file to the directory, or name another directory",
+            _ => "allow this user to read it",
+        };
+        Error::SystemFile { path: self.shown(path), reason: error.to_string(), remedy }
     }
 
     fn error(&self, path: &str, why: Refusal) -> Error {
-        let link = |reason: &str| Error::SystemFile {
-            path: self.shown(path),
-            reason: reason.into(),
-            remedy: "remove the link, or name another directory: the kernel makes no such link",
+        let not_of_a_kernel = |reason: &str| {
+            let remedy = if self.is_host() {
+                "unmount what lies there: the kernel makes no such tree"
+            } else {
+                "remove it, or name another directory: the kernel makes no such tree"
+            };
+            Error::SystemFile { path: self.shown(path), reason: reason.into(), remedy }
         };
         match why {
-            Refusal::Root(error) => Error::SystemFile {
-                path: escaped(&self.root.display().to_string()),
-                reason: error.to_string(),
-                remedy: "name a directory that exists and can be read",
-            },
-            Refusal::Path(Errno(libc::EXDEV)) => link("a symbolic link leads out of the directory"),
-            Refusal::Path(Errno(libc::ELOOP)) => {
-                link("too many symbolic links, or a link of /proc that stands for an open file")
+            Refusal::Root(error) => {
+                let remedy = match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => return self.failed("", &error),
+                    Some(libc::ENOENT | libc::ENOTDIR) => "name a directory that exists",
+                    _ => "name a directory that this user may enter",
+                };
+                let path = escaped(&self.root.display().to_string());
+                Error::SystemFile { path, reason: error.to_string(), remedy }
             }
-            Refusal::Path(errno) => Error::system_file(&self.shown(path), &errno.into()),
+            Refusal::Path(Errno(libc::EXDEV)) => {
+                not_of_a_kernel("a symbolic link leads out of the directory")
+            }
+            Refusal::Path(Errno(libc::ELOOP)) => not_of_a_kernel(
+                "too many symbolic links, or a link of /proc that stands for an open file",
+            ),
+            Refusal::Path(Errno(libc::EDQUOT)) => {
+                not_of_a_kernel("with what was read before, it is more than any machine has")
+            }
+            Refusal::Path(errno) => self.failed(path, &errno.into()),
             Refusal::Kind(kind) => {
                 let found = match kind {
                     k if k.is_dir() => "a directory",
@@ -255,6 +279,78 @@ impl SysFiles {
     }
 }
 
+/// The files of one machine, read within limits for all of them together.
+#[derive(Debug)]
+pub(super) struct Bounded<'a> {
+    files: &'a SysFiles,
+    effort: Effort,
+}
+
+impl<'a> Bounded<'a> {
+    pub(super) fn new(files: &'a SysFiles) -> Bounded<'a> {
+        Bounded { files, effort: Effort::new() }
+    }
+
+    /// As [`SysFiles::text`].
+    pub(super) fn text(&self, path: &str) -> Result<String, Error> {
+        self.text_if_there(path)?.ok_or_else(|| self.files.missing(path))
+    }
+
+    /// As [`SysFiles::text_if_there`].
+    pub(super) fn text_if_there(&self, path: &str) -> Result<Option<String>, Error> {
+        self.files.text_within(path, MAX_BYTES, &self.effort)
+    }
+
+    /// As [`SysFiles::number`].
+    pub(super) fn number(&self, path: &str) -> Result<u64, Error> {
+        self.number_if_there(path)?.ok_or_else(|| self.files.missing(path))
+    }
+
+    /// The same, or `None` if the file does not exist.
+    pub(super) fn number_if_there(&self, path: &str) -> Result<Option<u64>, Error> {
+        let text = self.files.text_within(path, MAX_NUMBER_BYTES, &self.effort)?;
+        let parse = |text: String| {
+            let text = text.trim_ascii();
+            let damaged = |_| self.damaged(path, format!("`{}` is not a number", shortened(text)));
+            text.parse().map_err(damaged)
+        };
+        text.map(parse).transpose()
+    }
+
+    /// The names in a directory of at most `most` entries, sorted, or `None` if it does not exist.
+    pub(super) fn names_if_there(
+        &self,
+        directory: &str,
+        most: usize,
+    ) -> Result<Option<Vec<String>>, Error> {
+        let failed = |errno| self.files.error(directory, Refusal::Path(errno));
+        let open = match self.files.open(directory, Wanted::Directory, &self.effort) {
+            Err(Refusal::Path(Errno(libc::ENOENT))) => return Ok(None),
+            other => other.map_err(|why| self.files.error(directory, why))?,
+        };
+        let mut names = Vec::new();
+        for (count, name) in Entries::of(open.into()).map_err(failed)?.enumerate() {
+            if count == most {
+                return Err(self.damaged(directory, format!("it has more than {most} entries")));
+            }
+            self.effort.take_entries(1).map_err(failed)?;
+            names.extend(name.map_err(failed)?.into_string().ok());
+        }
+        names.sort_unstable();
+        Ok(Some(names))
+    }
+
+    /// The error for a file that has to be there.
+    pub(super) fn missing(&self, path: &str) -> Error {
+        self.files.missing(path)
+    }
+
+    /// As [`SysFiles::damaged`].
+    pub(super) fn damaged(&self, path: &str, reason: String) -> Error {
+        self.files.damaged(path, reason)
+    }
+}
+
 /// Why something was not opened.
 enum Refusal {
     /// The root directory cannot be opened.
@@ -265,287 +361,12 @@ enum Refusal {
     Kind(FileType),
 }
 
-fn file_type(file: &File) -> Result<FileType, Errno> {
+pub(super) fn file_type(file: &File) -> Result<FileType, Errno> {
     let metadata =
         file.metadata().map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
     Ok(metadata.file_type())
 }
 
-/// Opens `path` below `root` without `openat2`. Does what [`open_beneath`] does, with the same
-/// error numbers.
-fn walk(root: BorrowedFd, path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
-    let parts = |path: &CStr| -> Vec<CString> {
-        let parts = path.to_bytes().split(|byte| *byte == b'/').rev();
-        parts.map(|part| CString::new(part).expect("part of a C string")).collect()
-    };
-    let is_absolute = |path: &CStr| path.to_bytes().starts_with(b"/");
-    if is_absolute(path) {
-        return Err(Errno(libc::EXDEV));
-    }
-    // The directories between the root and the current step. The walk climbs by these descriptors,
-    // so that moving a directory cannot lead it elsewhere.
-    let mut directories: Vec<OwnedFd> = Vec::new();
-    // The remaining steps of the path, the next step last.
-    let mut left = parts(path);
-    let mut links = 0;
-    while let Some(name) = left.pop() {
-        let here = directories.last().map_or(root, OwnedFd::as_fd);
-        match name.to_bytes() {
-            b"" | b"." => continue,
-            b".." => {
-                directories.pop().ok_or(Errno(libc::EXDEV))?;
-                continue;
-            }
-            _ => {}
-        }
-        let step = File::from(open_entry(here, &name, libc::O_PATH)?);
-        let kind = file_type(&step)?;
-        if kind.is_symlink() {
-            links += 1;
-            if links > MAX_LINKS {
-                return Err(Errno(libc::ELOOP));
-            }
-            let target = link_target(step.as_fd())?;
-            if is_absolute(&target) {
-                return Err(Errno(libc::EXDEV));
-            }
-            left.extend(parts(&target));
-        } else if kind.is_dir() {
-            if directories.len() == MAX_DEPTH {
-                return Err(Errno(libc::ENAMETOOLONG));
-            }
-            directories.push(step.into());
-        } else if left.is_empty() {
-            return open_entry(here, &name, flags);
-        } else {
-            return Err(Errno(libc::ENOTDIR));
-        }
-    }
-    open_entry(directories.last().map_or(root, OwnedFd::as_fd), c".", flags)
-}
-
-/// The text with control characters escaped, because they could steer a terminal.
-pub(crate) fn escaped(text: &str) -> String {
-    /// Line and paragraph separators, and characters that change the direction of text.
-    const MISLEADING: [std::ops::RangeInclusive<char>; 3] =
-        ['\u{200e}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
-    text.chars().fold(String::new(), |mut out, c| {
-        if c.is_control() || MISLEADING.iter().any(|range| range.contains(&c)) {
-            out.extend(c.escape_default())
-        } else {
-            out.push(c)
-        }
-        out
-    })
-}
-
-/// Damaged text in the form in which errors show it: the beginning, with control characters
-/// escaped.
-pub(super) fn shortened(text: &str) -> String {
-    let mut out = escaped(&text.chars().take(MAX_SHOWN).collect::<String>());
-    if text.chars().nth(MAX_SHOWN).is_some() {
-        out.push('…');
-    }
-    out
-}
-
 #[cfg(all(test, not(miri)))]
-mod tests {
-    use std::fs;
-    use std::os::unix::ffi::OsStrExt;
-    use std::os::unix::fs::symlink;
-    use std::time::{Duration, Instant};
-
-    use super::*;
-
-    /// A directory that is removed when the value is dropped.
-    struct Tree(PathBuf);
-
-    impl Tree {
-        fn new(name: &str) -> Tree {
-            let path =
-                std::env::temp_dir().join(format!("pageleap-files-{}-{name}", std::process::id()));
-            fs::create_dir_all(path.join("root/sub")).unwrap();
-            fs::write(path.join("secret"), "secret").unwrap();
-            fs::write(path.join("root/number"), "42\n").unwrap();
-            fs::write(path.join("root/sub/text"), "hello").unwrap();
-            Tree(path)
-        }
-
-        fn root(&self) -> PathBuf {
-            self.0.join("root")
-        }
-
-        fn link(&self, name: &str, target: &str) {
-            symlink(target, self.root().join(name)).unwrap();
-        }
-
-        /// The tree, resolved by the kernel and resolved by `walk`.
-        fn both(&self) -> [SysFiles; 2] {
-            [Resolve::Kernel, Resolve::Walk].map(|resolve| SysFiles { root: self.root(), resolve })
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
-        }
-    }
-
-    fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
-        let error = result.unwrap_err();
-        assert!(matches!(error, Error::SystemFile { .. }), "{error:?}");
-        error.to_string()
-    }
-
-    #[test]
-    fn files_directories_and_links_inside_the_tree_are_read() {
-        let tree = Tree::new("inside");
-        tree.link("to-file", "sub/text");
-        tree.link("to-directory", "./sub/");
-        tree.link("sub/up", "../number");
-        tree.link("sub/back", "../sub/../to-directory");
-        for files in tree.both() {
-            assert_eq!(files.number("number").unwrap(), 42);
-            for path in [
-                "sub/text",
-                "to-file",
-                "to-directory/text",
-                "sub//./text",
-                "sub/../sub/text",
-                "sub/back/text",
-            ] {
-                assert_eq!(files.text(path).unwrap(), "hello", "{path}");
-            }
-            assert_eq!(files.text("to-directory/up").unwrap(), "42\n");
-            assert_eq!(files.names(".").unwrap(), ["number", "sub", "to-directory", "to-file"]);
-            assert_eq!(files.names("sub/back").unwrap(), ["back", "text", "up"]);
-            assert_eq!(files.text_if_there("sub/none").unwrap(), None);
-            assert_eq!(files.text_if_there("none/none").unwrap(), None);
-            assert!(refusal(files.text("sub/none")).contains("sub/none"));
-            assert!(refusal(files.number("sub/text")).contains("`hello` is not a number"));
-        }
-    }
-
-    #[test]
-    fn nothing_outside_the_tree_is_read() {
-        let tree = Tree::new("outside");
-        let above = "../".repeat(40);
-        tree.link("absolute", "/etc/passwd");
-        tree.link("climbing", &format!("{above}etc/passwd"));
-        tree.link("beside", "../secret");
-        tree.link("directory", "..");
-        tree.link("sub/twice", "../directory/secret");
-        tree.link("own-root-by-name", tree.root().join("number").to_str().unwrap());
-        tree.link("loop", "loop");
-        tree.link("ping", "pong");
-        tree.link("pong", "ping");
-        for files in tree.both() {
-            for path in [
-                "absolute",
-                "climbing",
-                "beside",
-                "directory/secret",
-                "sub/twice",
-                "../secret",
-                "own-root-by-name",
-                "/etc/passwd",
-            ] {
-                for text in [
-                    refusal(files.text(path)),
-                    refusal(files.text_if_there(path)),
-                    refusal(files.number(path)),
-                ] {
-                    assert!(text.contains("out of the directory"), "{path}: {text}");
-                }
-            }
-            for path in ["directory", "..", "/"] {
-                assert!(refusal(files.names(path)).contains("out of the directory"), "{path}");
-            }
-            for path in ["loop", "ping", "loop/x"] {
-                assert!(refusal(files.text(path)).contains("too many symbolic links"), "{path}");
-            }
-        }
-    }
-
-    #[test]
-    fn only_files_are_read_and_a_fifo_is_not_waited_for() {
-        let tree = Tree::new("kinds");
-        let fifo = CString::new(tree.root().join("fifo").as_os_str().as_bytes()).unwrap();
-        // SAFETY: the path outlives the call.
-        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
-        let _socket = std::os::unix::net::UnixListener::bind(tree.root().join("socket")).unwrap();
-        let began = Instant::now();
-        for files in tree.both() {
-            for (path, kind) in [("fifo", "a FIFO"), ("socket", "a socket"), ("sub", "a directory")]
-            {
-                assert!(refusal(files.text(path)).contains(kind), "{path}");
-            }
-            for (path, kind) in [("fifo", "a FIFO"), ("number", "a file")] {
-                assert!(refusal(files.names(path)).contains(kind), "{path}");
-            }
-            refusal(files.text("number/below"));
-            refusal(files.text("nul\0byte"));
-        }
-        // A device of this machine is refused without being opened.
-        assert!(refusal(SysFiles::host().text("dev/zero")).contains("a device"));
-        assert!(began.elapsed() < Duration::from_secs(60));
-    }
-
-    #[test]
-    fn only_text_up_to_the_limit_is_read() {
-        let tree = Tree::new("caps");
-        let write = |name: &str, text: &[u8]| fs::write(tree.root().join(name), text).unwrap();
-        write("fits", &vec![b'1'; MAX_BYTES as usize]);
-        write("larger", &vec![b'1'; MAX_BYTES as usize + 1]);
-        write("binary", b"\xff\xfe");
-        File::create(tree.root().join("sparse")).unwrap().set_len(1 << 40).unwrap();
-        for files in tree.both() {
-            assert_eq!(files.text("fits").unwrap().len() as u64, MAX_BYTES);
-            for path in ["larger", "sparse"] {
-                assert!(refusal(files.text(path)).contains("more than 1024 KB"), "{path}");
-            }
-            assert!(refusal(files.text("binary")).contains("not UTF-8 text"));
-            let long = refusal(files.number("fits"));
-            assert!(long.contains("1…`") && long.len() < 300, "{long}");
-        }
-        write("steering", b"\x1b]0;title\x07 5");
-        let shown = refusal(tree.both()[0].number("steering"));
-        assert!(!shown.contains('\x1b') && shown.contains("\\u{1b}"), "{shown}");
-    }
-
-    #[test]
-    fn a_directory_with_too_many_entries_is_refused() {
-        let tree = Tree::new("entries");
-        let many = tree.root().join("many");
-        fs::create_dir(&many).unwrap();
-        for n in 0..MAX_ENTRIES {
-            fs::hard_link(tree.root().join("number"), many.join(n.to_string()))
-                .or_else(|_| fs::write(many.join(n.to_string()), ""))
-                .unwrap();
-        }
-        let [files, _] = tree.both();
-        assert_eq!(files.names("many").unwrap().len(), MAX_ENTRIES);
-        fs::write(many.join("one more"), "").unwrap();
-        assert!(refusal(files.names("many")).contains("more than 65536 entries"));
-    }
-
-    #[test]
-    fn a_missing_root_is_an_error_and_not_a_missing_file() {
-        for root in ["/nonexistent/root", "/etc/passwd"] {
-            let text = refusal(SysFiles::at(root).text_if_there("sys/devices/system/node/online"));
-            assert!(text.starts_with(root), "{text}");
-        }
-    }
-
-    #[test]
-    fn files_of_this_machine_are_read_by_the_kernel_and_by_walk() {
-        for files in [SysFiles::host(), SysFiles { resolve: Resolve::Walk, ..SysFiles::host() }] {
-            // `/proc/self` is a symbolic link.
-            assert!(files.text("proc/self/status").unwrap().starts_with("Name:"));
-            assert!(files.names("proc/self").unwrap().contains(&"maps".to_owned()));
-            // The current directory of the process lies outside `/proc`.
-            refusal(files.names("proc/self/cwd"));
-        }
-    }
-}
+#[path = "files_tests.rs"]
+mod tests;

@@ -1,7 +1,7 @@
 //! The kernel's text formats: lists of ids, meminfo, distances. All functions are pure. Each parses
 //! or refuses any text, in time and memory that the length of the text and the largest id limit.
 
-use super::files::shortened;
+use super::shown::shortened;
 
 /// Parses the kernel's list format, such as `0,2-3` (Documentation/admin-guide/cputopology.rst). An
 /// empty text is an empty list.
@@ -24,6 +24,54 @@ pub(crate) fn parse_list(text: &str, end: usize) -> Result<Vec<usize>, String> {
         ids.extend(first..=last);
     }
     Ok(ids)
+}
+
+/// Parses the kernel's format of maps, such as `00000001,0000000f`: 32 bits in each word, those of
+/// the lowest ids last. Every id is below `end`.
+pub(super) fn parse_map(text: &str, end: usize) -> Result<Vec<usize>, String> {
+    let text = text.trim_ascii();
+    let mut ids = Vec::new();
+    let (first, rest) = text.split_once(',').unwrap_or((text, ""));
+    let whole = |word: &str| word.len() == 8;
+    if first.is_empty() || text.contains(',') && !(first.len() <= 8 && rest.split(',').all(whole)) {
+        return Err(format!("`{}` is not a map", shortened(text)));
+    }
+    let digits = text.chars().rev().filter(|digit| *digit != ',');
+    for (place, digit) in digits.enumerate() {
+        let bits = digit.to_digit(16);
+        let bits = bits.ok_or_else(|| format!("`{}` is not a map", shortened(text)))?;
+        let set = (0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| place * 4 + bit);
+        ids.extend(set);
+        if ids.last().is_some_and(|last| *last >= end) {
+            return Err(format!("`{}` has bits from {end} on", shortened(text)));
+        }
+    }
+    Ok(ids)
+}
+
+/// The numbers in the names that are `prefix` and digits, in ascending order. Other names are not
+/// meant. Every number is below `end`.
+pub(super) fn numbered(names: &[String], prefix: &str, end: usize) -> Result<Vec<usize>, String> {
+    let digits = names.iter().filter_map(|name| {
+        let digits = name.strip_prefix(prefix)?;
+        digits.bytes().next().is_some_and(|first| first.is_ascii_digit()).then_some((name, digits))
+    });
+    let number = |(name, digits): (&String, &str)| {
+        parse_id(digits, end).map_err(|_| {
+            format!("`{}` is not `{prefix}` with a number below {end}", shortened(name))
+        })
+    };
+    let mut numbers = digits.map(number).collect::<Result<Vec<_>, _>>()?;
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.shrink_to_fit();
+    Ok(numbers)
+}
+
+/// A path of `mounts`, in which the kernel writes spaces and the like as `\040`.
+pub(super) fn unescaped(path: &str) -> String {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(path.to_owned(), |path, (escape, plain)| path.replace(escape, plain))
 }
 
 /// Parses one id below `end`. Only digits are allowed, and no sign.
@@ -61,30 +109,40 @@ pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
         let distance =
             word.parse().map_err(|_| format!("`{}` is not a distance", shortened(word)))?;
         if found.len() == nodes {
-            return Err(format!("more distances than the {nodes} online nodes"));
+            return Err(format!("there are more distances than online nodes ({nodes})"));
         }
         found.push(distance);
     }
     if found.len() == nodes {
         Ok(found)
     } else {
-        Err(format!("{} distances for {nodes} online nodes", found.len()))
+        Err(format!("the number of distances is {}, that of online nodes {nodes}", found.len()))
     }
 }
 
 /// Total and allocatable bytes of a meminfo text. The text is that of the machine, or of a node,
 /// where each line begins with `Node N`.
-pub(super) fn meminfo(text: &str) -> (u64, u64) {
-    let bytes = |name: &str| {
-        let kb = text.lines().find_map(|line| {
+pub(super) fn meminfo(text: &str) -> Result<(u64, u64), String> {
+    let bytes = |name: &str| -> Result<Option<u64>, String> {
+        let value = text.lines().find_map(|line| {
             let (head, value) = line.split_once(':')?;
-            (head.split_whitespace().next_back()? == name)
-                .then(|| value.split_whitespace().next()?.parse::<u64>().ok())?
+            (head.split_whitespace().next_back()? == name).then_some(value)
         });
-        kb.unwrap_or(0).saturating_mul(1024)
+        let Some(value) = value else { return Ok(None) };
+        let kb = value.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok());
+        let kb = kb.ok_or_else(|| {
+            format!("`{}` of {name} is not a number", shortened(value.trim_ascii()))
+        })?;
+        Ok(Some(kb.saturating_mul(1024)))
     };
-    let free = ["MemFree", "Active(file)", "Inactive(file)", "SReclaimable"].map(bytes);
-    (bytes("MemTotal"), free.into_iter().fold(0, u64::saturating_add))
+    let needed = |name: &str| bytes(name)?.ok_or_else(|| format!("it has no {name}"));
+    let total = needed("MemTotal")?;
+    let mut free = needed("MemFree")?;
+    // Older kernels have not all of these.
+    for name in ["Active(file)", "Inactive(file)", "SReclaimable"] {
+        free = free.saturating_add(bytes(name)?.unwrap_or(0));
+    }
+    Ok((total, free.min(total)))
 }
 
 /// The kernel's estimate of the bytes that can be allocated without swapping (`MemAvailable`, Linux
@@ -142,6 +200,39 @@ mod tests {
     }
 
     #[test]
+    fn maps_are_parsed_and_anything_else_is_refused() {
+        for (text, ids) in [
+            ("00000003\n", vec![0, 1]),
+            ("0\n", vec![]),
+            ("f0", vec![4, 5, 6, 7]),
+            ("00000001,80000000", vec![31, 32]),
+            ("1,00000000,00000001\n", vec![0, 64]),
+            ("00000000,00000000,00000000,00000000,00000000,00000002", vec![1]),
+            ("0000000100000001", vec![0, 32]),
+        ] {
+            assert_eq!(parse_map(text, 65), Ok(ids), "{text}");
+        }
+        for text in ["", "x", "0x1", "1,2", ",00000001", "1,", "-1", "2,00000000,00000000"] {
+            assert!(parse_map(text, 65).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_taken_from_names_of_one_kind() {
+        let names = ["node10", "node2", "nodes", "node", "power", "has_cpu", "xnode1"];
+        let names = names.map(str::to_owned);
+        assert_eq!(numbered(&names, "node", END), Ok(vec![2, 10]));
+        for name in ["node1000", "node1x", "node99999999999999999999"] {
+            assert!(numbered(&[name.to_owned()], "node", END).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn paths_of_mounts_are_unescaped() {
+        assert_eq!(unescaped(r"/a\040b\134c"), r"/a b\c");
+    }
+
+    #[test]
     fn consecutive_ids_are_written_as_ranges() {
         assert_eq!(id_list([]), "");
         assert_eq!(id_list([0, 2, 3, 4, 7, 9, 10]), "0,2-4,7,9-10");
@@ -163,11 +254,27 @@ mod tests {
     fn meminfo_of_a_node_and_of_the_machine_is_parsed() {
         let node = "Node 0 MemTotal:  1000 kB\nNode 0 MemFree:  300 kB\n\
                     Node 0 Active(file):  20 kB\nNode 0 SReclaimable: 1 kB\n";
-        assert_eq!(meminfo(node), (1000 << 10, 321 << 10));
-        assert_eq!(meminfo("MemTotal: 5 kB\nMemFree: 2 kB\n"), (5 << 10, 2 << 10));
-        assert_eq!(meminfo("nonsense"), (0, 0));
+        assert_eq!(meminfo(node), Ok((1000 << 10, 321 << 10)));
+        assert_eq!(meminfo("MemTotal: 5 kB\nMemFree: 2 kB\n"), Ok((5 << 10, 2 << 10)));
+        assert_eq!(meminfo("Node 3 MemTotal: 0 kB\nNode 3 MemFree: 0 kB\n"), Ok((0, 0)));
+        // A counter that is a little behind does not make more free than there is.
+        let ahead = "MemTotal: 5 kB\nMemFree: 5 kB\nSReclaimable: 1 kB\n";
+        assert_eq!(meminfo(ahead), Ok((5 << 10, 5 << 10)));
+        for (text, reason) in [
+            ("", "it has no MemTotal"),
+            ("nonsense", "it has no MemTotal"),
+            ("Total: 5 kB\nMemFree: 2 kB\n", "it has no MemTotal"),
+            ("MemTotal: 5 kB\n", "it has no MemFree"),
+            ("MemTotal: -5 kB\nMemFree: 2 kB\n", "`-5 kB` of MemTotal is not a number"),
+            ("MemTotal:\nMemFree: 2 kB\n", "`` of MemTotal is not a number"),
+            ("MemTotal: 5 kB\nMemFree: x\n", "`x` of MemFree is not a number"),
+            ("MemTotal: 5 kB\nMemFree: 2 kB\nSReclaimable: ? kB\n", "`? kB` of SReclaimable"),
+        ] {
+            let damaged = meminfo(text).unwrap_err();
+            assert!(damaged.starts_with(reason), "{text}: {damaged}");
+        }
         let most = format!("MemTotal: {0} kB\nMemFree: {0} kB\nActive(file): {0} kB\n", u64::MAX);
-        assert_eq!(meminfo(&most), (u64::MAX, u64::MAX));
+        assert_eq!(meminfo(&most), Ok((u64::MAX, u64::MAX)));
     }
 
     #[test]
@@ -205,6 +312,9 @@ mod tests {
             }
             if let Ok(found) = distances(&text, nodes) {
                 prop_assert_eq!(found.len(), nodes);
+            }
+            if let Ok(ids) = parse_map(&text, END) {
+                prop_assert!(ids.is_sorted_by(|a, b| a < b) && ids.iter().all(|id| *id < END));
             }
             let _ = (meminfo(&text), available(&text));
             let _ = (status_value(&text, "Node 0 MemTotal"), huge_page_bytes(&text));

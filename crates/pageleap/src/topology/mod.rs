@@ -11,18 +11,25 @@ use std::path::{Path, PathBuf};
 
 use pageleap_sys::MAX_NODES;
 
+use self::cpuset::Allowed;
 use crate::error::Error;
 use crate::units::NodeId;
 
+mod cpuset;
+mod effort;
 mod files;
 mod formats;
 mod nodestring;
 mod read;
+mod reading;
+mod shown;
+mod walk;
 
+pub(crate) use cpuset::file_of_nodes;
 pub use files::SysFiles;
-pub(crate) use files::escaped;
 pub use formats::id_list;
 pub(crate) use formats::{available, parse_list, status_value};
+pub(crate) use shown::escaped;
 
 /// The directory that describes the nodes.
 const NODES: &str = "sys/devices/system/node";
@@ -51,10 +58,14 @@ pub struct Node {
     /// The speed of the node's memory for the initiators to which it is fastest, as the firmware
     /// says (HMAT). Empty if the firmware says nothing.
     pub access: Vec<Access>,
+    /// The caches in front of the node's memory, as the firmware says (HMAT), the one nearest to
+    /// the memory first. Empty if there are none.
+    pub side_caches: Vec<SideCache>,
 }
 
 impl Node {
-    /// The number of free huge pages of `page_bytes`; 0 if the node has no pages of this size.
+    /// The number of free huge pages of `page_bytes`; 0 if the node has no pages of this size, or
+    /// their number is not known.
     pub fn free_huge(&self, page_bytes: u64) -> u64 {
         self.huge_pages
             .iter()
@@ -97,6 +108,24 @@ pub struct Access {
     pub write_latency_ns: Option<u64>,
 }
 
+/// A cache in front of the memory of a node: accesses to this memory go through it
+/// (Documentation/admin-guide/mm/numaperf.rst, Linux 5.2). `None` stands for a value that the
+/// kernel does not give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SideCache {
+    /// 1 is nearest to the memory, larger numbers are nearer to the CPUs.
+    pub level: u32,
+    /// Bytes of the cache.
+    pub bytes: u64,
+    /// Bytes of one line.
+    pub line_bytes: Option<u64>,
+    /// Whether each address of the memory has one place in the cache.
+    pub is_direct_mapped: Option<bool>,
+    /// Whether the cache keeps what is written (write-back), or passes it on (write-through).
+    pub writes_back: Option<bool>,
+}
+
 /// The machine as it was at the time of reading.
 #[derive(Clone, Debug)]
 pub struct Topology {
@@ -105,10 +134,8 @@ pub struct Topology {
     /// For each node of `nodes`, its distances to all of them in order. Empty if the kernel does
     /// not say.
     distances: Vec<Vec<u32>>,
-    /// The nodes that the process may use; `None` if the kernel does not say.
-    mems_allowed: Option<Vec<NodeId>>,
-    /// The CPUs that the process may use; `None` if the kernel does not say.
-    cpus_allowed: Option<Vec<usize>>,
+    /// What the process may use.
+    allowed: Allowed,
     warnings: Vec<String>,
 }
 
@@ -177,27 +204,48 @@ impl Topology {
     }
 
     /// The nodes from which this process may take memory: online nodes with memory in its cpuset
-    /// (`Mems_allowed_list`, which cgroups and `cpuset(7)` set).
+    /// (`Mems_allowed_list`, which cgroups and `cpuset(7)` set). All online nodes with memory if
+    /// its cpuset is not [known](Topology::knows_allowed_nodes).
     pub fn allowed_nodes(&self) -> Vec<NodeId> {
         let with_memory = self.nodes.iter().filter(|node| node.total_bytes > 0).map(|node| node.id);
         with_memory.filter(|node| self.is_allowed(*node)).collect()
     }
 
     /// Whether the cpuset of this process contains the node. Without cpusets in the kernel the
-    /// answer is always `true`.
+    /// answer is always `true`, and also if the cpuset is not
+    /// [known](Topology::knows_allowed_nodes).
     pub fn is_allowed(&self, node: NodeId) -> bool {
-        self.mems_allowed.as_ref().is_none_or(|allowed| allowed.binary_search(&node).is_ok())
+        self.allowed.mems.as_ref().is_none_or(|allowed| allowed.binary_search(&node).is_ok())
+    }
+
+    /// Whether it is known which nodes this process may use: its status or the files of its cpuset
+    /// say so, or the kernel has no cpusets.
+    pub fn knows_allowed_nodes(&self) -> bool {
+        self.allowed.mems.is_some() || self.allowed.has_no_cpusets
     }
 
     /// The CPUs on which this process may run (`Cpus_allowed_list`: its cpuset and its affinity).
-    /// All online CPUs if the kernel does not say.
+    /// All online CPUs if that is not [known](Topology::knows_allowed_cpus).
     pub fn allowed_cpus(&self) -> Vec<usize> {
-        let mut cpus: Vec<usize> =
-            self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
-        if let Some(allowed) = &self.cpus_allowed {
+        let mut cpus = self.online_cpus();
+        if let Some(allowed) = &self.allowed.cpus {
             cpus.retain(|cpu| allowed.binary_search(cpu).is_ok());
         }
+        cpus
+    }
+
+    /// Whether it is known on which CPUs this process may run.
+    pub fn knows_allowed_cpus(&self) -> bool {
+        self.allowed.cpus.is_some()
+    }
+
+    /// The online CPUs of all nodes, each of them once. Several nodes may have the same CPUs
+    /// (`numa=fake`).
+    pub fn online_cpus(&self) -> Vec<usize> {
+        let mut cpus: Vec<usize> =
+            self.nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
         cpus.sort_unstable();
+        cpus.dedup();
         cpus
     }
 
@@ -209,13 +257,21 @@ impl Topology {
         self.distances.get(index(from)?)?.get(index(to)?).copied()
     }
 
-    /// The node itself if it has CPUs, else the nearest node with CPUs. Equal distances are decided
-    /// by the lower number. Without any such node, the node itself.
+    /// The node itself if it has CPUs, else the nearest node with CPUs: one of the initiators to
+    /// which its memory is fastest, as the firmware says (HMAT), or without such the one with the
+    /// shortest distance. Of several initiators, the distance decides, and of equal distances the
+    /// lower number. Without any such node, the node itself.
     pub fn nearest_with_cpus(&self, node: NodeId) -> NodeId {
-        let cost =
-            |to: NodeId| if to == node { 0 } else { self.distance(node, to).unwrap_or(u32::MAX) };
+        let access = self.nodes.iter().find(|known| known.id == node).map(|known| &known.access);
+        // The class of CPUs comes before that of all devices.
+        let classes = access.into_iter().flatten().rev().map(|access| &access.initiators);
+        let rank = |to: NodeId| {
+            let named = classes.clone().position(|initiators| initiators.contains(&to));
+            let distance = self.distance(node, to).unwrap_or(u32::MAX);
+            (to != node, named.unwrap_or(usize::MAX), distance, to)
+        };
         let with_cpus = self.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
-        with_cpus.min_by_key(|to| (cost(*to), *to)).unwrap_or(node)
+        with_cpus.min_by_key(|to| rank(*to)).unwrap_or(node)
     }
 
     /// One sentence for each part that was left out because its file is damaged or cannot be read.
@@ -233,10 +289,15 @@ pub(crate) fn allows_node(node: u32) -> bool {
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
 }
 
+/// Whether the kernel shows nodes, that is, has support for several.
+pub(crate) fn has_nodes(files: &SysFiles) -> bool {
+    read::has_nodes(files)
+}
+
 /// The directory of this machine that counts and reserves the huge pages of `page_bytes` on a node.
 pub(crate) fn huge_page_directory(node: NodeId, page_bytes: u64) -> PathBuf {
     let root = Path::new("/");
-    let directory = root.join(read::huge_page_directory(root.join(NODES).exists(), node));
+    let directory = root.join(read::huge_page_directory(has_nodes(&SysFiles::host()), node));
     directory.join(format!("hugepages-{}kB", page_bytes >> 10))
 }
 
@@ -261,13 +322,15 @@ mod tests {
             huge_pages: Vec::new(),
             tier: None,
             access: Vec::new(),
+            side_caches: Vec::new(),
         };
+        let mems: Option<Vec<NodeId>> =
+            allowed.map(|allowed| allowed.iter().copied().map(NodeId).collect());
         Topology {
             nodes: nodes.iter().map(node).collect(),
             possible: nodes.iter().map(|(id, ..)| NodeId(*id)).collect(),
             distances: vec![Vec::new(); nodes.len()],
-            mems_allowed: allowed.map(|allowed| allowed.iter().copied().map(NodeId).collect()),
-            cpus_allowed: None,
+            allowed: Allowed { mems, ..Allowed::default() },
             warnings: Vec::new(),
         }
     }
@@ -288,6 +351,33 @@ mod tests {
         assert_eq!(nearest(&machine, 2), 2);
         machine.nodes.iter_mut().for_each(|node| node.cpus.clear());
         assert_eq!(nearest(&machine, 3), 3);
+    }
+
+    #[test]
+    fn the_firmware_names_the_nearest_nodes_before_distances_do() {
+        let mut machine = machine(&[(0, &[0], 1), (1, &[1], 1), (2, &[2], 1), (3, &[], 1)], None);
+        machine.distances = vec![vec![20; 4]; 4];
+        let access = |class, initiators: &[u32]| Access {
+            class,
+            initiators: initiators.iter().copied().map(NodeId).collect(),
+            ..Access::default()
+        };
+        machine.nodes[3].access = vec![access(0, &[2])];
+        assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(2));
+        // What holds for CPUs comes before what holds for every device.
+        machine.nodes[3].access = vec![access(0, &[2]), access(1, &[1])];
+        assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(1));
+        // Of several initiators, the distance decides, and then the number.
+        machine.nodes[3].access = vec![access(1, &[1, 2])];
+        assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(1));
+        machine.distances[3] = vec![15, 30, 20, 10];
+        assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(2));
+        // An initiator may be a device without CPUs, or a node that is offline.
+        machine.nodes[3].access = vec![access(0, &[3]), access(1, &[7])];
+        assert_eq!(machine.nearest_with_cpus(NodeId(3)), NodeId(0));
+        // A node with CPUs is nearest to itself, whatever the firmware says.
+        machine.nodes[0].access = vec![access(1, &[2])];
+        assert_eq!(machine.nearest_with_cpus(NodeId(0)), NodeId(0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Sets of nodes in the notation of numactl's command line (numactl(8), `numa_parse_nodestring` of
 //! libnuma 2.0.16).
 
-use super::files::shortened;
 use super::formats::{id_list, parse_id};
+use super::shown::shortened;
 use super::{MAX_NODES, Topology};
 use crate::error::Error;
 use crate::units::NodeId;
@@ -35,37 +35,47 @@ impl Topology {
     #[doc(alias = "numa_parse_nodestring")]
     pub fn parse_nodes(&self, text: &str, same: Option<&[NodeId]>) -> Result<Vec<NodeId>, Error> {
         let allowed = self.allowed_nodes();
-        let known = id_list(allowed.iter().map(|node| node.0 as usize));
-        let refuse = |reason: String| Error::BadArgument {
-            what: "nodes",
-            reason: format!("`{}`: {reason}", shortened(text)),
-            remedy: format!(
-                "this process may use the nodes {known}; numactl(8) describes the notation"
-            ),
+        let known = match id_list(allowed.iter().map(|node| node.0 as usize)) {
+            none if none.is_empty() => "this process may use no node with memory".to_owned(),
+            known if allowed.len() == 1 => format!("this process may use node {known}"),
+            known => format!("this process may use the nodes {known}"),
         };
         let nodes = match text {
-            "same" => {
-                let mut nodes =
-                    same.ok_or_else(|| refuse("no set of nodes was given before".into()))?.to_vec();
-                nodes.sort_unstable();
-                nodes.dedup();
-                nodes
-            }
-            _ if text.len() > MAX_TEXT => {
-                return Err(refuse(format!("the text has more than {MAX_TEXT} characters")));
-            }
-            _ => self.parse_set(text, &allowed).map_err(refuse)?,
+            "same" => match same {
+                Some(same) => Ok(same.to_vec()),
+                None => Err("no set of nodes was given before".into()),
+            },
+            _ => self.parse_set(text, Among { nodes: &allowed, word: "allowed" }),
         };
-        if nodes.is_empty() { Err(refuse("the set is empty".into())) } else { Ok(nodes) }
+        set_of(text, nodes, known)
     }
 
-    fn parse_set(&self, text: &str, allowed: &[NodeId]) -> Result<Vec<NodeId>, String> {
+    /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among all online
+    /// nodes: also those without memory, and those that the process may not use. This is for
+    /// programs that only show nodes. There is no `same`.
+    ///
+    /// # Errors
+    /// [`Error::BadArgument`] names the wrong part of the text, and lists the online nodes.
+    pub fn parse_online_nodes(&self, text: &str) -> Result<Vec<NodeId>, Error> {
+        let online: Vec<NodeId> = self.nodes().iter().map(|node| node.id).collect();
+        let known = id_list(online.iter().map(|node| node.0 as usize));
+        let known = match online.len() {
+            1 => format!("node {known} is online"),
+            _ => format!("the nodes {known} are online"),
+        };
+        set_of(text, self.parse_set(text, Among { nodes: &online, word: "online" }), known)
+    }
+
+    fn parse_set(&self, text: &str, among: Among) -> Result<Vec<NodeId>, String> {
+        if text.len() > MAX_TEXT {
+            return Err(format!("the text has more than {MAX_TEXT} characters"));
+        }
         let (inverse, rest) = text.strip_prefix('!').map_or((false, text), |rest| (true, rest));
         let (relative, rest) = rest.strip_prefix('+').map_or((false, rest), |rest| (true, rest));
-        // One flag per allowed node, so that order and repetition do not matter.
-        let mut named = vec![rest == "all"; allowed.len()];
+        // One flag per node, so that order and repetition do not matter.
+        let mut named = vec![rest == "all"; among.nodes.len()];
         for part in rest.split(',').filter(|_| rest != "all") {
-            let position = |number: &str| self.position(number, part, relative, allowed);
+            let position = |number: &str| self.position(number, part, relative, among);
             let (first, last) = match part.split_once('-') {
                 Some((first, last)) => (position(first)?, position(last)?),
                 None => (position(part)?, position(part)?),
@@ -75,7 +85,8 @@ impl Topology {
             }
             named[first..=last].fill(true);
         }
-        Ok(allowed
+        Ok(among
+            .nodes
             .iter()
             .zip(named)
             .filter(|(_, named)| *named != inverse)
@@ -83,13 +94,13 @@ impl Topology {
             .collect())
     }
 
-    /// The position of the node `number` among the allowed nodes.
+    /// The position of the node `number` among the nodes that may be named.
     fn position(
         &self,
         number: &str,
         part: &str,
         relative: bool,
-        allowed: &[NodeId],
+        among: Among,
     ) -> Result<usize, String> {
         let within =
             if number == part { String::new() } else { format!(" in `{}`", shortened(part)) };
@@ -100,12 +111,17 @@ impl Topology {
             _ => format!("`{}`{within} is not a node", shortened(number)),
         })?;
         if relative {
-            return (number < allowed.len()).then_some(number).ok_or_else(|| {
-                format!("`+{number}`{within} is beyond the {} allowed nodes", allowed.len())
+            return (number < among.nodes.len()).then_some(number).ok_or_else(|| {
+                let end = match among.nodes.len() {
+                    0 => format!("there is no {} node", among.word),
+                    1 => format!("only `+0` is an {} node", among.word),
+                    many => format!("`+{}` is the last {} node", many - 1, among.word),
+                };
+                format!("`+{number}`{within} does not exist: {end}")
             });
         }
         let node = NodeId(number as u32);
-        allowed.binary_search(&node).map_err(|_| {
+        among.nodes.binary_search(&node).map_err(|_| {
             let why = match self.nodes().iter().find(|known| known.id == node) {
                 None => "does not exist or is offline",
                 Some(known) if known.total_bytes == 0 => "has no memory",
@@ -114,6 +130,33 @@ impl Topology {
             format!("{node}{within} {why}")
         })
     }
+}
+
+/// The nodes that a text may name.
+#[derive(Clone, Copy)]
+struct Among<'a> {
+    nodes: &'a [NodeId],
+    /// What they are, for messages.
+    word: &'static str,
+}
+
+/// The set that a text names, in ascending order, each node once. `known` says which nodes it could
+/// name.
+fn set_of(
+    text: &str,
+    nodes: Result<Vec<NodeId>, String>,
+    known: String,
+) -> Result<Vec<NodeId>, Error> {
+    let nodes = nodes.and_then(|mut nodes| {
+        nodes.sort_unstable();
+        nodes.dedup();
+        if nodes.is_empty() { Err("the set is empty".to_owned()) } else { Ok(nodes) }
+    });
+    nodes.map_err(|reason| Error::BadArgument {
+        what: "nodes",
+        reason: format!("`{}`: {reason}", shortened(text)),
+        remedy: format!("{known}; numactl(8) describes the notation"),
+    })
 }
 
 #[cfg(test)]
@@ -189,8 +232,8 @@ mod tests {
             ("6", "node 6 has no memory"),
             ("3", "node 3 is outside the cpuset"),
             ("8-0", "`8-0` runs backwards"),
-            ("+4", "`+4` is beyond the 4 allowed nodes"),
-            ("+2-7", "`+7` in `2-7` is beyond"),
+            ("+4", "`+4` does not exist: `+3` is the last allowed node"),
+            ("+2-7", "`+7` in `2-7` does not exist"),
             ("0,+1", "`+1` is not a node"),
             ("+!1", "`!1` is not a node"),
             ("!!1", "`!1` is not a node"),
@@ -213,6 +256,48 @@ mod tests {
         assert!(sparse().parse_nodes("same", Some(&[])).is_err());
         let long = parse(&"0,".repeat(MAX_TEXT)).unwrap_err();
         assert!(long.contains("more than 8192 characters") && long.len() < 400, "{long}");
+    }
+
+    #[test]
+    fn all_online_nodes_can_be_shown() {
+        let machine = sparse();
+        let parse = |text| machine.parse_online_nodes(text);
+        for (text, nodes) in [
+            ("all", &[0, 2, 3, 5, 6, 8][..]),
+            ("3", &[3]),
+            ("6", &[6]),
+            ("2-6", &[2, 3, 5, 6]),
+            ("!3", &[0, 2, 5, 6, 8]),
+            ("+2,4", &[3, 6]),
+        ] {
+            let found: Vec<u32> = parse(text).unwrap().iter().map(|node| node.0).collect();
+            assert_eq!(found, nodes, "{text}");
+        }
+        for (text, part) in [
+            ("4", "node 4 does not exist or is offline; the nodes 0,2-3,5-6,8 are online"),
+            ("+6", "`+5` is the last online node"),
+            ("same", "`same` cannot be combined"),
+            ("", "a number is missing"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(part), "{text}: {error}");
+        }
+        assert!(parse(&"0,".repeat(MAX_TEXT)).is_err());
+    }
+
+    #[test]
+    fn a_process_may_have_one_node_or_none() {
+        let nodes: [(u32, &[usize], u64); 2] = [(0, &[0], 1), (1, &[1], 0)];
+        for (allowed, remedy) in
+            [(&[0][..], "use node 0; numactl"), (&[1], "use no node with memory; numactl")]
+        {
+            let error = machine(&nodes, Some(allowed)).parse_nodes("7", None).unwrap_err();
+            assert!(error.to_string().contains(remedy), "{error}");
+        }
+        let only = machine(&nodes, Some(&[0])).parse_nodes("+1", None).unwrap_err();
+        assert!(only.to_string().contains("only `+0` is an allowed node"), "{only}");
+        let none = machine(&nodes, Some(&[1])).parse_nodes("+0", None).unwrap_err();
+        assert!(none.to_string().contains("there is no allowed node"), "{none}");
     }
 
     proptest! {

@@ -1,0 +1,29 @@
+//! Text of others, in the form in which errors and warnings show it.
+
+/// Characters of damaged text that an error shows.
+const MAX_SHOWN: usize = 40;
+
+/// The text with control characters escaped, because they could steer a terminal.
+pub(crate) fn escaped(text: &str) -> String {
+    /// Line and paragraph separators, and characters that change the direction of text.
+    const MISLEADING: [std::ops::RangeInclusive<char>; 3] =
+        ['\u{200e}'..='\u{200f}', '\u{2028}'..='\u{202e}', '\u{2066}'..='\u{2069}'];
+    text.chars().fold(String::new(), |mut out, c| {
+        if c.is_control() || MISLEADING.iter().any(|range| range.contains(&c)) {
+            out.extend(c.escape_default())
+        } else {
+            out.push(c)
+        }
+        out
+    })
+}
+
+/// Damaged text in the form in which errors show it: the beginning, with control characters
+/// escaped.
+pub(super) fn shortened(text: &str) -> String {
+    let mut out = escaped(&text.chars().take(MAX_SHOWN).collect::<String>());
+    if text.chars().nth(MAX_SHOWN).is_some() {
+        out.push('…');
+    }
+    out
+}
