@@ -244,9 +244,11 @@ typedef struct pageleap_node {
     uint64_t free_bytes;
     /* How many CPUs are online; 0 for a node that has only memory. */
     size_t cpu_count;
-    /* The node itself if it has CPUs, else the nearest node with CPUs. */
+    /* The node itself if it has CPUs, else the nearest node with CPUs: one that the firmware
+     * names, or that with the shortest distance. */
     uint32_t nearest_with_cpus;
-    /* Whether the cpuset of this process allows memory of the node. */
+    /* Whether the cpuset of this process allows memory of the node. Also true if the cpuset is
+     * not known: pageleap_topology_knows_allowed_nodes(). */
     bool is_allowed;
     /* Set to 0. */
     uint8_t reserved[3];
@@ -346,6 +348,10 @@ pageleap_status pageleap_topology_parse_nodes(const pageleap_topology *topology,
                                               uint32_t *nodes,
                                               size_t capacity,
                                               size_t *count);
+
+/* Whether it is known which nodes the cpuset of this process allows. If not, all nodes count as
+ * allowed. False for NULL. */
+bool pageleap_topology_knows_allowed_nodes(const pageleap_topology *topology);
 
 /* Whether the cpuset of this process allows memory of a node. False for NULL. */
 bool pageleap_topology_is_allowed(const pageleap_topology *topology, uint32_t node_id);

@@ -33,9 +33,11 @@ pub struct pageleap_node {
     pub free_bytes: u64,
     /// How many CPUs are online; 0 for a node that has only memory.
     pub cpu_count: usize,
-    /// The node itself if it has CPUs, else the nearest node with CPUs.
+    /// The node itself if it has CPUs, else the nearest node with CPUs: one that the firmware
+    /// names, or that with the shortest distance.
     pub nearest_with_cpus: u32,
-    /// Whether the cpuset of this process allows memory of the node.
+    /// Whether the cpuset of this process allows memory of the node. Also true if the cpuset is
+    /// not known: pageleap_topology_knows_allowed_nodes().
     pub is_allowed: flag,
     /// Set to 0.
     pub reserved: [u8; 3],
@@ -281,6 +283,18 @@ pub unsafe extern "C" fn pageleap_topology_parse_nodes(
             topology.topology.parse_nodes(text, None)?.iter().map(|node| node.0).collect();
         // SAFETY: forwarded to the caller.
         unsafe { list(&found, nodes, capacity, count, "nodes") }
+    })
+}
+
+/// Whether it is known which nodes the cpuset of this process allows. If not, all nodes count as
+/// allowed. False for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_topology_knows_allowed_nodes(
+    topology: *const pageleap_topology,
+) -> bool {
+    value(false, || {
+        // SAFETY: forwarded to the caller.
+        Ok(unsafe { handle(topology, "topology") }?.topology.knows_allowed_nodes())
     })
 }
 

@@ -91,6 +91,7 @@ static void see_null(void) {
     CHECK(pageleap_pool_bytes(NULL) == 0 && pageleap_topology_node_count(NULL) == 0);
     CHECK(pageleap_job_fd(NULL) == -1 && !pageleap_job_is_finished(NULL));
     CHECK(pageleap_report_json(NULL) == NULL && pageleap_report_text(NULL) == NULL);
+    CHECK(!pageleap_topology_knows_allowed_nodes(NULL));
     CHECK(pageleap_topology_warning(NULL, 0) == NULL &&
           pageleap_topology_distance(NULL, 0, 0) == 0);
 }

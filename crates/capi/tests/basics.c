@@ -40,6 +40,8 @@ static void see_the_machine(void) {
         OK(pageleap_topology_node(topology, i, &node));
         CHECK(node.size == sizeof node && node.free_bytes <= node.total_bytes);
         CHECK(node.is_allowed == pageleap_topology_is_allowed(topology, node.id));
+        /* Whether the node is allowed is known wherever /proc is mounted. */
+        CHECK(pageleap_topology_knows_allowed_nodes(topology));
         OK(pageleap_topology_cpus(topology, node.id, &first_cpu, 1, &count));
         CHECK(count == node.cpu_count && (count == 0) == (first_cpu == UINT32_MAX));
         cpus += count;

@@ -9,9 +9,11 @@ use super::scratch::Scratch;
 use super::tracking::mount_proc;
 use crate::error::Error;
 use crate::observe;
-use crate::topology::Topology;
+use crate::topology::{self, Topology};
 use crate::units::BASE_PAGE;
 
+/// Why files of another root are missing.
+const NOT_IN_ROOT: &str = "the folder does not have it, or its permissions are closed";
 /// The files of `/proc` that pools and jobs read.
 const PROC_FILES: [&str; 6] = [
     "proc/meminfo",
@@ -89,6 +91,11 @@ fn procfs(around: &Around) -> Finding {
         .collect();
     let finding = match unreadable.len() {
         0 => return Finding::works(topic, "the files of /proc that pools and jobs read are there"),
+        // What is mounted here changes nothing for the files of another root.
+        n if !around.live => {
+            let of = if n == PROC_FILES.len() { "/proc" } else { "files of /proc" };
+            Finding::missing(topic, format!("{of} cannot be read"), NOT_IN_ROOT)
+        }
         n if n == PROC_FILES.len() => Finding::missing(
             topic,
             "/proc cannot be read",
@@ -112,17 +119,18 @@ fn procfs(around: &Around) -> Finding {
 
 fn sysfs(around: &Around, topology: &Result<Topology, Error>) -> Finding {
     const FILE: &str = "sys/devices/system/node/online";
+    const CPUS: &str = "sys/devices/system/cpu/online";
     let topic = Topic::Sysfs;
     match topology {
         Ok(topology) => {
-            let (online, seen) = around.read_line(FILE);
+            let (_, seen) = around.read_line(FILE);
             let finding = if !topology.warnings().is_empty() {
                 Finding::limited(
                     topic,
                     "the nodes are known, some of what /sys says about them is not",
                     "files are damaged or cannot be read",
                 )
-            } else if online.is_none() {
+            } else if !topology::has_nodes(&around.files) {
                 Finding::works(
                     topic,
                     "the kernel counts as one node: it was built without NUMA support",
@@ -135,17 +143,23 @@ fn sysfs(around: &Around, topology: &Result<Topology, Error>) -> Finding {
                 .iter()
                 .fold(finding.saw(seen), |finding, warning| finding.saw(warning.clone()))
         }
-        Err(error) => Finding::missing(
-            topic,
-            "nodes and CPUs are not known",
-            "/sys is not mounted here, or does not show them",
-        )
-        .saw(error.to_string())
-        .remedies([Remedy::new(
-            Who::Root,
-            "mount -t sysfs -o ro sysfs /sys",
-            "programs there see devices and settings of the machine, and can change none of them",
-        )]),
+        Err(error) => {
+            let is_there = matches!(around.files.text_if_there(CPUS), Ok(Some(_)) | Err(_));
+            let reason = match (is_there, around.live) {
+                (true, _) => "a file is damaged, or may not be read",
+                (false, true) => "/sys is not mounted here, or does not show them",
+                (false, false) => NOT_IN_ROOT,
+            };
+            let finding = Finding::missing(topic, "nodes and CPUs are not known", reason);
+            let mount = Remedy::new(
+                Who::Root,
+                "mount -t sysfs -o ro sysfs /sys",
+                "programs there see devices and settings of the machine, and can change none of \
+                 them",
+            );
+            let helps = around.live && !is_there;
+            finding.saw(error.to_string()).remedies(helps.then_some(mount))
+        }
     }
 }
 
@@ -198,7 +212,8 @@ mod tests {
 
     #[test]
     fn files_that_are_missing_are_named() {
-        let none = around(&[], None);
+        let mut none = around(&[], None);
+        none.live = true;
         let finding = procfs(&none);
         assert!(
             finding.state == State::Missing
@@ -213,6 +228,44 @@ mod tests {
             finding.observed.len() == 1 && finding.observed[0].contains("meminfo"),
             "{finding:?}"
         );
+    }
+
+    #[test]
+    fn what_another_root_lacks_is_not_mounted_on_this_machine() {
+        let mut none = around(&[], None);
+        let both =
+            |around: &Around| [procfs(around), sysfs(around, &Topology::read_from(&around.files))];
+        for finding in both(&none) {
+            assert!(finding.remedies.is_empty() && finding.reason == NOT_IN_ROOT, "{finding}");
+        }
+        none.live = true;
+        assert!(both(&none).iter().all(|finding| finding.remedies.len() == 1));
+    }
+
+    #[test]
+    fn a_damaged_file_is_no_reason_to_mount_sysfs() {
+        let files = [
+            ("sys/devices/system/cpu/online", "0\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+            ("sys/devices/system/node/node0/meminfo", "damaged\n"),
+        ];
+        let mut machine = around(&files, None);
+        machine.live = true;
+        let finding = sysfs(&machine, &Topology::read_from(&machine.files));
+        assert!(finding.remedies.is_empty(), "{finding:?}");
+        assert!(finding.observed[0].contains("it has no MemTotal"), "{finding:?}");
+    }
+
+    #[test]
+    fn nodes_without_a_list_of_them_are_no_kernel_without_numa() {
+        let files = [
+            ("sys/devices/system/cpu/online", "0\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+            ("sys/devices/system/node/node0/meminfo", "MemTotal: 8 kB\nMemFree: 4 kB\n"),
+        ];
+        let machine = around(&files, None);
+        let finding = sysfs(&machine, &Topology::read_from(&machine.files));
+        assert_eq!(finding.summary, "nodes, CPUs and memory are known");
     }
 
     #[test]
