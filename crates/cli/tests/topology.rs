@@ -185,7 +185,7 @@ fn nodes_are_chosen_as_numactl_does() {
         ("-1", "a number is missing in `-1`"),
         ("", "a number is missing"),
         ("0-99999999", "`99999999`"),
-        ("same", "`same` cannot be combined with other nodes"),
+        ("same", "no set of nodes was given before"),
         ("!all", "the set is empty"),
     ] {
         let error = failure(on(&tree, &["--nodes", nodes]), 2);

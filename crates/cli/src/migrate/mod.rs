@@ -243,7 +243,8 @@ fn nodes(args: &MoveArgs) -> Result<(Placement, Option<Vec<pageleap::NodeId>>), 
     let topology = Topology::read()?;
     let to = topology.parse_nodes(&args.to, None)?;
     let from = match &args.from {
-        Some(text) => Some(topology.parse_nodes(text, Some(&to))?),
+        // No memory is taken from these, so the cpuset of this process need not have them.
+        Some(text) => Some(topology.parse_online_nodes(text, Some(&to))?),
         None => None,
     };
     if to.len() == 1 && (args.interleave || args.weights.len() == 1) {

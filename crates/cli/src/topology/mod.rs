@@ -46,7 +46,7 @@ pub fn run(args: &TopologyArgs) -> Result<(), Stop> {
     let files = args.sysroot.as_ref().map_or_else(SysFiles::host, SysFiles::at);
     let topology = Topology::read_from(&files)?;
     let shown = match &args.nodes {
-        Some(text) => topology.parse_online_nodes(text)?,
+        Some(text) => topology.parse_online_nodes(text, None)?,
         None => topology.nodes().iter().map(|node| node.id).collect(),
     };
     let shown: Vec<&Node> =

@@ -5,7 +5,7 @@
 //! namespace, a mount of a part, or a directory that is mounted over hide groups. Their limits apply
 //! all the same.
 
-use crate::topology::SysFiles;
+use crate::topology::{SysFiles, unescaped};
 
 /// A version of cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +96,6 @@ fn mount(line: &str, controller: &str) -> Option<Mount> {
         _ => return None,
     };
     Some(Mount { version, group, directory: directory.trim_start_matches('/').to_owned() })
-}
-
-/// Without the octal escapes of mountinfo (space, tab, newline and backslash).
-fn unescaped(text: &str) -> String {
-    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    escapes.into_iter().fold(text.to_owned(), |text, (code, char)| text.replace(code, char))
 }
 
 /// The groups of the process that a mount shows; `None` if it does not show the process's own.

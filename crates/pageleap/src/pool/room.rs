@@ -44,16 +44,15 @@ impl Room {
     pub(crate) fn now(node: NodeId) -> Result<Room, Error> {
         let files = SysFiles::host();
         let free = Topology::free_now(node)?;
-        let machine = files.text("proc/meminfo")?;
+        const MEMINFO: &str = "proc/meminfo";
+        let machine = available(&files.text(MEMINFO)?);
+        let machine = machine.map_err(|reason| files.damaged(MEMINFO, reason))?;
         // Memory that the kernel keeps for itself on each node.
         let reserve = files.number("proc/sys/vm/min_free_kbytes")? << 10;
         let cgroups = cgroup::memory(&files);
         let limits = [
             (format!("the free memory of {node}"), free.saturating_sub(reserve)),
-            (
-                "the free memory of the machine".to_owned(),
-                available(&machine).saturating_sub(reserve),
-            ),
+            ("the free memory of the machine".to_owned(), machine.saturating_sub(reserve)),
         ];
         let limits = limits
             .into_iter()

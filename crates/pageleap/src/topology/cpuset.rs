@@ -7,7 +7,7 @@
 use pageleap_sys::MAX_NODES;
 
 use super::SysFiles;
-use super::files::Bounded;
+use super::files::{Bounded, MAX_ENTRIES};
 use super::formats::{parse_list, parse_map, status_value, unescaped};
 use super::read::MAX_CPUS;
 use super::reading::node_ids;
@@ -167,13 +167,12 @@ impl Group {
         let cpuset = files.text_if_there(CPUSET)?;
         let found = mounts.into_iter().find_map(|mount| {
             let named = groups.as_deref().and_then(|groups| group_in(groups, mount.kind));
-            let path = named.or(cpuset.as_deref())?.trim_end_matches('\n');
-            // A path that leads above the top of the mount is not shown there.
-            let below = path.strip_prefix(mount.top.trim_end_matches('/'))?;
-            let steps: Vec<String> =
-                below.split('/').filter(|step| !step.is_empty()).map(str::to_owned).collect();
-            let is_shown = !steps.iter().any(|step| step == "..");
-            is_shown.then_some(Group { kind: mount.kind, place: mount.place, steps })
+            let path = steps(named.or(cpuset.as_deref())?.trim_end_matches('\n'));
+            // A group that is not below the top of the mount is not shown there.
+            let below = path.strip_prefix(&*steps(&mount.top))?;
+            let is_shown = !below.contains(&"..");
+            let below = below.iter().map(|step| (*step).to_owned()).collect();
+            is_shown.then_some(Group { kind: mount.kind, place: mount.place, steps: below })
         });
         Ok(found)
     }
@@ -188,6 +187,11 @@ impl Group {
 
     /// What the group may use: `mems` or `cpus`.
     fn list(&self, files: &Bounded, name: &str, end: usize) -> Result<Option<Vec<usize>>, Error> {
+        let own = self.directories().next().unwrap_or_default();
+        // Something else may be mounted where the group was.
+        if files.names_if_there(&own, MAX_ENTRIES)?.is_none() {
+            return Ok(None);
+        }
         let prefix = self.kind.prefix();
         let (names, depth) = match self.kind {
             // A group without files of its own uses what the group above it may use.
@@ -207,6 +211,10 @@ impl Group {
         }
         Ok(None)
     }
+}
+
+fn steps(path: &str) -> Vec<&str> {
+    path.split('/').filter(|step| !step.is_empty()).collect()
 }
 
 /// The mounts that show cpusets.

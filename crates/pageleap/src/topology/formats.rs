@@ -69,7 +69,7 @@ pub(super) fn numbered(names: &[String], prefix: &str, end: usize) -> Result<Vec
 }
 
 /// A path of `mounts`, in which the kernel writes spaces and the like as `\040`.
-pub(super) fn unescaped(path: &str) -> String {
+pub(crate) fn unescaped(path: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(path.to_owned(), |path, (escape, plain)| path.replace(escape, plain))
 }
@@ -123,18 +123,7 @@ pub(super) fn distances(text: &str, nodes: usize) -> Result<Vec<u32>, String> {
 /// Total and allocatable bytes of a meminfo text. The text is that of the machine, or of a node,
 /// where each line begins with `Node N`.
 pub(super) fn meminfo(text: &str) -> Result<(u64, u64), String> {
-    let bytes = |name: &str| -> Result<Option<u64>, String> {
-        let value = text.lines().find_map(|line| {
-            let (head, value) = line.split_once(':')?;
-            (head.split_whitespace().next_back()? == name).then_some(value)
-        });
-        let Some(value) = value else { return Ok(None) };
-        let kb = value.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok());
-        let kb = kb.ok_or_else(|| {
-            format!("`{}` of {name} is not a number", shortened(value.trim_ascii()))
-        })?;
-        Ok(Some(kb.saturating_mul(1024)))
-    };
+    let bytes = |name: &str| bytes_of(text, name);
     let needed = |name: &str| bytes(name)?.ok_or_else(|| format!("it has no {name}"));
     let total = needed("MemTotal")?;
     let mut free = needed("MemFree")?;
@@ -147,11 +136,22 @@ pub(super) fn meminfo(text: &str) -> Result<(u64, u64), String> {
 
 /// The kernel's estimate of the bytes that can be allocated without swapping (`MemAvailable`, Linux
 /// 3.14).
-pub(crate) fn available(meminfo: &str) -> u64 {
-    let kb = meminfo.lines().find_map(|line| {
-        line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok()
+pub(crate) fn available(meminfo: &str) -> Result<u64, String> {
+    let value = bytes_of(meminfo, "MemAvailable")?;
+    value.ok_or_else(|| "it has no MemAvailable".to_owned())
+}
+
+/// The bytes in the line of a meminfo text about `name`, if there is one.
+fn bytes_of(text: &str, name: &str) -> Result<Option<u64>, String> {
+    let value = text.lines().find_map(|line| {
+        let (head, value) = line.split_once(':')?;
+        (head.split_whitespace().next_back()? == name).then_some(value)
     });
-    kb.unwrap_or(0).saturating_mul(1024)
+    let Some(value) = value else { return Ok(None) };
+    let kb = value.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok());
+    let kb =
+        kb.ok_or_else(|| format!("`{}` of {name} is not a number", shortened(value.trim_ascii())))?;
+    Ok(Some(kb.saturating_mul(1024)))
 }
 
 /// The value in the line `name:` of `/proc/self/status`.
@@ -256,6 +256,8 @@ mod tests {
                     Node 0 Active(file):  20 kB\nNode 0 SReclaimable: 1 kB\n";
         assert_eq!(meminfo(node), Ok((1000 << 10, 321 << 10)));
         assert_eq!(meminfo("MemTotal: 5 kB\nMemFree: 2 kB\n"), Ok((5 << 10, 2 << 10)));
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:  7 kB\n"), Ok(7 << 10));
+        assert!(available("MemTotal: 9 kB\n").is_err() && available("MemAvailable: x\n").is_err());
         assert_eq!(meminfo("Node 3 MemTotal: 0 kB\nNode 3 MemFree: 0 kB\n"), Ok((0, 0)));
         // A counter that is a little behind does not make more free than there is.
         let ahead = "MemTotal: 5 kB\nMemFree: 5 kB\nSReclaimable: 1 kB\n";

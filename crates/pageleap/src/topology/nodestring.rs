@@ -40,30 +40,53 @@ impl Topology {
             known if allowed.len() == 1 => format!("this process may use node {known}"),
             known => format!("this process may use the nodes {known}"),
         };
-        let nodes = match text {
-            "same" => match same {
-                Some(same) => Ok(same.to_vec()),
-                None => Err("no set of nodes was given before".into()),
-            },
-            _ => self.parse_set(text, Among { nodes: &allowed, word: "allowed" }),
-        };
-        set_of(text, nodes, known)
+        self.parse_among(text, same, Among { nodes: &allowed, word: "allowed" }, known)
     }
 
     /// Parses a set of nodes as [`parse_nodes`](Topology::parse_nodes) does, but among all online
     /// nodes: also those without memory, and those that the process may not use. This is for
-    /// programs that only show nodes. There is no `same`.
+    /// programs that show nodes or what lies there, and take no memory of them.
     ///
     /// # Errors
     /// [`Error::BadArgument`] names the wrong part of the text, and lists the online nodes.
-    pub fn parse_online_nodes(&self, text: &str) -> Result<Vec<NodeId>, Error> {
+    pub fn parse_online_nodes(
+        &self,
+        text: &str,
+        same: Option<&[NodeId]>,
+    ) -> Result<Vec<NodeId>, Error> {
         let online: Vec<NodeId> = self.nodes().iter().map(|node| node.id).collect();
         let known = id_list(online.iter().map(|node| node.0 as usize));
         let known = match online.len() {
             1 => format!("node {known} is online"),
             _ => format!("the nodes {known} are online"),
         };
-        set_of(text, self.parse_set(text, Among { nodes: &online, word: "online" }), known)
+        self.parse_among(text, same, Among { nodes: &online, word: "online" }, known)
+    }
+
+    /// The set that a text names, in ascending order, each node once. `known` says which nodes it
+    /// could name.
+    fn parse_among(
+        &self,
+        text: &str,
+        same: Option<&[NodeId]>,
+        among: Among,
+        known: String,
+    ) -> Result<Vec<NodeId>, Error> {
+        let nodes = match (text, same) {
+            ("same", Some(same)) => Ok(same.to_vec()),
+            ("same", None) => Err("no set of nodes was given before".into()),
+            _ => self.parse_set(text, among),
+        };
+        let nodes = nodes.and_then(|mut nodes| {
+            nodes.sort_unstable();
+            nodes.dedup();
+            if nodes.is_empty() { Err("the set is empty".to_owned()) } else { Ok(nodes) }
+        });
+        nodes.map_err(|reason| Error::BadArgument {
+            what: "nodes",
+            reason: format!("`{}`: {reason}", shortened(text)),
+            remedy: format!("{known}; numactl(8) describes the notation"),
+        })
     }
 
     fn parse_set(&self, text: &str, among: Among) -> Result<Vec<NodeId>, String> {
@@ -138,25 +161,6 @@ struct Among<'a> {
     nodes: &'a [NodeId],
     /// What they are, for messages.
     word: &'static str,
-}
-
-/// The set that a text names, in ascending order, each node once. `known` says which nodes it could
-/// name.
-fn set_of(
-    text: &str,
-    nodes: Result<Vec<NodeId>, String>,
-    known: String,
-) -> Result<Vec<NodeId>, Error> {
-    let nodes = nodes.and_then(|mut nodes| {
-        nodes.sort_unstable();
-        nodes.dedup();
-        if nodes.is_empty() { Err("the set is empty".to_owned()) } else { Ok(nodes) }
-    });
-    nodes.map_err(|reason| Error::BadArgument {
-        what: "nodes",
-        reason: format!("`{}`: {reason}", shortened(text)),
-        remedy: format!("{known}; numactl(8) describes the notation"),
-    })
 }
 
 #[cfg(test)]
@@ -261,7 +265,7 @@ mod tests {
     #[test]
     fn all_online_nodes_can_be_shown() {
         let machine = sparse();
-        let parse = |text| machine.parse_online_nodes(text);
+        let parse = |text| machine.parse_online_nodes(text, None);
         for (text, nodes) in [
             ("all", &[0, 2, 3, 5, 6, 8][..]),
             ("3", &[3]),
@@ -276,13 +280,15 @@ mod tests {
         for (text, part) in [
             ("4", "node 4 does not exist or is offline; the nodes 0,2-3,5-6,8 are online"),
             ("+6", "`+5` is the last online node"),
-            ("same", "`same` cannot be combined"),
+            ("same", "no set of nodes was given before"),
             ("", "a number is missing"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.is_usage() && error.to_string().contains(part), "{text}: {error}");
         }
         assert!(parse(&"0,".repeat(MAX_TEXT)).is_err());
+        let same = machine.parse_online_nodes("same", Some(&[NodeId(6), NodeId(3)]));
+        assert_eq!(same.unwrap(), [NodeId(3), NodeId(6)]);
     }
 
     #[test]

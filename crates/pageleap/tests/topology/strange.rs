@@ -194,6 +194,7 @@ fn cpusets_of_all_kinds_are_read_where_the_status_is_missing() {
                 ("proc/self/mountinfo", UNIFIED),
                 ("proc/self/cgroup", group),
                 ("sys/fs/cgroup/cpuset.mems.effective", "0-3\n"),
+                ("sys/fs/cgroup/c/d/cgroup.procs", "7\n"),
                 ("sys/fs/cgroup/c/cpuset.mems", "\n"),
                 ("sys/fs/cgroup/c/cpuset.mems.effective", "1-2\n"),
                 ("sys/fs/cgroup/c/cpuset.cpus.effective", "2-4\n"),
@@ -281,6 +282,8 @@ fn cpusets_that_are_not_shown_or_damaged_stay_unknown() {
     let mount = "36 33 0:31 /docker/a /cpusets ro - cgroup cgroup rw,cpuset\n";
     for (groups, text, warnings) in [
         ("4:cpuset:/docker/b\n", "0\n", 0),
+        ("4:cpuset:/docker/ab\n", "0\n", 0),
+        ("4:cpuset:/docker/a/elsewhere\n", "0\n", 0),
         ("4:cpuset:/docker/a/../b\n", "0\n", 0),
         ("4:memory:/docker/a\n", "0\n", 0),
         ("4:cpuset:/docker/a\n", "3-0\n", 1),
@@ -291,6 +294,7 @@ fn cpusets_that_are_not_shown_or_damaged_stay_unknown() {
         tree.put("proc/self/mountinfo", mount);
         tree.put("proc/self/cgroup", groups);
         tree.put("cpusets/cpuset.mems", text);
+        tree.put("cpusets/b/cpuset.mems", text);
         let topology = read(&tree).unwrap();
         assert!(!topology.knows_allowed_nodes(), "{groups}{text}");
         assert_eq!(topology.warnings().len(), warnings, "{:?}", topology.warnings());
