@@ -72,8 +72,10 @@ static int is_refused(const uint32_t nodes[2]) {
     all.region = region;
     all.pool = pools[0];
     pageleap_job *job;
+    pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+    options.engine = PAGELEAP_ENGINE_MPROTECT; /* it raises signals; others do without */
     FAILS(PAGELEAP_ENGINE_REFUSED, "install_fault_handler",
-          pageleap_job_start(&all, 1, NULL, &job));
+          pageleap_job_start(&all, 1, &options, &job));
     FAILS(PAGELEAP_ENGINE_REFUSED, "was set to the default", pageleap_install_fault_handler());
     return 0;
 }
@@ -87,6 +89,8 @@ static int is_refused_in_spite_of_a_promise(const uint32_t nodes[2]) {
     all.region = region;
     all.pool = pool;
     pageleap_job *job;
+    pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+    options.engine = PAGELEAP_ENGINE_MPROTECT;
     OK(pageleap_install_fault_handler());
     const struct sigaction useless[] = {
         { .sa_handler = SIG_DFL },
@@ -98,7 +102,7 @@ static int is_refused_in_spite_of_a_promise(const uint32_t nodes[2]) {
     for (size_t i = 0; i < sizeof useless / sizeof useless[0]; i++) {
         CHECK(sigaction(SIGSEGV, &useless[i], NULL) == 0);
         FAILS(PAGELEAP_ENGINE_REFUSED, "SA_SIGINFO and not SA_RESETHAND",
-              pageleap_job_start(&all, 1, NULL, &job));
+              pageleap_job_start(&all, 1, &options, &job));
     }
     return 0;
 }

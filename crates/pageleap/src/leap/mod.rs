@@ -242,13 +242,8 @@ impl<'a> Migration<'a> {
         if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
             warnings.push(format!("{WITHOUT_HANDLER}: {error}"));
         }
-        if engine.signals() {
-            if backend.is_host_memory() {
-                fault::check_no_thread_blocks_sigsegv()?;
-            }
-            if self.engine == EngineChoice::Auto && writable {
-                warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
-            }
+        if engine.signals() && self.engine == EngineChoice::Auto && writable {
+            warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
         }
         // The writers of a hugetlb page wait for as long as its copy takes.
         let together = threads > 1 && page.is_hugetlb();

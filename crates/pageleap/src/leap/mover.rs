@@ -281,7 +281,8 @@ impl FrameMover {
         // The alias of the old frames is read, or gets their page tables: what a failed attempt has
         // left there must not be in the way.
         leg.from.mend_torn(old)?;
-        if by.why == Why::NotFollowed && (self.handler_is_gone() || self.deaf().is_some()) {
+        let signals = by.engine.signals() && by.why != Why::ReadOnly;
+        if signals && (self.handler_is_gone() || self.deaf().is_some()) {
             // A writer whose signal is blocked would be killed, and another handler would end the
             // process.
             return Err((Call::Protect, Errno(libc::EDEADLK)));
@@ -303,8 +304,9 @@ impl FrameMover {
         true
     }
 
-    /// Why some thread would be killed by the signal that the last resort needs. Found out when
-    /// this job needs to know for the first time.
+    /// Why some thread would be killed by a signal that an engine raises. Found out when this job
+    /// needs to know for the first time, and not at its start: a second passes before a thread that
+    /// blocks the signal is known to go on blocking it.
     fn deaf(&self) -> Option<&Error> {
         let look = || {
             let host = self.backend().is_host_memory();
