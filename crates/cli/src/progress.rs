@@ -19,7 +19,7 @@ pub fn bytes(title: &str, total: u64) -> ProgressBar {
 
 /// A bar over bytes that move, whose message is [`transferred`]. It appears when it is drawn first.
 pub fn transfer(total: u64) -> ProgressBar {
-    bar("", total, "moving [{bar:16}] {msg}")
+    bar("", total, "moving [{bar:8}] {wide_msg}")
 }
 
 /// How far a transfer is, with the rate of all of it. `total` is the most that may still turn out to

@@ -176,7 +176,7 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
     for run in staying.iter().take(MOST_SHOWN) {
         let (start, end) = (run.range.start, run.range.end);
         let why = run.reason.map_or_else(String::new, |reason| reason.to_string());
-        out += &format!("  {}: {start:x}-{end:x}: {why}\n", run.source);
+        out += &output::hanging(&format!("  {}: {start:x}-{end:x}: ", run.source), &why, columns);
     }
     if staying.len() > MOST_SHOWN {
         out += &format!("  ... and {} more ranges (--json has all)\n", staying.len() - MOST_SHOWN);
