@@ -7,6 +7,8 @@ const OBSERVE: &str = "crates/pageleap/src/observe.rs";
 const KERNEL_CALL: &str = "crates/pageleap/src/kernel/call.rs";
 const KERNEL_MOVER: &str = "crates/pageleap/src/kernel/mover.rs";
 const KERNEL_ROOM: &str = "crates/pageleap/src/kernel/room.rs";
+const KERNEL_SETTLE: &str = "crates/pageleap/src/kernel/settle.rs";
+const JOB_HANDLE: &str = "crates/pageleap/src/job/handle.rs";
 const OUTCOMES: &str = "crates/pageleap/src/job/outcomes.rs";
 
 pub const ROWS: &[Mutant] = &[
@@ -128,6 +130,30 @@ pub const ROWS: &[Mutant] = &[
         find: "from.max(last.end)",
         replace: "from.min(last.end)",
         why: "a mapping that has grown while mappings were read overlaps another one of other access",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "a-stopped-job-asks-about-all-pages",
+        file: KERNEL_SETTLE,
+        find: "if !books.is_to_stop() {",
+        replace: "if pages > 0 {",
+        why: "Ctrl-C does not end a job before it has asked about all its pages",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "needless-pages-are-not-asked-about",
+        file: KERNEL_SETTLE,
+        find: "(PageOutcome::Unchanged, None) => !has_one_target,",
+        replace: "(PageOutcome::Unchanged, None) => false,",
+        why: "a page that lay right is taken along by its folio, and the report does not notice",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "the-last-progress-is-a-sum-of-attempts",
+        file: JOB_HANDLE,
+        find: "self.bytes_migrated.store(migrated, Ordering::Relaxed);",
+        replace: "let _ = migrated;",
+        why: "progress counts pages that have moved on, and not those that came along",
         caught_by: Checker::Unit.fails(),
     },
 ];
