@@ -106,7 +106,7 @@ pub enum Reason {
     /// ([`KernelMigration::fill`](crate::KernelMigration::fill) lets it).
     NoFreeBlock,
     /// Other code of this process has closed a descriptor that the job needs
-    /// ([`Error::DescriptorLost`]).
+    /// ([`DescriptorLost`](crate::Error::DescriptorLost)).
     DescriptorLost,
 }
 
