@@ -1,5 +1,8 @@
-//! Ctrl-C and similar signals ask the run to end. They do not end the process at once, because that
-//! would leave huge pages reserved.
+//! Ctrl-C and all other signals that would end the process ask the run to end. They do not end the
+//! process at once, because that would leave huge pages reserved.
+//!
+//! Signals of faults (SIGSEGV, SIGABRT and the like) end it at once, as SIGKILL does, because a
+//! thread that has failed cannot end the run. [`huge_pages`](crate::huge_pages) puts pages back then.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -8,10 +11,31 @@ use crate::stop::Stop;
 /// The signal that arrived first, or 0.
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on, the handler only notes the first SIGINT, SIGTERM or SIGHUP. A second signal of the
-/// same kind ends the process. An ignored signal stays ignored, such as SIGHUP under `nohup`.
+/// The signals that end a process unless it does something about them, and that tell of no fault of
+/// it (signal(7)). The real-time signals belong to them too.
+const ENDING: [i32; 15] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGPIPE,
+    libc::SIGALRM,
+    libc::SIGTERM,
+    libc::SIGSTKFLT,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+    libc::SIGPWR,
+];
+
+/// From now on, the handler only notes the first signal that would end the process. A second signal
+/// of the same kind ends it. An ignored signal stays ignored, such as SIGHUP under `nohup`.
 pub fn install() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    let real_time = libc::SIGRTMIN()..=libc::SIGRTMAX();
+    for signal in ENDING.into_iter().chain(real_time) {
         // SAFETY: a zeroed sigaction is valid (no flags, empty mask). `note` only updates an
         // atomic, which a signal handler may do. The call touches no memory beyond the structure.
         unsafe {
@@ -22,7 +46,11 @@ pub fn install() {
             }
             action = std::mem::zeroed();
             action.sa_sigaction = note as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+            // The kernel repeats SIGXCPU every second, until a second limit ends the process.
+            if signal != libc::SIGXCPU {
+                action.sa_flags |= libc::SA_RESETHAND;
+            }
             libc::sigaction(signal, &action, std::ptr::null_mut());
         }
     }

@@ -9,6 +9,7 @@ mod bytes;
 mod demo;
 mod doctor;
 mod generate;
+mod huge_pages;
 mod interrupt;
 mod machine;
 mod migrate;
@@ -42,6 +43,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
+    #[command(hide = true)]
+    KeepHugePages(huge_pages::KeeperArgs),
     Move(Box<migrate::MoveArgs>),
     Status(status::StatusArgs),
     Topology(topology::TopologyArgs),
@@ -56,11 +59,16 @@ const FAILED: u8 = 1;
 const SIGNALLED: u8 = 128;
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::KeepHugePages(_)) {
+        huge_pages::settle();
+    }
+    let result = match command {
         Command::Bench(args) => bench::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Generate(args) => generate::run(&args, Cli::command()),
+        Command::KeepHugePages(args) => huge_pages::keep(&args),
         Command::Move(args) => migrate::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Topology(args) => topology::run(&args),

@@ -333,7 +333,8 @@ mod tests {
             ),
             (
                 "crates/cli/tests",
-                [&COMMAND_TEST_BINARIES[..], &["bench", "status", "topology"]].concat(),
+                [&COMMAND_TEST_BINARIES[..], &["bench", "huge_pages", "status", "topology"]]
+                    .concat(),
             ),
         ] {
             for entry in std::fs::read_dir(root.join(folder)).unwrap() {

@@ -81,8 +81,8 @@ pub struct DemoArgs {
     #[arg(long, value_name = "SEED", default_value = "1")]
     pub seed: u64,
 
-    /// With --page-size 2m or 1g: reserve the huge pages for the run and release them afterwards
-    /// (needs root)
+    /// With --page-size 2m or 1g: reserve the huge pages for the run and release them afterwards,
+    /// however it ends (needs root)
     #[arg(long)]
     pub reserve_huge_pages: bool,
 

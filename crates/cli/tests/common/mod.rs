@@ -1,10 +1,13 @@
 //! What the tests of several commands need.
 
-use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
-use std::os::fd::AsRawFd;
+mod pipe;
+
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use pipe::full_pipe;
 
 /// Runs pageleap, interrupts it as Ctrl-C does when it has run for some time, and returns what
 /// became of it.
@@ -36,20 +39,6 @@ pub fn interrupted_when(arguments: &[&str], wait: impl FnOnce(&Child)) -> Output
     let output = child.wait_with_output().unwrap();
     reader.join().unwrap().unwrap();
     output
-}
-
-/// A pipe that has no room: who writes to it waits until somebody reads.
-fn full_pipe() -> (PipeReader, PipeWriter) {
-    let (from, to) = pipe().unwrap();
-    let waits = |waits: bool| {
-        let flags = if waits { 0 } else { libc::O_NONBLOCK };
-        // SAFETY: the call takes numbers only.
-        assert_eq!(unsafe { libc::fcntl(to.as_raw_fd(), libc::F_SETFL, flags) }, 0);
-    };
-    waits(false);
-    while (&to).write(&[0; 4096]).is_ok() {}
-    waits(true);
-    (from, to)
 }
 
 /// A process that is not ready for the signal yet dies of it, as any does.

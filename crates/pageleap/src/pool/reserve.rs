@@ -28,46 +28,31 @@ impl HugePageReservation {
     /// If the page size is not one of hugetlb, the file cannot be written, or the kernel finds
     /// fewer contiguous pages than requested; pages that were added are given back.
     pub fn reserve(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
-        if !page.is_hugetlb() {
-            return Err(Error::BadArgument {
-                what: "page size",
-                reason: format!("{page} pages need no reservation"),
-                remedy: "use 2m or 1g".into(),
-            });
-        }
-        let page = page.bytes() as u64;
-        let total = huge_page_directory(node, page).join("nr_hugepages");
+        let total = count_file(node, page)?;
         let _only_us = lock_file(&total);
-        let present = Topology::node_now(node)?;
-        let missing = pages.saturating_sub(present.free_huge(page));
-        // The kernel would take all memory of the node before it refused.
-        if missing.saturating_mul(page) > present.total_bytes {
-            return Err(Error::OutOfMemory {
-                node,
-                needed_bytes: missing.saturating_mul(page),
-                free_bytes: present.free_bytes,
-                limit: "the memory of the node".into(),
-                remedy: "reserve fewer pages".into(),
-            });
-        }
-        if missing == 0 {
-            return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
-        }
-        let before = read_count(&total)?;
-        write(&total, before + missing)?;
-        let added = read_count(&total)?.saturating_sub(before);
-        if added < missing {
-            write(&total, before)?;
-            return Err(Error::OutOfMemory {
-                node,
-                needed_bytes: missing * page,
-                free_bytes: added * page,
-                limit: format!("the kernel ({})", total.display()),
-                remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory"
-                    .into(),
-            });
-        }
-        Ok(HugePageReservation { total, added, process: std::process::id() })
+        let free = Topology::node_now(node)?.free_huge(page.bytes() as u64);
+        raise(node, page, total, pages.saturating_sub(free))
+    }
+
+    /// Adds `pages` huge pages of that size to those of the node, however many are free: pages that
+    /// somebody else has reserved stay free for them. Needs root.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn add(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
+        let total = count_file(node, page)?;
+        let _only_us = lock_file(&total);
+        raise(node, page, total, pages)
+    }
+
+    /// Pages that a process had added and not given back when it ended. Dropping the value gives
+    /// them back.
+    ///
+    /// # Errors
+    /// If the page size is not one of hugetlb.
+    pub fn left_behind(node: NodeId, page: PageSize, pages: u64) -> Result<Self, Error> {
+        let total = count_file(node, page)?;
+        Ok(HugePageReservation { total, added: pages, process: std::process::id() })
     }
 
     /// How many pages have been added.
@@ -82,10 +67,67 @@ impl Drop for HugePageReservation {
             return;
         }
         let _only_us = lock_file(&self.total);
-        if let Ok(now) = read_count(&self.total) {
+        if let Ok(now) = reserved(&self.total) {
             let _ = write(&self.total, now.saturating_sub(self.added));
         }
     }
+}
+
+/// The file that says how many huge pages of that size the node has.
+fn count_file(node: NodeId, page: PageSize) -> Result<PathBuf, Error> {
+    if !page.is_hugetlb() {
+        return Err(Error::BadArgument {
+            what: "page size",
+            reason: format!("{page} pages need no reservation"),
+            remedy: "use 2m or 1g".into(),
+        });
+    }
+    Ok(huge_page_directory(node, page.bytes() as u64).join("nr_hugepages"))
+}
+
+/// Raises the number in `total` by `missing`. The caller has locked the file.
+fn raise(
+    node: NodeId,
+    page: PageSize,
+    total: PathBuf,
+    missing: u64,
+) -> Result<HugePageReservation, Error> {
+    let page = page.bytes() as u64;
+    let present = Topology::node_now(node)?;
+    // The kernel would take all memory of the node before it refused.
+    if missing.saturating_mul(page) > present.total_bytes {
+        return Err(Error::OutOfMemory {
+            node,
+            needed_bytes: missing.saturating_mul(page),
+            free_bytes: present.free_bytes,
+            limit: "the memory of the node".into(),
+            remedy: "reserve fewer pages".into(),
+        });
+    }
+    if missing == 0 {
+        return Ok(HugePageReservation { total, added: 0, process: std::process::id() });
+    }
+    let before = reserved(&total)?;
+    write(&total, before + missing)?;
+    let added = reserved(&total)?.saturating_sub(before);
+    if added < missing {
+        write(&total, before)?;
+        return Err(Error::OutOfMemory {
+            node,
+            needed_bytes: missing * page,
+            free_bytes: added * page,
+            limit: format!("the kernel ({})", total.display()),
+            remedy: "free memory, or compact it first: echo 1 > /proc/sys/vm/compact_memory".into(),
+        });
+    }
+    Ok(HugePageReservation { total, added, process: std::process::id() })
+}
+
+/// The number of pages that stay when they are freed. The file counts surplus pages too, but what is
+/// written there is the number without them.
+fn reserved(total: &Path) -> Result<u64, Error> {
+    let surplus = read_count(&total.with_file_name("surplus_hugepages")).unwrap_or(0);
+    Ok(read_count(total)?.saturating_sub(surplus))
 }
 
 fn write(total: &Path, pages: u64) -> Result<(), Error> {

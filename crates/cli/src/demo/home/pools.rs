@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicU64;
 use std::thread::available_parallelism;
 
 use pageleap::observe::{self, MappedPages};
-use pageleap::pool::HugePageReservation;
 use pageleap::{Job, Migration, NodeId, PageRun, Pool, Region};
 use pageleap_measure::memcpy::Target;
 
@@ -13,6 +12,7 @@ use super::super::args::DemoArgs;
 use super::super::build::MOST_THREADS;
 use super::super::summary::NodePages;
 use super::{Home, Way, Wishes};
+use crate::huge_pages::Reserved;
 use crate::progress;
 use crate::stop::Stop;
 
@@ -27,14 +27,14 @@ pub struct Pools {
     source: Pool,
     /// The pool to leap to. It is as large as the region.
     destination: Pool,
-    _reservations: Vec<HugePageReservation>,
+    _reserved: Option<Reserved>,
 }
 
 impl Pools {
     /// Fills two pools and takes a region of the first one. Reserves huge pages before if a flag
     /// asks for them.
     pub fn take(args: &DemoArgs, bytes: usize, [from, to]: [u32; 2]) -> Result<Pools, Stop> {
-        let reservations = reserve_huge_pages(args, bytes, [from, to])?;
+        let reserved = reserve_huge_pages(args, bytes, [from, to])?;
         let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         let pool = |node, title: &str| -> Result<Pool, Stop> {
             super::super::stop_if_interrupted()?;
@@ -52,7 +52,7 @@ impl Pools {
         let destination = pool(to, "filling second pool")?;
         super::super::stop_if_interrupted()?;
         let region = Region::new(&source, bytes)?;
-        Ok(Pools { region, source, destination, _reservations: reservations })
+        Ok(Pools { region, source, destination, _reserved: reserved })
     }
 }
 
@@ -60,19 +60,18 @@ fn reserve_huge_pages(
     args: &DemoArgs,
     bytes: usize,
     [from, to]: [u32; 2],
-) -> Result<Vec<HugePageReservation>, Stop> {
+) -> Result<Option<Reserved>, Stop> {
     if !args.reserve_huge_pages {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     let pages = (bytes / args.page_size.bytes()) as u64;
-    // Two reservations on one node could count the same free pages twice.
     let demands =
         if from == to { vec![(from, 2 * pages)] } else { vec![(from, pages), (to, pages)] };
-    let mut reservations = Vec::new();
-    for (node, pages) in demands {
-        reservations.push(HugePageReservation::reserve(NodeId(node), args.page_size, pages)?);
-    }
-    Ok(reservations)
+    Reserved::add(args.page_size, &demands).map(Some).or_else(|stop| {
+        // A signal ends the call before the kernel has found all pages.
+        super::super::stop_if_interrupted()?;
+        Err(stop)
+    })
 }
 
 impl Home for Pools {
