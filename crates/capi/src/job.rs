@@ -23,6 +23,16 @@ pub struct pageleap_job(pub(crate) Job);
 /// PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
 /// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
 ///
+/// The job's threads inherit the scheduling policy and the nice value of the calling thread. If
+/// these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
+/// copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
+/// threads of the program do not wait behind others for them. If the process may not raise them
+/// (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
+/// and waits may take as long as others keep the job from the CPU. While threads wait for a page,
+/// the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
+/// where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
+/// calling thread stays as it is.
+///
 /// Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
 /// pageleap_job_free().
 #[unsafe(no_mangle)]

@@ -13,8 +13,9 @@ use crate::region::pageleap_region;
 use crate::status::{pageleap_status, text};
 
 /// The method by which pages are moved, and its effect on the threads that use them meanwhile.
-/// With every engine threads wait for milliseconds at most, nothing is lost, and every page
-/// moves in the end.
+/// With every engine nothing is lost, and every page moves in the end. Threads wait for
+/// milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that depends
+/// on. Where all CPUs are busy, expect waits of some 20 ms.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub enum pageleap_engine {

@@ -54,6 +54,7 @@ pub mod observe;
 mod placement;
 #[cfg(not(loom))]
 pub mod pool;
+mod priority;
 #[cfg(not(loom))]
 pub mod probe;
 #[cfg(not(loom))]

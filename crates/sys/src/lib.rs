@@ -38,9 +38,9 @@ pub use memory::{
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    PidFd, Resource, ResourceLimit, capability, cpu_time_ns, effective_capabilities,
-    has_seccomp_filter, is_ordinary, kernel_release, own_cpu_clock, policy_mode, resource_limit,
-    run_first, run_shortly, static_memory, thp_disabled, thread_cpu_time_ns,
+    PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
+    has_seccomp_filter, kernel_release, own_cpu_clock, policy_mode, reschedule, resource_limit,
+    run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
 };
 pub use threads::{Thread, own_stack};
 pub use uffd::{

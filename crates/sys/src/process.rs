@@ -226,30 +226,88 @@ pub fn static_memory() -> Vec<Range<usize>> {
     found
 }
 
-/// Whether the calling thread has the ordinary scheduling policy SCHED_OTHER
-/// (`sched_getscheduler(2)`).
-pub fn is_ordinary() -> bool {
-    // SAFETY: the call takes no pointers.
-    unsafe { libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK == libc::SCHED_OTHER }
+/// How a thread is scheduled: its policy (`SCHED_*`) and its nice value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheduling {
+    /// Without SCHED_RESET_ON_FORK.
+    pub policy: i32,
+    /// Of threads with a real-time policy the kernel keeps it for later.
+    pub nice: i32,
 }
 
-/// Schedules the calling thread before all ordinary threads (SCHED_FIFO with the lowest priority),
-/// or with `false` as an ordinary thread again (`sched_setscheduler(2)`, Linux 2.6.32 for
-/// SCHED_RESET_ON_FORK).
-///
-/// Child processes and new threads do not inherit the policy.
+impl Scheduling {
+    /// As threads are scheduled of which nobody has said anything.
+    pub const ORDINARY: Scheduling = Scheduling { policy: libc::SCHED_OTHER, nice: 0 };
+
+    /// Before all that are not real-time threads, with the lowest priority of those (SCHED_FIFO).
+    pub const fn first(self) -> Scheduling {
+        Scheduling { policy: libc::SCHED_FIFO, ..self }
+    }
+
+    /// Whether it is SCHED_FIFO.
+    pub const fn is_first(self) -> bool {
+        self.policy == libc::SCHED_FIFO
+    }
+
+    /// Whether it is no real-time policy: SCHED_OTHER, SCHED_BATCH or SCHED_IDLE.
+    pub const fn is_fair(self) -> bool {
+        matches!(self.policy, libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE)
+    }
+
+    /// Whether ordinary threads run before it, or longer. A thread with SCHED_BATCH waits longer
+    /// for a CPU after it was woken.
+    pub const fn is_low(self) -> bool {
+        self.is_fair() && (self.policy != libc::SCHED_OTHER || self.nice > 0)
+    }
+}
+
+/// How the calling thread is scheduled (`sched_getscheduler(2)`, `getpriority(2)`).
 ///
 /// # Errors
-/// EPERM: the process has neither CAP_SYS_NICE nor an RLIMIT_RTPRIO above 0.
-pub fn run_first(first: bool) -> Result<(), Errno> {
+/// EPERM or ENOSYS: a seccomp filter refuses one of the calls.
+pub fn scheduling() -> Result<Scheduling, Errno> {
+    // SAFETY: the calls take no pointers.
+    let (policy, inverse) = unsafe {
+        let policy = check(libc::sched_getscheduler(0).into())?;
+        // The call itself tells 20 - nice, and so no negative number.
+        (policy, check(libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0))?)
+    };
+    let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
+    Ok(Scheduling { policy, nice: 20 - inverse as i32 })
+}
+
+/// Changes how the calling thread is scheduled, which is `from` (`sched_setscheduler(2)`,
+/// `setpriority(2)`). Threads and processes that it starts do not inherit a real-time policy (Linux
+/// 2.6.32).
+///
+/// # Errors
+/// EPERM: the process has neither CAP_SYS_NICE nor a sufficient RLIMIT_RTPRIO or RLIMIT_NICE.
+/// Nothing has changed then.
+pub fn reschedule(from: Scheduling, to: Scheduling) -> Result<(), Errno> {
+    if from.policy != to.policy {
+        set_policy(to)?;
+    }
+    if from.nice != to.nice {
+        // SAFETY: the call takes no pointers. On Linux the number 0 is the calling thread.
+        let set = check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, to.nice) }.into());
+        if let Err(errno) = set {
+            if from.policy != to.policy {
+                let _ = set_policy(from);
+            }
+            return Err(errno);
+        }
+    }
+    Ok(())
+}
+
+fn set_policy(to: Scheduling) -> Result<(), Errno> {
     // SCHED_RESET_ON_FORK stays set: removing it needs CAP_SYS_NICE, even where RLIMIT_RTPRIO
     // allows the rest.
-    let policy =
-        if first { libc::SCHED_FIFO } else { libc::SCHED_OTHER } | libc::SCHED_RESET_ON_FORK;
+    let policy = to.policy | libc::SCHED_RESET_ON_FORK;
     // SAFETY: the struct consists of integers. The C library may have fields in it besides the one
     // that counts.
     let mut priority: libc::sched_param = unsafe { std::mem::zeroed() };
-    priority.sched_priority = i32::from(first);
+    priority.sched_priority = i32::from(to.is_first());
     // SAFETY: the call reads the struct, which outlives it.
     check(unsafe { libc::sched_setscheduler(0, policy, &priority) }.into()).map(drop)
 }

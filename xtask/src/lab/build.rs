@@ -329,7 +329,7 @@ mod tests {
         for (folder, known) in [
             (
                 "crates/pageleap/tests",
-                [&TEST_BINARIES[..], &["memory_calls", "swap", "topology"]].concat(),
+                [&TEST_BINARIES[..], &["memory_calls", "priorities", "swap", "topology"]].concat(),
             ),
             (
                 "crates/cli/tests",

@@ -140,6 +140,18 @@ pub struct EnginesArgs {
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, value_parser = wait_budget)]
     pub wait_budget: Option<Duration>,
 
+    /// Threads that start the jobs, by comma: ordinary, batch (SCHED_BATCH), nice19, idle
+    /// (SCHED_IDLE). With --engine auto, --load uniform and --rates max the gaps show how long a
+    /// store is held up by a job that others keep from the CPU
+    #[arg(
+        long,
+        value_name = "STARTERS",
+        default_value = "ordinary",
+        value_delimiter = ',',
+        hide_possible_values = true
+    )]
+    pub starter: Vec<Starter>,
+
     /// Node that the region starts on [default: the first node with memory]
     #[arg(long, value_name = "NODE")]
     pub from: Option<u32>,
@@ -256,6 +268,63 @@ pub struct EngineRow {
     pub choice: EngineChoice,
     /// Size of areas; `None` for the library's default.
     pub area: Option<usize>,
+    /// What thread starts the job.
+    pub starter: Starter,
+}
+
+/// The priority of a thread that starts a job, and that the job inherits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Starter {
+    /// As the command was started.
+    #[default]
+    Ordinary,
+    /// SCHED_BATCH.
+    Batch,
+    /// A nice value of 19.
+    Nice19,
+    /// SCHED_IDLE.
+    Idle,
+}
+
+impl Starter {
+    /// Runs `start` in a thread of this priority.
+    ///
+    /// # Errors
+    /// Those of `start`. A priority may always be lowered.
+    pub fn run<T: Send>(self, start: impl FnOnce() -> T + Send) -> T {
+        let become_so = move || {
+            let (policy, nice) = match self {
+                Starter::Ordinary => return,
+                Starter::Batch => (libc::SCHED_BATCH, None),
+                Starter::Nice19 => (libc::SCHED_OTHER, Some(19)),
+                Starter::Idle => (libc::SCHED_IDLE, None),
+            };
+            let parameter = libc::sched_param { sched_priority: 0 };
+            // SAFETY: the calls change the calling thread only; the first one reads one structure.
+            unsafe {
+                libc::sched_setscheduler(0, policy, &parameter);
+                nice.map(|nice| libc::setpriority(libc::PRIO_PROCESS, 0, nice));
+            }
+        };
+        std::thread::scope(|scope| {
+            let starts = scope.spawn(move || {
+                become_so();
+                start()
+            });
+            starts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+impl fmt::Display for Starter {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.pad(match self {
+            Starter::Ordinary => "ordinary",
+            Starter::Batch => "batch",
+            Starter::Nice19 => "nice19",
+            Starter::Idle => "idle",
+        })
+    }
 }
 
 /// Sizes of areas that --all measures besides the default one, for engines whose areas do not grow
@@ -273,13 +342,19 @@ impl EnginesArgs {
         let chosen = self.engine.as_deref().map_or(EngineChoice::ALL.to_vec(), once_each);
         let mut rows = Vec::new();
         for choice in chosen {
-            rows.push(EngineRow { choice, area: None });
+            let mut areas = vec![None];
             if self.all && choice.forced().is_some_and(|engine| !engine.areas_grow()) {
-                let more = MORE_AREAS.into_iter().map(Some);
-                rows.extend(more.map(|area| EngineRow { choice, area }));
+                areas.extend(MORE_AREAS.map(Some));
             }
+            let of_area =
+                |area| self.starters().map(move |starter| EngineRow { choice, area, starter });
+            rows.extend(areas.into_iter().flat_map(of_area));
         }
         rows
+    }
+
+    fn starters(&self) -> impl Iterator<Item = Starter> {
+        once_each(&self.starter).into_iter()
     }
 
     /// Threads that write to a region of so many bytes: each base page has one writer.
@@ -349,9 +424,12 @@ impl EnginesArgs {
 
     /// The rows of each table of this kind of memory.
     pub fn rows_of(&self, kind: Kind) -> Vec<EngineRow> {
-        let row = |engine: Engine| EngineRow { choice: engine.into(), area: None };
+        let rows = |engine: Engine| {
+            let (choice, area) = (engine.into(), None);
+            self.starters().map(move |starter| EngineRow { choice, area, starter })
+        };
         match kind.private {
-            true => [Engine::UffdMove, Engine::Kernel].map(row).to_vec(),
+            true => [Engine::UffdMove, Engine::Kernel].into_iter().flat_map(rows).collect(),
             false => self.rows(),
         }
     }
@@ -461,7 +539,10 @@ mod tests {
         let flags = ["--all", "--load", "quiet", "--runs", "1", "--engine", "auto"];
         let args = parse(&flags).unwrap();
         assert_eq!((args.runs(), args.loads(1 << 30)), (1, vec![QUIET]));
-        assert_eq!(args.rows(), [EngineRow { choice: EngineChoice::Auto, area: None }]);
+        assert_eq!(
+            args.rows(),
+            [EngineRow { choice: EngineChoice::Auto, area: None, starter: Starter::Ordinary }]
+        );
     }
 
     #[test]

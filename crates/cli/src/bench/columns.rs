@@ -8,6 +8,7 @@ use pageleap_measure::phase::Phase;
 use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::median;
 
+use super::args::Starter;
 use super::gaps;
 use super::rows::{Case, Line, OneCopy, Row, Run};
 
@@ -86,7 +87,7 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
 }
 
 /// The engine that was asked for, and the one by which `auto` has moved most in all runs together.
-pub fn asked_and_used(row: &Row) -> String {
+fn engine_name(row: &Row) -> String {
     let asked = row.case.engine.choice;
     if asked != EngineChoice::Auto {
         return asked.to_string();
@@ -102,6 +103,15 @@ pub fn asked_and_used(row: &Row) -> String {
     match of_it * 100 / all.max(1) {
         100 => format!("{asked} ({used})"),
         percent => format!("{asked} ({used} {percent}%)"),
+    }
+}
+
+/// The same, and who has started the jobs, unless it is an ordinary thread.
+pub fn asked_and_used(row: &Row) -> String {
+    let engine = engine_name(row);
+    match row.case.engine.starter {
+        Starter::Ordinary => engine,
+        starter => format!("{engine}, {starter}"),
     }
 }
 
@@ -123,6 +133,7 @@ pub fn row_columns<'a>() -> Vec<Column<Row<'a>>> {
         column("", "engine", "", |row: &Row| asked_and_used(row).into()),
         column("engine", "", "", |row: &Row| row.samples[0].leap.report.engine.to_string().into()),
         column("requested_engine", "", "", |row: &Row| row.case.engine.choice.to_string().into()),
+        column("starter", "", "", |row: &Row| row.case.engine.starter.to_string().into()),
         column("engine_moved_ratio", "", "", |row: &Row| {
             let shares: Vec<f64> =
                 row.samples.iter().map(|sample| own_share(&sample.leap.report)).collect();

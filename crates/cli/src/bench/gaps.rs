@@ -143,6 +143,9 @@ fn columns<'a>() -> Vec<Column<GapRow<'a>>> {
         column("requested_engine", "", "", |gap: &GapRow| {
             gap.row.map_or(Value::Unknown, |row| row.case.engine.choice.to_string().into())
         }),
+        column("starter", "", "", |gap: &GapRow| {
+            gap.row.map_or(Value::Unknown, |row| row.case.engine.starter.to_string().into())
+        }),
         column(
             "threads",
             "threads",

@@ -147,6 +147,7 @@ impl Memory {
 
     /// A leap to the destination, ready to be started.
     pub fn leap(&self, args: &EnginesArgs, engine: &EngineRow) -> Result<Leap<'_>, Stop> {
+        let starter = engine.starter;
         match self {
             Memory::Region(pools) => {
                 let migration = pools.migration(&pools.destination);
@@ -154,7 +155,8 @@ impl Memory {
                 let migration =
                     args.wait_budget.into_iter().fold(migration, Migration::wait_budget);
                 let migration = engine.area.into_iter().fold(migration, Migration::area_bytes);
-                Ok(Leap { start: Box::new(move || migration.start()), populate_ns: None })
+                let start = move || starter.run(move || migration.start());
+                Ok(Leap { start: Box::new(start), populate_ns: None })
             }
             Memory::Private(private) => {
                 let migration = private.migration(private.bytes(), private.to, engine.choice);
@@ -170,7 +172,8 @@ impl Memory {
                 let migration = reserve
                     .into_iter()
                     .fold(migration, |migration, reserve| migration.reserve(&Arc::new(reserve)));
-                Ok(Leap { start: Box::new(move || migration.start()), populate_ns })
+                let start = move || starter.run(move || migration.start());
+                Ok(Leap { start: Box::new(start), populate_ns })
             }
         }
     }
@@ -217,7 +220,7 @@ impl Memory {
 /// A leap that has not begun.
 pub struct Leap<'a> {
     /// Starts it.
-    pub start: Box<dyn FnOnce() -> Result<Job, pageleap::Error> + 'a>,
+    pub start: Box<dyn FnOnce() -> Result<Job, pageleap::Error> + Send + 'a>,
     /// What taking and populating the memory for it took.
     pub populate_ns: Option<u64>,
 }

@@ -25,6 +25,7 @@ use crate::job::pace::Seen;
 use crate::job::run::AbortOnUnwind;
 use crate::job::{Mover, Terms};
 use crate::kernel::{self, KernelMover};
+use crate::priority;
 use crate::sync::{Mutex, lock, thread};
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
@@ -347,8 +348,10 @@ impl Mover for MemoryMover {
     }
 
     fn worker(&self, number: usize, books: Books<'_>) -> Worker {
-        affinity::run_shortly();
-        Worker { again: (0, 0), stuck: BTreeSet::new(), kernel: self.kernel.worker(number, books) }
+        // Which raises this thread.
+        let kernel = self.kernel.worker(number, books);
+        priority::run_shortly();
+        Worker { kernel, again: (0, 0), stuck: BTreeSet::new() }
     }
 
     fn area_pages(&self, stretch: &Area) -> Option<u64> {

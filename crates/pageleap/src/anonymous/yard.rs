@@ -21,6 +21,7 @@ use super::window::{Ground, Shared, Span, attendant, watcher};
 use crate::error::Error;
 use crate::job::run::AbortOnUnwind;
 use crate::observe;
+use crate::priority::Raised;
 use crate::sync::{Mutex, lock};
 use crate::units::{BASE_PAGE, Call};
 
@@ -101,6 +102,8 @@ impl Yard {
                 let (ground, kept) = std::hint::black_box((ground, kept));
                 let served = ground.shared.served();
                 served.ready.fetch_add(1, Release);
+                // Threads of the program wait for it.
+                Raised::this_thread(|_| ());
                 role(ground, kept);
                 match thread_cpu_time_ns() {
                     Ok(ns) => served.cpu_ns.fetch_add(ns, Relaxed),

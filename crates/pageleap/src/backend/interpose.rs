@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, CopyMethod, Errno, Mapping, MemoryFile, PageRegion, Policy,
-    Prot, Tracker,
+    Ability, Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, MemoryFile, PageRegion,
+    Policy, Prot, Tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -264,8 +264,8 @@ unsafe impl<I: Interposer> Backend for I {
             self.inner().read_file(file, offset, dst, part.of(len))
         })
     }
-    fn hurry(&self, on: bool) -> bool {
-        self.inner().hurry(on)
+    fn hurry(&self, haste: Haste, on: bool) -> bool {
+        self.inner().hurry(haste, on)
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod) {
         self.before_copy(dst, src, len);

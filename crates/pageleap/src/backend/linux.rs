@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use pageleap_sys as sys;
 
 use super::{
-    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Kept, Mapping, MemoryFile,
-    PageRegion, Policy, Prot, Tracker, tracker,
+    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Haste, Kept, Mapping,
+    MemoryFile, PageRegion, Policy, Prot, Tracker, tracker,
 };
 use crate::error::Error;
 use crate::observe::AttributeRun;
@@ -235,8 +235,8 @@ unsafe impl Backend for Linux {
     ) -> Result<(), Errno> {
         unsafe { sys::read_at(Self::borrow(file), offset, dst, len) }
     }
-    fn hurry(&self, on: bool) -> bool {
-        sys::run_first(on).is_ok()
+    fn hurry(&self, haste: Haste, on: bool) -> bool {
+        haste.apply(on)
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod) {
         unsafe { sys::copy_racing(dst, src, len, method) }

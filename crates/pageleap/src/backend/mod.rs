@@ -37,6 +37,7 @@ pub use pageleap_sys::{Advice, CopyLoop, CopyMethod, Errno, PageRegion, Policy, 
 
 use crate::error::Error;
 use crate::observe::AttributeRun;
+pub use crate::priority::Haste;
 use crate::units::PageSize;
 pub use crate::units::{Call, Prot};
 
@@ -289,7 +290,7 @@ pub unsafe trait Backend: Send + Sync {
     ) -> Result<(), Errno>;
     /// Raises the calling thread's priority while others wait for it, or puts it back. Returns
     /// whether that worked. Not a mapping call.
-    fn hurry(&self, on: bool) -> bool;
+    fn hurry(&self, haste: Haste, on: bool) -> bool;
     /// Copies bytes that other threads may be writing, so that the copy may be torn. Not a mapping
     /// call: it cannot fail. `method` changes only how long it takes.
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, method: CopyMethod);

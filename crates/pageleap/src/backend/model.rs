@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::{
-    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Mapping, MemoryFile, PageRegion,
-    Policy, Prot, Tracker, page_is,
+    Ability, Advice, Backend, Call, CopyMethod, Descriptor, Errno, Haste, Mapping, MemoryFile,
+    PageRegion, Policy, Prot, Tracker, page_is,
 };
 use crate::error::Error;
 use crate::observe::{AttributeRun, Attributes};
@@ -615,7 +615,7 @@ unsafe impl Backend for Model {
         }
         Ok(())
     }
-    fn hurry(&self, _on: bool) -> bool {
+    fn hurry(&self, _haste: Haste, _on: bool) -> bool {
         false
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, _method: CopyMethod) {

@@ -13,6 +13,7 @@ use pageleap_sys::{
 
 use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, privileged, shake_hands};
 use super::{Ability, Call, Descriptor, Tracker};
+use crate::priority;
 
 /// Opens the descriptors: by the system call, or else through the device.
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
@@ -97,9 +98,7 @@ pub(super) fn faults<'a>(tracker: Tracker) -> BorrowedFd<'a> {
 /// be let in by `write`.
 pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     // Other threads may sleep until this one has run.
-    if sys::is_ordinary() {
-        let _ = sys::run_first(true).or_else(|_| sys::run_shortly());
-    }
+    priority::serve_others();
     /// How soon it is noticed that a descriptor is no longer the tracker's: then nothing ends the
     /// wait.
     const LOOK_MS: i32 = 500;

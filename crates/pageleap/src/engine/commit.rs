@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Tools;
 use super::Work;
 use super::slot::Span;
-use crate::backend::{Backend, Call, Errno, Mapping, Prot};
+use crate::backend::{Backend, Call, Errno, Haste, Mapping, Prot};
 use crate::sync::thread;
 
 /// How an attempt ended. In each case the span has the access that the user set, and the slot is
@@ -67,6 +67,8 @@ pub(crate) struct Effort {
     pub(crate) window_ns: u64,
     /// Whether this thread was scheduled before others during the attempt.
     pub(crate) hurried: bool,
+    /// How this thread has been raised, until it is put back.
+    raised: Option<Haste>,
     /// Base pages found written after the first copy of the whole area.
     pub(crate) written: u64,
     /// Base pages copied while everybody waited.
@@ -84,6 +86,22 @@ pub(crate) struct Effort {
 impl Effort {
     pub(crate) fn count(&mut self, call: Call) {
         self.calls[call as usize] += 1;
+    }
+
+    /// Raises this thread as far as `haste` says, if that is not done.
+    pub(super) fn hurry(&mut self, backend: &dyn Backend, haste: Option<Haste>) {
+        let Some(haste) = haste.filter(|_| self.raised.is_none()) else { return };
+        if backend.hurry(haste, true) {
+            self.raised = Some(haste);
+            self.hurried |= haste.is_first();
+        }
+    }
+
+    /// Puts this thread back.
+    pub(super) fn slow_down(&mut self, backend: &dyn Backend) {
+        if let Some(haste) = self.raised.take() {
+            backend.hurry(haste, false);
+        }
     }
 }
 
@@ -209,7 +227,8 @@ pub(super) unsafe fn arrive(
 }
 
 /// Maps frames again over a span that already maps them, so that the span's many mappings become
-/// one. `restore` sets the span's attributes again.
+/// one. `restore` sets the span's attributes again. Threads that touch the span meanwhile wait for
+/// this one, which is raised as `haste` says.
 ///
 /// # Safety
 /// The span belongs to a region and maps exactly what `mapping` says. Nobody migrates, grows or
@@ -219,6 +238,7 @@ pub(crate) unsafe fn map_again<T>(
     tools: &Tools<'_>,
     span: &Span,
     mapping: &Mapping,
+    haste: Option<Haste>,
     effort: &mut Effort,
     restore: impl FnOnce() -> T,
 ) -> (Result<(), Errno>, T) {
@@ -227,6 +247,7 @@ pub(crate) unsafe fn map_again<T>(
         // The span stays as it is.
         return (Err(Errno(libc::EBADF)), restore());
     }
+    effort.hurry(backend, haste);
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
     effort.count(Call::Map);
@@ -253,6 +274,7 @@ pub(crate) unsafe fn map_again<T>(
     });
     let restored = restore();
     slot.retire();
+    effort.slow_down(backend);
     (joined, restored)
 }
 

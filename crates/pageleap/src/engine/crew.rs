@@ -18,7 +18,7 @@
 //! The crew lies in a slot, because no thread of a job may access the heap between the freeze and
 //! the commit.
 
-use crate::backend::{Backend, CopyMethod};
+use crate::backend::{Backend, CopyMethod, Haste};
 use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
 /// Bytes that a thread takes at a time. Their copy takes some 10 us.
@@ -182,16 +182,15 @@ impl Crew {
     // Helper's side
     // ---------------------------------------------------------------------------------------------
 
-    /// Runs a helper until [`Crew::end`]. With `hurry` the helper is scheduled before others during
-    /// urgent copies.
+    /// Runs a helper until [`Crew::end`]. In urgent copies it is scheduled as `haste` says.
     ///
     /// # Safety
     /// `backend` is the leader's backend.
-    pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, hurry: bool) {
+    pub(crate) unsafe fn help(&self, backend: &dyn Backend, number: usize, haste: Option<Haste>) {
         // SAFETY: a part of what the leader vouches for until we have left, and nobody else copies
         // it.
         let copy = |part: Piece| unsafe { part.copy(backend) };
-        self.follow(number, &copy, &|on| hurry && backend.hurry(on));
+        self.follow(number, &copy, &|on| haste.is_some_and(|haste| backend.hurry(haste, on)));
     }
 
     fn follow(&self, number: usize, copy: &CopyPiece<'_>, hurry: &dyn Fn(bool) -> bool) {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::commit::{Effort, Parked, Step, erase, persist};
 use super::slot::Span;
 use super::{Following, Tools, Work};
-use crate::backend::{Advice, Call, Errno, PageRegion, page_is};
+use crate::backend::{Advice, Call, Errno, Haste, PageRegion, page_is};
 use crate::sync::monotonic_ns;
 use crate::units::{BASE_PAGE, PageSize};
 
@@ -51,7 +51,8 @@ pub(super) trait Way {
         true
     }
 
-    /// Whether this thread is to run before others from the moment when the area is closed.
+    /// Whether this thread is to run before others from the moment when the area is closed, also if
+    /// an ordinary one has started the job.
     fn hurries(&self, _at: &Attempt<'_>) -> bool {
         true
     }
@@ -107,11 +108,9 @@ impl Attempt<'_> {
         if in_place { self.work.span.addr } else { self.work.old.alias }
     }
 
-    /// Lets this thread run before others, if that is allowed and not done.
+    /// Raises this thread, if that is allowed and not done.
     pub(super) fn hurry(&self, effort: &mut Effort) {
-        if self.following.hurry && !effort.hurried {
-            effort.hurried = self.tools.backend.hurry(true);
-        }
+        effort.hurry(self.tools.backend, self.work.haste);
     }
 
     /// Marks the whole span. Transparent huge pages are followed by base pages
@@ -206,8 +205,9 @@ impl Attempt<'_> {
     pub(super) unsafe fn copy_closed(&self, pages: Range<usize>) {
         let Tools { slot, backend, .. } = self.tools;
         let piece = self.work.piece(self.source(), pages);
+        let urgent = self.work.haste.is_some_and(Haste::is_first);
         // SAFETY: forwarded to the caller.
-        unsafe { slot.crew.copy(backend, piece, self.following.hurry) };
+        unsafe { slot.crew.copy(backend, piece, urgent) };
     }
 
     /// Shows `each` the pages of `[addr, addr + len)` of which the kernel does not know that they
@@ -317,7 +317,7 @@ pub(super) unsafe fn attempt(
     // If a call that replaces a mapping fails half-way, threads that meet the hole wait for this.
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &work.span, erase(backend)) };
-    if way.hurries(at) {
+    if way.hurries(at) || work.starter_is_low() {
         at.hurry(effort);
     }
     let closed_at = monotonic_ns();
@@ -347,9 +347,7 @@ pub(super) unsafe fn attempt(
     };
     effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
     slot.retire();
-    if effort.hurried {
-        backend.hurry(false);
-    }
+    effort.slow_down(backend);
     step
 }
 
@@ -367,7 +365,8 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
     unsafe {
         // Before the copy: a store that the copy misses has to leave its mark.
         way.mark(at, effort)?;
-        slot.crew.copy(backend, at.work.piece(source, 0..len), false);
+        let all = at.work.piece(source, 0..len);
+        at.work.copy_beside(backend, || slot.crew.copy(backend, all, false));
         effort.copied += len as u64;
         for round in 0.. {
             let mut written = 0;

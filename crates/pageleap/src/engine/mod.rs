@@ -36,7 +36,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use crate::backend::{Ability, Backend, CopyMethod, MemoryFile, Tracker};
+use crate::backend::{Ability, Backend, CopyMethod, Haste, MemoryFile, Tracker};
 #[cfg(not(loom))]
 use crate::backend::{Call, Errno};
 use crate::error::Error;
@@ -460,6 +460,20 @@ pub(crate) struct Tools<'a> {
 }
 
 impl Work {
+    /// Whether a thread of low priority has started the job.
+    fn starter_is_low(&self) -> bool {
+        self.copying.is_some()
+    }
+
+    /// Copies as this thread copies what nobody waits for.
+    fn copy_beside(&self, backend: &dyn Backend, copy: impl FnOnce()) {
+        let changed = self.copying.filter(|copying| backend.hurry(*copying, true));
+        copy();
+        if let Some(copying) = changed {
+            backend.hurry(copying, false);
+        }
+    }
+
     /// The copy of some bytes of the area from `source`, where the old frames can be read.
     fn piece(&self, source: usize, bytes: Range<usize>) -> Piece {
         let (dst, src) = (self.new.alias + bytes.start, source + bytes.start);
@@ -501,6 +515,10 @@ pub(crate) struct Work {
     pub(crate) method: CopyMethod,
     /// How to follow writes, if the job has a tracker.
     pub(crate) following: Option<Following>,
+    /// How this thread is to be scheduled while others wait for it, if not as usual.
+    pub(crate) haste: Option<Haste>,
+    /// How it is to be scheduled while it copies what nobody waits for, if not as usual.
+    pub(crate) copying: Option<Haste>,
 }
 
 /// How to follow the writes to an area.
@@ -512,8 +530,6 @@ pub(crate) struct Following {
     pub(crate) freeze_at: u64,
     /// After this many further copies it is frozen anyway.
     pub(crate) max_rounds: u32,
-    /// Whether this thread may run before others while they wait for it.
-    pub(crate) hurry: bool,
 }
 
 /// The state of the alias of the vacated frames after an attempt.

@@ -33,6 +33,18 @@ const COPY_STEP: usize = crate::units::BASE_PAGE;
 /// # Safety
 /// As [`attempt`](super::attempt).
 pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
+    // SAFETY: forwarded to the caller.
+    let step = unsafe { move_area(tools, work, effort) };
+    effort.slow_down(tools.backend);
+    step
+}
+
+/// Does all of it, and leaves the thread raised if it has closed the area for the copy. Short
+/// windows are not worth the calls that raise it, unless it has just copied at a low priority.
+///
+/// # Safety
+/// As [`attempt`].
+unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step {
     let Tools { slot, epoch, backend } = *tools;
     let Span { addr, len, prot } = work.span;
     // A span that the user may not write cannot be disturbed: nothing to track, nothing to protect.
@@ -44,6 +56,9 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
     // SAFETY: `backend` outlives this function, which retires the slot on every path.
     unsafe { slot.publish(epoch, &work.span, erase(backend)) };
     loop {
+        if trackable && hold {
+            effort.hurry(backend, work.haste);
+        }
         let mut closed_at = monotonic_ns();
         if trackable {
             effort.count(Call::Protect);
@@ -67,6 +82,9 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
         // contract).
         let complete = unsafe { copy(slot, backend, work, trackable && !hold, effort) };
         let copy_ns = monotonic_ns().saturating_sub(from);
+        if work.starter_is_low() {
+            effort.hurry(backend, work.haste);
+        }
         if trackable && !hold {
             closed_at = monotonic_ns();
             match slot.close() {
@@ -131,7 +149,13 @@ unsafe fn copy(
         }
         let step = step.min(len - done);
         // SAFETY: both ranges lie inside the source and the new frames that the caller vouches for.
-        unsafe { slot.crew.copy(backend, work.piece(source, done..done + step), false) };
+        let copy =
+            || unsafe { slot.crew.copy(backend, work.piece(source, done..done + step), false) };
+        if interruptible {
+            work.copy_beside(backend, copy)
+        } else {
+            copy()
+        }
         effort.copied += step as u64;
         done += step;
     }

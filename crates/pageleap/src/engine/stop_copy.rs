@@ -4,7 +4,10 @@
 //! Nothing is followed, so nothing is marked, looked at or copied again. A thread that touches the
 //! area in the window, reading or writing, user code or kernel, sleeps in a page fault until the
 //! new frames have come. The window contains the copy. So the engine is for areas that few threads
-//! touch meanwhile, and how long these may wait decides how large areas are (`job/pace.rs`).
+//! touch meanwhile, and how long these may wait decides how large areas are (`job/pace.rs`). The
+//! worker is raised in the window, but before ordinary threads only as long as its share of real
+//! time lasts: copies at a real-time priority would keep a CPU from everybody else for the length
+//! of a job (`priority.rs`).
 //!
 //! The kernel sends no message for an exchange of page tables here, and forgets the registration of
 //! what was exchanged (`mremap` without UFFD_FEATURE_EVENT_REMAP). So no thread has to read
@@ -35,12 +38,6 @@ pub(super) unsafe fn attempt(tools: &Tools<'_>, work: &Work, effort: &mut Effort
 
 impl Way for StopCopy {
     fn copies_beside(&self, _at: &Attempt<'_>) -> bool {
-        false
-    }
-
-    /// No: the window contains the copy, and a thread that copied at a real-time priority would
-    /// keep its CPU from everybody else for as long as the job lasts.
-    fn hurries(&self, _at: &Attempt<'_>) -> bool {
         false
     }
 

@@ -152,9 +152,10 @@ pub struct Report {
     /// How many of them were longer than the wait budget.
     pub windows_over_budget: u64,
     /// In how many of them the thread that kept the area closed went before others (SCHED_FIFO;
-    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO, and an engine that follows writes; not done for a
-    /// window that is one call for one page). The others may last until such a thread has got a CPU
-    /// again.
+    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO). That is not done for a short window of `mprotect`, or
+    /// one that is one call for one page, unless a thread of low priority has started the job. In
+    /// windows that contain the copy of an area it is done for at most about half of the time. The
+    /// others may last until such a thread has got a CPU again.
     pub windows_first: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,

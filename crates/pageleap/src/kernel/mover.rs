@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::{Mover, Terms};
+use crate::priority::Raised;
 use crate::sync::{Instant, thread};
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
@@ -536,7 +537,9 @@ impl Worker {
 impl Mover for KernelMover {
     type Worker = Worker;
 
-    fn worker(&self, _number: usize, _books: Books<'_>) -> Worker {
+    fn worker(&self, _number: usize, books: Books<'_>) -> Worker {
+        // Threads that touch a page wait while a call moves it.
+        Raised::this_thread(|warning| books.warn_once(warning));
         let batch = self.manner.batch.clone();
         Worker {
             batch,

@@ -197,20 +197,17 @@ impl FrameMover {
     ) -> bool {
         let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
         let mut effort = Effort::default();
-        effort.hurried = self.hurries.get().is_some() && self.backend().hurry(true);
+        let haste = self.hurries.get().copied();
         let closed_at = monotonic_ns();
         // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
         // to do with it any more.
         let (joined, restored) = unsafe {
-            map_again(&self.tools(slot), &span, mapping, &mut effort, || {
+            map_again(&self.tools(slot), &span, mapping, haste, &mut effort, || {
                 self.restore_attributes(leg, &span, false)
             })
         };
         // As every window: nobody waits longer than from before the first call to after the last.
         effort.window_ns = monotonic_ns() - closed_at;
-        if effort.hurried {
-            self.backend().hurry(false);
-        }
         books.add(&effort);
         if let Err(errno) = joined {
             books.warn_once(format!("mappings stay apart: mmap failed with {errno}"));

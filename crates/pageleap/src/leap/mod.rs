@@ -206,6 +206,13 @@ impl<'a> Migration<'a> {
     /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
     /// GB.
     ///
+    /// The job's threads inherit the scheduling policy and the nice value of the calling thread. If
+    /// these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH, a nice value above 0),
+    /// only copies are made so for which nobody waits; otherwise the job's threads are ordinary
+    /// ones. If the process may not raise them (CAP_SYS_NICE, or an RLIMIT_NICE of 20),
+    /// [`Report::warnings`](crate::Report::warnings) says so. While threads of the program wait for
+    /// a page, the job runs before ordinary threads (SCHED_FIFO) if it may.
+    ///
     /// # Errors
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
     /// too few free frames, or the engine cannot work here. After an error nothing has changed.

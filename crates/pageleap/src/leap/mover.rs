@@ -13,7 +13,7 @@ use super::legs::{Claimed, Leg};
 use super::recycle::Vacated;
 use super::slots::ClaimedSlot;
 use super::tracker::OpenTracker;
-use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Mapping, Prot, Tracker};
+use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, Prot, Tracker};
 use crate::engine::choice::{self, AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step, map_again};
 use crate::engine::fault::{self, SLOTS};
@@ -27,8 +27,9 @@ use crate::job::pace::Seen;
 use crate::job::{Mover, Terms};
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
+use crate::priority::{FirstShare, Raised};
 use crate::region::{Extent, RegionInner};
-use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns};
+use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
 /// What one page of page table maps in base pages: 2 MB.
@@ -67,8 +68,10 @@ pub(super) struct FrameMover {
     pub(super) slots: Vec<ClaimedSlot>,
     /// Why the thread that reads the tracker's messages could not be started.
     pub(super) unserved: OnceLock<Errno>,
-    /// Whether a worker may run before others in its windows.
-    pub(super) hurries: OnceLock<()>,
+    /// How workers run before others in windows in which mappings are joined, if they do.
+    pub(super) hurries: OnceLock<Haste>,
+    /// How the job's threads were scheduled by their starter.
+    pub(super) raised: OnceLock<Raised>,
     /// Why areas cannot be moved by an engine that signals, if that has been looked at and is so.
     deaf: OnceLock<Option<Error>>,
     /// What is wrong with the SIGSEGV handler, once an area has stayed because of it.
@@ -100,9 +103,22 @@ pub(super) struct Worker {
     preferred: Option<NodeId>,
     /// From where they cannot come.
     refused: Option<NodeId>,
-    /// The tracker, if one is served, and whether this worker may run before others while they wait
-    /// for it.
-    follow: Option<(Tracker, bool)>,
+    /// The tracker, if one is served.
+    follow: Option<Tracker>,
+    /// How it may run before others in windows, if it may.
+    first: Option<Haste>,
+    /// What bounds windows that contain a copy.
+    share: FirstShare,
+}
+
+impl Worker {
+    /// How to run before others in the windows of an attempt, if at all. Before one that closes the
+    /// area for its copy, the CPU may be offered to others.
+    fn haste(&mut self, closes_for_copy: bool) -> Option<Haste> {
+        let first = self.first?;
+        let admitted = !closes_for_copy || self.share.admits(monotonic_ns, thread::yield_now);
+        admitted.then_some(first)
+    }
 }
 
 /// An area with its frames.
@@ -139,6 +155,7 @@ impl FrameMover {
             slots,
             unserved: OnceLock::new(),
             hurries: OnceLock::new(),
+            raised: OnceLock::new(),
             deaf: OnceLock::new(),
             handler_gone: OnceLock::new(),
             methods: OnceLock::new(),
@@ -244,23 +261,24 @@ impl FrameMover {
             hold: terms.hold || few_wait,
             maybe_split: page == PageSize::Thp && area.refused > 0,
             method: self.method_of(area.leg),
-            following: self.tracker_for(worker, few_wait).map(|(tracker, hurry)| Following {
+            following: self.tracker_for(worker, few_wait).map(|tracker| Following {
                 tracker,
                 freeze_at: terms.freeze_at,
                 max_rounds,
-                hurry,
             }),
+            haste: None,
+            copying: self.raised.get().and_then(|raised| raised.copying()),
         };
         (by, work)
     }
 
-    /// The tracker for an attempt, and whether the worker may run before others meanwhile.
-    fn tracker_for(&self, worker: &Worker, few_wait: bool) -> Option<(Tracker, bool)> {
+    /// The tracker for an attempt.
+    fn tracker_for(&self, worker: &Worker, few_wait: bool) -> Option<Tracker> {
         if !few_wait {
             return worker.follow;
         }
         let (_, open) = self.terrain.while_few_wait.as_ref()?;
-        open.as_ref().map(|open| (open.tracker(), false))
+        open.as_ref().map(OpenTracker::tracker)
     }
 
     /// Makes everything ready for an attempt, or says why it cannot be made.
@@ -414,7 +432,7 @@ impl FrameMover {
         // SAFETY: the span is claimed by this job and maps exactly these frames. The attempt on it
         // is over.
         let (mapped, restored) = unsafe {
-            map_again(&self.tools(slot), span, &mapping, effort, || {
+            map_again(&self.tools(slot), span, &mapping, work.haste, effort, || {
                 self.restore_attributes(leg, span, false)
             })
         };
@@ -488,15 +506,17 @@ impl Mover for FrameMover {
     fn worker(&self, number: usize, _books: Books<'_>) -> Worker {
         let served = self.unserved.get().is_none();
         let tracker = self.terrain.tracker.as_ref().filter(|_| served).map(OpenTracker::tracker);
-        let hurry = self.may_hurry(tracker);
-        if hurry {
-            self.hurries.get_or_init(|| ());
+        let first = self.first();
+        if let Some(haste) = first.filter(|_| tracker.is_some()) {
+            self.hurries.get_or_init(|| haste);
         }
         Worker {
             slot: self.slots[number].slot(),
             preferred: None,
             refused: None,
-            follow: tracker.map(|tracker| (tracker, hurry)),
+            follow: tracker,
+            first,
+            share: FirstShare::new(monotonic_ns()),
         }
     }
 
@@ -531,7 +551,9 @@ impl Mover for FrameMover {
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
         let place = self.place(area);
         self.prefer_tables(place.leg.tables, &mut worker.preferred, terms.books);
-        let (by, work) = self.plan(worker, &place, area, terms);
+        let (by, mut work) = self.plan(worker, &place, area, terms);
+        let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
+        work.haste = worker.haste(closes_for_copy);
         let _moving = match place.region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
             Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
@@ -554,6 +576,10 @@ impl Mover for FrameMover {
             Ok(()) => unsafe { engine::attempt(by.engine, &self.tools(worker.slot), &work) },
             Err((call, errno)) => Ended::refused(by.engine, &work, call, errno),
         };
+        // A writer may have had an area closed for its copy that was not to be.
+        if ended.effort.hurried && (closes_for_copy || ended.effort.held) {
+            worker.share.spend(ended.effort.window_ns);
+        }
         let usable = self.settle_aliases(&place, &work, &ended, preferred);
         let Ended { step, mut effort, mut telling, disturbed, old_alias } = ended;
         if by.why == Why::FewWait {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use super::mover::FrameMover;
 use crate::affinity;
-use crate::backend::{Ability, Backend, Call, Errno, Tracker};
+use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};
 use crate::engine::Messages;
 use crate::engine::crew::Crew;
 use crate::engine::fault::{MAX_THREADS, SLOTS};
 use crate::error::Error;
 use crate::job::books::Books;
 use crate::job::run::AbortOnUnwind;
+use crate::priority::{self, Raised};
 use crate::sync::{Barrier, thread};
 
 /// A tracker of this job, closed on drop.
@@ -41,9 +42,12 @@ impl FrameMover {
     /// Runs `work` where the destination is, with a thread that reads the messages of the tracker,
     /// if that is needed.
     pub(super) fn serve_while(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
-        // Before the other threads are started, which inherit both.
+        // Before the other threads are started, which inherit all of it.
         if self.backend().is_host_memory() && !affinity::run_on(&self.terrain.cpus) {
             books.warn("the workers may not run on the destination node's CPUs".into());
+        }
+        if self.backend().is_host_memory() {
+            self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
         }
         let need = self.terrain.engine.profile().tracker;
         let served = need.is_some_and(|need| match need.messages {
@@ -86,19 +90,18 @@ impl FrameMover {
         books.fail(Error::SystemFile { path, reason: why.to_string(), remedy });
     }
 
-    /// Whether the calling thread may run before others while they wait for it.
-    pub(super) fn may_hurry(&self, tracker: Option<Tracker>) -> bool {
-        self.backend().is_host_memory() && {
-            affinity::run_shortly();
-            tracker.is_some() && affinity::may_run_first()
+    /// How the calling thread may run before others while they wait for it, if it may.
+    pub(super) fn first(&self) -> Option<Haste> {
+        if !self.backend().is_host_memory() {
+            return None;
         }
+        priority::run_shortly();
+        priority::first()
     }
 
     /// Helps the one worker to copy, until all helpers are dismissed.
     pub(super) fn help_worker(&self, helper: usize) {
-        let tracker = self.terrain.tracker.as_ref().filter(|_| self.unserved.get().is_none());
-        let hurry = self.may_hurry(tracker.map(OpenTracker::tracker));
-        help(self.backend(), &self.slots[0].slot().crew, helper, hurry);
+        help(self.backend(), &self.slots[0].slot().crew, helper, self.first());
     }
 }
 
@@ -130,9 +133,9 @@ fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
 
 /// Helps a worker to copy. A function of its own, for the same reason as [`serve`].
 #[inline(never)]
-fn help(backend: &dyn Backend, crew: &'static Crew, number: usize, hurry: bool) {
+fn help(backend: &dyn Backend, crew: &'static Crew, number: usize, haste: Option<Haste>) {
     let bomb = AbortOnUnwind;
     // SAFETY: the backend of the job.
-    unsafe { crew.help(backend, number, hurry) };
+    unsafe { crew.help(backend, number, haste) };
     std::mem::forget(bomb);
 }

@@ -113,12 +113,9 @@ impl Fixture {
             hold: self.by.hold,
             maybe_split: false,
             method: CopyMethod::DEFAULT,
-            following: Some(Following {
-                tracker: self.tracker,
-                freeze_at,
-                max_rounds,
-                hurry: false,
-            }),
+            following: Some(Following { tracker: self.tracker, freeze_at, max_rounds }),
+            haste: None,
+            copying: None,
         };
         let tools = Tools { slot: &self.table.slots[0], epoch: &self.table.epoch, backend };
         // SAFETY: only this migrator uses the fixture's span and frames. Each tracker of the model

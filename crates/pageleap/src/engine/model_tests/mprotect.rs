@@ -73,6 +73,8 @@ impl Fixture {
             maybe_split: false,
             method: CopyMethod::DEFAULT,
             following: None,
+            haste: None,
+            copying: None,
         }
     }
 

@@ -1,0 +1,226 @@
+//! How threads of a job are scheduled.
+//!
+//! A job inherits the policy and the nice value of the thread that starts it, and may be as
+//! unimportant as that. A thread of the program that waits for the job is not: if the job gets no
+//! CPU, neither does the waiting thread (priority inversion). It waits for *windows*, and also for
+//! other mapping calls of the job, each of which takes a lock of the address space. So threads of a
+//! job are raised as far as the user may:
+//!
+//! * to ordinary threads, for good, if the starter is *low*: SCHED_IDLE, SCHED_BATCH, or a nice value
+//!   above 0. Only copies that nobody waits for are made as low as that ([`Raised::copying`]);
+//! * before all ordinary threads (SCHED_FIFO, lowest priority) in windows: in those that are short,
+//!   and in those that contain a copy as far as a share of real time allows ([`FirstShare`]).
+//!
+//! A thread with a real-time policy that the user has chosen keeps it.
+
+use pageleap_sys::{self as sys, Resource, Scheduling};
+
+/// A part of its work for which the calling thread is scheduled in another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Haste {
+    usual: Scheduling,
+    meanwhile: Scheduling,
+}
+
+impl Haste {
+    /// Whether that is before all ordinary threads.
+    pub(crate) fn is_first(self) -> bool {
+        self.meanwhile.is_first()
+    }
+
+    /// Begins or ends it for the calling thread. Returns whether that worked.
+    pub(crate) fn apply(self, on: bool) -> bool {
+        let Haste { usual, meanwhile } = self;
+        let (from, to) = if on { (usual, meanwhile) } else { (meanwhile, usual) };
+        sys::reschedule(from, to).is_ok()
+    }
+}
+
+/// How the calling thread is scheduled, if that may be changed.
+fn own() -> Option<Scheduling> {
+    let is_modelled = cfg!(any(miri, shuttle));
+    sys::scheduling().ok().filter(|own| own.is_fair() && !is_modelled)
+}
+
+/// What has become of a thread that a starter of low priority has started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Raised {
+    /// As it was before.
+    low: Option<Scheduling>,
+}
+
+impl Raised {
+    /// Makes the calling thread an ordinary one, if it is lower and may be. Threads that it starts
+    /// are ordinary too. If it has to stay low, warns.
+    pub(crate) fn this_thread(warn: impl FnOnce(String)) -> Raised {
+        let Some(low) = own().filter(|own| own.is_low()) else { return Raised::default() };
+        if sys::reschedule(low, Scheduling::ORDINARY).is_ok() {
+            return Raised { low: Some(low) };
+        }
+        warn(stays_low(low));
+        Raised::default()
+    }
+
+    /// How copies are made that nobody waits for, if not as usual.
+    pub(crate) fn copying(self) -> Option<Haste> {
+        let usual = Scheduling::ORDINARY;
+        self.low.map(|low| Haste { usual, meanwhile: low })
+    }
+}
+
+/// Why threads may have to wait for as long as a thread of the job gets no CPU.
+fn stays_low(own: Scheduling) -> String {
+    let name = match own {
+        Scheduling { policy: libc::SCHED_IDLE, .. } => "SCHED_IDLE".to_owned(),
+        Scheduling { policy: libc::SCHED_BATCH, nice } => format!("SCHED_BATCH, nice {nice}"),
+        Scheduling { nice, .. } => format!("nice {nice}"),
+    };
+    format!(
+        "the thread that started the job has a low priority ({name}), and the job may not have a higher one: threads may \
+         wait for a page as long as others keep the job from the CPU; grant CAP_SYS_NICE or an RLIMIT_NICE of 20 \
+         (ulimit -e 20), or start the job from an ordinary thread"
+    )
+}
+
+/// How the calling thread may run before ordinary threads, and return, if it may. With a limit on
+/// real time (RLIMIT_RTTIME) the kernel would kill the process during a window that takes longer.
+pub(crate) fn first() -> Option<Haste> {
+    let usual = own()?;
+    let haste = Haste { usual, meanwhile: usual.first() };
+    let unlimited = sys::resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none());
+    (unlimited && haste.apply(true) && haste.apply(false)).then_some(haste)
+}
+
+/// Raises the calling thread for good, as far as it may be. It is one that sleeps until others wait
+/// for it, and then does little.
+pub(crate) fn serve_others() {
+    let Some(own) = own() else { return };
+    if sys::reschedule(own, own.first()).is_err() {
+        run_shortly();
+    }
+}
+
+/// Asks for short time slices for the calling thread, so that the scheduler runs it soon after a
+/// wake-up. The kernel offers that to every ordinary thread without privilege.
+pub(crate) fn run_shortly() {
+    if sys::scheduling().is_ok_and(|own| own.policy == libc::SCHED_OTHER) {
+        let _ = sys::run_shortly();
+    }
+}
+
+/// Bounds the time for which a worker runs before ordinary threads in windows that contain the copy
+/// of an area: one after the other they would keep a CPU from everybody else for the length of a job.
+///
+/// The time that passes earns credit, half as much, and windows spend it. Without credit the worker
+/// offers its CPU to others before it closes the next area. If somebody takes it, that earns credit.
+/// If nobody does, nobody competes with the worker, and the window needs no priority.
+#[derive(Debug)]
+pub(crate) struct FirstShare {
+    credit_ns: i64,
+    earned_at_ns: u64,
+    last_ns: i64,
+}
+
+impl FirstShare {
+    /// The most credit, with which a worker begins.
+    const MOST_NS: i64 = 20_000_000;
+
+    /// How often the CPU is offered before a window.
+    const OFFERS: u32 = 16;
+
+    pub(crate) fn new(now_ns: u64) -> FirstShare {
+        FirstShare { credit_ns: Self::MOST_NS, earned_at_ns: now_ns, last_ns: 0 }
+    }
+
+    /// Whether the next window may run first, if it takes as long as the last one.
+    pub(crate) fn admits(&mut self, now_ns: impl Fn() -> u64, offer: impl Fn()) -> bool {
+        for _ in 0..Self::OFFERS {
+            if self.suffices(now_ns()) {
+                return true;
+            }
+            offer();
+        }
+        self.suffices(now_ns())
+    }
+
+    fn suffices(&mut self, now_ns: u64) -> bool {
+        let earned = now_ns.saturating_sub(self.earned_at_ns) / 2;
+        self.credit_ns = self.credit_ns.saturating_add_unsigned(earned).min(Self::MOST_NS);
+        self.earned_at_ns = now_ns;
+        self.credit_ns >= self.last_ns.min(Self::MOST_NS)
+    }
+
+    /// Takes a window off the credit that has run first.
+    pub(crate) fn spend(&mut self, window_ns: u64) {
+        self.last_ns = i64::try_from(window_ns).unwrap_or(i64::MAX);
+        self.credit_ns = self.credit_ns.saturating_sub(self.last_ns);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Makes windows of some length one after the other, on a machine where each offer of the CPU
+    /// takes some time. Returns how many ran first, the time they took, and all time.
+    fn run(windows: u64, window_ns: u64, offer_ns: u64) -> (u64, u64, u64) {
+        let clock = Cell::new(0);
+        let mut share = FirstShare::new(0);
+        let mut first = 0;
+        for _ in 0..windows {
+            if share.admits(|| clock.get(), || clock.set(clock.get() + offer_ns)) {
+                first += 1;
+                share.spend(window_ns);
+            }
+            clock.set(clock.get() + window_ns);
+        }
+        (first, first * window_ns, clock.get())
+    }
+
+    #[test]
+    fn windows_that_copy_run_first_for_half_of_the_time_at_most() {
+        for window_ns in [MS, 4 * MS, 50 * MS] {
+            // Nobody else wants the CPU.
+            let (first, used, all) = run(1000, window_ns, 0);
+            assert!(first > 0 && first < 1000);
+            assert!(used <= all / 2 + 20 * MS + window_ns, "{used} of {all}");
+            // Others take it for 3 ms whenever it is offered: every window runs first, and the
+            // others get as much time as the windows.
+            let (first, used, all) = run(1000, window_ns, 3 * MS);
+            assert!(used <= all / 2 + 20 * MS + window_ns, "{used} of {all}");
+            assert!(window_ns > 20 * MS || first == 1000, "{first} windows of {window_ns} ns");
+        }
+    }
+
+    #[test]
+    fn credit_does_not_grow_for_ever() {
+        let mut share = FirstShare::new(0);
+        // An hour without a window.
+        let now = 3_600_000 * MS;
+        let mut first = 0;
+        while share.admits(|| now, || ()) {
+            share.spend(4 * MS);
+            first += 1;
+        }
+        assert_eq!(first, 5);
+    }
+
+    #[test]
+    fn low_is_what_ordinary_threads_run_before() {
+        let scheduling = |policy, nice| Scheduling { policy, nice };
+        for (policy, nice, low) in [
+            (libc::SCHED_OTHER, 0, false),
+            (libc::SCHED_OTHER, -5, false),
+            (libc::SCHED_OTHER, 1, true),
+            (libc::SCHED_BATCH, 0, true),
+            (libc::SCHED_IDLE, 0, true),
+            (libc::SCHED_FIFO, 19, false),
+        ] {
+            assert_eq!(scheduling(policy, nice).is_low(), low, "{policy} {nice}");
+        }
+    }
+}
