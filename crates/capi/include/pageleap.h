@@ -726,8 +726,9 @@ void pageleap_guard_drop(pageleap_guard *guard);
 /* ---- What is to move, and how ---------------------------------------------------------------- */
 
 /* The method by which pages are moved, and its effect on the threads that use them meanwhile.
- * With every engine threads wait for milliseconds at most, nothing is lost, and every page
- * moves in the end. */
+ * With every engine nothing is lost, and every page moves in the end. Threads wait for
+ * milliseconds at most while the job gets a CPU; see pageleap_job_start() for what that depends
+ * on. Where all CPUs are busy, expect waits of some 20 ms. */
 typedef enum pageleap_engine {
     /* The best engine that works here: chosen for each job, and again for each area, by how many
      * threads came to wait for those before it, and where an engine is refused. */
@@ -1140,6 +1141,16 @@ typedef struct pageleap_progress {
  * At least one range is needed. All regions and pools must have the same page size (else
  * PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
  * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
+ *
+ * The job's threads inherit the scheduling policy and the nice value of the calling thread. If
+ * these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
+ * copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
+ * threads of the program do not wait behind others for them. If the process may not raise them
+ * (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
+ * and waits may take as long as others keep the job from the CPU. While threads wait for a page,
+ * the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
+ * where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
+ * calling thread stays as it is.
  *
  * Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
  * pageleap_job_free(). */
