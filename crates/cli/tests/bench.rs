@@ -10,7 +10,7 @@ use pageleap::Engine;
 use serde_json::Value;
 
 /// The keys of a row.
-const KEYS: [&str; 43] = [
+const KEYS: [&str; 44] = [
     "area_bytes",
     "copy_loop",
     "copy_threads",
@@ -46,6 +46,7 @@ const KEYS: [&str; 43] = [
     "requested_engine",
     "row",
     "runs",
+    "starter",
     "window_max_ns",
     "window_p50_ns",
     "window_p99_ns",
@@ -315,6 +316,24 @@ fn a_writer_without_a_limit_loses_nothing() {
         assert!(row["writes_per_s"].is_null(), "{row}");
         assert_eq!(row["copy_threads"], 2);
     }
+}
+
+#[test]
+fn each_starter_has_a_row_of_each_engine() {
+    let starters = ["ordinary", "batch", "nice19", "idle"];
+    let list = starters.join(",");
+    let flags = ["--page-size", "4k", "--load", "uniform", "--engine", "auto,mprotect"];
+    let (object, _) = object(&[&flags[..], &["--starter", &list]].concat());
+    let rows = object["rows"].as_array().unwrap();
+    rows.iter().for_each(check);
+    let started = |of: &Value| of["starter"].as_str().map(str::to_owned);
+    let expected: Vec<_> = starters.iter().map(|name| Some((*name).to_owned())).collect();
+    let twice = [&expected[..], &expected[..]].concat();
+    assert_eq!(rows.iter().map(started).collect::<Vec<_>>(), twice);
+    // The longest store of each starter stands beside that of the memcpy, which nobody starts.
+    let gaps = object["gaps"].as_array().unwrap().iter();
+    let of_writers: Vec<_> = gaps.filter(|gap| gap["threads"] == "writers").map(started).collect();
+    assert_eq!(of_writers, [&[None], &twice[..]].concat());
 }
 
 #[test]

@@ -250,7 +250,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "marked-after-the-copy",
         file: FOLLOW,
-        find: "        way.mark(at, effort)?;\n        slot.crew.copy(backend, at.work.piece(source, 0..len), false);",
+        find: "        way.mark(at, effort)?;\n        let all = at.work.piece(source, 0..len);\n        at.work.copy_beside(backend, || slot.crew.copy(backend, all, false));",
         replace: "        let _ = slot;\n        at.work.piece(source, 0..len).copy(backend);\n        way.mark(at, effort)?;",
         why: "a store that lands between the copy and the mark is not noticed",
         caught_by: Checker::Loom.fails(),
