@@ -2,15 +2,19 @@
 //! starts the job. The kernel is asked in the calls of a window.
 
 mod common;
+#[path = "common/in_place.rs"]
+mod in_place;
+#[path = "common/mapping.rs"]
+mod mapping;
 #[path = "common/refusing.rs"]
 mod refusing;
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use common::{address, check_stamp, is_root, nodes, skip, stamp, turn, works};
+use common::{address, check_stamp, is_root, nodes, skip, soon, stamp, turn, works};
 use pageleap::backend::{Call, Linux};
-use pageleap::{BASE_PAGE, Engine, Migration, Pool, Region, Report};
+use pageleap::{BASE_PAGE, Engine, Migration, PageSize, Pool, Region, Report};
 use refusing::{Refusing, Request};
 
 /// Two areas: what is true at the beginning of the second one has come after a window.
@@ -24,10 +28,15 @@ const STARTERS: [Scheduling; 4] =
     [ORDINARY, (libc::SCHED_IDLE, 0), (libc::SCHED_BATCH, 0), (libc::SCHED_OTHER, 19)];
 
 fn scheduling() -> Scheduling {
+    scheduling_of(0)
+}
+
+/// The same of another thread of this process.
+fn scheduling_of(thread: i32) -> Scheduling {
     // SAFETY: the calls take no pointers. The second one tells 20 minus the nice value.
     unsafe {
-        let policy = libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK;
-        (policy, 20 - libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0) as i32)
+        let policy = libc::sched_getscheduler(thread) & !libc::SCHED_RESET_ON_FORK;
+        (policy, 20 - libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, thread) as i32)
     }
 }
 
@@ -260,4 +269,47 @@ fn a_job_that_has_to_stay_low_warns() {
         let warnings = report.warnings.iter().filter(|warning| warning.contains("low priority"));
         assert_eq!(warnings.count(), usize::from(!is_free), "{report}");
     });
+}
+
+/// Threads of jobs by name, with what they are.
+fn job_threads() -> Vec<(String, Scheduling)> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let named = tasks.filter_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let number = task.file_name().to_str()?.parse().ok()?;
+        Some((name.trim().to_owned(), scheduling_of(number)))
+    });
+    let mut threads: Vec<_> = named.filter(|(name, _)| name.starts_with("pageleap")).collect();
+    threads.sort();
+    threads
+}
+
+/// The worker, whose attempts are windows, and the threads for which others wait.
+#[test]
+fn threads_of_a_job_in_place_are_ordinary() {
+    const TEST: &str = "threads_of_a_job_in_place_are_ordinary";
+    let _turn = turn();
+    if !may_try(TEST) || !in_place::works(TEST) {
+        return;
+    }
+    let memory = in_place::memory(64 << 20, PageSize::Base);
+    memory.fill(nodes()[0]);
+    for starter in STARTERS {
+        // At this rate it takes a minute, if nobody stops it.
+        let job = in_place::migration(&memory, nodes()[1]).rate_limit(1 << 20);
+        let job = std::thread::scope(|scope| {
+            let starts = scope.spawn(|| {
+                become_a(starter);
+                job.engine(Engine::UffdMove.into()).start().unwrap()
+            });
+            starts.join().unwrap()
+        });
+        let expected = ["pageleap", "pageleap-holes", "pageleap-watch"];
+        let expected = expected.map(|name| (name.to_owned(), ORDINARY));
+        let are_raised = soon(|| job_threads() == expected);
+        let threads = job_threads();
+        job.cancel();
+        let report = job.wait();
+        assert!(are_raised, "started by {starter:?}: {threads:?} {report}");
+    }
 }
