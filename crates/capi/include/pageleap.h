@@ -1279,6 +1279,9 @@ void pageleap_reserve_free(pageleap_reserve *reserve);
  * pinned for I/O stay where they are, and so do pages that a child shares. No thread may end whose
  * stack, thread-local memory or held robust mutexes lie in the ranges.
  *
+ * The job's threads are ordinary ones, also if the calling thread has a lower priority, as far as
+ * the process may raise them: threads wait for their calls.
+ *
  * PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
  * that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine
  * that was asked for does not work here. */

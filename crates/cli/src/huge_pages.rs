@@ -276,8 +276,8 @@ impl Reserved {
         let ledger = Ledger::of_user();
         let cannot = || {
             format!(
-                "--reserve-huge-pages: cannot note the pages in {}, from where they are put back if this run is \
-                 killed; run as root",
+                "--reserve-huge-pages: cannot note the pages in {}, from where they are put back if \
+                 this run is killed; run as root",
                 ledger.0.display()
             )
         };

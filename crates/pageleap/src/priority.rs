@@ -76,9 +76,10 @@ fn stays_low(own: Scheduling) -> String {
         Scheduling { nice, .. } => format!("nice {nice}"),
     };
     format!(
-        "the thread that started the job has a low priority ({name}), and the job may not have a higher one: threads may \
-         wait for a page as long as others keep the job from the CPU; grant CAP_SYS_NICE or an RLIMIT_NICE of 20 \
-         (ulimit -e 20), or start the job from an ordinary thread"
+        "the thread that started the job has a low priority ({name}), and the job may not have a \
+         higher one: threads may wait for a page as long as others keep the job from the CPU; grant \
+         CAP_SYS_NICE or an RLIMIT_NICE of 20 (ulimit -e 20), or start the job from an ordinary \
+         thread"
     )
 }
 

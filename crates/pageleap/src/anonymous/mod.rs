@@ -209,6 +209,9 @@ impl MemoryMigration {
     /// Starts the job. It has one thread that moves pages, and one that attends to threads that
     /// touch missing pages.
     ///
+    /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
+    /// as the process may raise them: threads wait for their calls.
+    ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range has no whole page, is not mapped, has
     /// a stack or memory that the allocator hands out to the library, belongs to a region, overlaps

@@ -298,6 +298,9 @@ impl<'a> KernelMigration<'a> {
 
     /// Starts the job. It has one thread.
     ///
+    /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
+    /// as the process may raise them: threads wait for their calls.
+    ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range is not of whole pages, a setting is zero,
     /// the cpuset of the only process does not allow a node, or the only process has ended or runs
