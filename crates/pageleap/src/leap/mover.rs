@@ -474,7 +474,7 @@ impl FrameMover {
     fn has_descriptors(&self, place: &Place<'_>, worker: &Worker) -> bool {
         let shares = [&place.leg.from, &place.leg.to];
         shares.into_iter().all(Share::has_descriptor)
-            && worker.follow.is_none_or(|(tracker, _)| self.backend().has_tracker(tracker))
+            && worker.follow.is_none_or(|tracker| self.backend().has_tracker(tracker))
     }
 
     /// What to say of a descriptor that is gone.

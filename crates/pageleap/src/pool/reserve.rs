@@ -4,8 +4,9 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use super::room::unreserved;
 use crate::error::Error;
-use crate::topology::{Topology, huge_page_directory, read_count};
+use crate::topology::{SysFiles, Topology, huge_page_directory, read_count};
 use crate::units::{NodeId, PageSize};
 
 /// Huge pages that were added to a node's hugetlb pool. Dropping the value gives them back; drop
@@ -19,8 +20,8 @@ pub struct HugePageReservation {
 }
 
 impl HugePageReservation {
-    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free. Needs root.
-    /// Pages that another program has reserved and not yet used count as free. On a machine that
+    /// Raises the node's `nr_hugepages` until `pages` huge pages of that size are free there, and as
+    /// many on the machine that no mapping of another program has reserved. Needs root. On a machine that
     /// has run for a while the kernel seldom finds pages of 1 GB: reserve them at boot
     /// (`hugepagesz=1G hugepages=N`).
     ///
@@ -31,6 +32,8 @@ impl HugePageReservation {
         let total = count_file(node, page)?;
         let _only_us = lock_file(&total);
         let free = Topology::node_now(node)?.free_huge(page.bytes() as u64);
+        let unreserved = unreserved(&SysFiles::host(), page.bytes() as u64);
+        let free = free.min(unreserved.unwrap_or(u64::MAX));
         raise(node, page, total, pages.saturating_sub(free))
     }
 
