@@ -5,7 +5,7 @@
 //! namespace, a mount of a part, or a directory that is mounted over hide groups. Their limits apply
 //! all the same.
 
-use crate::topology::{SysFiles, unescaped};
+use crate::topology::{MountLine, SysFiles, unescaped};
 
 /// A version of cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,18 +84,14 @@ fn steps(path: &str) -> Vec<&str> {
 
 /// A line of mountinfo, if it is a hierarchy with this controller, or of version 2.
 fn mount(line: &str, controller: &str) -> Option<Mount> {
-    let (place, kind) = line.split_once(" - ")?;
-    let mut place = place.split(' ').skip(3);
-    let (group, directory) = (unescaped(place.next()?), unescaped(place.next()?));
-    let mut kind = kind.split(' ');
-    let version = match (kind.next()?, kind.nth(1)) {
-        ("cgroup2", _) => Version::V2,
-        ("cgroup", Some(options)) if options.split(',').any(|name| name == controller) => {
-            Version::V1
-        }
+    let line = MountLine::parse(line)?;
+    let version = match line.filesystem {
+        "cgroup2" => Version::V2,
+        "cgroup" if line.options.split(',').any(|name| name == controller) => Version::V1,
         _ => return None,
     };
-    Some(Mount { version, group, directory: directory.trim_start_matches('/').to_owned() })
+    let directory = unescaped(line.place).trim_start_matches('/').to_owned();
+    Some(Mount { version, group: unescaped(line.top), directory })
 }
 
 /// The groups of the process that a mount shows; `None` if it does not show the process's own.

@@ -8,7 +8,7 @@ use pageleap_sys::MAX_NODES;
 
 use super::SysFiles;
 use super::files::{Bounded, MAX_ENTRIES};
-use super::formats::{parse_list, parse_map, status_value, unescaped};
+use super::formats::{MountLine, parse_list, parse_map, status_value, unescaped};
 use super::read::MAX_CPUS;
 use super::reading::node_ids;
 use crate::error::Error;
@@ -123,14 +123,9 @@ struct Mount {
 }
 
 impl Mount {
-    /// A line of `mountinfo`: `36 35 98:0 /top /place rw - cgroup cgroup rw,cpuset`.
     fn of_mountinfo(line: &str) -> Option<Mount> {
-        let (mount, filesystem) = line.split_once(" - ")?;
-        let mut mount = mount.split(' ').skip(3);
-        let (top, place) = (mount.next()?, mount.next()?);
-        let mut filesystem = filesystem.split(' ');
-        let (name, options) = (filesystem.next()?, filesystem.nth(1)?);
-        Mount::new(Kind::of(name, options)?, top, place)
+        let line = MountLine::parse(line)?;
+        Mount::new(Kind::of(line.filesystem, line.options)?, line.top, line.place)
     }
 
     /// A line of `mounts`: `none /place cgroup rw,cpuset 0 0`.

@@ -68,6 +68,29 @@ pub(super) fn numbered(names: &[String], prefix: &str, end: usize) -> Result<Vec
     Ok(numbers)
 }
 
+/// A line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), with its escapes:
+/// `36 35 98:0 /top /place rw - cgroup cgroup rw,cpuset`.
+pub(crate) struct MountLine<'a> {
+    /// What of the file system lies at the top of the mount.
+    pub(crate) top: &'a str,
+    /// Where it is mounted.
+    pub(crate) place: &'a str,
+    pub(crate) filesystem: &'a str,
+    /// The options of the file system, not of the mount.
+    pub(crate) options: &'a str,
+}
+
+impl<'a> MountLine<'a> {
+    pub(crate) fn parse(line: &'a str) -> Option<MountLine<'a>> {
+        let (mount, filesystem) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (top, place) = (mount.next()?, mount.next()?);
+        let mut filesystem = filesystem.split(' ');
+        let (name, options) = (filesystem.next()?, filesystem.nth(1)?);
+        Some(MountLine { top, place, filesystem: name, options })
+    }
+}
+
 /// A path of `mounts`, in which the kernel writes spaces and the like as `\040`.
 pub(crate) fn unescaped(path: &str) -> String {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];

@@ -28,7 +28,7 @@ mod walk;
 pub(crate) use cpuset::file_of_nodes;
 pub use files::SysFiles;
 pub use formats::id_list;
-pub(crate) use formats::{available, parse_list, status_value, unescaped};
+pub(crate) use formats::{MountLine, available, parse_list, status_value, unescaped};
 pub(crate) use shown::escaped;
 
 /// The directory that describes the nodes.

@@ -65,8 +65,18 @@ pub fn own_files() -> Vec<(RawFd, String)> {
         let fd = path.file_name()?.to_str()?.parse().ok()?;
         Some((fd, std::fs::read_link(&path).ok()?.display().to_string()))
     });
-    let ours = ["memfd:pageleap", "eventfd", "userfaultfd", "pagemap"];
-    named.filter(|(_, name)| ours.iter().any(|kind| name.contains(kind))).collect()
+    let ours = ["memfd:pageleap", "userfaultfd", "pagemap"];
+    let is_ours = |fd: RawFd, name: &str| {
+        ours.iter().any(|kind| name.contains(kind)) || name.starts_with("pipe:") && is_event(fd)
+    };
+    named.filter(|(fd, name)| is_ours(*fd, name)).collect()
+}
+
+/// Whether a pipe is an event: one descriptor both reads and writes it.
+fn is_event(pipe: RawFd) -> bool {
+    // SAFETY: the call takes no pointers.
+    let flags = unsafe { libc::fcntl(pipe, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR
 }
 
 /// The names of [`own_files`].
