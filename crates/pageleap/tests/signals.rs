@@ -13,12 +13,14 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{address, can_follow, check_stamp, engines, leap, migration, nodes, soon, stamp};
+use common::{
+    address, can_follow, check_stamp, engines, leap, migration, nodes, soon, stamp, works,
+};
 use moving::{
     BYTES, FINE, SEGV, cases, leap_by_turns, scene, while_leaping, while_migrating, write_rounds,
 };
 use pageleap::backend::{Call, Errno, Linux};
-use pageleap::{Ended, EngineChoice, Error, PageRun, PageSize, Pool, Reason, Region};
+use pageleap::{Ended, Engine, EngineChoice, Error, PageRun, PageSize, Pool, Reason, Region};
 use refusing::{Refusing, Request};
 
 /// Writes one byte by a call, so that the compiler cannot assume that the write succeeds.
@@ -456,8 +458,7 @@ fn handler_later() {
     let ours = action_now();
     let theirs = one_argument as *const () as usize;
     set_action(theirs, 0, &[]);
-    let is_without = |one: &EngineChoice| one.forced().is_some_and(|engine| !engine.signals());
-    let any_without = engines().iter().any(is_without);
+    let any_without = Engine::ALL.iter().any(|one| !one.signals() && works((*one).into()));
     for engine in engines() {
         // `auto` leaves out the engines that raise signals.
         let signals = engine.forced().map_or(!any_without, |engine| engine.signals());
