@@ -180,7 +180,8 @@ fn next_command() -> String {
 }
 
 /// The signals whose default action is to end a process (signal(7)), but for SIGKILL, those of
-/// faults, and SIGPIPE, which programs in Rust ignore.
+/// faults, and SIGPIPE, which programs in Rust ignore. The command has such a list, too; this one is
+/// written from the manual, because a test must not take the command's word.
 fn ending_signals() -> impl Iterator<Item = i32> {
     let named = [
         libc::SIGHUP,

@@ -308,31 +308,29 @@ fn in_place(closing: Closing) {
     }
 }
 
+/// The cases of every way of closing all descriptors.
+macro_rules! everywhere {
+    ($closing:expr) => {
+        [
+            ("between jobs", (|| between_jobs($closing)) as fn(), FINE),
+            ("during a job", || during_a_job($closing), FINE),
+            ("in the middle", || in_the_middle($closing), FINE),
+            ("in place", || in_place($closing), FINE),
+        ]
+    };
+}
+
 #[test]
 fn closed_descriptors_are_noticed_and_no_page_is_lost() {
-    cases(
-        "closed_descriptors_are_noticed_and_no_page_is_lost",
-        &[
-            ("between jobs", || between_jobs(Closing::All), FINE),
-            ("during a job", || during_a_job(Closing::All), FINE),
-            ("in the middle", || in_the_middle(Closing::All), FINE),
-            ("in a window", in_a_window, FINE),
-            ("in place", || in_place(Closing::All), FINE),
-        ],
-    );
+    let test = "closed_descriptors_are_noticed_and_no_page_is_lost";
+    let in_a_window: [moving::Case; 1] = [("in a window", in_a_window, FINE)];
+    cases(test, &[&everywhere!(Closing::All)[..], &in_a_window].concat());
 }
 
 #[test]
 fn numbers_that_are_used_again_belong_to_the_program() {
-    cases(
-        "numbers_that_are_used_again_belong_to_the_program",
-        &[
-            ("between jobs", || between_jobs(Closing::Reuses), FINE),
-            ("during a job", || during_a_job(Closing::Reuses), FINE),
-            ("in the middle", || in_the_middle(Closing::Reuses), FINE),
-            ("in place", || in_place(Closing::Reuses), FINE),
-        ],
-    );
+    let test = "numbers_that_are_used_again_belong_to_the_program";
+    cases(test, &everywhere!(Closing::Reuses));
 }
 
 #[test]

@@ -125,7 +125,7 @@ pub(crate) fn huge_pages(files: &SysFiles, page_bytes: u64) -> Limits {
     used
 }
 
-/// What the groups' files say.
+/// The contents of the groups' files.
 fn limits(
     files: &SysFiles,
     groups: &Groups,

@@ -1,4 +1,4 @@
-//! What a job did. Reports are read by people and programs; nothing in the library decides by them.
+//! The report of a job. Reports are read by people and programs; nothing in the library decides by them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +12,11 @@ use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::units::NodeId;
 
-/// What is said of a job while another SIGSEGV handler stands before the library's.
+/// The warning of a job while another SIGSEGV handler stands before the library's.
 pub(crate) const WITHOUT_HANDLER: &str =
     "areas that only the engine mprotect could move will stay where they are";
 
-/// What is said of a job whose engine gives writers a signal.
+/// The warning of a job whose engine gives writers a signal.
 pub(crate) const SYSTEM_CALLS_MAY_FAIL: &str =
     "system calls that write into a moving area may fail with EFAULT";
 
@@ -97,10 +97,10 @@ impl Ended {
     }
 }
 
-/// What a job did.
+/// The outcome of a job: pages, times, waits and calls.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Why it ended. What moved has moved, the rest has not, and both are whole.
+    /// Why it ended. Pages that moved stay moved, the others stay where they were, and all are whole.
     pub ended: Ended,
     /// The job's engine: the one that was asked for, or with which
     /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) moves areas that threads use all the time.
@@ -108,7 +108,7 @@ pub struct Report {
     pub engine: Engine,
     /// Why that one.
     pub engine_reason: String,
-    /// What has moved, by range and engine: within a job
+    /// Pages that have moved, by range and engine: within a job
     /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) takes another one while few threads come
     /// to wait, where the first is refused, where nobody may write, and where writers are too fast
     /// to be followed.
@@ -163,7 +163,7 @@ pub struct Report {
     /// started the job and the threads that waited for a moving area. `None` if the kernel does not
     /// say.
     pub migrate_cpu_ns: Option<u64>,
-    /// What came after that: making vacated frames ready for use again, in nanoseconds.
+    /// Nanoseconds after that, for recycling: making vacated frames ready for use again.
     pub recycle_ns: u64,
     /// CPU time of that, in nanoseconds: the same where the thread had a CPU all the time. `None`
     /// if the kernel does not say.
@@ -171,7 +171,7 @@ pub struct Report {
     /// System calls of the attempts by name, with those of the fault handler, without those of
     /// preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
-    /// What went less well than asked, in words.
+    /// Warnings, in words: each names one thing that went less well than asked.
     pub warnings: Vec<String>,
 }
 
