@@ -508,7 +508,9 @@ impl Event {
         check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
         // SAFETY: both are new, and nobody else has them.
         let [reads, _writes] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        let path = format!("/proc/self/fd/{}\0", reads.as_raw_fd());
+        // A thread may have a table of descriptors of its own (CLONE_FILES): /proc/self/fd shows the
+        // main thread's.
+        let path = format!("/proc/thread-self/fd/{}\0", reads.as_raw_fd());
         let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NONBLOCK;
         // SAFETY: the path ends with NUL, and the call returns a new descriptor.
         unsafe { check_descriptor(libc::open(path.as_ptr().cast(), flags).into()) }
@@ -555,5 +557,33 @@ pub fn signal_event(event: Kept) -> bool {
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use super::*;
+
+    #[test]
+    fn an_event_is_of_the_threads_own_table() {
+        let mode = std::thread::spawn(|| {
+            // SAFETY: the call takes no pointers; from here on descriptors are this thread's own.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            let null = std::fs::File::open("/dev/null").unwrap();
+            // Numbers that no other table has.
+            let taken: Vec<_> = (0..300).map(|_| null.try_clone().unwrap()).collect();
+            let event = Event::new().unwrap();
+            let mut found = MaybeUninit::<libc::stat>::uninit();
+            // SAFETY: the kernel fills the struct.
+            let mode = unsafe {
+                assert_eq!(libc::fstat(event.as_fd().as_raw_fd(), found.as_mut_ptr()), 0);
+                found.assume_init().st_mode & libc::S_IFMT
+            };
+            drop(taken);
+            mode
+        });
+        assert_eq!(mode.join().unwrap(), libc::S_IFIFO, "it is another file");
     }
 }
