@@ -1,6 +1,7 @@
 //! The C library as programs link it: what is installed, and whether it is whole.
 
 mod cmake;
+pub mod preloaded;
 mod programs;
 
 use std::fs;

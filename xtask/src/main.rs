@@ -17,7 +17,6 @@ mod mutants;
 mod mutation;
 mod notices;
 mod process;
-#[cfg(test)]
 mod scratch;
 mod soak;
 mod steps;

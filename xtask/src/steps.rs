@@ -49,6 +49,8 @@ pub enum Step {
     ShuttleFull,
     /// Programs in C and C++ in every way, and in a JVM.
     CFull,
+    /// Programs of others, with an allocator whose memory leaps.
+    Programs,
     /// The unit tests under Miri.
     Miri,
     /// The packages in a Debian of their own.
@@ -96,7 +98,7 @@ const fn row(step: Step, name: &'static str, place: Place, about: &'static str) 
 
 /// All steps, in the order in which each lane runs them.
 #[rustfmt::skip]
-const ROWS: [Row; 23] = {
+const ROWS: [Row; 24] = {
     use Place::*;
     use Step::*;
     [
@@ -117,6 +119,7 @@ const ROWS: [Row; 23] = {
         row(LoomFull, "loom-full", Second, "loom tests of the library, all interleavings with 3 preemptions"),
         row(ShuttleFull, "shuttle-full", Second, "shuttle tests of the library: 10,000 random schedules each"),
         row(CFull, "c-full", First, "programs in C and C++, also static, under valgrind, and in a JVM"),
+        row(Programs, "programs", First, "programs of others print the same while all their memory leaps"),
         row(Miri, "miri", Second, "unit tests of the library under Miri (needs a nightly toolchain)"),
         row(Packages, "packages", First, "the .deb and the tarball, used in a fresh Debian (needs root)"),
         row(Crates, "crates", First, "cargo package: each published crate builds from its archive"),
@@ -134,7 +137,7 @@ const USUAL: [Step; 11] = {
 };
 
 /// The steps of `cargo xtask test --all`: the full variant of each, and those that have no other.
-const FULL: [Step; 18] = {
+const FULL: [Step; 19] = {
     use Step::*;
     [
         Fmt,
@@ -145,6 +148,7 @@ const FULL: [Step; 18] = {
         Tests,
         StressFull,
         CFull,
+        Programs,
         LoomFull,
         ShuttleFull,
         Lab,

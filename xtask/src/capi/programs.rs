@@ -14,10 +14,10 @@ use crate::process;
 use crate::tally::Outcome;
 
 /// How long a program may run.
-const LIMIT: Duration = Duration::from_secs(300);
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
 
 /// A program exits with this if it cannot run here; its last line says why.
-const SKIPPED: i32 = 77;
+pub(super) const SKIPPED: i32 = 77;
 
 /// A way to build a program.
 struct Build {
@@ -354,7 +354,7 @@ fn java_home() -> Option<PathBuf> {
     (home.join("include/jni.h").is_file() && home.join("bin/javac").is_file()).then_some(home)
 }
 
-fn pkg_config(prefix: &Path, library: &str, flags: &[&str]) -> Result<Vec<String>> {
+pub(super) fn pkg_config(prefix: &Path, library: &str, flags: &[&str]) -> Result<Vec<String>> {
     let mut command = Command::new("pkg-config");
     command.args(flags).arg(library).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
     Ok(output(command)?.split_whitespace().map(str::to_owned).collect())

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use super::Step;
 use super::report::{PassedInGuest, Report, Verdict};
 use crate::api;
-use crate::capi;
+use crate::capi::{self, preloaded};
 use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default, output};
 use crate::crates;
 use crate::dist::clean_root;
@@ -71,6 +71,7 @@ fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
         Step::Tests => tests(workspace),
         Step::C => Ok(of_checks(capi::test(workspace, Effort::Short)?)),
         Step::CFull => Ok(of_checks(capi::test(workspace, Effort::Full)?)),
+        Step::Programs => Ok(of_checks(preloaded::test(workspace)?)),
         Step::Crates => Ok(of_checks(crates::test(workspace)?)),
         Step::Api => public_api(workspace),
         Step::Deny => deny(workspace),

@@ -1,0 +1,700 @@
+/*
+ * malloc for a whole program from a region that leaps back and forth between two pools, without a
+ * pause. It is preloaded into programs that know nothing of it:
+ *
+ *     cc -shared -fPIC -O2 -o malloc_in_region.so malloc_in_region.c \
+ *         $(pkg-config --cflags --libs pageleap) -pthread
+ *     MALLOC_IN_REGION_MB=512 LD_PRELOAD=./malloc_in_region.so PROGRAM ARGUMENTS
+ *
+ * Variables of the environment:
+ *     MALLOC_IN_REGION_MB      the size of each of the two pools; else 64
+ *     MALLOC_IN_REGION_ENGINE  the engine of the jobs, such as wp-sync; else auto
+ *     MALLOC_IN_REGION_REPORT  a file, to which each process appends a line when it ends
+ *
+ * What an allocator over a region has to know:
+ *
+ * 1. The library allocates by malloc(), too, and its memory must not lie in what it moves: a thread
+ *    of a job that waits for a page that this job has closed waits for ever. So what a thread of the
+ *    library allocates, and what is allocated within a call of the library, comes from elsewhere:
+ *    here from the C library's own malloc. free() tells the two apart by the address.
+ * 2. A child of fork() does not get the region. So before a fork the contents are copied into
+ *    private memory, which the child moves to the region's addresses. The child's memory does not
+ *    leap, and the child never calls the library. vfork() and posix_spawn() need nothing.
+ * 3. The order of pthread_atfork() handlers: this one is registered before those of the program.
+ *    So it is the last one before the fork, and the first one in the child: when others run there,
+ *    they have their memory.
+ * 4. A part that a job is to move can be neither given back nor taken (PAGELEAP_RANGE_BUSY). So one
+ *    thread does both: it leaps, and between two leaps it gives back what is free. Memory that is
+ *    taken meanwhile is no part of the job.
+ * 5. A leap needs room in the pool that it goes to. Memory that is taken during a leap comes from
+ *    there, and is at most one pool in all. Beyond that, the C library's malloc gives it.
+ * 6. System calls of a program whose code nobody changes must not fail: only engines that hold up
+ *    the kernel will do (auto, precopy, stop-copy, wp-sync, as root or with a userfaultfd).
+ * 7. The bookkeeping lies outside of the region: a leap is never kept up by the lock of an
+ *    allocator, and what is free is not touched.
+ * 8. A thread that the program knows nothing of blocks all signals. A program that waits for a signal
+ *    in its only thread would miss the ones that another thread takes.
+ * 9. A program with one thread may close a descriptor and count on getting its number again: a shell
+ *    does so when it redirects. Meanwhile another thread must not open a file. So the thread that
+ *    leaps has a table of descriptors of its own (CLONE_FILES), which the threads of jobs share; in
+ *    this table it closes what is the program's, so that who reads a pipe of it sees its end.
+ *
+ * The allocator is simple on purpose: one lock, blocks of 64 KB with objects of one size each, and
+ * runs of blocks, the first that fits.
+ */
+#include <pageleap.h>
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    BLOCK = 64 << 10,
+    LARGEST_SMALL = BLOCK / 2,
+    SIZES = 48,
+    /* Addresses are this many times as large as a pool, because runs of blocks leave gaps. */
+    ADDRESSES = 8,
+    MOST_RANGES = 4096,
+    MOST_INHERITED = 1024,
+};
+
+/* What a block of the region is. */
+enum state { NEVER, WITHOUT_MEMORY, FREE, SMALL, LARGE, REST_OF_LARGE };
+
+/* A free object holds the next one's address. */
+struct object {
+    struct object *next;
+};
+
+struct block {
+    enum state state;
+    uint32_t size;       /* of its objects, if SMALL */
+    uint32_t used;       /* objects, if SMALL; blocks of the run, if LARGE */
+    uint32_t untouched;  /* the first byte that was never an object, if SMALL */
+    struct object *free; /* objects that were freed */
+    struct block *next, *previous; /* blocks of this size with free objects */
+};
+
+/* The C library's own, for the library's memory. */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *memory, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *memory);
+
+static pageleap_pool *pools[2];
+static pageleap_region *region;
+static char *start;
+static size_t block_count, pool_bytes;
+static struct block *blocks;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* All below belong to the lock. */
+static struct block *with_free[SIZES];
+static size_t end, in_use_from, with_memory; /* blocks */
+static size_t home;
+static unsigned long long given_back, taken_again, elsewhere;
+/* A forked child has private memory at the region's addresses. */
+static bool is_child;
+static char *snapshot;
+
+static atomic_bool is_ready, stop;
+static pthread_t leaper;
+static unsigned long long leaps, jobs, failed, bytes_moved, busy;
+/* How many calls of the library, or threads of it, this thread is in. */
+static __thread unsigned inside __attribute__((tls_model("initial-exec")));
+
+static bool is_ours(const void *memory) {
+    return (uintptr_t)memory - (uintptr_t)start < block_count * BLOCK && start != NULL;
+}
+
+/* Whether the region may serve this thread now. */
+static bool may_serve(void) { return inside == 0 && atomic_load(&is_ready); }
+
+/* ---- Blocks ---- */
+
+/* The classes of sizes: four for each power of two, from 16 to LARGEST_SMALL. */
+static unsigned class_of(size_t size) {
+    if (size <= 64) {
+        return size == 0 ? 0 : (unsigned)((size - 1) / 16);
+    }
+    unsigned log = 63 - (unsigned)__builtin_clzll(size - 1); /* 2^log <= size - 1 */
+    return (log - 6) * 4 + 4 + (unsigned)((size - 1) >> (log - 2) & 3);
+}
+
+static uint32_t size_of(unsigned class) {
+    return class < 4 ? 16 * (class + 1) : (uint32_t)(5 + (class & 3)) << ((class - 4) / 4 + 4);
+}
+
+static struct block *block_at(const void *memory) {
+    return &blocks[(size_t)((const char *)memory - start) / BLOCK];
+}
+
+static char *memory_of(const struct block *block) {
+    return start + (size_t)(block - blocks) * BLOCK;
+}
+
+/* Gives memory to blocks that have none. */
+static bool take(size_t first, size_t count) {
+    bool done = true;
+    inside++;
+    for (size_t at = first; done && at < first + count; at++) {
+        if (blocks[at].state != NEVER && blocks[at].state != WITHOUT_MEMORY) {
+            continue;
+        }
+        if (with_memory == pool_bytes / BLOCK) {
+            done = false;
+        } else if (is_child) {
+            /* The addresses have private memory. */
+        } else if (blocks[at].state == NEVER) {
+            done = pageleap_region_grow(region, (at + 1) * BLOCK, pools[home], NULL) == PAGELEAP_OK;
+            end = at + 1;
+        } else {
+            done = pageleap_region_back(region, at * BLOCK, BLOCK, pools[home], NULL) == PAGELEAP_OK;
+            taken_again++;
+        }
+        if (done) {
+            blocks[at].state = FREE;
+            with_memory++;
+        }
+    }
+    inside--;
+    return done;
+}
+
+/* Finds consecutive free blocks, and gives them memory. */
+static struct block *take_run(size_t count, size_t alignment) {
+    size_t step = alignment > BLOCK ? alignment / BLOCK : 1, length = 0;
+    for (size_t at = in_use_from, first = at; at < block_count; at++) {
+        if (blocks[at].state > FREE) {
+            length = 0;
+            continue;
+        }
+        if (length == 0) {
+            if (((uintptr_t)start / BLOCK + at) % step != 0) {
+                continue;
+            }
+            first = at;
+        }
+        if (++length == count) {
+            if (!take(first, count)) {
+                return NULL;
+            }
+            in_use_from = first == in_use_from ? first + count : in_use_from;
+            return &blocks[first];
+        }
+    }
+    return NULL;
+}
+
+static void give_run(struct block *block, size_t count) {
+    size_t first = (size_t)(block - blocks);
+    for (size_t i = 0; i < count; i++) {
+        block[i].state = FREE;
+    }
+    in_use_from = first < in_use_from ? first : in_use_from;
+}
+
+/* ---- Objects ---- */
+
+static void link_block(struct block *block, unsigned class) {
+    block->previous = NULL;
+    block->next = with_free[class];
+    if (block->next != NULL) {
+        block->next->previous = block;
+    }
+    with_free[class] = block;
+}
+
+static void unlink_block(struct block *block, unsigned class) {
+    if (block->next != NULL) {
+        block->next->previous = block->previous;
+    }
+    *(block->previous != NULL ? &block->previous->next : &with_free[class]) = block->next;
+}
+
+static bool is_full(const struct block *block) {
+    return block->free == NULL && block->untouched + block->size > BLOCK;
+}
+
+static void *small(unsigned class) {
+    struct block *block = with_free[class];
+    if (block == NULL) {
+        block = take_run(1, BLOCK);
+        if (block == NULL) {
+            return NULL;
+        }
+        *block = (struct block){ .state = SMALL, .size = size_of(class) };
+        link_block(block, class);
+    }
+    void *made = block->free;
+    if (made != NULL) {
+        block->free = block->free->next;
+    } else {
+        made = memory_of(block) + block->untouched;
+        block->untouched += block->size;
+    }
+    block->used++;
+    if (is_full(block)) {
+        unlink_block(block, class);
+    }
+    return made;
+}
+
+static void *large(size_t size, size_t alignment) {
+    size_t count = (size + BLOCK - 1) / BLOCK;
+    struct block *block = take_run(count, alignment);
+    if (block == NULL) {
+        return NULL;
+    }
+    for (size_t i = 1; i < count; i++) {
+        block[i].state = REST_OF_LARGE;
+    }
+    block->state = LARGE;
+    block->used = (uint32_t)count;
+    return memory_of(block);
+}
+
+/* Memory of the region, or NULL. Alignments are powers of two; objects whose size is a power of two
+ * are aligned to it. */
+static void *from_region(size_t size, size_t alignment) {
+    if (size > block_count * BLOCK) {
+        return NULL;
+    }
+    size_t small_size = size;
+    if (alignment > 16) {
+        for (small_size = alignment; small_size < size; small_size *= 2) {
+        }
+    }
+    pthread_mutex_lock(&lock);
+    void *made = small_size <= LARGEST_SMALL ? small(class_of(small_size)) : large(size, alignment);
+    elsewhere += made == NULL;
+    pthread_mutex_unlock(&lock);
+    return made;
+}
+
+static size_t usable(const void *memory) {
+    const struct block *block = block_at(memory);
+    return block->state == SMALL ? block->size : (size_t)block->used * BLOCK;
+}
+
+static void give(void *memory) {
+    pthread_mutex_lock(&lock);
+    struct block *block = block_at(memory);
+    if (block->state == LARGE) {
+        give_run(block, block->used);
+    } else {
+        unsigned class = class_of(block->size);
+        if (is_full(block)) {
+            link_block(block, class);
+        }
+        struct object *object = memory;
+        object->next = block->free;
+        block->free = object;
+        if (--block->used == 0) {
+            unlink_block(block, class);
+            give_run(block, 1);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- malloc and its relatives ---- */
+
+static void *failing(void *memory) {
+    if (memory == NULL) {
+        errno = ENOMEM;
+    }
+    return memory;
+}
+
+void *malloc(size_t size) {
+    void *made = may_serve() ? from_region(size, 16) : NULL;
+    return made != NULL ? made : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        return failing(NULL);
+    }
+    void *made = may_serve() ? from_region(bytes, 16) : NULL;
+    return made != NULL ? memset(made, 0, bytes) : __libc_calloc(count, size);
+}
+
+void free(void *memory) {
+    int kept = errno;
+    if (is_ours(memory)) {
+        give(memory);
+    } else {
+        __libc_free(memory);
+    }
+    errno = kept;
+}
+
+void *realloc(void *memory, size_t size) {
+    if (memory == NULL) {
+        return malloc(size);
+    }
+    if (!is_ours(memory)) {
+        return __libc_realloc(memory, size);
+    }
+    if (size == 0) {
+        free(memory);
+        return NULL;
+    }
+    size_t now = usable(memory);
+    if (size <= now && size >= now / 2) {
+        return memory;
+    }
+    void *made = malloc(size);
+    if (made != NULL) {
+        memcpy(made, memory, size < now ? size : now);
+        free(memory);
+    }
+    return made;
+}
+
+static void *aligned(size_t alignment, size_t size) {
+    void *made = may_serve() ? from_region(size, alignment) : NULL;
+    return made != NULL ? made : __libc_memalign(alignment, size);
+}
+
+void *memalign(size_t alignment, size_t size) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        errno = EINVAL;
+        return NULL;
+    }
+    return aligned(alignment, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+void *valloc(size_t size) { return aligned(4096, size); }
+
+void *pvalloc(size_t size) { return aligned(4096, (size + 4095) & ~(size_t)4095); }
+
+int posix_memalign(void **memory, size_t alignment, size_t size) {
+    if (alignment % sizeof(void *) != 0 || alignment == 0 || (alignment & (alignment - 1)) != 0) {
+        return EINVAL;
+    }
+    int kept = errno;
+    void *made = aligned(alignment, size);
+    errno = kept;
+    if (made == NULL) {
+        return ENOMEM;
+    }
+    *memory = made;
+    return 0;
+}
+
+size_t malloc_usable_size(void *memory) {
+    if (memory == NULL) {
+        return 0;
+    }
+    /* The word before memory of the C library has the size of its chunk, and three flags; a chunk
+     * that was mapped by itself has two words that are not usable, another one has one. */
+    size_t chunk = is_ours(memory) ? 0 : ((const size_t *)memory)[-1];
+    return is_ours(memory) ? usable(memory) : (chunk & ~(size_t)7) - (chunk & 2 ? 16 : 8);
+}
+
+/* ---- fork ---- */
+
+static void before_fork(void) {
+    inside++;
+    pthread_mutex_lock(&lock);
+    snapshot = NULL;
+    if (is_child || end == 0) {
+        return;
+    }
+    snapshot = mmap(NULL, end * BLOCK, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (snapshot == MAP_FAILED) {
+        static const char words[] = "malloc_in_region: no memory for a fork\n";
+        (void)!write(2, words, sizeof words - 1);
+        abort();
+    }
+    for (size_t at = 0; at < end; at++) {
+        if (blocks[at].state > FREE) {
+            memcpy(snapshot + at * BLOCK, start + at * BLOCK, BLOCK);
+        }
+    }
+}
+
+static void after_fork_in_parent(void) {
+    if (snapshot != NULL) {
+        munmap(snapshot, end * BLOCK);
+    }
+    pthread_mutex_unlock(&lock);
+    inside--;
+}
+
+static void after_fork_in_child(void) {
+    if (!is_child) {
+        /* The library has taken the region out of the child: its addresses are free. */
+        void *at = mmap(start, block_count * BLOCK, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        if (at != (void *)start || (snapshot != NULL &&
+                                    mremap(snapshot, end * BLOCK, end * BLOCK,
+                                           MREMAP_MAYMOVE | MREMAP_FIXED, start) != start)) {
+            abort();
+        }
+        is_child = true;
+    }
+    pthread_mutex_init(&lock, NULL);
+    inside--;
+}
+
+/* ---- Threads of the library ---- */
+
+struct beginning {
+    void *(*function)(void *);
+    void *argument;
+};
+
+static void *begin_inside(void *given) {
+    inside++; /* to the end of the thread */
+    struct beginning beginning = *(struct beginning *)given;
+    free(given);
+    return beginning.function(beginning.argument);
+}
+
+/* A thread that the library makes is in the library from its first instruction on. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *),
+                   void *argument) {
+    static _Atomic(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *)) real;
+    if (real == NULL) {
+        *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+    }
+    if (inside == 0) {
+        return real(thread, attributes, function, argument);
+    }
+    struct beginning *beginning = malloc(sizeof *beginning);
+    if (beginning == NULL) {
+        return EAGAIN;
+    }
+    *beginning = (struct beginning){ function, argument };
+    int error = real(thread, attributes, begin_inside, beginning);
+    if (error != 0) {
+        free(beginning);
+    }
+    return error;
+}
+
+/* ---- The leaps ---- */
+
+/* Takes the memory away from free blocks, and lists the others in runs. */
+static size_t tidy(pageleap_range *ranges) {
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    home = 1 - home; /* memory that is taken from now on need not move */
+    for (size_t at = 0, length; at < end; at += length) {
+        enum state state = blocks[at].state;
+        bool is_used = state > FREE;
+        for (length = 1; at + length < end; length++) {
+            enum state next = blocks[at + length].state;
+            if (is_used ? next <= FREE : next != state) {
+                break;
+            }
+        }
+        if (state == FREE && count < MOST_RANGES &&
+            pageleap_region_discard(region, at * BLOCK, length * BLOCK) == PAGELEAP_OK) {
+            for (size_t i = at; i < at + length; i++) {
+                blocks[i].state = WITHOUT_MEMORY;
+            }
+            with_memory -= length;
+            given_back += length;
+        } else if (is_used && count < MOST_RANGES) {
+            ranges[count] = (pageleap_range){ .size = sizeof *ranges, .region = region };
+            ranges[count].offset = at * BLOCK;
+            ranges[count].length = length * BLOCK;
+            ranges[count++].pool = pools[home];
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+static void leap(uint32_t engine) {
+    static pageleap_range ranges[MOST_RANGES];
+    size_t count = tidy(ranges);
+    pageleap_job *job;
+    pageleap_report *report;
+    pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+    pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
+    options.engine = engine;
+    if (count == 0) {
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+        return;
+    }
+    jobs++;
+    if (pageleap_job_start(ranges, count, &options, &job) != PAGELEAP_OK) {
+        failed++;
+        fprintf(stderr, "malloc_in_region: %s\n", pageleap_last_error());
+        return;
+    }
+    if (pageleap_job_wait(job, &report) != PAGELEAP_OK ||
+        pageleap_report_get_figures(report, &figures) != PAGELEAP_OK) {
+        abort();
+    }
+    if (figures.ended != PAGELEAP_COMPLETED) {
+        failed++;
+        fprintf(stderr, "malloc_in_region: %s\n", pageleap_report_text(report));
+    }
+    leaps++;
+    busy += figures.pages_busy;
+    bytes_moved += figures.pages_migrated * 4096;
+    pageleap_report_free(report);
+    pageleap_job_free(job);
+}
+
+/* Descriptors that the process had before the library. */
+static bool is_inherited[MOST_INHERITED];
+
+static uint32_t wanted_engine(void) {
+    const char *name = getenv("MALLOC_IN_REGION_ENGINE");
+    for (uint32_t engine = 0; name != NULL && engine < 8; engine++) {
+        if (strcmp(pageleap_engine_name(engine), name) == 0) {
+            return engine;
+        }
+    }
+    return PAGELEAP_ENGINE_AUTO;
+}
+
+static pthread_barrier_t separated;
+
+static void *leap_until_the_end(void *engine) {
+    if (unshare(CLONE_FILES) != 0) {
+        abort();
+    }
+    for (int number = 0; number < MOST_INHERITED; number++) {
+        if (number != STDERR_FILENO && is_inherited[number]) {
+            close(number);
+        }
+    }
+    pthread_barrier_wait(&separated);
+    while (!atomic_load(&stop)) {
+        leap(*(uint32_t *)engine);
+    }
+    return NULL;
+}
+
+/* How many mappings the region has, and all else. */
+static void count_mappings(size_t count[2]) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[4200];
+    unsigned long at;
+    count[0] = count[1] = 0;
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        count[sscanf(line, "%lx", &at) != 1 || !is_ours((void *)at)]++;
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+}
+
+/* ---- The beginning and the end ---- */
+
+static uint32_t engine;
+
+static void need(pageleap_status status) {
+    if (status != PAGELEAP_OK) {
+        fprintf(stderr, "malloc_in_region: %s\n", pageleap_last_error());
+        exit(2);
+    }
+}
+
+static void *need_memory(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        perror("malloc_in_region: mmap");
+        exit(2);
+    }
+    return memory;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    inside++;
+    for (int number = 0; number < MOST_INHERITED; number++) {
+        is_inherited[number] = fcntl(number, F_GETFD) != -1;
+    }
+    const char *megabytes = getenv("MALLOC_IN_REGION_MB");
+    long wanted = megabytes != NULL ? atol(megabytes) : 64;
+    pool_bytes = (size_t)(wanted < 1 ? 1 : wanted) << 20;
+    block_count = ADDRESSES * pool_bytes / BLOCK;
+    engine = wanted_engine();
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+        abort();
+    }
+    pageleap_topology *topology;
+    uint32_t nodes[2];
+    size_t count = 0;
+    need(pageleap_topology_read(&topology));
+    need(pageleap_topology_parse_nodes(topology, "all", nodes, 2, &count));
+    pageleap_topology_free(topology);
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t node = nodes[i < count ? i : 0];
+        need(pageleap_pool_new(PAGELEAP_ON(node), pool_bytes, NULL, &pools[i]));
+    }
+    need(pageleap_region_reserve(ADDRESSES * pool_bytes, PAGELEAP_PAGE_4K, &region));
+    blocks = need_memory(block_count * sizeof *blocks);
+    start = pageleap_region_start(region);
+    atomic_store(&is_ready, true);
+    sigset_t all, kept;
+    pthread_barrier_init(&separated, NULL, 2);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &kept);
+    if (pthread_create(&leaper, NULL, leap_until_the_end, &engine) != 0) {
+        abort();
+    }
+    pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    /* What the program opens from here on is not in that thread's table. */
+    pthread_barrier_wait(&separated);
+    inside--;
+}
+
+/* Two more leaps, and what is left then. The memory stays: threads may still use it. */
+__attribute__((destructor)) static void finish(void) {
+    inside++;
+    const char *path = getenv("MALLOC_IN_REGION_REPORT");
+    if (!is_child && !atomic_exchange(&stop, true)) {
+        pthread_join(leaper, NULL);
+        leap(engine);
+        leap(engine);
+        size_t mappings[2], runs = 0;
+        count_mappings(mappings);
+        pthread_mutex_lock(&lock);
+        for (size_t at = 0; at < end; at++) {
+            runs += blocks[at].state > FREE && (at == 0 || blocks[at - 1].state <= FREE);
+        }
+        long long lost = 2 * (long long)pool_bytes - (long long)(with_memory * BLOCK) -
+                         (long long)pageleap_pool_free_bytes(pools[0]) -
+                         (long long)pageleap_pool_free_bytes(pools[1]);
+        char line[512];
+        int length = snprintf(
+            line, sizeof line,
+            "pid %d jobs %llu leaps %llu failed %llu busy %llu moved_mb %llu in_use_kb %zu "
+            "given_back_kb %llu taken_again_kb %llu elsewhere %llu runs %zu mappings %zu "
+            "other_mappings %zu lost_bytes %lld\n",
+            (int)getpid(), jobs, leaps, failed, busy, bytes_moved >> 20, with_memory * BLOCK / 1024,
+            given_back * BLOCK / 1024, taken_again * BLOCK / 1024, elsewhere, runs, mappings[0],
+            mappings[1], lost);
+        pthread_mutex_unlock(&lock);
+        int file = path != NULL ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+        if (file >= 0) {
+            (void)!write(file, line, (size_t)length);
+            close(file);
+        }
+    }
+    inside--;
+}
