@@ -174,6 +174,9 @@ pub enum pageleap_reason {
     /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
     /// engine that is left raises.
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
+    /// Another process traces the job's threads (strace, a debugger), and would wait for ever for a
+    /// page that the engine has taken away.
+    PAGELEAP_REASON_TRACED = 21,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -308,6 +311,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
         Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
         Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
+        Reason::Traced => PAGELEAP_REASON_TRACED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

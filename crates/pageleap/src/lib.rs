@@ -66,6 +66,7 @@ mod schedules;
 mod sync;
 #[cfg(not(loom))]
 pub mod topology;
+mod tracer;
 mod units;
 
 pub use error::Error;

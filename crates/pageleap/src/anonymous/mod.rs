@@ -16,6 +16,10 @@
 //! * [`mapped`]: memory that no allocator knows.
 //! * [`yard`]: the ranges while a job moves them, and the threads beside its worker.
 //! * [`mover`]: the job's mover.
+//!
+//! While ranges are registered, whoever touches a page that is missing needs the job's threads. So
+//! if another process traces these threads ([`tracer`](crate::tracer)), the job ends the
+//! registration, and leaves the rest to the kernel.
 
 mod forks;
 mod frames;
@@ -300,8 +304,11 @@ impl MemoryMigration {
             yard.ground().shared.refuse.set(plan);
         }
         let settings = self.settings(has_huge);
-        // SAFETY: the caller keeps the contract.
-        unsafe { yard.hold() }?;
+        let in_place = !yard.was_traced();
+        if in_place {
+            // SAFETY: the caller keeps the contract.
+            unsafe { yard.hold() }?;
+        }
         self.set_policies(&memory)?;
         let mover = MemoryMover {
             yard,
@@ -314,6 +321,7 @@ impl MemoryMigration {
             method: CopyMethod::DEFAULT,
             renews: self.renews,
             may_leave: self.engine == EngineChoice::Auto && !self.renews,
+            in_place: AtomicBool::new(in_place),
         };
         Running::new(mover, items, areas, settings, self.warnings(), began)?.start()
     }

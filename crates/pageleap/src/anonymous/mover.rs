@@ -26,7 +26,8 @@ use crate::job::run::AbortOnUnwind;
 use crate::job::{Mover, Terms};
 use crate::kernel::{self, KernelMover};
 use crate::priority;
-use crate::sync::{Mutex, lock, thread};
+use crate::sync::{Mutex, lock, monotonic_ns, thread};
+use crate::tracer::{self, Watch};
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
 /// How often a page is tried that the kernel keeps where it is.
@@ -63,6 +64,9 @@ pub(super) struct MemoryMover {
     pub(super) renews: bool,
     /// Whether pages that did not move in place are left to the kernel.
     pub(super) may_leave: bool,
+    /// Whether pages move in place. Not any more from the moment when another process traces the
+    /// job.
+    pub(super) in_place: AtomicBool,
 }
 
 /// What the worker remembers.
@@ -72,6 +76,8 @@ pub(super) struct Worker {
     again: (usize, u32),
     /// Blocks of 2 MB, by number, with pages at which calls were stuck.
     stuck: BTreeSet<usize>,
+    /// Who traces this thread.
+    watch: Watch,
 }
 
 /// What an attempt has found and done.
@@ -103,8 +109,24 @@ impl MemoryMover {
         if area.leg < self.kernel_legs {
             return Some((area.clone(), Why::OtherMemory));
         }
-        let refused = area.refused.checked_sub(TRIES).filter(|_| self.may_leave)?;
-        Some((Area { leg: self.leg(area).kernel, refused, ..area.clone() }, Why::Remainder))
+        let (refused, why) = match self.in_place.load(Relaxed) {
+            true => (area.refused.checked_sub(TRIES), Why::Remainder),
+            // What was tried in place before has not been tried by the kernel.
+            false => (Some(area.refused.saturating_sub(TRIES)), Why::Traced),
+        };
+        let refused = refused.filter(|_| self.may_leave)?;
+        Some((Area { leg: self.leg(area).kernel, refused, ..area.clone() }, why))
+    }
+
+    /// Ends leaps in place if another process traces the worker: it would wait for ever for a page
+    /// that is away, or missing, if it has stopped the threads that bring it. What is left moves by
+    /// the kernel, also when the tracer has gone.
+    fn look_for_tracer(&self, worker: &mut Worker, now_ns: u64) {
+        let in_place = self.in_place.load(Relaxed);
+        if in_place && worker.watch.tracer(now_ns, tracer::of_this_thread).is_some() {
+            self.yard.let_go();
+            self.in_place.store(false, Relaxed);
+        }
     }
 
     /// Tries pages again, or leaves them to the kernel, unless they have been tried often enough.
@@ -351,7 +373,7 @@ impl Mover for MemoryMover {
         // Which raises this thread.
         let kernel = self.kernel.worker(number, books);
         priority::run_shortly();
-        Worker { kernel, again: (0, 0), stuck: BTreeSet::new() }
+        Worker { kernel, again: (0, 0), stuck: BTreeSet::new(), watch: Watch::default() }
     }
 
     fn area_pages(&self, stretch: &Area) -> Option<u64> {
@@ -359,9 +381,14 @@ impl Mover for MemoryMover {
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+        self.look_for_tracer(worker, monotonic_ns());
         if let Some((theirs, why)) = self.kernels(area) {
             let outcome = self.kernel.attempt(&mut worker.kernel, &theirs, terms);
             return Outcome { by: AreaEngine { why, ..outcome.by }, ..outcome };
+        }
+        let by = AreaEngine { engine: Engine::UffdMove, why: Why::AsChosen };
+        if !self.in_place.load(Relaxed) {
+            return Outcome::given_up(by, area, Reason::Traced);
         }
         let round = (area.leg, area.refused);
         if area.refused > 0 && std::mem::replace(&mut worker.again, round) != round {
@@ -382,7 +409,6 @@ impl Mover for MemoryMover {
                 vec![(area.pages.clone(), self.once_more(area, Reason::Refused(call, errno)))];
         }
         worker.stuck = found.stuck;
-        let by = AreaEngine { engine: Engine::UffdMove, why: Why::AsChosen };
         let Effort { window_ns, left, copy_ns, .. } = found.effort;
         let seen = (left > 0).then_some(Seen { written: 0, left, window_ns, copy_ns });
         let runs = area::joined(found.verdicts);
@@ -401,6 +427,7 @@ impl Mover for MemoryMover {
             remedy: match why {
                 Reason::InUse => "try again later, when its I/O has ended",
                 Reason::NoRoom => "free memory on the node, or move less",
+                Reason::Traced => "end the tracer, or let the kernel move the memory",
                 _ => "look at the reason",
             },
         }

@@ -64,6 +64,8 @@ pub(super) struct Shared {
 pub(super) struct Served {
     /// How many of them need nothing of the heap any more.
     pub(super) ready: AtomicU64,
+    /// How many of them were traced at their start.
+    pub(super) traced: AtomicU64,
     /// The CPU time of those that have ended.
     pub(super) cpu_ns: AtomicU64,
     /// Of how many it is not known.

@@ -23,6 +23,7 @@ use crate::job::run::AbortOnUnwind;
 use crate::observe;
 use crate::priority::Raised;
 use crate::sync::{Mutex, lock};
+use crate::tracer;
 use crate::units::{BASE_PAGE, Call};
 
 /// What a thread does until a descriptor is signalled.
@@ -101,6 +102,8 @@ impl Yard {
                 // What was captured lies on the heap, and is copied to the stack.
                 let (ground, kept) = std::hint::black_box((ground, kept));
                 let served = ground.shared.served();
+                let is_traced = u64::from(tracer::of_this_thread().is_some());
+                served.traced.fetch_add(is_traced, Relaxed);
                 served.ready.fetch_add(1, Release);
                 // Threads of the program wait for it.
                 Raised::this_thread(|_| ());
@@ -182,6 +185,11 @@ impl Yard {
         Ok(())
     }
 
+    /// Whether another process traced the threads of the job at their start.
+    pub(super) fn was_traced(&self) -> bool {
+        self.ground().shared.served().traced.load(Relaxed) > 0
+    }
+
     /// Ends the registration of each mapping of a range. If one of them is another one by now,
     /// which userfaultfd does not support, the kernel refuses the whole range.
     fn let_go_of_parts(&self, range: Range<usize>) {
@@ -198,13 +206,12 @@ impl Yard {
         self.registered.load(Relaxed)
     }
 
-    /// Ends the registration of the ranges, which wakes who waits there, then the threads. Returns
-    /// their CPU time in nanoseconds, if it is known.
+    /// Ends the registration of the ranges, which wakes who waits there. From then on the program
+    /// needs none of the job's threads to use them.
     ///
-    /// The attendant works until the last range is let go: who discards pages waits for it. Closing
-    /// the descriptor would not do: a child may have a copy. Only what this descriptor has
+    /// Closing the descriptor would not do: a child may have a copy. Only what this descriptor has
     /// registered is let go: until Linux 6.14 the kernel ends the registrations of others as well.
-    pub(super) fn close(&self) -> Option<u64> {
+    pub(super) fn let_go(&self) {
         let mut registered = self.registered.swap(0, Relaxed);
         if !self.uffd.is_ours() {
             // Closing it has ended all registrations.
@@ -215,6 +222,14 @@ impl Yard {
                 self.let_go_of_parts(*start..*end);
             }
         }
+    }
+
+    /// Ends the registration of the ranges, then the threads. Returns their CPU time in
+    /// nanoseconds, if it is known.
+    ///
+    /// The attendant works until the last range is let go: who discards pages waits for it.
+    pub(super) fn close(&self) -> Option<u64> {
+        self.let_go();
         self.vacated().end();
         for (number, thread) in lock(&self.threads).drain(..).enumerate().rev() {
             if number == 0 {

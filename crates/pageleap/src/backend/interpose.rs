@@ -162,6 +162,9 @@ unsafe impl<I: Interposer> Backend for I {
     fn allows_node(&self, node: u32) -> bool {
         self.inner().allows_node(node)
     }
+    fn tracer(&self) -> Option<u32> {
+        self.inner().tracer()
+    }
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
         self.decide(&Request::new(Call::Lock, addr), |part| unsafe {
             self.inner().lock(addr, part.of(len), on_fault)

@@ -155,6 +155,9 @@ unsafe impl Backend for Linux {
     fn allows_node(&self, node: u32) -> bool {
         crate::topology::allows_node(node)
     }
+    fn tracer(&self) -> Option<u32> {
+        crate::tracer::of_this_thread()
+    }
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno> {
         unsafe { sys::lock(addr, len, on_fault) }
     }

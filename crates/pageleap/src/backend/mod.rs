@@ -207,6 +207,9 @@ pub unsafe trait Backend: Send + Sync {
     /// Whether the cpuset of the calling thread allows memory of a node. A cpuset that cannot be
     /// read allows all nodes.
     fn allows_node(&self, node: u32) -> bool;
+    /// The process that traces the calling thread (`ptrace(2)`), by its number; `None` if nobody
+    /// does, as far as can be seen. Not a mapping call.
+    fn tracer(&self) -> Option<u32>;
     /// Locks pages into memory; with `on_fault`, only those that are present or become present.
     unsafe fn lock(&self, addr: usize, len: usize, on_fault: bool) -> Result<(), Errno>;
     /// Unlocks pages.

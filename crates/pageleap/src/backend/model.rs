@@ -70,6 +70,8 @@ struct State {
     space: BTreeMap<usize, Entry>,
     next: usize,
     forbidden: BTreeSet<u32>,
+    /// The process that traces all threads.
+    tracer: Option<u32>,
     /// Who waits, and for which address.
     waiting: BTreeMap<u64, usize>,
     /// How many have waited so far.
@@ -232,6 +234,11 @@ impl Model {
     /// Takes a node out of the cpuset.
     pub fn forbid_node(&self, node: u32) {
         self.state().forbidden.insert(node);
+    }
+
+    /// Has a process trace all threads from now on, or nobody.
+    pub fn set_tracer(&self, tracer: Option<u32>) {
+        self.state().tracer = tracer;
     }
 
     /// How many pages of address space are in use: a leak shows here.
@@ -424,6 +431,9 @@ unsafe impl Backend for Model {
     }
     fn allows_node(&self, node: u32) -> bool {
         !self.state().forbidden.contains(&node)
+    }
+    fn tracer(&self) -> Option<u32> {
+        self.state().tracer
     }
     unsafe fn lock(&self, addr: usize, len: usize, _on_fault: bool) -> Result<(), Errno> {
         self.state().each(addr, len, |e| e.locked = true)

@@ -82,7 +82,7 @@ pub(crate) fn for_job<T>(
 }
 
 /// Opens what an engine needs, or says why it cannot work, and what to do about it.
-fn try_engine<T>(
+pub(super) fn try_engine<T>(
     engine: Engine,
     page: PageSize,
     open: &mut impl FnMut(Ability) -> Result<T, (Call, Errno)>,
@@ -152,6 +152,8 @@ pub(crate) enum Why {
     OtherMemory,
     /// The job's engine has tried, and could not.
     Remainder,
+    /// A tracer follows the job's threads, and readers would wait with the job's engine.
+    Traced,
 }
 
 /// Chooses the engine for one attempt on an area.

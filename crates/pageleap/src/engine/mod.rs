@@ -4,6 +4,7 @@
 //! rest of the library has to know of it; its file has the attempt. All else here is shared.
 //!
 //! * [`choice`]: which engine a job gets, and which engine moves an area. Pure.
+//! * [`traced`]: which one moves areas while a tracer follows the job's threads. Pure.
 //! * [`follow`]: mark, copy, copy again: what engines share that follow writes.
 //! * [`commit`]: how new frames come into place; calls that must not be given up.
 //! * [`slot`], [`fault`], [`waits`]: where an attempt stands, and the signal handler that asks.
@@ -29,6 +30,7 @@ mod precopy_protect;
 pub(crate) mod processor;
 pub(crate) mod slot;
 mod stop_copy;
+pub(crate) mod traced;
 pub(crate) mod waits;
 mod wp_sync;
 
@@ -95,6 +97,8 @@ pub(crate) struct Profile {
     /// Whether it keeps writers away by protection: they get SIGSEGV, and a system call that would
     /// have to write fails with EFAULT.
     pub(crate) signals: bool,
+    /// Whether who reads an area may have to wait until a thread of the job has ended the window.
+    readers_wait: bool,
     /// Whether it cannot work where the kernel refuses to exchange page tables.
     needs_exchange: bool,
     /// How large its areas are, unless the user says it.
@@ -176,6 +180,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: true,
         hugetlb: false,
         signals: false,
+        readers_wait: true,
         needs_exchange: true,
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
@@ -194,6 +199,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: false,
         hugetlb: false,
         signals: false,
+        readers_wait: true,
         needs_exchange: true,
         areas: Areas::Budgeted,
         // 16 MB: a thread that touches an area waits for its copy.
@@ -213,6 +219,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: true,
         hugetlb: true,
         signals: false,
+        readers_wait: false,
         needs_exchange: false,
         // A writer sleeps until a thread lets it write.
         areas: Areas::Adaptive { most_written: 24 },
@@ -232,6 +239,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: true,
         hugetlb: true,
         signals: true,
+        readers_wait: false,
         needs_exchange: false,
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
@@ -246,6 +254,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: false,
         hugetlb: true,
         signals: true,
+        readers_wait: false,
         needs_exchange: false,
         areas: Areas::Fixed,
         most_pages: None,
@@ -260,6 +269,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: false,
         hugetlb: true,
         signals: false,
+        readers_wait: false,
         needs_exchange: false,
         areas: Areas::Fixed,
         most_pages: None,
@@ -274,6 +284,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         follows: false,
         hugetlb: false,
         signals: false,
+        readers_wait: true,
         needs_exchange: false,
         areas: Areas::Budgeted,
         most_pages: None,
@@ -355,6 +366,13 @@ impl Engine {
     /// system calls that write into a moving area may fail with EFAULT.
     pub const fn signals(self) -> bool {
         self.profile().signals
+    }
+
+    /// Whether a thread that reads a moving area may have to wait until a thread of the job has
+    /// ended a window. A debugger that has stopped the job's threads would wait for ever, so a job
+    /// that is traced uses other engines.
+    pub const fn readers_wait(self) -> bool {
+        self.profile().readers_wait
     }
 
     /// The most bytes of an area, for pages of this size.

@@ -108,6 +108,9 @@ pub enum Reason {
     /// Other code of this process has closed a descriptor that the job needs
     /// ([`DescriptorLost`](crate::Error::DescriptorLost)).
     DescriptorLost,
+    /// Another process traces the job's threads (strace, a debugger), and would wait for ever for
+    /// a page that the engine has taken away ([`Engine::readers_wait`](crate::Engine::readers_wait)).
+    Traced,
 }
 
 impl fmt::Display for Reason {
@@ -139,6 +142,10 @@ impl fmt::Display for Reason {
             Reason::DescriptorLost => {
                 f.write_str("other code of this process has closed a descriptor of pageleap's")
             }
+            Reason::Traced => f.write_str(
+                "another process traces the job's threads, and would wait for ever for a page that \
+                 is taken away",
+            ),
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -203,6 +210,12 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// An attempt that has not been made, and will not be.
+    pub(crate) fn given_up(by: AreaEngine, area: &Area, why: Reason) -> Outcome {
+        let runs = vec![(area.pages.clone(), Verdict::GivenUp(why))];
+        Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+    }
+
     /// An attempt that has not been made, because something keeps pages of the area where they are.
     /// The others can be tried at once.
     pub(crate) fn kept(by: AreaEngine, pages: Range<u64>, why: Reason) -> Outcome {
@@ -246,6 +259,7 @@ mod tests {
             Reason::MovedOn,
             Reason::NoFreeBlock,
             Reason::DescriptorLost,
+            Reason::Traced,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

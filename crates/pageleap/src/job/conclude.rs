@@ -1,5 +1,6 @@
 //! The end of a job: the mover gives everything back, and the report is made.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use super::Mover;
@@ -20,6 +21,9 @@ const READ_ONLY: &str = "nobody may write there, so there is nothing to follow";
 const OTHER_MEMORY: &str = "it is not private, anonymous and writable memory";
 /// Why the kernel moves pages that another engine has tried.
 const REMAINDER: &str = "the job's engine could not move it";
+
+/// Why areas are moved by an engine whose readers go on.
+const TRACED: &str = "another process traced the job's threads (strace, a debugger), and would have waited for ever for a page that the job's engine had taken away";
 
 /// Why areas are closed before they are copied.
 const FEW_WAIT: &str = "few threads came to wait, so areas were closed before they were copied";
@@ -43,6 +47,7 @@ impl<M: Mover> Running<M> {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Running { mover, items, settings, state, shared, .. } = self;
         warn_of_fallen_back(&mut lock(&state).tally, &settings);
+        warn_of_tracer(&mut lock(&state).tally);
         let mut recycling = None;
         let books = Books { state: &state, shared: &shared, deadline: settings.deadline };
         mover.finish(books, &mut || {
@@ -90,6 +95,7 @@ fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
         Why::ReadOnly => READ_ONLY,
         Why::OtherMemory => OTHER_MEMORY,
         Why::Remainder => REMAINDER,
+        Why::Traced => TRACED,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
     }
 }
@@ -105,6 +111,17 @@ fn warn_of_fallen_back(tally: &mut Tally, settings: &Settings) {
             "{pages} pages were moved by the engine {engine}, and {SYSTEM_CALLS_MAY_FAIL}: {why}"
         );
         tally.warnings.push(warning);
+    }
+}
+
+/// Warns if pages were moved by another engine because of a tracer.
+fn warn_of_tracer(tally: &mut Tally) {
+    let mut by_engine: BTreeMap<Engine, u64> = BTreeMap::new();
+    for ((_, by), pages) in tally.moved.iter().filter(|((_, by), _)| by.why == Why::Traced) {
+        *by_engine.entry(by.engine).or_default() += pages;
+    }
+    for (engine, pages) in by_engine {
+        tally.warnings.push(format!("{pages} pages were moved by the engine {engine}: {TRACED}"));
     }
 }
 

@@ -7,11 +7,13 @@
 mod attributes;
 mod check;
 mod copying;
+mod descriptors;
 mod join;
 mod legs;
 mod mover;
 mod recycle;
 mod slots;
+mod traced;
 mod tracker;
 
 use std::collections::BTreeSet;

@@ -12,6 +12,7 @@ use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
 use super::recycle::Vacated;
 use super::slots::ClaimedSlot;
+use super::traced::{Instead, WhileTraced};
 use super::tracker::OpenTracker;
 use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, Prot, Tracker};
 use crate::engine::choice::{self, AreaEngine, Situation, Why};
@@ -30,6 +31,7 @@ use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
 use crate::region::{Extent, RegionInner};
 use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
+use crate::tracer::Watch;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
 /// What one page of page table maps in base pages: 2 MB.
@@ -78,6 +80,8 @@ pub(super) struct FrameMover {
     handler_gone: OnceLock<Error>,
     /// How each leg is copied, from the moment when that is known.
     pub(super) methods: OnceLock<Vec<CopyMethod>>,
+    /// What moves areas while the job's threads are traced.
+    pub(super) traced: Mutex<WhileTraced>,
     /// When a worker last looked at the cpuset, in nanoseconds since the job began.
     cpuset_seen_ns: AtomicU64,
 }
@@ -104,7 +108,11 @@ pub(super) struct Worker {
     /// From where they cannot come.
     refused: Option<NodeId>,
     /// The tracker, if one is served.
-    follow: Option<Tracker>,
+    pub(super) follow: Option<Tracker>,
+    /// Who traces this thread.
+    pub(super) watch: Watch,
+    /// What moves areas because somebody does.
+    pub(super) instead: Option<Instead>,
     /// How it may run before others in windows, if it may.
     first: Option<Haste>,
     /// What bounds windows that contain a copy.
@@ -159,6 +167,7 @@ impl FrameMover {
             deaf: OnceLock::new(),
             handler_gone: OnceLock::new(),
             methods: OnceLock::new(),
+            traced: Mutex::default(),
             cpuset_seen_ns: AtomicU64::new(0),
         }
     }
@@ -225,14 +234,14 @@ impl FrameMover {
         }
     }
 
-    /// Which engine moves an area, and what the attempt gets.
+    /// Which engine moves an area, and what the attempt gets; or why the area stays.
     fn plan(
         &self,
         worker: &Worker,
         place: &Place<'_>,
         area: &Area,
         terms: &Terms<'_>,
-    ) -> (AreaEngine, Work) {
+    ) -> Result<(AreaEngine, Work), (AreaEngine, Reason)> {
         let Terrain { engine, may_fall_back, page, max_rounds, .. } = self.terrain;
         let Place { leg, region, old, new } = *place;
         let exchange_unsupported = lock(&self.ledger).exchange_unsupported;
@@ -250,6 +259,7 @@ impl FrameMover {
             while_few_wait: self.terrain.while_few_wait.as_ref().map(|(engine, _)| *engine),
             few_wait: terms.few_wait,
         });
+        let by = worker.unless_traced(by).map_err(|why| (by, why))?;
         let few_wait = by.why == Why::FewWait;
         let work = Work {
             span,
@@ -261,7 +271,7 @@ impl FrameMover {
             hold: terms.hold || few_wait,
             maybe_split: page == PageSize::Thp && area.refused > 0,
             method: self.method_of(area.leg),
-            following: self.tracker_for(worker, few_wait).map(|tracker| Following {
+            following: self.tracker_for(worker, by.why).map(|tracker| Following {
                 tracker,
                 freeze_at: terms.freeze_at,
                 max_rounds,
@@ -269,16 +279,19 @@ impl FrameMover {
             haste: None,
             copying: self.raised.get().and_then(|raised| raised.copying()),
         };
-        (by, work)
+        Ok((by, work))
     }
 
     /// The tracker for an attempt.
-    fn tracker_for(&self, worker: &Worker, few_wait: bool) -> Option<Tracker> {
-        if !few_wait {
-            return worker.follow;
+    fn tracker_for(&self, worker: &Worker, why: Why) -> Option<Tracker> {
+        match why {
+            Why::FewWait => {
+                let (_, open) = self.terrain.while_few_wait.as_ref()?;
+                open.as_ref().map(OpenTracker::tracker)
+            }
+            Why::Traced => worker.instead?.tracker,
+            _ => worker.follow,
         }
-        let (_, open) = self.terrain.while_few_wait.as_ref()?;
-        open.as_ref().map(OpenTracker::tracker)
     }
 
     /// Makes everything ready for an attempt, or says why it cannot be made.
@@ -467,29 +480,6 @@ impl FrameMover {
     }
 }
 
-impl FrameMover {
-    /// Whether all descriptors are still this library's that an attempt uses. A look before each
-    /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
-    /// number also stands for another file by then, that file may be mapped.
-    fn has_descriptors(&self, place: &Place<'_>, worker: &Worker) -> bool {
-        let shares = [&place.leg.from, &place.leg.to];
-        shares.into_iter().all(Share::has_descriptor)
-            && worker.follow.is_none_or(|tracker| self.backend().has_tracker(tracker))
-    }
-
-    /// What to say of a descriptor that is gone.
-    fn lost_descriptor(&self, area: &Area) -> Error {
-        let leg = &self.legs[area.leg];
-        let shares = [&leg.from, &leg.to];
-        let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
-        of_share.unwrap_or_else(|| {
-            let tracker = self.terrain.tracker.as_ref().map(|open| open.tracker().state());
-            let (descriptor, is_reused) = tracker.unwrap_or((-1, false));
-            Error::DescriptorLost { what: "a job that moves memory".into(), descriptor, is_reused }
-        })
-    }
-}
-
 impl Mover for FrameMover {
     type Worker = Worker;
 
@@ -499,6 +489,7 @@ impl Mover for FrameMover {
             self.methods.get_or_init(|| methods);
             books.copied_by(uses);
             work();
+            self.end_instead(books);
         });
         self.join_the_rest(self.slots[0].slot(), books);
     }
@@ -515,6 +506,8 @@ impl Mover for FrameMover {
             preferred: None,
             refused: None,
             follow: tracker,
+            watch: Watch::default(),
+            instead: None,
             first,
             share: FirstShare::new(monotonic_ns()),
         }
@@ -549,18 +542,21 @@ impl Mover for FrameMover {
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+        let area = &self.look_for_tracer(worker, area, terms.books);
         let place = self.place(area);
         self.prefer_tables(place.leg.tables, &mut worker.preferred, terms.books);
-        let (by, mut work) = self.plan(worker, &place, area, terms);
+        let (by, mut work) = match self.plan(worker, &place, area, terms) {
+            Ok(planned) => planned,
+            Err((by, why)) => return Outcome::given_up(by, area, why),
+        };
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.haste(closes_for_copy);
         let _moving = match place.region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
             Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
         };
-        if !self.has_descriptors(&place, worker) {
-            let runs = vec![(area.pages.clone(), Verdict::GivenUp(Reason::DescriptorLost))];
-            return Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None };
+        if !self.has_descriptors([&place.leg.from, &place.leg.to], worker) {
+            return Outcome::given_up(by, area, Reason::DescriptorLost);
         }
         let prepared = self.prepare(&place, &work, by, worker.preferred);
         let congruent = is_congruent(work.new.alias, work.span.addr);
@@ -649,6 +645,7 @@ impl Mover for FrameMover {
             (Reason::SignalBlocked, Some(Some(error))) => error.clone(),
             (Reason::Refused(call, errno), _) => Error::call(call, addr, len, errno),
             (Reason::DescriptorLost, _) => self.lost_descriptor(area),
+            (Reason::Traced, _) => self.stays_traced(AddressRange::new(addr, len)),
             _ => Error::Pinned { range: AddressRange::new(addr, len) },
         }
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::mover::FrameMover;
 use crate::affinity;
 use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};
-use crate::engine::Messages;
 use crate::engine::crew::Crew;
 use crate::engine::fault::{MAX_THREADS, SLOTS};
+use crate::engine::{Engine, Messages};
 use crate::error::Error;
 use crate::job::books::Books;
 use crate::job::run::AbortOnUnwind;
@@ -49,21 +49,16 @@ impl FrameMover {
         if self.backend().is_host_memory() {
             self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
         }
-        let need = self.terrain.engine.profile().tracker;
-        let served = need.is_some_and(|need| match need.messages {
-            Messages::Writers => true,
-            Messages::Exchanges => self.backend().is_host_memory(),
-            Messages::None => false,
-        });
+        let served = self.is_served(self.terrain.engine);
         let Some(open) = self.terrain.tracker.as_ref().filter(|_| served) else {
             return work();
         };
-        let slots = self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number());
         let ready = Barrier::new(2);
         let (backend, tracker, ready) = (self.backend(), open.tracker, &ready);
+        let slots = self.slot_mask();
         thread::scope(|scope| {
             let serve = move || {
-                serve(backend, tracker, slots, ready);
+                serve(backend, tracker, slots, &|| _ = ready.wait());
                 // All areas have been dealt with: the heap may be touched again.
                 books.count_cpu_time();
             };
@@ -76,6 +71,20 @@ impl FrameMover {
                 Err(e) => self.work_unserved(e, books, work),
             }
         });
+    }
+
+    /// Whether a thread has to read the messages of an engine's tracker.
+    pub(super) fn is_served(&self, engine: Engine) -> bool {
+        engine.profile().tracker.is_some_and(|need| match need.messages {
+            Messages::Writers => true,
+            Messages::Exchanges => self.backend().is_host_memory(),
+            Messages::None => false,
+        })
+    }
+
+    /// The slots of the job, a bit for each.
+    pub(super) fn slot_mask(&self) -> u64 {
+        self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number())
     }
 
     /// Does what can be done without a thread that reads the messages of the tracker.
@@ -106,13 +115,13 @@ impl FrameMover {
 }
 
 /// Serves a tracker for the workers whose slots have their bits set in `slots`, after telling them
-/// through `ready` that it begins. A function of its own: from then on nothing may be read from the
+/// by `ready` that it begins. A function of its own: from then on nothing may be read from the
 /// heap, where captured variables and the job lie, because the heap may be what is frozen.
 #[inline(never)]
-fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
+pub(super) fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &dyn Fn()) {
     const _: () = assert!(MAX_THREADS <= u64::BITS as usize);
     let bomb = AbortOnUnwind;
-    ready.wait();
+    ready();
     backend.serve_tracker(tracker, &mut |addr| {
         for slot in SLOTS
             .slots

@@ -1,0 +1,444 @@
+//! Jobs of a program that another process traces. The tracer stops the job's threads, and reads the
+//! memory that moves meanwhile: areas move in ways in which it need not wait for these threads.
+
+mod common;
+#[path = "common/in_place.rs"]
+mod in_place;
+#[path = "common/mapping.rs"]
+mod mapping;
+#[path = "common/refusing.rs"]
+mod refusing;
+#[path = "common/tracing.rs"]
+mod tracing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use common::{
+    StopOnDrop, address, case, engines_for, ladder, nodes, pools, skip, skip_page_size, soon, works,
+};
+use pageleap::backend::{Call, Errno, Model};
+use pageleap::{
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Reason,
+    Region, Report, audit,
+};
+use refusing::{Refusing, Request};
+use tracing::{Program, Tracer, ready};
+
+/// How often a job looks at most whether it is traced.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How many pages have moved by an engine because of a tracer.
+fn moved_for_tracer(report: &Report, engine: Engine) -> u64 {
+    let because = |part: &&pageleap::EngineUse| part.why.contains("traced");
+    let parts = report.engines.iter().filter(|part| part.engine == engine);
+    parts.filter(because).map(|part| part.pages).sum()
+}
+
+fn warns_of(report: &Report, words: &str) -> bool {
+    report.warnings.iter().any(|warning| warning.contains(words))
+}
+
+/// All pages have stayed because of the tracer, and the remedy is named.
+fn check_stayed(report: &Report, remedy: &str) {
+    let stays = |run: &pageleap::PageRun| run.reason == Some(Reason::Traced);
+    assert!(report.runs.iter().all(stays), "{report}");
+    assert_eq!(report.pages.failed, report.pages.total(), "{report}");
+    let Ended::Failed(error @ Error::NotMoved { .. }) = &report.ended else { panic!("{report}") };
+    assert!(error.to_string().contains(remedy), "{error}");
+}
+
+// On the model
+// ------------------------------------------------------------------------------------------------
+
+/// A modelled machine, a region of it, and a pool to which it leaps.
+struct Scene {
+    model: Arc<Model>,
+    pools: [Pool; 2],
+    region: Region,
+}
+
+impl Scene {
+    /// `rule` decides about each call.
+    fn new(
+        pages: usize,
+        rule: impl Fn(&Model, &Request) -> Option<Errno> + Send + Sync + 'static,
+    ) -> Scene {
+        let model = Arc::new(Model::new());
+        let rules = model.clone();
+        let backend = Refusing::new(model.clone(), move |request| rule(&rules, request));
+        let backend = Arc::new(backend);
+        let bytes = pages * BASE_PAGE;
+        let pools = [0, 1].map(|node| {
+            let pool = Pool::builder(NodeId(node), bytes as u64).backend(backend.clone());
+            pool.build().unwrap()
+        });
+        let region = Region::new(&pools[0], bytes).unwrap();
+        let scene = Scene { model, pools, region };
+        (0..pages).for_each(|page| scene.model.store(scene.addr(page), page as u64 + 1).unwrap());
+        scene
+    }
+
+    fn addr(&self, page: usize) -> usize {
+        address(&self.region) + page * BASE_PAGE
+    }
+
+    fn leap(&self, engine: impl Into<EngineChoice>, area_pages: usize) -> Report {
+        let range = 0..self.region.len();
+        let migration = Migration::new().range(&self.region, range, &self.pools[1]);
+        let migration = migration.engine(engine).area_bytes(area_pages * BASE_PAGE).threads(1);
+        let report = migration.start().unwrap().wait();
+        for page in 0..self.region.len() / BASE_PAGE {
+            assert_eq!(self.model.load(self.addr(page)), Ok(page as u64 + 1), "page {page}");
+        }
+        assert_eq!(self.model.trackers_open(), 0, "{report}");
+        audit(&[&self.pools[0], &self.pools[1]], &[&self.region]).unwrap();
+        report
+    }
+}
+
+#[test]
+fn auto_moves_areas_of_a_traced_job_by_an_engine_whose_readers_go_on() {
+    let scene = Scene::new(16, |_, _| None);
+    scene.model.set_tracer(Some(7));
+    let report = scene.leap(EngineChoice::Auto, 4);
+    assert!(report.ended.is_completed() && report.engine == Engine::Precopy, "{report}");
+    assert_eq!(moved_for_tracer(&report, Engine::WpSync), 16, "{report}");
+    assert!(warns_of(&report, "16 pages were moved by the engine wp-sync"), "{report}");
+}
+
+/// `wp-sync` takes areas of 4096 pages at most.
+#[test]
+fn an_area_is_cut_to_what_the_other_engine_takes() {
+    const PAGES: usize = 2 * 4096 + 5;
+    let scene = Scene::new(PAGES, |_, _| None);
+    scene.model.set_tracer(Some(7));
+    let report = scene.leap(EngineChoice::Auto, PAGES);
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(moved_for_tracer(&report, Engine::WpSync), PAGES as u64, "{report}");
+}
+
+#[test]
+fn a_forced_engine_whose_readers_wait_leaves_the_pages_of_a_traced_job() {
+    for engine in Engine::ALL {
+        let scene = Scene::new(8, |_, _| None);
+        scene.model.set_tracer(Some(7));
+        let report = scene.leap(engine, 4);
+        if engine.readers_wait() {
+            check_stayed(&report, "let the engine be chosen (auto)");
+        } else {
+            assert!(report.ended.is_completed(), "{report}");
+            assert_eq!(moved_for_tracer(&report, engine), 0, "{report}");
+        }
+    }
+}
+
+/// A job whose engine keeps system calls whole does not take one that fails them.
+#[test]
+fn without_an_engine_whose_readers_go_on_the_pages_of_a_traced_job_stay() {
+    let opened = AtomicUsize::new(0);
+    // The third tracker is the one that the tracer makes necessary.
+    let refuse = move |_: &Model, request: &Request| {
+        let opens = request.call == Call::OpenTracker;
+        (opens && opened.fetch_add(1, SeqCst) == 2).then_some(Errno(libc::EMFILE))
+    };
+    let scene = Scene::new(8, refuse);
+    scene.model.set_tracer(Some(7));
+    let report = scene.leap(EngineChoice::Auto, 4);
+    check_stayed(&report, "end the tracer");
+    assert!(warns_of(&report, "process 7") && warns_of(&report, "EMFILE"), "{report}");
+    scene.model.set_tracer(None);
+    let report = scene.leap(EngineChoice::Auto, 4);
+    assert!(report.ended.is_completed(), "the next one moves them: {report}");
+}
+
+/// The tracer comes while page 1 moves, so that it is seen before page 2, and goes while page 3
+/// moves.
+#[test]
+fn the_own_engine_goes_on_when_the_tracer_has_gone() {
+    const PAGES: usize = 6;
+    let first = Arc::new(AtomicUsize::new(0));
+    let start = first.clone();
+    let scene = Scene::new(PAGES, move |model, request| {
+        let page = request.addr.wrapping_sub(start.load(SeqCst)) / BASE_PAGE;
+        match (request.call, page) {
+            (Call::Track, 1) => {
+                model.set_tracer(Some(7));
+                // At least that long: then the next look is due.
+                std::thread::sleep(LOOK);
+            }
+            (Call::Track, 3) => model.set_tracer(None),
+            _ => {}
+        }
+        None
+    });
+    first.store(scene.addr(0), SeqCst);
+    let report = scene.leap(EngineChoice::Auto, 1);
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(moved_for_tracer(&report, Engine::WpSync), 2, "{report}");
+    let own: u64 = report.engines.iter().filter(|e| e.engine.readers_wait()).map(|e| e.pages).sum();
+    assert_eq!(own, PAGES as u64 - 2, "{report}");
+    assert!(warns_of(&report, "2 pages were moved by the engine wp-sync"), "{report}");
+}
+
+// On the kernel: programs that this test traces
+// ------------------------------------------------------------------------------------------------
+
+/// Runs a test of this binary as a program, and traces it as soon as it has said where its pages
+/// are. Returns `None` if the kernel allows nobody to trace, or the program skips the test.
+fn traced(test: &str, case: &str) -> Option<(Program, Tracer)> {
+    let mut program = Program::start(test, case);
+    let Some(watched) = watched(&program.wait_until_ready()) else {
+        program.go_on();
+        program.succeed();
+        return None;
+    };
+    match Tracer::attach(program.pid(), watched) {
+        Ok(tracer) => {
+            program.go_on();
+            Some((program, tracer))
+        }
+        Err(errno) => {
+            skip(test, &format!("ptrace is refused: {}", Errno(errno)));
+            program.kill();
+            None
+        }
+    }
+}
+
+/// Traces a program until it says that all has moved, while its memory is as it was.
+fn end(mut program: Program, tracer: Tracer) {
+    assert!(program.wait_until_ready().is_empty());
+    let met = tracer.leave();
+    program.go_on();
+    program.succeed();
+    assert!(met.stops > 100 && met.wrong == 0, "{met:?}");
+}
+
+/// What a tracer reads of a program: some pages at a distance from each other. Those behind the
+/// written ones are empty.
+fn watched(said: &[usize]) -> Option<Vec<(usize, Vec<u8>)>> {
+    let [start, distance, written, empty] = said[..] else { return None };
+    let contents = |page: usize| match page < written {
+        true => (0..BASE_PAGE / 8).flat_map(|word| stamped(page, word).to_ne_bytes()).collect(),
+        false => vec![0; BASE_PAGE],
+    };
+    Some((0..written + empty).map(|page| (start + page * distance, contents(page))).collect())
+}
+
+/// The word of a page that a program has written.
+fn stamped(page: usize, word: usize) -> u64 {
+    (page as u64 + 1) << 32 | word as u64
+}
+
+/// The words at the beginning of the first pages of a region.
+fn words(region: &Region, pages: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    let page_bytes = region.page_size().bytes();
+    (0..pages).flat_map(move |page| {
+        let at = page * page_bytes;
+        let words = region.atomics_u64(at..at + BASE_PAGE).unwrap();
+        words.iter().enumerate().map(move |(word, value)| (value, stamped(page, word)))
+    })
+}
+
+const PAGES: usize = 16;
+
+/// What a job has to report that is traced all the time.
+fn check(engine: EngineChoice, report: &Report) {
+    match engine.forced() {
+        Some(forced) if forced.readers_wait() => {
+            check_stayed(report, "let the engine be chosen (auto)");
+        }
+        None if report.engine.readers_wait() && !works(Engine::WpSync.into()) => {
+            check_stayed(report, "end the tracer");
+        }
+        _ => {
+            assert!(report.ended.is_completed(), "{report}");
+            assert_eq!(report.pages.migrated, report.pages.total(), "{report}");
+            let other = if report.engine.readers_wait() { report.pages.total() } else { 0 };
+            assert_eq!(moved_for_tracer(report, Engine::WpSync), other, "{report}");
+            assert_eq!(warns_of(report, "moved by the engine wp-sync"), other > 0, "{report}");
+        }
+    }
+}
+
+/// A program with a region that leaps by each engine while it is traced. The last page is written
+/// meanwhile.
+fn leap_by_each_engine(test: &str, page: PageSize) {
+    let bytes = PAGES * page.bytes();
+    let pools = match pools(page, bytes as u64) {
+        Ok(pools) => pools,
+        Err(error) => {
+            skip_page_size(test, page, error);
+            return ready(&[]);
+        }
+    };
+    let region = Region::new(&pools[0], bytes).unwrap();
+    words(&region, PAGES - 1).for_each(|(word, value)| word.store(value, SeqCst));
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let last = &region.atomics_u64(bytes - page.bytes()..bytes).unwrap()[0];
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                let before = last.fetch_add(1, SeqCst);
+                assert_eq!(before, written.fetch_add(1, SeqCst), "LOST");
+            }
+        });
+        ready(&[address(&region), page.bytes(), PAGES - 1, 0]);
+        for engine in engines_for(page) {
+            for to in [&pools[1], &pools[0]] {
+                eprintln!("{engine}");
+                let migration = Migration::new().range(&region, 0..bytes, to).engine(engine);
+                let job = migration.area_bytes(2 * page.bytes()).threads(2).start().unwrap();
+                let report = job.wait();
+                check(engine, &report);
+                if report.pages.migrated == 0 {
+                    break;
+                }
+                let before = written.load(SeqCst);
+                assert!(soon(|| written.load(SeqCst) > before), "the writer does not go on");
+            }
+        }
+    });
+    ready(&[]);
+    assert!(words(&region, PAGES - 1).all(|(word, value)| word.load(SeqCst) == value), "LOST");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
+fn regions_leap_while_traced(test: &str, page: PageSize) {
+    if case().is_some() {
+        return leap_by_each_engine(test, page);
+    }
+    let Some((program, tracer)) = traced(test, "traced") else { return };
+    end(program, tracer);
+}
+
+#[test]
+fn regions_of_base_pages_leap_while_a_tracer_reads_them() {
+    const TEST: &str = "regions_of_base_pages_leap_while_a_tracer_reads_them";
+    regions_leap_while_traced(TEST, PageSize::Base);
+}
+
+#[test]
+fn regions_of_thp_leap_while_a_tracer_reads_them() {
+    regions_leap_while_traced("regions_of_thp_leap_while_a_tracer_reads_them", PageSize::Thp);
+}
+
+#[test]
+fn regions_of_hugetlb_pages_leap_while_a_tracer_reads_them() {
+    const TEST: &str = "regions_of_hugetlb_pages_leap_while_a_tracer_reads_them";
+    regions_leap_while_traced(TEST, PageSize::Huge2M);
+}
+
+/// The tracer comes when nothing but guarded pages is left, so at no moment at which an area is
+/// closed, and goes before the last guard does.
+#[test]
+fn a_tracer_that_comes_and_goes_changes_the_engine_of_a_running_job() {
+    const TEST: &str = "a_tracer_that_comes_and_goes_changes_the_engine_of_a_running_job";
+    if case().is_some() {
+        return leap_behind_guards();
+    }
+    let waits = ladder(PageSize::Base).first().is_some_and(|engine| engine.readers_wait());
+    if !waits || !works(Engine::WpSync.into()) {
+        return skip(TEST, &"auto changes no engine here, or has none to change to");
+    }
+    let mut program = Program::start(TEST, "guards");
+    let said = program.wait_until_ready();
+    program.go_on();
+    assert!(program.wait_until_ready().is_empty(), "all but the guarded pages have moved");
+    let tracer = match Tracer::attach(program.pid(), watched(&said).unwrap()) {
+        Ok(tracer) => tracer,
+        Err(errno) => {
+            skip(TEST, &format!("ptrace is refused: {}", Errno(errno)));
+            return program.kill();
+        }
+    };
+    program.go_on();
+    assert!(program.wait_until_ready().is_empty(), "a page has moved while the job was traced");
+    let met = tracer.leave();
+    assert!(met.stops > 10 && met.wrong == 0, "{met:?}");
+    program.go_on();
+    program.succeed();
+}
+
+fn leap_behind_guards() {
+    let pools = pools(PageSize::Base, (3 * BASE_PAGE) as u64).unwrap();
+    let region = Region::new(&pools[0], 3 * BASE_PAGE).unwrap();
+    words(&region, 3).for_each(|(word, value)| word.store(value, SeqCst));
+    ready(&[address(&region), BASE_PAGE, 3, 0]);
+    let mut guards = [0, 1].map(|page| {
+        let page = page * BASE_PAGE..(page + 1) * BASE_PAGE;
+        Some(region.pin(page).unwrap())
+    });
+    let migration = Migration::new().range(&region, 0..3 * BASE_PAGE, &pools[1]).threads(1);
+    let migration = migration.area_bytes(BASE_PAGE).pin_patience(Duration::from_secs(600));
+    let job = migration.start().unwrap();
+    let moved = |pages: usize| {
+        let bytes = (pages * BASE_PAGE) as u64;
+        assert!(soon(|| job.progress().bytes_migrated == bytes), "{:?}", job.progress());
+    };
+    // The guarded pages come first, so that all have been tried then.
+    moved(1);
+    // At least that long: then the next look is due.
+    std::thread::sleep(LOOK);
+    ready(&[]);
+    guards[0] = None;
+    moved(2);
+    ready(&[]);
+    guards[1] = None;
+    let report = job.wait();
+    assert!(report.ended.is_completed(), "{report}");
+    assert_eq!(moved_for_tracer(&report, Engine::WpSync), 1, "{report}");
+    let own: u64 = report.engines.iter().filter(|e| e.engine.readers_wait()).map(|e| e.pages).sum();
+    assert_eq!(own, 2, "{report}");
+    assert!(words(&region, 3).all(|(word, value)| word.load(SeqCst) == value), "LOST");
+}
+
+// On the kernel: memory that no pool owns
+// ------------------------------------------------------------------------------------------------
+
+/// A program whose own memory moves while it is traced. Nobody has touched its last pages, so a
+/// tracer that reads them would need the job's threads as well while the memory is registered.
+fn leap_memory() {
+    let memory = in_place::memory(PAGES * BASE_PAGE, PageSize::Base);
+    let (written, empty) = (PAGES - 2, 2);
+    for page in 0..written {
+        let words = &memory.words()[page * BASE_PAGE / 8..][..BASE_PAGE / 8];
+        words.iter().enumerate().for_each(|(at, word)| word.store(stamped(page, at), SeqCst));
+    }
+    ready(&[memory.start, BASE_PAGE, written, empty]);
+    let [near, far] = nodes();
+    for (engine, renew) in [(EngineChoice::Auto, false), (Engine::UffdMove.into(), true)] {
+        for to in [far, near] {
+            let job = in_place::migration(&memory, to).renew(renew).engine(engine).start();
+            let report = job.unwrap().wait();
+            let traced = in_place::pages_of(&report, |_, why| why == Some(Reason::Traced));
+            let moved = in_place::moved(&report);
+            if engine == EngineChoice::Auto {
+                assert!(report.ended.is_completed(), "{report}");
+                assert_eq!(traced, 0, "{report}");
+                assert_eq!(moved_for_tracer(&report, Engine::Kernel), moved, "{report}");
+                assert_eq!(moved, if near == far { 0 } else { written as u64 }, "{report}");
+                assert_eq!(warns_of(&report, "by the engine kernel"), moved > 0, "{report}");
+            } else {
+                check_stayed(&report, "end the tracer, or let the kernel move");
+            }
+        }
+    }
+    ready(&[]);
+}
+
+#[test]
+fn memory_in_place_leaps_while_a_tracer_reads_it() {
+    const TEST: &str = "memory_in_place_leaps_while_a_tracer_reads_it";
+    if case().is_some() {
+        return leap_memory();
+    }
+    if !in_place::works(TEST) {
+        return;
+    }
+    let Some((program, tracer)) = traced(TEST, "memory") else { return };
+    end(program, tracer);
+}
