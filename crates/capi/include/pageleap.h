@@ -919,6 +919,9 @@ typedef enum pageleap_reason {
     /* Another SIGSEGV handler was installed over the library's, and would get the faults that the
      * engine that is left raises. */
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
+    /* Another process traces the job's threads (strace, a debugger), and would wait for ever for a
+     * page that the engine has taken away. */
+    PAGELEAP_REASON_TRACED = 21,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

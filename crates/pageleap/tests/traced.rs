@@ -11,6 +11,7 @@ mod refusing;
 #[path = "common/tracing.rs"]
 mod tracing;
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -441,4 +442,123 @@ fn memory_in_place_leaps_while_a_tracer_reads_it() {
     }
     let Some((program, tracer)) = traced(TEST, "memory") else { return };
     end(program, tracer);
+}
+
+// Real tracers: these tests run when they are asked for by name
+// ------------------------------------------------------------------------------------------------
+
+const REAL_PAGES: usize = 64;
+
+/// A program with a region that leaps back and forth by `auto` until it is told to end, while a
+/// thread passes its pages to system calls, for which tracers read them.
+fn leap_for_real_tracers() {
+    let bytes = REAL_PAGES * BASE_PAGE;
+    let pools = pools(PageSize::Base, bytes as u64).unwrap();
+    let region = Region::new(&pools[0], bytes).unwrap();
+    words(&region, REAL_PAGES).for_each(|(word, value)| word.store(value, SeqCst));
+    ready(&[address(&region), BASE_PAGE, REAL_PAGES, 0]);
+    let null = std::fs::File::options().write(true).open("/dev/null").unwrap();
+    let [stop, told] = [(); 2].map(|()| AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
+        scope.spawn(|| {
+            for page in (0..REAL_PAGES).cycle().take_while(|_| !stop.load(SeqCst)) {
+                let start = (address(&region) + page * BASE_PAGE) as *const libc::c_void;
+                // SAFETY: the call reads a page of the region.
+                let written = unsafe { libc::write(null.as_raw_fd(), start, BASE_PAGE) };
+                assert_eq!(written, BASE_PAGE as isize);
+            }
+        });
+        scope.spawn(|| {
+            ready(&[]);
+            told.store(true, SeqCst);
+        });
+        let mut leaps = 0;
+        while leaps < 20 || !told.load(SeqCst) {
+            leaps += 1;
+            let migration = Migration::new().range(&region, 0..bytes, &pools[leaps % 2]);
+            let report = migration.area_bytes(8 * BASE_PAGE).start().unwrap().wait();
+            assert!(report.ended.is_completed(), "{report}");
+        }
+    });
+    assert!(words(&region, REAL_PAGES).all(|(word, value)| word.load(SeqCst) == value), "LOST");
+}
+
+/// Whether a program is installed. If not, the test is skipped.
+fn installed(test: &str, program: &str) -> bool {
+    let found = std::process::Command::new(program).arg("--version").output();
+    found.inspect_err(|error| skip(test, &format!("{program}: {error}"))).is_ok()
+}
+
+#[test]
+fn real_tracers_strace_follows_a_program_whose_memory_leaps() {
+    const TEST: &str = "real_tracers_strace_follows_a_program_whose_memory_leaps";
+    if case().is_some() {
+        return leap_for_real_tracers();
+    }
+    if !installed(TEST, "strace") {
+        return;
+    }
+    let mut program = Program::start_under(&["strace", "-f", "-o", "/dev/null"], TEST, "strace");
+    assert!(watched(&program.wait_until_ready()).is_some());
+    program.go_on();
+    assert!(program.wait_until_ready().is_empty());
+    program.go_on();
+    program.succeed();
+}
+
+/// Runs a debugger several times on a program whose memory leaps. It attaches at any moment.
+fn attach_again_and_again(
+    test: &str,
+    debugger: &str,
+    arguments: impl Fn(&mut std::process::Command, &[(usize, Vec<u8>)]),
+    check: impl Fn(&[(usize, Vec<u8>)], &str),
+) {
+    if case().is_some() {
+        return leap_for_real_tracers();
+    }
+    if !installed(test, debugger) {
+        return;
+    }
+    let mut program = Program::start(test, debugger);
+    let watched = watched(&program.wait_until_ready()).unwrap();
+    program.go_on();
+    assert!(program.wait_until_ready().is_empty());
+    for _ in 0..5 {
+        let mut command = std::process::Command::new(debugger);
+        arguments(&mut command, &watched);
+        // If it waits for ever, it ends with the program.
+        let output = command.args(["-p", &program.pid().to_string()]).output().unwrap();
+        check(&watched, &String::from_utf8_lossy(&output.stdout));
+    }
+    program.go_on();
+    program.succeed();
+}
+
+/// For a page that is away gdb gets an error, and what it reads is right.
+#[test]
+fn real_tracers_gdb_reads_a_program_whose_memory_leaps() {
+    const TEST: &str = "real_tracers_gdb_reads_a_program_whose_memory_leaps";
+    let arguments = |gdb: &mut std::process::Command, watched: &[(usize, Vec<u8>)]| {
+        gdb.args(["-nx", "-batch"]);
+        watched.iter().for_each(|(at, _)| _ = gdb.arg("-ex").arg(format!("x/1gx {at}")));
+    };
+    attach_again_and_again(TEST, "gdb", arguments, |watched, text| {
+        let mut read = 0;
+        for (page, (at, _)) in watched.iter().enumerate() {
+            let Some((_, value)) = text.split_once(&format!("{at:#x}:\t")) else { continue };
+            let right = format!("{:#018x}", stamped(page, 0));
+            assert!(value.starts_with(&right), "page {page} is not {right}: {text}");
+            read += 1;
+        }
+        assert!(read > 0, "{text}");
+    });
+}
+
+/// It stops all threads and reads their stacks, of programs that are not Python too.
+#[test]
+fn real_tracers_py_spy_reads_a_program_whose_memory_leaps() {
+    const TEST: &str = "real_tracers_py_spy_reads_a_program_whose_memory_leaps";
+    let arguments = |py_spy: &mut std::process::Command, _: &[_]| _ = py_spy.arg("dump");
+    attach_again_and_again(TEST, "py-spy", arguments, |_, _| ());
 }

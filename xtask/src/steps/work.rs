@@ -127,12 +127,14 @@ fn tests(workspace: &Workspace) -> Result<Report> {
 
 /// How the names of the tests begin that only `faults` runs: in the first two, each call of jobs
 /// on the kernel fails under load; in the third a limit of the process falls, which whatever else
-/// it allocates meets as well; the last has all features at once, with random seeds.
-const SWEEPS: [&str; 4] = [
+/// it allocates meets as well; the fourth has all features at once, with random seeds; the last runs
+/// debuggers, which attach at moments of their own.
+const SWEEPS: [&str; 5] = [
     "on_the_kernel_any_call_may_fail",
     "each_call_of_a_job_in_place_fails_once",
     "a_limit_that_falls_under_a_running_job",
     "everything_at_once_loses_nothing",
+    "real_tracers_",
 ];
 
 /// Environment variable with the distance between two cases of a sweep of faults on the model, and
@@ -150,7 +152,8 @@ const PROGRAMS: &str = "512";
 /// model and kernel, and the soak for its usual seconds.
 fn faults(workspace: &Workspace) -> Result<Report> {
     let mut run = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
-    for test in ["fault_injection", "limits", "memory_calls", "model_and_kernel", "soak"] {
+    for test in ["fault_injection", "limits", "memory_calls", "model_and_kernel", "soak", "traced"]
+    {
         run.args(["--test", test]);
     }
     run.env(PROGRAMS_VAR, or_default(PROGRAMS_VAR, PROGRAMS));

@@ -4,6 +4,7 @@
 #![allow(dead_code)] // each test binary uses a part of it
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -34,7 +35,15 @@ pub struct Program {
 impl Program {
     /// Runs a test of this binary in a process of its own, in which the variable `case` is set.
     pub fn start(test: &str, case: &str) -> Program {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_under(&[], test, case)
+    }
+
+    /// The same, by a command that runs what follows it.
+    pub fn start_under(command: &[&str], test: &str, case: &str) -> Program {
+        let own = std::env::current_exe().unwrap();
+        let mut words = command.iter().map(OsStr::new).chain([own.as_os_str()]);
+        let mut child = Command::new(words.next().expect("there is one"))
+            .args(words)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env("PAGELEAP_TEST_CASE", case)
             .env("RUST_BACKTRACE", "0")
