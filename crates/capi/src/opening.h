@@ -70,6 +70,11 @@
  *           another file by then, and gives PAGELEAP_DESCRIPTOR_LOST. Regions keep their pages, but
  *           these can move no more. A close in the middle of a job can cost the pages that are being
  *           moved at that moment. A daemon closes descriptors before it makes its first pool.
+ * Tracing.  While a debugger that stops threads at their system calls follows the threads of a job
+ *           (strace -f, py-spy), the job moves pages by the engine wp-sync, in whose windows readers
+ *           never wait. Pages whose engine was asked for by name stay if its readers wait
+ *           (PAGELEAP_REASON_TRACED). If such a debugger attaches at the moment at which an area is
+ *           closed, it may wait for ever, and the program with it: kill -9 the debugger.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
  *           pageleap_probe(). The first job installs a SIGSEGV handler: see

@@ -11,6 +11,7 @@
 pub(crate) mod bounded;
 mod directed;
 pub(crate) mod explore;
+mod traced;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -57,6 +57,7 @@ use crate::limits::check_memory_cgroups;
 use crate::placement::{PageTables, Placement};
 use crate::sync::{Instant, Mutex};
 use crate::topology::Topology;
+use crate::tracer;
 use crate::units::{BASE_PAGE, Call, PageSize};
 use frames::FrameNodes;
 use mover::{Leg, MemoryMover};
@@ -108,6 +109,8 @@ pub struct MemoryMigration {
     engine: EngineChoice,
     #[cfg(test)]
     refuse: Option<tests::Plan>,
+    /// Who traces the worker.
+    tracer: fn() -> Option<u32>,
     timeout: Option<Duration>,
     wait_budget: Duration,
     rate_limit: Option<u64>,
@@ -146,6 +149,7 @@ impl MemoryMigration {
             engine: EngineChoice::Auto,
             #[cfg(test)]
             refuse: None,
+            tracer: tracer::of_this_thread,
             timeout: None,
             wait_budget: Duration::from_micros(500),
             rate_limit: None,
@@ -322,6 +326,7 @@ impl MemoryMigration {
             renews: self.renews,
             may_leave: self.engine == EngineChoice::Auto && !self.renews,
             in_place: AtomicBool::new(in_place),
+            tracer: self.tracer,
         };
         Running::new(mover, items, areas, settings, self.warnings(), began)?.start()
     }

@@ -27,7 +27,7 @@ use crate::job::{Mover, Terms};
 use crate::kernel::{self, KernelMover};
 use crate::priority;
 use crate::sync::{Mutex, lock, monotonic_ns, thread};
-use crate::tracer::{self, Watch};
+use crate::tracer::Watch;
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
 /// How often a page is tried that the kernel keeps where it is.
@@ -67,6 +67,8 @@ pub(super) struct MemoryMover {
     /// Whether pages move in place. Not any more from the moment when another process traces the
     /// job.
     pub(super) in_place: AtomicBool,
+    /// Says who traces the calling thread.
+    pub(super) tracer: fn() -> Option<u32>,
 }
 
 /// What the worker remembers.
@@ -123,7 +125,7 @@ impl MemoryMover {
     /// the kernel, also when the tracer has gone.
     fn look_for_tracer(&self, worker: &mut Worker, now_ns: u64) {
         let in_place = self.in_place.load(Relaxed);
-        if in_place && worker.watch.tracer(now_ns, tracer::of_this_thread).is_some() {
+        if in_place && worker.watch.tracer(now_ns, self.tracer).is_some() {
             self.yard.let_go();
             self.in_place.store(false, Relaxed);
         }

@@ -68,8 +68,11 @@ mod on_the_kernel {
     use super::super::ranges::RangeMemory;
     use super::super::{HUGE, MemoryMigration};
     use super::*;
+    use crate::engine::Engine;
     use crate::error::Error;
-    use crate::job::report::Report;
+    use crate::job::area::Reason;
+    use crate::job::outcomes::PageOutcome;
+    use crate::job::report::{Ended, Report};
     use crate::observe;
     use crate::topology::Topology;
     use pageleap_sys::Advice;
@@ -131,6 +134,34 @@ mod on_the_kernel {
                 check(&errno);
             }
         }
+    }
+
+    /// The first look meets no tracer, the second one does.
+    #[test]
+    fn a_tracer_that_comes_ends_leaps_in_place() {
+        static LOOKS: AtomicU64 = AtomicU64::new(0);
+        let memory = Mapped::new(BYTES, HUGE).unwrap();
+        memory.advise(0..BYTES, Advice::NoHugePage).unwrap();
+        memory.advise(0..BYTES, Advice::PopulateWrite).unwrap();
+        let node = Topology::read().unwrap().nodes()[0].id;
+        let at = memory.start() as *mut u8;
+        // SAFETY: nobody else knows the memory.
+        let migration = unsafe { MemoryMigration::new().range(at, BYTES, node) }.renew(true);
+        let migration = migration.engine(Engine::UffdMove.into());
+        // At this rate the first area is paid for in far more than the time to the next look.
+        let mut migration = migration.rate_limit(BYTES as u64);
+        migration.tracer = || (LOOKS.fetch_add(1, Relaxed) > 0).then_some(7);
+        let report = match migration.start() {
+            Err(Error::EngineRefused { .. }) => return,
+            job => job.unwrap().wait(),
+        };
+        assert!(matches!(report.ended, Ended::Failed(Error::NotMoved { .. })), "{report}");
+        let (first, last) = (&report.runs[0], &report.runs[report.runs.len() - 1]);
+        assert_eq!((first.outcome, first.reason), (PageOutcome::Migrated, None), "{report}");
+        let stayed = (PageOutcome::Failed, Some(Reason::Traced));
+        assert_eq!((last.outcome, last.reason), stayed, "{report}");
+        assert_eq!(report.pages.migrated + report.pages.failed, (BYTES / BASE_PAGE) as u64);
+        assert_eq!(LOOKS.load(Relaxed), 2, "it was certain then");
     }
 
     /// On kernels without PAGEMAP_SCAN the kernel's engine learns of huge pages, too.

@@ -105,23 +105,29 @@ impl FrameMover {
         if !self.terrain.may_fall_back {
             return Instead { engine: None, tracker: None };
         }
+        let mut why_not = None;
         let mut traced = lock(&self.traced);
         if let WhileTraced::Unknown = *traced {
             *traced = self.open_instead().map_or_else(
                 |why| {
-                    books.warn(format!("pages stay while process {tracer} traces the job: {why}"));
+                    why_not = Some(why);
                     WhileTraced::Missing
                 },
                 WhileTraced::Opened,
             );
         }
-        match &*traced {
+        let instead = match &*traced {
             WhileTraced::Opened(Opened { engine, tracker, .. }) => Instead {
                 engine: Some(*engine),
                 tracker: tracker.as_ref().map(OpenTracker::tracker),
             },
             WhileTraced::Unknown | WhileTraced::Missing => Instead { engine: None, tracker: None },
+        };
+        drop(traced);
+        if let Some(why) = why_not {
+            books.warn(format!("pages stay while process {tracer} traces the job: {why}"));
         }
+        instead
     }
 
     fn open_instead(&self) -> Result<Opened, String> {
