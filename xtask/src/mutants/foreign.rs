@@ -156,4 +156,12 @@ pub const ROWS: &[Mutant] = &[
         why: "progress counts pages that have moved on, and not those that came along",
         caught_by: Checker::Unit.fails(),
     },
+    Mutant {
+        name: "tracer-waits-for-memory-in-place",
+        file: "crates/pageleap/src/anonymous/mover.rs",
+        find: "            self.in_place.store(false, Relaxed);",
+        replace: "            self.in_place.store(true, Relaxed);",
+        why: "memory in place moves by windows while a tracer has stopped the threads that end them",
+        caught_by: Checker::Unit.fails(),
+    },
 ];

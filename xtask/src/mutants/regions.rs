@@ -17,6 +17,7 @@ const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
 const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
+const TRACED: &str = "crates/pageleap/src/leap/traced.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
@@ -445,6 +446,22 @@ pub const ROWS: &[Mutant] = &[
         find: "                Err(Stop::CpusetChanged)",
         replace: "                Ok(())",
         why: "a job goes on moving pages to a node that the cpuset no longer allows",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "tracer-waits-with-its-job",
+        file: TRACED,
+        find: "Some(Instead { engine, .. }) if by.engine.readers_wait() => {",
+        replace: "Some(Instead { engine, .. }) if by.engine.signals() => {",
+        why: "areas of a traced job are closed to its tracer, which has stopped the thread that would open them",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "tracer-comes-unnoticed",
+        file: "crates/pageleap/src/tracer.rs",
+        find: "if is_old || self.tracer.is_some() {",
+        replace: "if self.seen_ns.is_none() || self.tracer.is_some() {",
+        why: "a tracer that comes while a job runs is not noticed",
         caught_by: Checker::Unit.fails(),
     },
     Mutant {

@@ -406,10 +406,12 @@ impl fmt::Display for Engine {
 pub enum EngineChoice {
     /// The best that works here. For each area anew: while few threads come to wait, an engine that
     /// closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`] with
-    /// writers held back); otherwise one that follows writes.
+    /// writers held back); otherwise one that follows writes. While another process traces the
+    /// job's threads, one whose [readers never wait](Engine::readers_wait).
     #[default]
     Auto,
-    /// This one, or an error. Areas that it cannot move stay where they are, *failed*.
+    /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
+    /// those of a job that is traced if its readers wait.
     Only(Engine),
 }
 

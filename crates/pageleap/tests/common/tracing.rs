@@ -1,5 +1,5 @@
 //! A process that traces a program of a test as `strace -f` does: it stops each thread at each
-//! system call, and reads the program's memory then.
+//! system call, and reads the program's memory then. And what jobs report that are traced.
 
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -14,9 +14,32 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pageleap::BASE_PAGE;
+use pageleap::{BASE_PAGE, Ended, Engine, EngineUse, Error, PageRun, Reason, Report};
 
 use crate::common::{rest, soon};
+
+/// How often a job looks at most whether it is traced.
+pub const LOOK: Duration = Duration::from_millis(100);
+
+/// How many pages have moved by an engine because of a tracer.
+pub fn moved_for_tracer(report: &Report, engine: Engine) -> u64 {
+    let because = |part: &&EngineUse| part.why.contains("traced");
+    let parts = report.engines.iter().filter(|part| part.engine == engine);
+    parts.filter(because).map(|part| part.pages).sum()
+}
+
+pub fn warns_of(report: &Report, words: &str) -> bool {
+    report.warnings.iter().any(|warning| warning.contains(words))
+}
+
+/// All pages have stayed because of the tracer, and the remedy is named.
+pub fn check_stayed(report: &Report, remedy: &str) {
+    let stays = |run: &PageRun| run.reason == Some(Reason::Traced);
+    assert!(report.runs.iter().all(stays), "{report}");
+    assert_eq!(report.pages.failed, report.pages.total(), "{report}");
+    let Ended::Failed(error @ Error::NotMoved { .. }) = &report.ended else { panic!("{report}") };
+    assert!(error.to_string().contains(remedy), "{error}");
+}
 
 /// How long a program may run: far longer than any takes, also where CPUs are emulated.
 const PATIENCE: Duration = Duration::from_secs(300);
