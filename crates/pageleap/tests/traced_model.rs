@@ -61,6 +61,15 @@ impl Scene {
     }
 }
 
+/// Refuses one of the trackers that are opened: that with this number.
+fn refuse_tracker(number: usize) -> impl Fn(&Model, &Request) -> Option<Errno> {
+    let opened = AtomicUsize::new(0);
+    move |_, request| {
+        let opens = request.call == Call::OpenTracker;
+        (opens && opened.fetch_add(1, SeqCst) == number).then_some(Errno(libc::EMFILE))
+    }
+}
+
 #[test]
 fn auto_moves_areas_of_a_traced_job_by_an_engine_whose_readers_go_on() {
     let scene = Scene::new(16, |_, _| None);
@@ -71,11 +80,12 @@ fn auto_moves_areas_of_a_traced_job_by_an_engine_whose_readers_go_on() {
     assert!(warns_of(&report, "16 pages were moved by the engine wp-sync"), "{report}");
 }
 
-/// `wp-sync` takes areas of 4096 pages at most.
+/// `wp-sync` takes areas of 4096 pages at most, and `precopy` takes larger ones. (`stop-copy`, which
+/// does not, is refused.)
 #[test]
 fn an_area_is_cut_to_what_the_other_engine_takes() {
     const PAGES: usize = 2 * 4096 + 5;
-    let scene = Scene::new(PAGES, |_, _| None);
+    let scene = Scene::new(PAGES, refuse_tracker(1));
     scene.model.set_tracer(Some(7));
     let report = scene.leap(EngineChoice::Auto, PAGES);
     assert!(report.ended.is_completed(), "{report}");
@@ -100,13 +110,8 @@ fn a_forced_engine_whose_readers_wait_leaves_the_pages_of_a_traced_job() {
 /// A job whose engine keeps system calls whole does not take one that fails them.
 #[test]
 fn without_an_engine_whose_readers_go_on_the_pages_of_a_traced_job_stay() {
-    let opened = AtomicUsize::new(0);
     // The third tracker is the one that the tracer makes necessary.
-    let refuse = move |_: &Model, request: &Request| {
-        let opens = request.call == Call::OpenTracker;
-        (opens && opened.fetch_add(1, SeqCst) == 2).then_some(Errno(libc::EMFILE))
-    };
-    let scene = Scene::new(8, refuse);
+    let scene = Scene::new(8, refuse_tracker(2));
     scene.model.set_tracer(Some(7));
     let report = scene.leap(EngineChoice::Auto, 4);
     check_stayed(&report, "end the tracer");
