@@ -390,6 +390,7 @@ impl Mover for MemoryMover {
         }
         let by = AreaEngine { engine: Engine::UffdMove, why: Why::AsChosen };
         if !self.in_place.load(Relaxed) {
+            debug_assert_eq!(self.yard.registered(), 0, "who touches a page needs this job");
             return Outcome::given_up(by, area, Reason::Traced);
         }
         let round = (area.leg, area.refused);
