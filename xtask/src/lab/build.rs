@@ -330,7 +330,11 @@ mod tests {
         for (folder, known) in [
             (
                 "crates/pageleap/tests",
-                [&TEST_BINARIES[..], &["memory_calls", "priorities", "swap", "topology"]].concat(),
+                [
+                    &TEST_BINARIES[..],
+                    &["memory_calls", "priorities", "swap", "topology", "traced_model"],
+                ]
+                .concat(),
             ),
             (
                 "crates/cli/tests",
