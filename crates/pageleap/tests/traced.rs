@@ -82,7 +82,6 @@ fn words(region: &Region, pages: usize) -> impl Iterator<Item = (&AtomicU64, u64
     })
 }
 
-/// In the lab each stop takes a millisecond or more.
 const PAGES: usize = 6;
 
 /// What a job has to report that is traced all the time.
