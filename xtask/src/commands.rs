@@ -113,7 +113,7 @@ impl Workspace {
             Checker::Loom | Checker::Shuttle | Checker::Directed => arguments.push("--lib"),
             Checker::Unit => {
                 arguments.push("--lib");
-                for test in ["attributes", "auto", "placement"] {
+                for test in ["attributes", "auto", "changing", "placement"] {
                     arguments.extend(["--test", test]);
                 }
             }

@@ -174,6 +174,9 @@ pub enum pageleap_reason {
     /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
     /// engine that is left raises.
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
+    /// The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
+    /// page was to be moved, or has set attributes on a part of the page.
+    PAGELEAP_REASON_MAPPING_CHANGED = 22,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -308,6 +311,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
         Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
         Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
+        Reason::MappingChanged(_) => PAGELEAP_REASON_MAPPING_CHANGED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }
@@ -315,7 +319,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
 /// The error number of the call that was refused.
 fn errno_of(reason: Option<Reason>) -> Option<i32> {
     match reason {
-        Some(Reason::Refused(_, errno)) => Some(errno.0),
+        Some(Reason::Refused(_, errno) | Reason::MappingChanged(Some((_, errno)))) => Some(errno.0),
         _ => None,
     }
 }

@@ -21,11 +21,12 @@ use crate::soak;
 /// The test binaries of the library whose results depend on the kernel or the machine. `topology`
 /// reads recorded machines only. A supervisor looks at each call of `memory_calls`, which takes too
 /// long where CPUs are emulated. `swap` needs a disk for its swap.
-pub const TEST_BINARIES: [&str; 33] = [
+pub const TEST_BINARIES: [&str; 34] = [
     "attributes",
     "auto",
     "bad_input",
     "cgroups",
+    "changing",
     "contract",
     "descriptors",
     "fault_injection",

@@ -10,8 +10,10 @@ mod copying;
 mod join;
 mod legs;
 mod mover;
+mod present;
 mod recycle;
 mod slots;
+mod stand_in;
 mod tracker;
 
 use std::collections::BTreeSet;

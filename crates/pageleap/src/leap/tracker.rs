@@ -58,7 +58,7 @@ impl FrameMover {
         let Some(open) = self.terrain.tracker.as_ref().filter(|_| served) else {
             return work();
         };
-        let slots = self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number());
+        let slots = self.slot_mask();
         let ready = Barrier::new(2);
         let (backend, tracker, ready) = (self.backend(), open.tracker, &ready);
         thread::scope(|scope| {
@@ -76,6 +76,11 @@ impl FrameMover {
                 Err(e) => self.work_unserved(e, books, work),
             }
         });
+    }
+
+    /// A bit for the number of each worker's slot.
+    pub(super) fn slot_mask(&self) -> u64 {
+        self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number())
     }
 
     /// Does what can be done without a thread that reads the messages of the tracker.
@@ -109,7 +114,7 @@ impl FrameMover {
 /// through `ready` that it begins. A function of its own: from then on nothing may be read from the
 /// heap, where captured variables and the job lie, because the heap may be what is frozen.
 #[inline(never)]
-fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
+pub(super) fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &Barrier) {
     const _: () = assert!(MAX_THREADS <= u64::BITS as usize);
     let bomb = AbortOnUnwind;
     ready.wait();
