@@ -2,9 +2,10 @@
 //!
 //! The program may call `madvise`, `mprotect` and `mlock` on a region that leaps. A commit replaces
 //! the mapping, so it must give the new one what the program has set by then. No call tells a
-//! library of such a change, and reading the attributes of an area takes some 40 us, which is a fifth
-//! of the time that a small area takes. So what was read of a mapping counts for the rest of the
-//! mapping too, for [`FRESH_NS`]; an area that met a refused call is always read anew.
+//! library of such a change, and reading the attributes of an area takes 20 to 40 us: a tenth of the
+//! time that a small area takes. So what was read of a mapping counts for the rest of the mapping
+//! too, for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that
+//! something has kept where it was.
 //!
 //! What the program changes between that look and the end of the attempt is lost for this area,
 //! unless it splits the mapping: then the kernel refuses to move its page tables, and the attempt is
@@ -117,7 +118,9 @@ impl FrameMover {
                 if is_suspect && self.has_advised.load(Ordering::Relaxed) > 0 {
                     attributes.huge_pages = leg.attributes.huge_pages;
                 }
-                if range.end < end || attributes != leg.attributes {
+                // What other workers do to their areas ahead of this one is no change of the program's.
+                let is_cut = range.end < end && self.slots.len() == 1;
+                if is_cut || attributes != leg.attributes {
                     self.has_changed.store(1, Ordering::Relaxed);
                 }
                 known.insert(Known { range, attributes, at_ns: now_ns, took_ns }).clone()
