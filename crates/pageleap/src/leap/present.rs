@@ -36,7 +36,7 @@ const FRESH_NS: u64 = 2_000_000;
 const PATIENCE: u64 = 50;
 
 /// A look that takes longer is not worth its time for each mapping.
-const CHEAP_NS: u64 = 200_000;
+const CHEAP_NS: u64 = 100_000;
 
 /// How far ahead of an area its mapping is looked at, in bytes. Each mapping in there takes time.
 const AHEAD: usize = 16 << 20;
