@@ -171,6 +171,7 @@ mod tests {
         for pages in [5..6, 3..4096 + 3] {
             let mut areas = vec![area(pages.clone())];
             for tries in 1.. {
+                assert!(tries <= 2 * MOST_CHANGES, "changing pages are tried without end");
                 let again: Vec<_> =
                     areas.iter().flat_map(|area| POLICY.after_change(area, why)).collect();
                 if again.is_empty() {
@@ -187,6 +188,7 @@ mod tests {
         }
         let mut areas = vec![area(0..512)];
         for tries in 1.. {
+            assert!(tries <= MOST_CHANGES, "pages without a mapping are tried without end");
             let unmapped = Reason::MappingChanged(None);
             let again: Vec<_> =
                 areas.iter().flat_map(|area| POLICY.after_change(area, unmapped)).collect();
