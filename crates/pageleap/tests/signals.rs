@@ -447,7 +447,7 @@ fn handler_during_a_job() {
         panic!("{report}")
     };
     assert!(reason.contains("another SIGSEGV handler"), "{reason}");
-    assert_eq!(report.pages.migrated, 2, "the first area was under way: {report}");
+    assert!(report.pages.migrated <= 2, "only the first area was under way: {report}");
     let why = |run: &PageRun| run.reason == Some(Reason::HandlerReplaced);
     assert!(report.runs.iter().any(why), "{report}");
     check_stamp(&region, 0..BYTES, 1);
