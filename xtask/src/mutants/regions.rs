@@ -370,8 +370,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attempt-hides-from-guards",
         file: MOVER,
-        find: "match place.region.pins.start_moving(&area.pages) {",
-        replace: "match place.region.pins.start_moving(&area.pages).map(drop) {",
+        find: "match self.place(area).region.pins.start_moving(&area.pages) {",
+        replace: "match self.place(area).region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
         caught_by: Checker::Directed.says("a page got another frame under a guard"),
     },

@@ -517,12 +517,18 @@ impl Mover for FrameMover {
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
+        let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
+        let _moving = match self.place(area).region.pins.start_moving(&area.pages) {
+            Ok(moving) => moving,
+            Err(kept) => {
+                worker.known = None;
+                return Outcome::kept(by, kept, Reason::Guarded);
+            }
+        };
+        // After the guards: who drops one has set attributes before.
         let present = match self.present(&mut worker.known, &self.legs[area.leg], area) {
             Ok(present) => present,
-            Err((pages, why)) => {
-                let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
-                return Outcome::not_made(by, pages, Verdict::Changed(why));
-            }
+            Err((pages, why)) => return Outcome::not_made(by, pages, Verdict::Changed(why)),
         };
         // Those behind them are tried next.
         let area = &area.with_pages(present.pages.clone());
@@ -531,13 +537,6 @@ impl Mover for FrameMover {
         let (by, mut work) = self.plan(worker, &place, area, &present, terms);
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.haste(closes_for_copy);
-        let _moving = match place.region.pins.start_moving(&area.pages) {
-            Ok(moving) => moving,
-            Err(kept) => {
-                worker.known = None;
-                return Outcome::kept(by, kept, Reason::Guarded);
-            }
-        };
         if !self.has_descriptors(&place, &work) {
             let lost = Verdict::GivenUp(Reason::DescriptorLost);
             return Outcome::not_made(by, area.pages.clone(), lost);
