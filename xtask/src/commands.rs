@@ -113,7 +113,7 @@ impl Workspace {
             Checker::Loom | Checker::Shuttle | Checker::Directed => arguments.push("--lib"),
             Checker::Unit => {
                 arguments.push("--lib");
-                for test in ["attributes", "auto", "placement", "traced_model"] {
+                for test in ["attributes", "auto", "changing", "placement", "traced_model"] {
                     arguments.extend(["--test", test]);
                 }
             }

@@ -609,9 +609,10 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - Children made by fork do not get it, and must not touch it.
  * - With the engines mprotect and precopy-protect, no thread may write into it while that
  *   thread blocks SIGSEGV.
- * - mlock, mprotect and madvise may be used on any part of it that is not moving at that
- *   moment, and their effects survive moves. The exception is MADV_REMOVE, which takes the
- *   memory away. */
+ * - mlock and madvise may be used on any part of it at any time, and their effects survive
+ *   moves. The same holds for mprotect, but write access to pages that nobody could write is
+ *   given before they move, or after. A call on pages in the very moment at which they move may
+ *   be lost for some of them. The exception is MADV_REMOVE, which takes the memory away. */
 typedef struct pageleap_region pageleap_region;
 
 /* A region in figures. */
@@ -927,6 +928,9 @@ typedef enum pageleap_reason {
     /* Another process traces the job's threads (strace, a debugger), and would wait for ever for a
      * page that the engine has taken away. */
     PAGELEAP_REASON_TRACED = 21,
+    /* The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
+     * page was to be moved, or has set attributes on a part of the page. */
+    PAGELEAP_REASON_MAPPING_CHANGED = 22,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

@@ -36,9 +36,10 @@ use crate::status::pageleap_status;
 /// - Children made by fork do not get it, and must not touch it.
 /// - With the engines mprotect and precopy-protect, no thread may write into it while that
 ///   thread blocks SIGSEGV.
-/// - mlock, mprotect and madvise may be used on any part of it that is not moving at that
-///   moment, and their effects survive moves. The exception is MADV_REMOVE, which takes the
-///   memory away.
+/// - mlock and madvise may be used on any part of it at any time, and their effects survive
+///   moves. The same holds for mprotect, but write access to pages that nobody could write is
+///   given before they move, or after. A call on pages in the very moment at which they move may
+///   be lost for some of them. The exception is MADV_REMOVE, which takes the memory away.
 pub struct pageleap_region(pub(crate) Region);
 
 /// A region in figures.

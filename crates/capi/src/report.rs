@@ -177,6 +177,9 @@ pub enum pageleap_reason {
     /// Another process traces the job's threads (strace, a debugger), and would wait for ever for a
     /// page that the engine has taken away.
     PAGELEAP_REASON_TRACED = 21,
+    /// The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
+    /// page was to be moved, or has set attributes on a part of the page.
+    PAGELEAP_REASON_MAPPING_CHANGED = 22,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -312,6 +315,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
         Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
         Reason::Traced => PAGELEAP_REASON_TRACED,
+        Reason::MappingChanged(_) => PAGELEAP_REASON_MAPPING_CHANGED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }
@@ -319,7 +323,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
 /// The error number of the call that was refused.
 fn errno_of(reason: Option<Reason>) -> Option<i32> {
     match reason {
-        Some(Reason::Refused(_, errno)) => Some(errno.0),
+        Some(Reason::Refused(_, errno) | Reason::MappingChanged(Some((_, errno)))) => Some(errno.0),
         _ => None,
     }
 }

@@ -9,6 +9,7 @@
 //! does not check memory orderings; loom does.
 
 pub(crate) mod bounded;
+mod changing;
 mod directed;
 pub(crate) mod explore;
 mod traced;

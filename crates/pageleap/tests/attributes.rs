@@ -479,14 +479,19 @@ fn advice_against_huge_pages_stays_with_nobody() {
         return skip(NAME, &"precopy does not work here");
     }
     for engine in [Engine::Precopy.into(), EngineChoice::Auto] {
-        // `auto` begins with another engine, and ends with the last resort.
+        // `auto` begins with another engine, and ends with a third one.
         let tracks_left = AtomicBool::new(engine == EngineChoice::Auto);
+        let marks_left =
+            AtomicUsize::new(if engine == EngineChoice::Auto { 1 } else { usize::MAX });
         let addresses: Arc<[AtomicUsize; 2]> = Arc::default();
         let known = addresses.clone();
         let scene = huge_scene(NAME, move |request| {
             let [start, end] = [0, 1].map(|at| known[at].load(SeqCst));
             let refused = match request.call {
-                Call::MarkClean => libc::ENOMEM,
+                Call::MarkClean if start > 0 => {
+                    let left = marks_left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+                    return left.is_ok().then_some(Errno(libc::ENOMEM));
+                }
                 Call::Track if tracks_left.swap(false, SeqCst) => libc::ENOMEM,
                 Call::Map if (start..end).contains(&request.addr) => libc::EAGAIN,
                 _ => return None,

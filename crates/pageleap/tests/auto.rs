@@ -244,9 +244,10 @@ fn what_keeps_page_tables_from_moving_is_told() {
     let report = Migration::new().range(&region, 0..BYTES, &pools[1]).start().unwrap().wait();
     assert!(report.ended.is_completed(), "{report}");
     check_stamp(&region, 0..BYTES, 1);
-    if report.engine != Engine::Mprotect {
-        let all = areas_by(&report, Engine::Mprotect, "failed with EINVAL");
+    if matches!(report.engine, Engine::Precopy | Engine::StopCopy) {
+        // The engine that is left lets no system call fail either.
+        let all = areas_by(&report, Engine::WpSync, "failed with EINVAL");
         assert_eq!(all, AREAS as u64, "{report}");
-        assert!(report.warnings.iter().any(|words| words.contains("with EINVAL")), "{report}");
+        assert!(report.warnings.is_empty(), "{report}");
     }
 }

@@ -36,7 +36,7 @@ pub use memory::{
     set_advice, signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
-pub use pagemap::{PageQuery, PageRegion, page_is, pagemap_scan, scan_flag};
+pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
     PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
     has_seccomp_filter, kernel_release, own_cpu_clock, policy_mode, reschedule, resource_limit,

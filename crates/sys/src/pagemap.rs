@@ -1,5 +1,5 @@
 //! `/proc/self/pagemap`: finds the written pages, and write-protects them again in the same step
-//! (`PAGEMAP_SCAN`, Linux 6.7).
+//! (`PAGEMAP_SCAN`, Linux 6.7). `/proc/self/maps`: finds one mapping (`PROCMAP_QUERY`, Linux 6.11).
 //!
 //! Structures and numbers are those of `include/uapi/linux/fs.h`, Linux 6.18.
 
@@ -10,6 +10,10 @@ use crate::errno::{Errno, check};
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
+/// Without a mapping at the address, the next one is told.
+const COVERING_OR_NEXT: u64 = 0x10;
 
 /// Categories of pages (`PAGE_IS_*`). The bits can be combined.
 pub mod page_is {
@@ -63,6 +67,33 @@ struct PmScanArg {
     category_mask: u64,
     category_anyof_mask: u64,
     return_mask: u64,
+}
+
+/// `struct procmap_query`, without names and build ids.
+#[repr(C)]
+#[derive(Default)]
+struct ProcmapQuery {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    /// Access, page size, offset, inode, device, and where to write a name and a build id.
+    rest: [u64; 8],
+}
+
+/// The mapping at an address, or the next one behind it (`PROCMAP_QUERY` of `ioctl(2)`, Linux 6.11).
+/// `maps` is `/proc/PID/maps`.
+///
+/// # Errors
+/// ENOTTY: the kernel is older. ENOENT: there is no such mapping.
+pub fn mapping_at(maps: BorrowedFd<'_>, addr: usize) -> Result<Range<usize>, Errno> {
+    let size = size_of::<ProcmapQuery>() as u64;
+    let mut query =
+        ProcmapQuery { size, flags: COVERING_OR_NEXT, addr: addr as u64, ..Default::default() };
+    // SAFETY: the kernel reads and writes the structure, whose size is part of the request.
+    check(unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query).into() })?;
+    Ok(query.start as usize..query.end as usize)
 }
 
 /// Which pages a scan reports.
@@ -141,18 +172,26 @@ mod tests {
     fn layouts_and_numbers_are_the_kernels() {
         assert_eq!(size_of::<PmScanArg>(), size_of::<uapi::pm_scan_arg>());
         assert_eq!(size_of::<PageRegion>(), size_of::<uapi::page_region>());
+        assert_eq!(size_of::<ProcmapQuery>(), size_of::<uapi::procmap_query>());
         for (ours, theirs) in [
             (offset_of!(PmScanArg, walk_end), offset_of!(uapi::pm_scan_arg, walk_end)),
             (offset_of!(PmScanArg, vec_len), offset_of!(uapi::pm_scan_arg, vec_len)),
             (offset_of!(PmScanArg, category_mask), offset_of!(uapi::pm_scan_arg, category_mask)),
             (offset_of!(PmScanArg, return_mask), offset_of!(uapi::pm_scan_arg, return_mask)),
             (offset_of!(PageRegion, categories), offset_of!(uapi::page_region, categories)),
+            (offset_of!(ProcmapQuery, addr), offset_of!(uapi::procmap_query, query_addr)),
+            (offset_of!(ProcmapQuery, end), offset_of!(uapi::procmap_query, vma_end)),
         ] {
             assert_eq!(ours, theirs);
         }
         assert_eq!(
             PAGEMAP_SCAN,
             (3 << 30 | size_of::<PmScanArg>() << 16 | usize::from(b'f') << 8 | 16) as libc::c_ulong
+        );
+        assert_eq!(
+            PROCMAP_QUERY,
+            (3 << 30 | size_of::<ProcmapQuery>() << 16 | usize::from(b'f') << 8 | 17)
+                as libc::c_ulong
         );
         assert_eq!(scan_flag::WP_MATCHING, u64::from(uapi::PM_SCAN_WP_MATCHING));
         assert_eq!(scan_flag::CHECK_WP_ASYNC, u64::from(uapi::PM_SCAN_CHECK_WPASYNC));

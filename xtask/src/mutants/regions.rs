@@ -17,7 +17,6 @@ const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
 const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
 const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
-const TRACED: &str = "crates/pageleap/src/leap/traced.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
@@ -371,8 +370,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attempt-hides-from-guards",
         file: MOVER,
-        find: "match place.region.pins.start_moving(&area.pages) {",
-        replace: "match place.region.pins.start_moving(&area.pages).map(drop) {",
+        find: "match self.place(area).region.pins.start_moving(&area.pages) {",
+        replace: "match self.place(area).region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
         caught_by: Checker::Directed.says("a page got another frame under a guard"),
     },
@@ -407,6 +406,54 @@ pub const ROWS: &[Mutant] = &[
         replace: "area.disturbed >= self.max_disturbed && area.disturbed == 0",
         why: "areas under constant writes are retried without end",
         caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "attributes-of-the-start",
+        file: "crates/pageleap/src/leap/present.rs",
+        find: "!is_suspect && known.attributes.prot.writable() && known.tells(addr, now_ns)",
+        replace: "known.range.contains(&addr) && (now_ns > 0 || is_suspect)",
+        why: "pages get the attributes that they had when their job began, and not those that the program has set since",
+        caught_by: Checker::Unit.says("attributes of before"),
+    },
+    Mutant {
+        name: "split-and-replaced",
+        file: COMMIT,
+        find: "if moved == Err(SPLIT) {",
+        replace: "if moved == Err(SPLIT) && work.span.len == 0 {",
+        why: "what the program sets on a part of an area while it is copied is lost, although the kernel has said so",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "system-calls-fail-in-the-end",
+        file: "crates/pageleap/src/engine/choice.rs",
+        find: "    let whole = |one: &Engine| !one.signals() && !one.profile().needs_exchange;",
+        replace: "    let whole = |one: &Engine| *one == Engine::LAST_RESORT;",
+        why: "areas that an engine cannot move which lets no system call fail are moved by one that does",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "a-shortage-is-taken-for-a-refusal",
+        file: "crates/pageleap/src/engine/choice.rs",
+        find: "matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)",
+        replace: "errno.0 == 0",
+        why: "a privileged job that finds no free descriptor lets system calls fail",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "the-last-cause-is-told",
+        file: "crates/pageleap/src/job/plan.rs",
+        find: "let (refused, cause) = (area.refused + 1, area.cause.or(Some(why)));",
+        replace: "let (refused, cause) = (area.refused + 1, Some(why));",
+        why: "the report names what came of the first refused call, and not that call",
+        caught_by: Checker::Unit.says("what came of the first refusal is no cause"),
+    },
+    Mutant {
+        name: "changes-without-end",
+        file: "crates/pageleap/src/job/plan.rs",
+        find: "if changed >= if is_refused { MOST_CHANGES } else { MOST_LOOKS } {",
+        replace: "if changed >= if is_refused { MOST_CHANGES } else { u32::MAX } {",
+        why: "pages that the program has unmapped are tried without end",
+        caught_by: Checker::Unit.says("pages without a mapping are tried without end"),
     },
     Mutant {
         name: "lost-descriptor-unseen",
@@ -450,9 +497,9 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "tracer-waits-with-its-job",
-        file: TRACED,
-        find: "Some(Instead { engine, .. }) if by.engine.readers_wait() => {",
-        replace: "Some(Instead { engine, .. }) if by.engine.signals() => {",
+        file: "crates/pageleap/src/leap/stand_in.rs",
+        find: "match worker.tracer.filter(|_| by.engine.readers_wait()) {",
+        replace: "match worker.tracer.filter(|_| by.engine.signals()) {",
         why: "areas of a traced job are closed to its tracer, which has stopped the thread that would open them",
         caught_by: Checker::Unit.fails(),
     },
@@ -483,7 +530,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "left-split",
         file: MOVER,
-        find: "            _ if effort.split || work.maybe_split => {\n                self.map_huge_again(worker.slot, place.leg, &work, &mut effort, terms.books)\n            }\n",
+        find: "            _ if split => {\n                self.map_huge_again(worker.slot, attributes, &work, &mut effort, terms.books)\n            }\n",
         replace: "",
         why: "huge pages that stay are mapped by base pages, with advice that their user has not given",
         caught_by: Checker::Unit.fails(),

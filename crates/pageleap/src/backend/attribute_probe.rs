@@ -4,15 +4,18 @@
 //! entry of smaps, the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time
 //! that copying the GB takes. So one page of the mapping is duplicated. The duplicate has the same
 //! attributes and no page tables, and it lies below all other mappings, so that its entry is the
-//! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk.
+//! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk,
+//! and from Linux 6.11 on those of one mapping (PROCMAP_QUERY).
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
 //! smaps is read as it is. The same happens if `/proc/self/maps` shows a gap or an overlap in a
 //! range. Linux 6.17 and later print that file without the lock on the address space, while another
 //! thread may be moving a neighbour. For smaps the kernel takes the lock.
 
+use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use pageleap_sys as sys;
 
@@ -59,20 +62,53 @@ fn covers(parts: &[Range<usize>], range: &Range<usize>) -> bool {
     end == Some(range.end)
 }
 
+/// The mappings of this process, as they are asked about.
+enum Mappings {
+    /// Each by a call.
+    Asked(File),
+    /// All of them, read at once.
+    Read(Vec<Range<usize>>),
+}
+
+impl Mappings {
+    fn open() -> std::io::Result<Mappings> {
+        let mut file = File::open("/proc/self/maps")?;
+        if sys::mapping_at(file.as_fd(), 0).is_ok() {
+            return Ok(Mappings::Asked(file));
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        Ok(Mappings::Read(text.lines().filter_map(range_of).collect()))
+    }
+
+    /// The mapping at an address, or the next one.
+    fn at(&self, addr: usize) -> Option<Range<usize>> {
+        match self {
+            Mappings::Asked(file) => sys::mapping_at(file.as_fd(), addr).ok(),
+            Mappings::Read(all) => all.get(all.partition_point(|m| m.end <= addr)).cloned(),
+        }
+    }
+}
+
 fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let mappings: Vec<Range<usize>> = maps.lines().filter_map(range_of).collect();
+    let mappings = Mappings::open().ok()?;
     let mut reserved = lock(&PROBE);
     let page = match *reserved {
         Some(page) => page,
-        None => *reserved.insert(sys::reserve_below(mappings.first()?.start, BASE_PAGE).ok()?),
+        None => *reserved.insert(sys::reserve_below(mappings.at(0)?.start, BASE_PAGE).ok()?),
     };
-    let mut parts = Vec::new();
+    let mut parts: Vec<Range<usize>> = Vec::new();
     for range in ranges {
-        let first = mappings.partition_point(|m| m.end <= range.start);
-        let seen = parts.len();
-        parts.extend(mappings[first..].iter().map_while(|m| overlap(m.clone(), range)));
-        if parts.len() > MAX_PROBES || !covers(&parts[seen..], range) {
+        let (seen, mut at) = (parts.len(), range.start);
+        while let Some(mapping) = mappings.at(at).filter(|_| at < range.end) {
+            let Some(part) = overlap(mapping, range) else { break };
+            at = part.end;
+            parts.push(part);
+            if parts.len() > MAX_PROBES {
+                return None;
+            }
+        }
+        if !covers(&parts[seen..], range) {
             return None;
         }
     }
@@ -99,7 +135,7 @@ fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
         let reserved = sys::reserve_at(page, BASE_PAGE);
         return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
     }
-    let mut file = std::fs::File::open("/proc/self/smaps").ok();
+    let mut file = File::open("/proc/self/smaps").ok();
     // The kernel makes as many entries as fit into the buffer; half a kilobyte is less than one.
     let mut text = Vec::new();
     let mut part = [0u8; 512];
@@ -173,6 +209,13 @@ mod tests {
             .expect("this kernel can duplicate a shared mapping");
         assert_eq!(probed, observe::attributes(addr, len).unwrap());
         assert_eq!(probed.len(), 8, "{probed:?}");
+        // However the bounds of mappings are told.
+        let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let read = Mappings::Read(text.lines().filter_map(range_of).collect());
+        let asked = Mappings::open().unwrap();
+        for at in [page(0), page(1) + 5, page(3), page(7)] {
+            assert_eq!(asked.at(at), read.at(at), "{at:#x}");
+        }
         let inner = probe_all(&[page(1)..page(2), page(2)..page(3), page(7)..page(8)]).unwrap();
         let bounds: Vec<_> = inner.iter().map(|r| (r.start, r.end)).collect();
         assert_eq!(bounds, [(page(1), page(2)), (page(2), page(3)), (page(7), page(8))]);

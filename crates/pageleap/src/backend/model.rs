@@ -389,6 +389,12 @@ unsafe impl Backend for Model {
             source.iter().all(|e| e.frame.is_some()),
             "page tables of a hole were to be exchanged"
         );
+        let of = |e: &Entry| (e.prot, e.dont_fork, e.dont_dump, e.locked, e.tracked);
+        if source.iter().any(|e| of(e) != of(&source[0])) {
+            // More than one mapping. What was at the target is gone by then.
+            pages(to, len).for_each(|page| _ = state.space.remove(&page));
+            return Err(Errno(libc::EFAULT));
+        }
         let State { trackers, .. } = &*state;
         let ends = |e: &Entry| e.tracked.is_some_and(|by| trackers[&by] == Ability::Hold);
         let moved: Vec<Entry> =

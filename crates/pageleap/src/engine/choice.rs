@@ -1,13 +1,12 @@
 //! Which engine a job gets, and which engine moves an area of it. Pure: what takes system calls is
 //! asked by the caller.
 
-use super::{Engine, EngineChoice, Hold, TrackerNeed};
+use super::{Engine, EngineChoice, Hold, Profile, TrackerNeed};
 use crate::backend::{Ability, Call, Errno};
 use crate::error::Error;
 use crate::units::PageSize;
 
-/// After this many refused calls an area is moved by the [last resort](Engine::LAST_RESORT), which
-/// needs fewer.
+/// After this many refused calls an area is moved by [another engine](stand_in), which needs fewer.
 const MOST_REFUSALS: u32 = 2;
 
 /// The engine for a job.
@@ -24,7 +23,8 @@ pub(crate) struct Chosen<T> {
 
 /// Chooses the engine for a job: the first of the table that moves such pages and whose tracker
 /// `open` opens, or the one that is asked for. Engines that raise signals are left out if the
-/// library's handler is not in place, which `handler` says.
+/// library's handler is not in place, which `handler` says, and where only a shortage keeps an
+/// engine from working that lets no system call fail.
 pub(crate) fn for_job<T>(
     choice: EngineChoice,
     page: PageSize,
@@ -42,7 +42,14 @@ pub(crate) fn for_job<T>(
         });
     }
     let mut why_not = Vec::new();
-    for engine in Engine::ALL.into_iter().filter(|one| forced.is_none_or(|forced| forced == *one)) {
+    let mut short = None;
+    for (engine, is_again) in to_try(forced) {
+        if is_again && short.is_none() {
+            continue;
+        }
+        if let Some((engine, reason)) = short.take_if(|_| forced.is_none() && engine.signals()) {
+            return Err(short_of(engine, reason));
+        }
         if let (true, Err(error)) = (engine.signals(), handler) {
             if forced.is_some() || engine == Engine::LAST_RESORT {
                 return Err(error.clone());
@@ -58,7 +65,7 @@ pub(crate) fn for_job<T>(
                 if let Some(other) = other.filter(|_| forced.is_none() && !page.is_hugetlb()) {
                     match try_engine(other, page, &mut open) {
                         Ok(tracker) => while_few_wait = Some((other, tracker)),
-                        Err((reason, _)) => why_not.push(reason),
+                        Err(refused) => why_not.push(refused.reason),
                     }
                 }
                 let reason = match forced {
@@ -68,28 +75,65 @@ pub(crate) fn for_job<T>(
                 };
                 return Ok(Chosen { engine, reason, tracker, while_few_wait });
             }
-            Err((reason, remedy)) if forced.is_some() => {
+            Err(Unusable { reason, remedy, .. }) if forced.is_some() => {
                 return Err(Error::EngineRefused {
                     engine: engine.name(),
                     reason,
                     remedy: remedy.into(),
                 });
             }
-            Err((reason, _)) => why_not.push(reason),
+            Err(Unusable { reason, is_short, .. }) => {
+                if is_short {
+                    short.get_or_insert((engine, reason.clone()));
+                }
+                if !why_not.contains(&reason) {
+                    why_not.push(reason);
+                }
+            }
         }
     }
     unreachable!("the last resort needs nothing that could be refused")
 }
 
+/// The engines to try, in this order, and whether that is for the second time: a shortage may be
+/// over by then.
+fn to_try(forced: Option<Engine>) -> impl Iterator<Item = (Engine, bool)> {
+    let of = |signals| Engine::ALL.into_iter().filter(move |engine| engine.signals() == signals);
+    let again = of(false).filter(move |_| forced.is_none()).map(|engine| (engine, true));
+    let first = |engine| (engine, false);
+    let all = of(false).map(first).chain(again).chain(of(true).map(first));
+    all.filter(move |(one, _)| forced.is_none_or(|forced| forced == *one))
+}
+
+/// Why no engine is taken, although one that raises signals would work: this process may use one
+/// that lets no system call fail, and only lacks something for the moment.
+fn short_of(engine: Engine, reason: String) -> Error {
+    let remedy = "raise the limit (open files: ulimit -n; memory: that of the cgroup), or ask for an \
+                  engine that needs less by name (precopy-protect, mprotect), which lets system calls \
+                  of the program fail"
+        .into();
+    Error::EngineRefused { engine: engine.name(), reason, remedy }
+}
+
+/// Why an engine cannot work.
+struct Unusable {
+    reason: String,
+    remedy: &'static str,
+    /// Whether something is short that may be there later. Where the engine is not allowed or not
+    /// known, the kernel says so first.
+    is_short: bool,
+}
+
 /// Opens what an engine needs, or says why it cannot work, and what to do about it.
-pub(super) fn try_engine<T>(
+fn try_engine<T>(
     engine: Engine,
     page: PageSize,
     open: &mut impl FnMut(Ability) -> Result<T, (Call, Errno)>,
-) -> Result<Option<T>, (String, &'static str)> {
+) -> Result<Option<T>, Unusable> {
     if !engine.moves(page) {
         let reason = format!("the engine {engine} moves pages of 4k and thp, not {page}");
-        return Err((reason, "let the engine be chosen (auto)"));
+        let remedy = "let the engine be chosen (auto)";
+        return Err(Unusable { reason, remedy, is_short: false });
     }
     let Some(TrackerNeed { ability, words, .. }) = engine.profile().tracker else {
         return Ok(None);
@@ -97,7 +141,8 @@ pub(super) fn try_engine<T>(
     open(ability).map(Some).map_err(|(call, errno)| {
         let reason = format!("the engine {engine} needs {words}, and {call} failed with {errno}");
         let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-        (reason, remedy)
+        let is_short = matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM);
+        Unusable { reason, remedy, is_short }
     })
 }
 
@@ -106,8 +151,10 @@ pub(super) fn try_engine<T>(
 pub(crate) struct Situation {
     /// The job's engine.
     pub(crate) engine: Engine,
-    /// Whether areas that this engine cannot move may be moved by the last resort.
+    /// Whether areas that this engine cannot move may be moved by another one.
     pub(crate) may_fall_back: bool,
+    /// The [engine](stand_in) for such areas, if it can be used.
+    pub(crate) stand_in: Option<Engine>,
     /// Whether the job has a tracker, and a thread that reads its messages as far as that is
     /// needed.
     pub(crate) has_tracker: bool,
@@ -156,6 +203,17 @@ pub(crate) enum Why {
     Traced,
 }
 
+/// The engine for areas that the job's engine cannot move. An engine that lets no system call fail
+/// is not replaced by one that does: a program that was promised whole calls does not repeat them,
+/// and may block the signal.
+pub(crate) fn stand_in(engine: Engine) -> Option<Engine> {
+    if engine.signals() {
+        return Some(Engine::LAST_RESORT);
+    }
+    let whole = |one: &Engine| !one.signals() && !one.profile().needs_exchange;
+    Engine::ALL.into_iter().find(whole).filter(|one| *one != engine)
+}
+
 /// Chooses the engine for one attempt on an area.
 pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     let Situation { engine, may_fall_back, has_tracker, exchange_unsupported, .. } = *situation;
@@ -167,7 +225,7 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
         return last_resort(Why::ReadOnly);
     }
     if profile.tracker.is_some() && (!has_tracker || may_fall_back && given_up) {
-        return last_resort(Why::NotFollowed);
+        return instead(situation);
     }
     let other = while_few_wait
         .filter(|other| refused == 0 && !(other.profile().needs_exchange && exchange_unsupported));
@@ -182,6 +240,19 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     }
 }
 
+/// The engine for an area that the job's engine cannot move. If there is none, the area stays.
+fn instead(situation: &Situation) -> AreaEngine {
+    let Situation { engine, stand_in, has_tracker, exchange_unsupported, .. } = *situation;
+    // It has a tracker of its own, and needs no thread to read messages.
+    let closing = situation.while_few_wait.filter(|other| {
+        let Profile { signals, needs_exchange, .. } = *other.profile();
+        !(signals || needs_exchange && exchange_unsupported)
+    });
+    let other = if has_tracker { stand_in.or(closing) } else { closing.or(stand_in) };
+    let why = if other.is_some() { Why::NotFollowed } else { Why::AsChosen };
+    AreaEngine { engine: other.unwrap_or(engine), why }
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
@@ -189,6 +260,7 @@ mod tests {
     const CALM: Situation = Situation {
         engine: Engine::LAST_RESORT,
         may_fall_back: true,
+        stand_in: None,
         has_tracker: true,
         exchange_unsupported: false,
         refused: 0,
@@ -198,6 +270,16 @@ mod tests {
         while_few_wait: None,
         few_wait: false,
     };
+
+    #[test]
+    fn readers_go_on_while_the_stand_in_moves_an_area_and_system_calls_stay_whole() {
+        for engine in Engine::ALL.into_iter().filter(|engine| engine.readers_wait()) {
+            let other = stand_in(engine).unwrap();
+            assert!(!other.readers_wait() && !other.signals(), "{other}");
+            assert!([PageSize::Base, PageSize::Thp].into_iter().all(|page| other.moves(page)));
+        }
+        assert!(Engine::UffdMove.readers_wait() && !Engine::Kernel.readers_wait());
+    }
 
     /// All engines that need something.
     fn demanding() -> impl Iterator<Item = Engine> {
@@ -269,7 +351,8 @@ mod tests {
             assert_eq!(once.why, Why::AsChosen);
         }
         for engine in demanding() {
-            let calm = Situation { engine, ..CALM };
+            let stand_in = Some(Engine::LAST_RESORT);
+            let calm = Situation { engine, stand_in, ..CALM };
             let fallen = AreaEngine { engine: Engine::LAST_RESORT, why: Why::NotFollowed };
             let twice = Situation { refused: MOST_REFUSALS, hold: true, ..calm };
             assert_eq!(for_area(&twice), fallen);
@@ -279,6 +362,95 @@ mod tests {
             let apart = Situation { exchange_unsupported: true, ..calm };
             assert_eq!(for_area(&apart) == fallen, engine.profile().needs_exchange);
         }
+    }
+
+    /// In each situation that a job can meet.
+    #[test]
+    fn an_engine_that_keeps_system_calls_whole_is_replaced_by_such_a_one_or_by_none() {
+        let flags = [false, true];
+        for engine in Engine::ALL.into_iter().filter(|engine| !engine.signals()) {
+            let other = engine.profile().while_few_wait;
+            assert!(stand_in(engine).is_none_or(|other| !other.signals()));
+            for bits in 0..1 << 7 {
+                let [has, apart, hold, few_wait, huge, opened, fewer] =
+                    [0, 1, 2, 3, 4, 5, 6].map(|bit| flags[bits >> bit & 1]);
+                for refused in 0..4 {
+                    let by = for_area(&Situation {
+                        engine,
+                        stand_in: stand_in(engine).filter(|_| opened),
+                        has_tracker: has,
+                        exchange_unsupported: apart,
+                        refused,
+                        page: if huge { PageSize::Huge2M } else { PageSize::Base },
+                        hold,
+                        while_few_wait: other.filter(|_| fewer && !huge),
+                        few_wait,
+                        ..CALM
+                    });
+                    assert!(!by.engine.signals(), "{engine} {bits:b} {refused}: {by:?}");
+                }
+            }
+        }
+        for engine in Engine::ALL.into_iter().filter(|engine| engine.signals()) {
+            assert_eq!(stand_in(engine), Some(Engine::LAST_RESORT));
+        }
+    }
+
+    #[test]
+    fn what_the_jobs_engine_cannot_move_is_moved_by_the_next_that_can() {
+        let (engine, closing) = (Engine::Precopy, Engine::StopCopy);
+        let other = stand_in(engine);
+        let job = Situation { engine, stand_in: other, while_few_wait: Some(closing), ..CALM };
+        let by = |situation: Situation| {
+            let AreaEngine { engine, why } = for_area(&situation);
+            (engine, why == Why::NotFollowed)
+        };
+        let twice = Situation { refused: MOST_REFUSALS, ..job };
+        assert_eq!(by(twice), (Engine::WpSync, true));
+        assert_eq!(by(Situation { stand_in: None, ..twice }), (closing, true));
+        let alone = Situation { stand_in: None, while_few_wait: None, ..twice };
+        assert_eq!(by(alone), (engine, false), "it is tried until it is given up");
+        // Without a thread that reads messages only the engine works that needs none.
+        let unserved = Situation { has_tracker: false, ..job };
+        assert_eq!(by(unserved), (closing, true));
+        // Without exchanges neither of the two works.
+        let apart = Situation { exchange_unsupported: true, ..job };
+        assert_eq!(by(apart), (Engine::WpSync, true));
+        assert_eq!(by(Situation { stand_in: None, ..apart }), (engine, false));
+    }
+
+    /// A process that may use an engine which lets no system call fail does not get another one
+    /// because it has too many open files at the moment.
+    #[test]
+    fn a_shortage_is_an_error_and_no_reason_for_signals() {
+        for (errno, page) in [libc::EMFILE, libc::ENFILE, libc::ENOMEM]
+            .into_iter()
+            .flat_map(|errno| [PageSize::Base, PageSize::Huge2M].map(|page| (errno, page)))
+        {
+            let short = |_| Err::<(), _>((Call::OpenTracker, Errno(errno)));
+            let error = for_job(EngineChoice::Auto, page, &Ok(()), short).unwrap_err();
+            let Error::EngineRefused { reason, .. } = error else { panic!("{error}") };
+            assert!(reason.contains(&Errno(errno).to_string()), "{reason}");
+            // What is over a moment later is no shortage.
+            let whole = |one: &Engine| !one.signals() && one.moves(page);
+            let mut refusals = Engine::ALL.into_iter().filter(whole).count();
+            let soon = |_| match refusals.checked_sub(1) {
+                Some(left) => {
+                    refusals = left;
+                    Err((Call::OpenTracker, Errno(errno)))
+                }
+                None => Ok(()),
+            };
+            let chosen = for_job(EngineChoice::Auto, page, &Ok(()), soon).unwrap();
+            assert!(!chosen.engine.signals(), "{chosen:?}");
+        }
+        // Where some engine works, what the others lack is no matter.
+        let only_last = |ability| match ability {
+            Ability::HoldWriters => Ok(()),
+            _ => Err((Call::OpenTracker, Errno(libc::EMFILE))),
+        };
+        let chosen = for_job(EngineChoice::Auto, PageSize::Base, &Ok(()), only_last).unwrap();
+        assert_eq!(chosen.engine, Engine::WpSync);
     }
 
     #[test]

@@ -25,6 +25,10 @@ pub(crate) enum Step {
     Refused(Call, Errno),
 }
 
+/// The answer to an exchange of page tables that are those of several mappings, or of none. The
+/// kernel has not touched them.
+pub(crate) const SPLIT: Errno = Errno(libc::EFAULT);
+
 /// Whether the page tables of the span went to the alias of the old frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Parked {
@@ -136,7 +140,8 @@ pub(super) unsafe fn give_access_back(
 
 /// Makes a span that is closed by protection map the new frames. With `park` the span's page tables
 /// go to the alias of the old frames, if page tables may be exchanged. Gives up where [`arrive`]
-/// does.
+/// does, and where the span is no longer one mapping: other attributes than those that the new
+/// mapping would have were set on a part of it.
 ///
 /// # Safety
 /// As [`arrive`].
@@ -145,7 +150,7 @@ pub(super) unsafe fn change_places(
     work: &Work,
     park: bool,
     effort: &mut Effort,
-) -> Result<(), Errno> {
+) -> Result<(), (Call, Errno)> {
     if park && work.may_exchange {
         // The mapping stays, read-only, with empty page tables. Readers meanwhile fault in the old
         // frames, which have the same contents. If this call fails, the next call drops the old
@@ -154,9 +159,12 @@ pub(super) unsafe fn change_places(
         // SAFETY: forwarded to the caller; the alias is that of the frames which the span maps.
         let moved = unsafe { backend.exchange(work.span.addr, work.old.alias, work.span.len) };
         effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
+        if moved == Err(SPLIT) {
+            return Err((Call::Exchange, SPLIT));
+        }
     }
     // SAFETY: forwarded to the caller.
-    unsafe { arrive(backend, work, effort) }
+    unsafe { arrive(backend, work, effort) }.map_err(|errno| (Call::Map, errno))
 }
 
 /// Erases the lifetime of a backend, for a slot that is retired before that lifetime ends.

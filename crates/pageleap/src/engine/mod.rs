@@ -4,7 +4,6 @@
 //! rest of the library has to know of it; its file has the attempt. All else here is shared.
 //!
 //! * [`choice`]: which engine a job gets, and which engine moves an area. Pure.
-//! * [`traced`]: which one moves areas while a tracer follows the job's threads. Pure.
 //! * [`follow`]: mark, copy, copy again: what engines share that follow writes.
 //! * [`commit`]: how new frames come into place; calls that must not be given up.
 //! * [`slot`], [`fault`], [`waits`]: where an attempt stands, and the signal handler that asks.
@@ -30,7 +29,6 @@ mod precopy_protect;
 pub(crate) mod processor;
 pub(crate) mod slot;
 mod stop_copy;
-pub(crate) mod traced;
 pub(crate) mod waits;
 mod wp_sync;
 

@@ -107,13 +107,13 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
         }
         // SAFETY: the area is closed and the copy is complete.
         let changed = unsafe { change_places(backend, work, !work.locked, effort) };
-        if let Err(errno) = changed {
+        if let Err((call, errno)) = changed {
             if trackable {
                 // SAFETY: the area is closed and maps its old frames.
                 unsafe { give_access_back(backend, &work.span, None, effort) };
             }
             slot.retire();
-            return Step::Refused(Call::Map, errno);
+            return Step::Refused(call, errno);
         }
         effort.held = hold && trackable;
         if hold {

@@ -57,7 +57,7 @@ impl Way for PrecopyProtect {
         effort.left = copied / BASE_PAGE as u64;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
-        unsafe { change_places(backend, at.work, true, effort) }.map_err(|errno| (Call::Map, errno))
+        unsafe { change_places(backend, at.work, true, effort) }
     }
 
     unsafe fn reopen(&self, at: &Attempt<'_>, (call, errno): Refusal, effort: &mut Effort) {

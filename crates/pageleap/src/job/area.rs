@@ -21,17 +21,30 @@ pub(crate) struct Area {
     pub(crate) disturbed: u32,
     /// Attempts at which a system call was refused.
     pub(crate) refused: u32,
+    /// Attempts that ended because the program had changed the mapping.
+    pub(crate) changed: u32,
+    /// Why the first attempt ended that did not succeed for one of these two reasons. What comes of
+    /// it later is no cause.
+    pub(crate) cause: Option<Reason>,
 }
 
 impl Area {
     /// An area that has not been tried.
     pub(crate) fn new(item: usize, leg: usize, pages: Range<u64>) -> Self {
-        Area { item, leg, pages, disturbed: 0, refused: 0 }
+        Area { item, leg, pages, disturbed: 0, refused: 0, changed: 0, cause: None }
     }
 
     /// Whether it has not been tried.
     pub(crate) fn is_new(&self) -> bool {
-        self.disturbed == 0 && self.refused == 0
+        self.disturbed == 0 && self.refused == 0 && self.changed == 0
+    }
+
+    /// Why it stays, if its last attempt has ended for this reason.
+    pub(crate) fn cause_or(&self, why: Reason) -> Reason {
+        match why {
+            Reason::DescriptorLost => why,
+            why => self.cause.unwrap_or(why),
+        }
     }
 
     /// How many pages it has.
@@ -111,6 +124,10 @@ pub enum Reason {
     /// Another process traces the job's threads (strace, a debugger), and would wait for ever for
     /// a page that the engine has taken away ([`Engine::readers_wait`](crate::Engine::readers_wait)).
     Traced,
+    /// The program went on changing the mapping (`madvise`, `mprotect`, `mlock`, `munmap`) each time
+    /// the page was to be moved, or has set attributes on a part of the page. The first call that
+    /// was refused because of it, if one was.
+    MappingChanged(Option<(Call, Errno)>),
 }
 
 impl fmt::Display for Reason {
@@ -146,6 +163,10 @@ impl fmt::Display for Reason {
                 "another process traces the job's threads, and would wait for ever for a page that \
                  is taken away",
             ),
+            Reason::MappingChanged(None) => f.write_str("the program has changed its mapping"),
+            Reason::MappingChanged(Some((call, errno))) => {
+                write!(f, "the program has changed its mapping: {call} failed with {errno}")
+            }
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -165,6 +186,8 @@ pub(crate) enum Verdict {
     Kept(Reason),
     /// A call was refused: try again.
     Refused(Reason),
+    /// The program has changed the mapping: try again with what is there now, in smaller parts.
+    Changed(Reason),
     /// It is no use to try again.
     GivenUp(Reason),
     /// They are not to move: they lie where they should, or for this reason. What an earlier
@@ -212,14 +235,18 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// An attempt that has not been made, and will not be.
     pub(crate) fn given_up(by: AreaEngine, area: &Area, why: Reason) -> Outcome {
-        let runs = vec![(area.pages.clone(), Verdict::GivenUp(why))];
-        Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+        Outcome::not_made(by, area.pages.clone(), Verdict::GivenUp(why))
     }
 
     /// An attempt that has not been made, because something keeps pages of the area where they are.
     /// The others can be tried at once.
     pub(crate) fn kept(by: AreaEngine, pages: Range<u64>, why: Reason) -> Outcome {
-        let runs = vec![(pages, Verdict::Kept(why))];
+        Outcome::not_made(by, pages, Verdict::Kept(why))
+    }
+
+    /// An attempt that has not been made, with what is to be done with these pages.
+    pub(crate) fn not_made(by: AreaEngine, pages: Range<u64>, verdict: Verdict) -> Outcome {
+        let runs = vec![(pages, verdict)];
         Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
     }
 }
@@ -260,6 +287,8 @@ mod tests {
             Reason::NoFreeBlock,
             Reason::DescriptorLost,
             Reason::Traced,
+            Reason::MappingChanged(None),
+            Reason::MappingChanged(Some((Call::Exchange, Errno(libc::EFAULT)))),
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::Mover;
 use super::books::{Books, Tally};
 use super::outcomes::{PageCounts, PageRun, migrated_bytes};
-use super::report::{Ended, EngineUse, Report, SYSTEM_CALLS_MAY_FAIL};
+use super::report::{Ended, EngineUse, Report};
 use super::run::{Running, Settings};
 use crate::backend::Call;
 use crate::engine::Engine;
@@ -46,7 +46,6 @@ impl<M: Mover> Running<M> {
     pub(super) fn conclude(self) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Running { mover, items, settings, state, shared, .. } = self;
-        warn_of_fallen_back(&mut lock(&state).tally, &settings);
         warn_of_tracer(&mut lock(&state).tally);
         let mut recycling = None;
         let books = Books { state: &state, shared: &shared, deadline: settings.deadline };
@@ -97,20 +96,6 @@ fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
         Why::Remainder => REMAINDER,
         Why::Traced => TRACED,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
-    }
-}
-
-/// Warns if pages were moved by another engine that lets system calls fail.
-fn warn_of_fallen_back(tally: &mut Tally, settings: &Settings) {
-    let fallen = tally.moved.iter().filter(|((_, by), _)| by.why == Why::NotFollowed);
-    let pages: u64 = fallen.map(|(_, pages)| pages).sum();
-    if !settings.engine.signals() && pages > 0 {
-        let why = words(Why::NotFollowed, settings, tally);
-        let engine = Engine::LAST_RESORT;
-        let warning = format!(
-            "{pages} pages were moved by the engine {engine}, and {SYSTEM_CALLS_MAY_FAIL}: {why}"
-        );
-        tally.warnings.push(warning);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::area::Area;
+use super::area::{Area, Reason};
 
 /// How a disturbed area is split, when its writers are held back, and when an area is given up.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +17,15 @@ pub(crate) struct RetryPolicy {
     /// After this many refused system calls an area is given up as failed.
     pub(crate) max_refused: u32,
 }
+
+/// After this many attempts that ended because the program had changed the mapping, the area stays
+/// where it is. An area of 16 MB has come down to single base pages after thirteen, and a single
+/// base page is never split by a change.
+const MOST_CHANGES: u32 = 20;
+
+/// The same where no call was refused: nothing is mapped there, or a part of a page has attributes of
+/// its own. Trying it again only helps if the program was about to change more.
+const MOST_LOOKS: u32 = 3;
 
 /// The recent share of areas that writers disturbed at the first attempt.
 ///
@@ -63,19 +72,35 @@ impl RetryPolicy {
 
     /// The areas to retry instead of a disturbed area: its parts, as equal as whole pages allow.
     pub(crate) fn after_disturbance(&self, area: &Area) -> Vec<Area> {
-        let len = area.pages.end - area.pages.start;
-        let parts = self.reduction_factor.clamp(1, len);
-        let part = |i: u64| area.pages.start + len * i / parts;
-        let again =
-            |i| Area { pages: part(i)..part(i + 1), disturbed: area.disturbed + 1, ..area.clone() };
-        (0..parts).map(again).collect()
+        let again = |pages| Area { pages, disturbed: area.disturbed + 1, ..area.clone() };
+        parts(&area.pages, self.reduction_factor).map(again).collect()
     }
 
     /// The area to retry after a refused system call; `None` if the area has to be given up.
-    pub(crate) fn after_refusal(&self, area: &Area) -> Option<Area> {
-        (area.refused + 1 < self.max_refused)
-            .then(|| Area { refused: area.refused + 1, ..area.clone() })
+    pub(crate) fn after_refusal(&self, area: &Area, why: Reason) -> Option<Area> {
+        let (refused, cause) = (area.refused + 1, area.cause.or(Some(why)));
+        (refused < self.max_refused).then(|| Area { refused, cause, ..area.clone() })
     }
+
+    /// The areas to retry after the program has changed the mapping; none if they stay. At first the
+    /// same pages, since the attempt will be at those that have equal attributes then. If the program
+    /// goes on, halves.
+    pub(crate) fn after_change(&self, area: &Area, why: Reason) -> Vec<Area> {
+        let (changed, cause) = (area.changed + 1, area.cause.or(Some(why)));
+        let is_refused = !matches!(why, Reason::MappingChanged(None));
+        if changed >= if is_refused { MOST_CHANGES } else { MOST_LOOKS } {
+            return Vec::new();
+        }
+        let again = |pages| Area { pages, changed, cause, ..area.clone() };
+        parts(&area.pages, if is_refused && changed > 1 { 2 } else { 1 }).map(again).collect()
+    }
+}
+
+/// Up to `most` parts of a range, as equal as whole pages allow.
+fn parts(pages: &Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> {
+    let (start, len) = (pages.start, pages.end - pages.start);
+    let parts = most.clamp(1, len);
+    (0..parts).map(move |i| start + len * i / parts..start + len * (i + 1) / parts)
 }
 
 /// Joins neighbouring ranges. The ranges must come in ascending order.
@@ -102,6 +127,7 @@ pub(crate) fn cut(range: Range<u64>, boundaries: impl IntoIterator<Item = u64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{Call, Errno};
     use crate::cases::cases;
     use proptest::prelude::*;
 
@@ -127,8 +153,51 @@ mod tests {
 
     #[test]
     fn refusals_are_bounded() {
-        let once = POLICY.after_refusal(&area(0..4)).unwrap();
-        assert_eq!(POLICY.after_refusal(&once), None);
+        let [first, second] =
+            [libc::EFAULT, libc::ENOMEM].map(|n| Reason::Refused(Call::Exchange, Errno(n)));
+        let once = POLICY.after_refusal(&area(0..4), first).unwrap();
+        assert_eq!(once.cause, Some(first));
+        assert_eq!(POLICY.after_refusal(&once, second), None);
+        let policy = RetryPolicy { max_refused: 3, ..POLICY };
+        let twice = policy.after_refusal(&once, second).unwrap();
+        assert_eq!(twice.cause, Some(first), "what came of the first refusal is no cause");
+    }
+
+    /// Even if the program changes the mapping each time: the pages stay the same until the area is
+    /// a single page, which is tried some more times.
+    #[test]
+    fn changes_lead_to_single_pages_and_are_bounded() {
+        let why = Reason::MappingChanged(Some((Call::Exchange, Errno(libc::EFAULT))));
+        for pages in [5..6, 3..4096 + 3] {
+            let mut areas = vec![area(pages.clone())];
+            for tries in 1.. {
+                assert!(tries <= 2 * MOST_CHANGES, "changing pages are tried without end");
+                let again: Vec<_> =
+                    areas.iter().flat_map(|area| POLICY.after_change(area, why)).collect();
+                if again.is_empty() {
+                    assert!(tries > 13 + 3 && tries < 30, "{tries}");
+                    break;
+                }
+                let all = joined(again.iter().map(|area| area.pages.clone()));
+                assert_eq!(all, std::slice::from_ref(&pages));
+                assert!(again.iter().all(|area| area.refused == 0 && !area.is_new()));
+                assert!(tries > 1 || again.len() == 1, "it is cut where the mappings are");
+                areas = again;
+            }
+            assert!(areas.iter().all(|area| area.len() == 1 && area.cause == Some(why)));
+        }
+        let mut areas = vec![area(0..512)];
+        for tries in 1.. {
+            assert!(tries <= MOST_CHANGES, "pages without a mapping are tried without end");
+            let unmapped = Reason::MappingChanged(None);
+            let again: Vec<_> =
+                areas.iter().flat_map(|area| POLICY.after_change(area, unmapped)).collect();
+            if again.is_empty() {
+                assert_eq!((tries, areas.len()), (MOST_LOOKS, 1));
+                break;
+            }
+            areas = again;
+        }
     }
 
     #[test]

@@ -431,7 +431,7 @@ impl<M: Mover> Running<M> {
                 queue.keep(area.clone());
             }
             Verdict::Refused(why) => {
-                if let Some(again) = self.settings.policy.after_refusal(area) {
+                if let Some(again) = self.settings.policy.after_refusal(area, why) {
                     // Also if another engine than the job's was refused: it may be the same call.
                     if by.engine != Engine::LAST_RESORT {
                         tally.not_followed_why.get_or_insert(why.to_string());
@@ -444,6 +444,16 @@ impl<M: Mover> Running<M> {
                     return true;
                 }
                 self.give_up(state, area, why);
+            }
+            Verdict::Changed(why) => {
+                note(PageOutcome::Busy, Some(area.cause_or(why)));
+                let again = self.settings.policy.after_change(area, why);
+                if again.is_empty() {
+                    self.stays(state, area, why);
+                    return false;
+                }
+                again.into_iter().for_each(|part| queue.push_last(part));
+                return true;
             }
             Verdict::GivenUp(why) => self.give_up(state, area, why),
             Verdict::Left(why) => {
@@ -462,8 +472,22 @@ impl<M: Mover> Running<M> {
     }
 
     fn give_up(&self, state: &mut State, area: &Area, why: Reason) {
-        state.outcomes[area.item].set(&area.pages, PageOutcome::Failed, Some(why));
-        state.tally.first_failure.get_or_insert_with(|| self.mover.error(area, why));
+        let cause = area.cause_or(why);
+        state.outcomes[area.item].set(&area.pages, PageOutcome::Failed, Some(cause));
+        self.stays(state, area, why);
+    }
+
+    /// An area is not tried any more. Why its last attempt has ended is told if the first one ended
+    /// for another reason.
+    fn stays(&self, state: &mut State, area: &Area, why: Reason) {
+        let cause = area.cause_or(why);
+        if cause != why {
+            let words = format!("pages that stay ({cause}) were tried again, in vain: {why}");
+            if !state.tally.warnings.contains(&words) {
+                state.tally.warnings.push(words);
+            }
+        }
+        state.tally.first_failure.get_or_insert_with(|| self.mover.error(area, cause));
         self.mover.given_up(area);
     }
 }

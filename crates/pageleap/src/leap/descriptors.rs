@@ -1,6 +1,7 @@
 //! Whether the descriptors that attempts use are still the library's (docs/protocol.md, 9.6).
 
-use super::mover::{FrameMover, Worker};
+use super::mover::FrameMover;
+use crate::engine::Work;
 use crate::error::Error;
 use crate::job::area::Area;
 use crate::pool::Share;
@@ -9,12 +10,10 @@ impl FrameMover {
     /// Whether all descriptors are still this library's that an attempt uses. A look before each
     /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
     /// number also stands for another file by then, that file may be mapped.
-    pub(super) fn has_descriptors(&self, shares: [&Share; 2], worker: &Worker) -> bool {
-        let mut trackers = [worker.follow, worker.instead.and_then(|instead| instead.tracker)]
-            .into_iter()
-            .flatten();
+    pub(super) fn has_descriptors(&self, shares: [&Share; 2], work: &Work) -> bool {
+        let tracker = work.following.map(|following| following.tracker);
         shares.into_iter().all(Share::has_descriptor)
-            && trackers.all(|tracker| self.backend().has_tracker(tracker))
+            && tracker.is_none_or(|tracker| self.backend().has_tracker(tracker))
     }
 
     /// What to say of a descriptor that is gone.

@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::legs::Leg;
-use super::mover::{FrameMover, attribute_lost};
+use super::mover::FrameMover;
 use crate::backend::Mapping;
 use crate::engine::commit::{Effort, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
+use crate::observe::Attributes;
 use crate::sync::{lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
@@ -182,7 +183,9 @@ impl FrameMover {
                     prot: leg.attributes.prot,
                     populate: true,
                 };
-                whole &= self.join_mapping(slot, leg, &mapping, books);
+                for (mapping, attributes) in self.to_join(leg, &mapping) {
+                    whole &= self.join_mapping(slot, &attributes, &mapping, books);
+                }
             }
         }
         whole
@@ -191,7 +194,7 @@ impl FrameMover {
     fn join_mapping(
         &self,
         slot: &'static Slot,
-        leg: &Leg,
+        attributes: &Attributes,
         mapping: &Mapping,
         books: Books<'_>,
     ) -> bool {
@@ -203,7 +206,7 @@ impl FrameMover {
         // to do with it any more.
         let (joined, restored) = unsafe {
             map_again(&self.tools(slot), &span, mapping, haste, &mut effort, || {
-                self.restore_attributes(leg, &span, false)
+                self.restore_attributes(attributes, &span, false)
             })
         };
         // As every window: nobody waits longer than from before the first call to after the last.
@@ -212,9 +215,7 @@ impl FrameMover {
         if let Err(errno) = joined {
             books.warn_once(format!("mappings stay apart: mmap failed with {errno}"));
         }
-        if let Err(error) = restored {
-            books.warn(attribute_lost(error));
-        }
+        FrameMover::tell_lost(books, restored);
         joined.is_ok()
     }
 }

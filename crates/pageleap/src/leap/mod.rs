@@ -11,8 +11,10 @@ mod descriptors;
 mod join;
 mod legs;
 mod mover;
+mod present;
 mod recycle;
 mod slots;
+mod stand_in;
 mod traced;
 mod tracker;
 

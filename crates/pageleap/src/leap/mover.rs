@@ -7,16 +7,16 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use super::attributes;
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
+use super::present::{Known, Present, mapping_changed};
 use super::recycle::Vacated;
 use super::slots::ClaimedSlot;
-use super::traced::{Instead, WhileTraced};
+use super::stand_in::StandIn;
 use super::tracker::OpenTracker;
-use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, Prot, Tracker};
-use crate::engine::choice::{self, AreaEngine, Situation, Why};
-use crate::engine::commit::{Effort, Step, map_again};
+use crate::backend::{Backend, Call, CopyMethod, Errno, Haste, Prot, Tracker};
+use crate::engine::choice::{AreaEngine, Situation, Why};
+use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, SLOTS};
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{self, Ended, Engine, Entries, Following, Frames, OldAlias, Tools, Work};
@@ -26,7 +26,6 @@ use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
 use crate::job::{Mover, Terms};
-use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
 use crate::region::{Extent, RegionInner};
@@ -41,7 +40,7 @@ const PAGE_TABLE_SPAN: usize = 512 * BASE_PAGE;
 pub(super) struct Terrain {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) engine: Engine,
-    /// Whether areas that the engine cannot move may be moved by the last resort.
+    /// Whether areas that the engine cannot move may be moved by another one.
     pub(super) may_fall_back: bool,
     /// After this many further copies of an area it is frozen anyway.
     pub(super) max_rounds: u32,
@@ -80,10 +79,20 @@ pub(super) struct FrameMover {
     handler_gone: OnceLock<Error>,
     /// How each leg is copied, from the moment when that is known.
     pub(super) methods: OnceLock<Vec<CopyMethod>>,
-    /// What moves areas while the job's threads are traced.
-    pub(super) traced: Mutex<WhileTraced>,
+    /// Set once a warning tells why pages stay while the job is traced.
+    pub(super) warned_of_tracer: OnceLock<()>,
     /// When a worker last looked at the cpuset, in nanoseconds since the job began.
     cpuset_seen_ns: AtomicU64,
+    /// For areas that the job's engine cannot move.
+    pub(super) stand_in: StandIn,
+    /// When the job began, by the clock that tells how old attributes are.
+    pub(super) began_ns: u64,
+    /// 1 if the program has changed a mapping since the job began.
+    pub(super) has_changed: AtomicU64,
+    /// The last look at mappings that were to be joined.
+    pub(super) joined_look: Mutex<Option<Known>>,
+    /// 1 if pages have stayed with advice on huge pages that their user has not given.
+    pub(super) has_advised: AtomicU64,
 }
 
 /// Which frames belong to whom, while a job runs.
@@ -109,14 +118,15 @@ pub(super) struct Worker {
     refused: Option<NodeId>,
     /// The tracker, if one is served.
     pub(super) follow: Option<Tracker>,
-    /// Who traces this thread.
+    /// Who traces this thread, as of the last look.
     pub(super) watch: Watch,
-    /// What moves areas because somebody does.
-    pub(super) instead: Option<Instead>,
+    pub(super) tracer: Option<u32>,
     /// How it may run before others in windows, if it may.
     first: Option<Haste>,
     /// What bounds windows that contain a copy.
     share: FirstShare,
+    /// What it has read of a mapping, unless that is too old by now.
+    known: Option<Known>,
 }
 
 impl Worker {
@@ -148,6 +158,7 @@ impl FrameMover {
         let hugetlb = terrain.page.is_hugetlb();
         let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
         let unjoined = Unjoined::new(apart);
+        let began_ns = terrain.began.elapsed().as_nanos() as u64;
         FrameMover {
             terrain,
             legs,
@@ -167,8 +178,13 @@ impl FrameMover {
             deaf: OnceLock::new(),
             handler_gone: OnceLock::new(),
             methods: OnceLock::new(),
-            traced: Mutex::default(),
+            warned_of_tracer: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
+            stand_in: StandIn::default(),
+            began_ns: monotonic_ns().saturating_sub(began_ns),
+            has_changed: AtomicU64::new(0),
+            joined_look: Mutex::new(None),
+            has_advised: AtomicU64::new(0),
         }
     }
 
@@ -240,16 +256,19 @@ impl FrameMover {
         worker: &Worker,
         place: &Place<'_>,
         area: &Area,
+        present: &Present,
         terms: &Terms<'_>,
     ) -> Result<(AreaEngine, Work), (AreaEngine, Reason)> {
         let Terrain { engine, may_fall_back, page, max_rounds, .. } = self.terrain;
         let Place { leg, region, old, new } = *place;
         let exchange_unsupported = lock(&self.ledger).exchange_unsupported;
         let (addr, len) = (region.addr(area.pages.start), region.bytes(area.len()));
-        let span = Span { addr, len, prot: leg.attributes.prot };
-        let by = choice::for_area(&Situation {
+        let attributes = &present.attributes;
+        let span = Span { addr, len, prot: attributes.prot };
+        let situation = Situation {
             engine,
             may_fall_back,
+            stand_in: None,
             has_tracker: worker.follow.is_some(),
             exchange_unsupported,
             refused: area.refused,
@@ -258,20 +277,20 @@ impl FrameMover {
             hold: terms.hold,
             while_few_wait: self.terrain.while_few_wait.as_ref().map(|(engine, _)| *engine),
             few_wait: terms.few_wait,
-        });
-        let by = worker.unless_traced(by).map_err(|why| (by, why))?;
-        let few_wait = by.why == Why::FewWait;
+        };
+        let (by, tracker) = self.engine_for(worker, situation, terms.books)?;
         let work = Work {
             span,
             old: frames_of(&leg.from, old),
             new: frames_of(&leg.to, new),
             page,
-            locked: leg.attributes.locked,
-            may_exchange: leg.exchange && !exchange_unsupported,
-            hold: terms.hold || few_wait,
-            maybe_split: page == PageSize::Thp && area.refused > 0,
+            locked: attributes.locked,
+            // The alias has the attributes with which the job began.
+            may_exchange: leg.exchange && !exchange_unsupported && *attributes == leg.attributes,
+            hold: terms.hold || by.why == Why::FewWait,
+            maybe_split: page == PageSize::Thp && area.refused + area.changed > 0,
             method: self.method_of(area.leg),
-            following: self.tracker_for(worker, by.why).map(|tracker| Following {
+            following: tracker.map(|tracker| Following {
                 tracker,
                 freeze_at: terms.freeze_at,
                 max_rounds,
@@ -280,18 +299,6 @@ impl FrameMover {
             copying: self.raised.get().and_then(|raised| raised.copying()),
         };
         Ok((by, work))
-    }
-
-    /// The tracker for an attempt.
-    fn tracker_for(&self, worker: &Worker, why: Why) -> Option<Tracker> {
-        match why {
-            Why::FewWait => {
-                let (_, open) = self.terrain.while_few_wait.as_ref()?;
-                open.as_ref().map(OpenTracker::tracker)
-            }
-            Why::Traced => worker.instead?.tracker,
-            _ => worker.follow,
-        }
     }
 
     /// Makes everything ready for an attempt, or says why it cannot be made.
@@ -308,6 +315,13 @@ impl FrameMover {
         match leg.tables.filter(|_| work.may_exchange && leg.tables == preferred) {
             Some(node) => leg.to.seat_tables(new, node, |part| leg.lend_attributes(part))?,
             None => leg.to.mend_torn(new)?,
+        }
+        if by.engine.needs().is_some() && work.following.is_none() {
+            // No thread could be started that reads the messages.
+            return Err((
+                Call::OpenTracker,
+                self.unserved.get().copied().unwrap_or(Errno(libc::EBADF)),
+            ));
         }
         // The alias of the old frames is read, or gets their page tables: what a failed attempt has
         // left there must not be in the way.
@@ -344,6 +358,15 @@ impl FrameMover {
             host.then(fault::check_no_thread_blocks_sigsegv).and_then(Result::err)
         };
         self.deaf.get_or_init(look).as_ref()
+    }
+
+    /// Why an attempt by an engine that raises signals was not made.
+    fn why_no_signals(&self, call: Call) -> Reason {
+        match self.deaf.get() {
+            _ if self.handler_gone.get().is_some() => Reason::HandlerReplaced,
+            Some(Some(_)) => Reason::SignalBlocked,
+            _ => Reason::Refused(call, Errno(libc::EDEADLK)),
+        }
     }
 
     /// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
@@ -400,70 +423,6 @@ impl FrameMover {
         true
     }
 
-    /// Sets again what a new mapping does not have. Allocates nothing.
-    pub(super) fn restore_attributes(
-        &self,
-        leg: &Leg,
-        span: &Span,
-        by_exchange: bool,
-    ) -> Result<(), Error> {
-        let (addr, len, wanted) = (span.addr, span.len, &leg.attributes);
-        // An exchange brings all but the lock along.
-        let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
-        // SAFETY: the span is claimed by this job.
-        let advise = || unsafe { attributes::advise(self.backend(), addr, len, &now, wanted) };
-        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it
-        // from being moved again.
-        let advised = advise().or_else(|_| advise());
-        // SAFETY: as above.
-        advised
-            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
-            .and_then(|()| unsafe { attributes::relock(self.backend(), addr, len, wanted) })
-    }
-
-    /// Maps pages that stay by huge pages again. No advice takes back the advice against them, but
-    /// a new mapping of the same frames has none. If there can be none, the pages get the advice
-    /// for huge pages, which lets the kernel make such entries by itself.
-    fn map_huge_again(
-        &self,
-        slot: &'static Slot,
-        leg: &Leg,
-        work: &Work,
-        effort: &mut Effort,
-        books: Books<'_>,
-    ) -> Result<(), Error> {
-        let Work { span, old, .. } = work;
-        let Span { addr, len, prot } = *span;
-        let Frames { file, offset, .. } = *old;
-        let mapping = Mapping { addr, len, file, offset, prot, populate: true };
-        if leg.attributes.locked {
-            // A mapping that replaces a locked one counts twice. SAFETY: the span is claimed by
-            // this job, and its lock is set again.
-            let _ = unsafe { self.backend().unlock(addr, len) };
-        }
-        let closed_at = monotonic_ns();
-        // SAFETY: the span is claimed by this job and maps exactly these frames. The attempt on it
-        // is over.
-        let (mapped, restored) = unsafe {
-            map_again(&self.tools(slot), span, &mapping, work.haste, effort, || {
-                self.restore_attributes(leg, span, false)
-            })
-        };
-        // Of two windows the longer one is told.
-        effort.window_ns = effort.window_ns.max(monotonic_ns().saturating_sub(closed_at));
-        if let Err(errno) = mapped {
-            if leg.attributes.huge_pages.is_none() {
-                // SAFETY: as above.
-                let _ = unsafe { self.backend().advise(addr, len, Advice::HugePage) };
-            }
-            books.warn_once(format!(
-                "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
-                 huge pages): mmap failed with {errno}"
-            ));
-        }
-        restored
-    }
-
     /// Pages have moved: who owns which frames now.
     fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) {
         let Place { leg, region, old, new } = *place;
@@ -489,8 +448,8 @@ impl Mover for FrameMover {
             self.methods.get_or_init(|| methods);
             books.copied_by(uses);
             work();
-            self.end_instead(books);
         });
+        self.end_stand_in(books);
         self.join_the_rest(self.slots[0].slot(), books);
     }
 
@@ -507,9 +466,10 @@ impl Mover for FrameMover {
             refused: None,
             follow: tracker,
             watch: Watch::default(),
-            instead: None,
+            tracer: None,
             first,
             share: FirstShare::new(monotonic_ns()),
+            known: None,
         }
     }
 
@@ -542,20 +502,31 @@ impl Mover for FrameMover {
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
-        let area = &self.look_for_tracer(worker, area, terms.books);
+        let area = &self.look_for_tracer(worker, area);
+        let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
+        let _moving = match self.place(area).region.pins.start_moving(&area.pages) {
+            Ok(moving) => moving,
+            Err(kept) => {
+                worker.known = None;
+                return Outcome::kept(by, kept, Reason::Guarded);
+            }
+        };
+        // After the guards: who drops one has set attributes before.
+        let present = match self.present(&mut worker.known, &self.legs[area.leg], area) {
+            Ok(present) => present,
+            Err((pages, why)) => return Outcome::not_made(by, pages, Verdict::Changed(why)),
+        };
+        // Those behind them are tried next.
+        let area = &area.with_pages(present.pages.clone());
         let place = self.place(area);
         self.prefer_tables(place.leg.tables, &mut worker.preferred, terms.books);
-        let (by, mut work) = match self.plan(worker, &place, area, terms) {
+        let (by, mut work) = match self.plan(worker, &place, area, &present, terms) {
             Ok(planned) => planned,
             Err((by, why)) => return Outcome::given_up(by, area, why),
         };
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.haste(closes_for_copy);
-        let _moving = match place.region.pins.start_moving(&area.pages) {
-            Ok(moving) => moving,
-            Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
-        };
-        if !self.has_descriptors([&place.leg.from, &place.leg.to], worker) {
+        if !self.has_descriptors([&place.leg.from, &place.leg.to], &work) {
             return Outcome::given_up(by, area, Reason::DescriptorLost);
         }
         let prepared = self.prepare(&place, &work, by, worker.preferred);
@@ -582,39 +553,38 @@ impl Mover for FrameMover {
             // By choice, and not because writers were too fast. Its copy is what the pace is about.
             (effort.held, telling) = (false, step == Step::Migrated);
         }
+        let (split, attributes) = (effort.split || work.maybe_split, &present.attributes);
         let restored = match step {
-            Step::Migrated => self.restore_attributes(place.leg, &work.span, effort.by_exchange),
-            _ if effort.split || work.maybe_split => {
-                self.map_huge_again(worker.slot, place.leg, &work, &mut effort, terms.books)
+            Step::Migrated => self.restore_attributes(attributes, &work.span, effort.by_exchange),
+            _ if split => {
+                self.map_huge_again(worker.slot, attributes, &work, &mut effort, terms.books)
             }
-            _ if effort.unlocked => self.restore_attributes(place.leg, &work.span, true),
+            _ if effort.unlocked => self.restore_attributes(attributes, &work.span, true),
             _ => Ok(()),
         };
-        if let Err(error) = restored {
-            terms.books.warn(attribute_lost(error));
-        }
+        FrameMover::tell_lost(terms.books, restored);
+        let verdict = match step {
+            Step::Migrated => Verdict::Moved,
+            Step::Dirty => Verdict::Disturbed,
+            Step::Refused(call, errno) => {
+                let refused = match errno {
+                    Errno(libc::EDEADLK) => Verdict::Refused(self.why_no_signals(call)),
+                    _ => self.after_refusal(&work, &present, split, (call, errno)),
+                };
+                // What the kernel refuses of another mapping says nothing of ours.
+                effort.exchange_unsupported &= !matches!(refused, Verdict::Changed(_));
+                match refused {
+                    Verdict::Refused(why) if !usable => Verdict::GivenUp(why),
+                    other => other,
+                }
+            }
+        };
         if effort.exchange_unsupported {
             lock(&self.ledger).exchange_unsupported = true;
         }
         if step == Step::Migrated {
             self.note_moved(&place, area, old_alias);
         }
-        let verdict = match step {
-            Step::Migrated => Verdict::Moved,
-            Step::Dirty => Verdict::Disturbed,
-            Step::Refused(call, errno) => {
-                let why = match errno {
-                    Errno(libc::EDEADLK) if self.handler_gone.get().is_some() => {
-                        Reason::HandlerReplaced
-                    }
-                    Errno(libc::EDEADLK) if matches!(self.deaf.get(), Some(Some(_))) => {
-                        Reason::SignalBlocked
-                    }
-                    errno => Reason::Refused(call, errno),
-                };
-                if usable { Verdict::Refused(why) } else { Verdict::GivenUp(why) }
-            }
-        };
         let Effort { written, left, window_ns, copy_ns, .. } = effort;
         let seen = telling.then_some(Seen { written, left, window_ns, copy_ns });
         Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }
@@ -639,6 +609,7 @@ impl Mover for FrameMover {
         let region = &self.regions[area.item];
         let (addr, len) = (region.addr(area.pages.start), region.bytes(area.len()));
         match (why, self.deaf.get()) {
+            (Reason::MappingChanged(refused), _) => mapping_changed(refused, addr, len),
             (Reason::HandlerReplaced, _) => {
                 self.handler_gone.get().cloned().expect("it is set before pages stay for it")
             }
@@ -680,8 +651,4 @@ fn is_congruent(one: usize, other: usize) -> bool {
 fn frames_of(share: &Share, run: pool::Run) -> Frames {
     let (alias, offset) = (share.0.alias_of(run.first), share.0.offset_of(run.first));
     Frames { alias, file: share.0.file, offset }
-}
-
-pub(super) fn attribute_lost(error: Error) -> String {
-    format!("an attribute of the range is lost: {error}")
 }

@@ -11,7 +11,7 @@ use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
 use crate::pool::{self, Share};
-use crate::sync::{Instant, thread};
+use crate::sync::{Instant, Ordering, thread};
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,8 @@ impl Vacated {
 impl FrameMover {
     /// Gives everything back. `moved` is called when others may move the pages again.
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        let FrameMover { terrain, legs, ledger, slots, .. } = self;
+        let FrameMover { terrain, legs, ledger, slots, has_changed, .. } = self;
+        let has_changed = has_changed.load(Ordering::Relaxed) > 0;
         let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots {
             books.with_waits(|waits| drain(slot.slot(), waits));
@@ -73,6 +74,10 @@ impl FrameMover {
                     Some(tracker) => unsafe { backend.untrack(tracker, addr, len) },
                     None => Ok(()),
                 });
+            }
+            if has_changed {
+                // Advice that no call takes back may have come along with the page tables.
+                share.mark_spoilt(run);
             }
             if let Err(error) = share.give_back_announced(run) {
                 books.warn(format!("vacated frames are out of circulation for now: {error}"));

@@ -74,7 +74,7 @@ impl FrameMover {
     }
 
     /// Whether a thread has to read the messages of an engine's tracker.
-    pub(super) fn is_served(&self, engine: Engine) -> bool {
+    fn is_served(&self, engine: Engine) -> bool {
         engine.profile().tracker.is_some_and(|need| match need.messages {
             Messages::Writers => true,
             Messages::Exchanges => self.backend().is_host_memory(),
@@ -82,7 +82,7 @@ impl FrameMover {
         })
     }
 
-    /// The slots of the job, a bit for each.
+    /// A bit for the number of each worker's slot.
     pub(super) fn slot_mask(&self) -> u64 {
         self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number())
     }

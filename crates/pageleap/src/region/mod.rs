@@ -63,9 +63,10 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///   `precopy-protect` moves it. A signal handler whose mask contains SIGSEGV blocks it.
 /// * **No seccomp filter kills a thread** for the system calls of the fault handler, if the thread
 ///   writes into the region while the engine `mprotect` moves it.
-/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time,
-///   except while that part is being migrated. They survive migration. Nothing else may be mapped
-///   into the region's range.
+/// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time, and
+///   survive migration. Write access to pages that nobody could write is given before they move, or
+///   after. A call on pages that are in an attempt at that moment may be lost for some of them.
+///   Nothing else may be mapped into the region's range.
 ///
 /// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers
 /// into the region dangle then.

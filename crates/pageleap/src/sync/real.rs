@@ -13,9 +13,8 @@ pub(crate) mod thread {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
-    use pageleap_sys::Errno;
+    use pageleap_sys::{Errno, Thread};
 
-    pub(crate) use pageleap_sys::Thread;
     pub(crate) use std::thread::{sleep, yield_now};
 
     /// Starts a detached thread. `body` must not unwind.

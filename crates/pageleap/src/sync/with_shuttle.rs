@@ -21,22 +21,6 @@ pub(crate) mod thread {
         yield_now();
     }
 
-    /// A thread that somebody joins.
-    pub(crate) struct Thread(shuttle::thread::JoinHandle<()>);
-
-    impl Thread {
-        pub(crate) fn start(
-            _: &'static CStr,
-            body: impl FnOnce() + Send + 'static,
-        ) -> Result<Thread, Errno> {
-            Ok(Thread(spawn(body)))
-        }
-
-        pub(crate) fn join(self) {
-            self.0.join().expect("the thread has not panicked");
-        }
-    }
-
     pub(crate) struct Scope<'scope, 'env: 'scope>(&'scope shuttle::thread::Scope<'scope, 'env>);
 
     impl<'scope> Scope<'scope, '_> {

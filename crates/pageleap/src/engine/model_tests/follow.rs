@@ -43,6 +43,7 @@ impl By {
         let situation = choice::Situation {
             engine: self.engine,
             may_fall_back: false,
+            stand_in: None,
             has_tracker: true,
             exchange_unsupported: false,
             refused: 0,
