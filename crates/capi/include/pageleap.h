@@ -163,6 +163,9 @@ typedef enum pageleap_status {
     /* Other code of this process has closed a descriptor of the library's. Its number may stand
      * for another file now, which is not touched. */
     PAGELEAP_DESCRIPTOR_LOST = 17,
+    /* A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
+     * of pthread_create. */
+    PAGELEAP_NO_THREAD = 18,
 } pageleap_status;
 
 /* An error in parts. */

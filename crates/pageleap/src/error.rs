@@ -184,6 +184,16 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// A thread that the work needs could not be started.
+    #[error("{what} could not be started: pthread_create failed with {errno}; {remedy}")]
+    NoThread {
+        /// What the thread is for.
+        what: &'static str,
+        /// With which error number.
+        errno: Errno,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// Other code of this process has closed a descriptor of the library's. Its number may stand for
     /// another file now, which is not touched.
     #[error(

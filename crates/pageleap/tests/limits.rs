@@ -99,6 +99,50 @@ fn running_out_of_address_space_loses_nothing() {
     );
 }
 
+#[test]
+fn running_out_of_threads_loses_nothing() {
+    cases(
+        "running_out_of_threads_loses_nothing",
+        &[("a job", without_threads_a_job, FINE), ("a pool", without_threads_a_pool, FINE)],
+    );
+}
+
+/// Lets the user of this process, who is not root, have no more threads. `false` lifts the limit.
+fn forbid_threads(forbid: bool) {
+    let rlim_cur = if forbid { 0 } else { 4096 };
+    let limit = libc::rlimit { rlim_cur, rlim_max: 4096 };
+    // SAFETY: the call reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &limit) }, 0);
+}
+
+fn without_threads_a_job() {
+    if common::is_root() {
+        common::become_nobody();
+    }
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    forbid_threads(true);
+    let refused = migration(&region, 0..BYTES, &pools[1]).start().map(drop);
+    forbid_threads(false);
+    let error = refused.expect_err("not refused");
+    let is_named = matches!(error, Error::NoThread { errno: Errno(libc::EAGAIN), .. });
+    let text = error.to_string();
+    assert!(is_named && text.contains("pthread_create") && text.contains("ulimit -u"), "{text}");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    leap(&region, 0..BYTES, &pools[1]);
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+/// The caller's own thread fills it.
+fn without_threads_a_pool() {
+    if common::is_root() {
+        common::become_nobody();
+    }
+    forbid_threads(true);
+    let (_pools, region) = scene();
+    assert!(is_zero(&region, 0..BYTES));
+}
+
 /// A limit that falls while a job runs also meets whatever else the process allocates, so these
 /// cases belong to `cargo xtask test --only faults`. In the first command calls of the job fail
 /// instead: `calls_that_fail_for_a_while_cost_no_page`.

@@ -18,6 +18,7 @@ use super::{Mover, Terms};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
 use crate::error::Error;
+use crate::priority::no_thread;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 
 /// What was asked of a job, checked and completed.
@@ -135,11 +136,7 @@ impl<M: Mover> Running<M> {
             self.conclude();
             std::mem::forget(bomb);
         };
-        thread::start(c"pageleap", main).map_err(|e| Error::SystemFile {
-            path: "a thread for the job".into(),
-            reason: e.to_string(),
-            remedy: "raise the limit of threads (ulimit -u, pids.max)",
-        })
+        thread::start(c"pageleap", main).map_err(|e| no_thread("a thread for the job", e))
     }
 
     /// Lets all threads copy, this one being one of them, and waits for them.
@@ -151,7 +148,8 @@ impl<M: Mover> Running<M> {
         thread::scope(|scope| {
             for worker in 1..self.settings.threads {
                 if let Err(e) = scope.start(c"pageleap", move || self.work_beside(worker)) {
-                    self.books().warn(format!("fewer threads than asked for: {e}"));
+                    let why = no_thread("a thread that copies", e);
+                    self.books().warn(format!("fewer threads than asked for: {why}"));
                 }
             }
             self.work(0);

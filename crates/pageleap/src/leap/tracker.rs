@@ -9,10 +9,9 @@ use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};
 use crate::engine::Messages;
 use crate::engine::crew::Crew;
 use crate::engine::fault::{MAX_THREADS, SLOTS};
-use crate::error::Error;
 use crate::job::books::Books;
 use crate::job::run::AbortOnUnwind;
-use crate::priority::{self, Raised};
+use crate::priority::{self, Raised, no_thread};
 use crate::sync::{Barrier, thread};
 
 /// A tracker of this job, closed on drop.
@@ -81,13 +80,12 @@ impl FrameMover {
     /// Does what can be done without a thread that reads the messages of the tracker.
     fn work_unserved(&self, why: Errno, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         if self.terrain.may_fall_back {
-            books.not_followed(format!("a thread could not be started: {why}"));
+            let error = no_thread("a thread that reads the tracker's messages", why);
+            books.not_followed(error.to_string());
             self.unserved.get_or_init(|| why);
             return work();
         }
-        let remedy = "raise the limit of threads (ulimit -u, pids.max)";
-        let path = "a thread for the tracker".into();
-        books.fail(Error::SystemFile { path, reason: why.to_string(), remedy });
+        books.fail(no_thread("a thread that reads the tracker's messages", why));
     }
 
     /// How the calling thread may run before others while they wait for it, if it may.
