@@ -266,6 +266,16 @@ impl Error {
     }
 }
 
+/// Why the pagemap cannot be opened although `/proc` has it, and what to do.
+pub(crate) fn closed_pagemap(call: Call, errno: Errno) -> Option<(&'static str, &'static str)> {
+    (call == Call::OpenPagemap && errno.0 == libc::EACCES).then_some((
+        "/proc/self belongs to root while a process is not dumpable (after a change of its user or \
+         group, after prctl(PR_SET_DUMPABLE, 0), or if its program has capabilities or set-user-id)",
+        "call prctl(PR_SET_DUMPABLE, 1) before a job starts, and take it back when `start` has \
+         returned; or grant CAP_DAC_READ_SEARCH",
+    ))
+}
+
 /// The remedy for a call and its error number.
 fn remedy(call: Call, errno: Errno) -> &'static str {
     match (call, errno.0) {

@@ -42,7 +42,7 @@ use pageleap_sys::Errno;
 
 use crate::backend::{CopyMethod, uffd};
 use crate::engine::{Engine, EngineChoice};
-use crate::error::Error;
+use crate::error::{Error, closed_pagemap};
 use crate::job::area::Area;
 use crate::job::handle::Job;
 use crate::job::pace::{Pace, Unit};
@@ -429,11 +429,15 @@ fn open() -> Result<(OwnedFd, Pagemap), Error> {
              vm.unprivileged_userfaultfd to 1",
         ),
     })?;
-    let pagemap = Pagemap::open().map_err(|(_, errno)| {
-        refused(
-            format!("/proc/self/pagemap does not tell which pages are there: {errno}"),
-            "see the finding pagemap-scan of `pageleap doctor`, or use KernelMigration",
-        )
+    let pagemap = Pagemap::open().map_err(|(call, errno)| {
+        let reason = format!("{call} does not tell which pages are there: {errno}");
+        match closed_pagemap(call, errno) {
+            Some((why, remedy)) => refused(format!("{reason}: {why}"), remedy),
+            None => refused(
+                reason,
+                "see the finding pagemap-scan of `pageleap doctor`, or use KernelMigration",
+            ),
+        }
     })?;
     Ok((uffd, pagemap))
 }

@@ -3,7 +3,7 @@
 
 use super::{Engine, EngineChoice, Hold, TrackerNeed};
 use crate::backend::{Ability, Call, Errno};
-use crate::error::Error;
+use crate::error::{Error, closed_pagemap};
 use crate::units::PageSize;
 
 /// After this many refused calls an area is moved by the [last resort](Engine::LAST_RESORT), which
@@ -96,6 +96,11 @@ fn try_engine<T>(
     };
     open(ability).map(Some).map_err(|(call, errno)| {
         let reason = format!("the engine {engine} needs {words}, and {call} failed with {errno}");
+        // The doctor is another process, which may open it.
+        if let Some((why, remedy)) = closed_pagemap(call, errno) {
+            let reason = format!("{reason}: {why}; {remedy}");
+            return (reason, "or let the engine be chosen (auto)");
+        }
         let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
         (reason, remedy)
     })
