@@ -229,6 +229,7 @@ impl Scene {
             .max_disturbed_copies(below(3) as u32)
             .pin_patience(Duration::from_millis(below(30) as u64))
             .threads(1 + below(3));
+        let migration = if below(2) == 0 { migration.most_vacated(below(3)) } else { migration };
         if below(4) == 0 {
             migration.timeout(Duration::from_millis(1 + below(20) as u64))
         } else {

@@ -41,9 +41,11 @@ use crate::region::Region;
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
+use check::Headroom;
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
 use mover::{FrameMover, Terrain};
+use recycle::Parts;
 use slots::ClaimedSlot;
 use tracker::OpenTracker;
 
@@ -73,6 +75,8 @@ pub struct Migration<'a> {
     pin_patience: Duration,
     wait_budget: Duration,
     rate_limit: Option<u64>,
+    /// In place of what the process has mappings for, in tests.
+    most_vacated: Option<usize>,
 }
 
 impl Default for Migration<'_> {
@@ -95,6 +99,7 @@ impl<'a> Migration<'a> {
             pin_patience: Duration::from_secs(1),
             wait_budget: Duration::from_millis(1),
             rate_limit: None,
+            most_vacated: None,
         }
     }
 
@@ -201,6 +206,13 @@ impl<'a> Migration<'a> {
         self
     }
 
+    /// Has vacated frames given back as soon as there are more pieces of them.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn most_vacated(mut self, pieces: usize) -> Self {
+        self.most_vacated = Some(pieces);
+        self
+    }
+
     /// Checks everything, takes the destination's frames, and starts the job. The call returns at
     /// once, unless it needs frames that another job is recycling
     /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
@@ -237,9 +249,9 @@ impl<'a> Migration<'a> {
             check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
         }
         let writable = take_frames(&mut claimed, page)?;
-        let mut most_pieces = usize::MAX;
+        let mut headroom = Headroom::UNLIMITED;
         if backend.is_host_memory() {
-            most_pieces = check::mapping_headroom(&claimed, threads, page)?;
+            headroom = check::mapping_headroom(&claimed, threads, page)?;
             // One more may serve the tracker.
             check_address_space(&*backend, threads + 1)?;
         }
@@ -266,7 +278,7 @@ impl<'a> Migration<'a> {
             closing_pace: while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
-            most_pieces,
+            most_pieces: headroom.most_pieces,
             page_bytes: page.bytes(),
             threads,
             together,
@@ -287,6 +299,7 @@ impl<'a> Migration<'a> {
             while_few_wait,
             // A trial would copy without a pause.
             may_try: self.rate_limit.is_none(),
+            parts: Parts::new(self.most_vacated.unwrap_or(headroom.most_vacated)),
             began,
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots);

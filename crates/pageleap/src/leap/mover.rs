@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use super::attributes;
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
-use super::recycle::Vacated;
+use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;
 use super::tracker::OpenTracker;
 use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, Prot, Tracker};
@@ -54,6 +54,7 @@ pub(super) struct Terrain {
     pub(super) while_few_wait: Option<(Engine, Option<OpenTracker>)>,
     /// Whether a trial may find the fastest way to copy.
     pub(super) may_try: bool,
+    pub(super) parts: Parts,
     pub(super) began: Instant,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct FrameMover {
     pub(super) terrain: Terrain,
     pub(super) legs: Vec<Leg>,
     /// The region of each claimed range.
-    regions: Vec<Arc<RegionInner>>,
+    pub(super) regions: Vec<Arc<RegionInner>>,
     pub(super) ledger: Mutex<Ledger>,
     /// One for each worker.
     pub(super) slots: Vec<ClaimedSlot>,
@@ -627,6 +628,7 @@ impl Mover for FrameMover {
     fn after(&self, worker: &mut Worker, books: Books<'_>) {
         let due = std::mem::take(&mut lock(&self.ledger).due);
         self.join_blocks(worker.slot, &due, books);
+        self.give_back_in_parts(books);
     }
 
     fn is_kept(&self, area: &Area) -> bool {

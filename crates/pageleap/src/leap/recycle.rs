@@ -4,14 +4,14 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::legs::Claimed;
-use super::mover::FrameMover;
+use super::mover::{FrameMover, Terrain};
 use super::tracker::OpenTracker;
 use crate::backend::Call;
 use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
 use crate::pool::{self, Share};
-use crate::sync::{Instant, thread};
+use crate::sync::{Instant, Mutex, lock, thread};
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,10 +33,41 @@ impl Vacated {
     }
 }
 
+/// How many pieces of vacated frames may wait for the end of a job, and whose turn it is to give
+/// some back before.
+pub(super) struct Parts {
+    most_vacated: usize,
+    /// Held by the worker that gives pieces back. Others that find as many wait, so that there are
+    /// never more than twice as many.
+    turn: Mutex<()>,
+}
+
+impl Parts {
+    pub(super) fn new(most_vacated: usize) -> Parts {
+        Parts { most_vacated, turn: Mutex::new(()) }
+    }
+}
+
 impl FrameMover {
+    /// Gives vacated frames back if more of them wait than the process has mappings for. Then their
+    /// alias is one mapping again with what lies beside it.
+    pub(super) fn give_back_in_parts(&self, books: Books<'_>) {
+        let Parts { most_vacated, turn } = &self.terrain.parts;
+        let crowded = || lock(&self.ledger).vacated.len() > *most_vacated;
+        if !crowded() {
+            return;
+        }
+        let _turn = lock(turn);
+        if crowded() {
+            let vacated = merged(std::mem::take(&mut lock(&self.ledger).vacated));
+            vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
+            self.terrain.recycle(vacated, books);
+        }
+    }
+
     /// Gives everything back. `moved` is called when others may move the pages again.
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        let FrameMover { terrain, legs, ledger, slots, .. } = self;
+        let FrameMover { terrain, legs, ledger, slots, regions, .. } = self;
         let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots {
             books.with_waits(|waits| drain(slot.slot(), waits));
@@ -46,8 +77,13 @@ impl FrameMover {
         drop(slots);
         for leg in &legs {
             // Where pages have stayed, what a failed attempt has left of the alias of their frames
-            // must not stay a hole. If that fails, their next leap begins with it.
-            let _ = leg.from.mend_torn(pool::Run { first: leg.from_frame, ..leg.frames() });
+            // must not stay a hole. If that fails, their next leap begins with it. Others may have
+            // frames by now that pages have left.
+            let stayed: Vec<_> = {
+                let extents = lock(&regions[leg.item].extents);
+                extents.within(leg.pages.clone()).filter(|e| e.share == leg.from).collect()
+            };
+            stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
         }
         for leg in legs.iter().filter(|leg| leg.exchange) {
             if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
@@ -64,13 +100,19 @@ impl FrameMover {
         drop(claimed);
         drop(legs);
         moved();
-        let (backend, tracker) = (&*terrain.backend, &terrain.tracker);
-        let tracker = tracker.as_ref().map(OpenTracker::tracker);
+        terrain.recycle(vacated, books);
+    }
+}
+
+impl Terrain {
+    /// Makes announced frames ready for use again.
+    fn recycle(&self, vacated: Vec<Vacated>, books: Books<'_>) {
+        let tracker = self.tracker.as_ref().map(OpenTracker::tracker);
         for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
             if marked {
                 share.take_marks(run, |addr, len| match tracker {
                     // SAFETY: the alias of frames that nobody uses.
-                    Some(tracker) => unsafe { backend.untrack(tracker, addr, len) },
+                    Some(tracker) => unsafe { self.backend.untrack(tracker, addr, len) },
                     None => Ok(()),
                 });
             }
