@@ -680,20 +680,44 @@ pageleap_status pageleap_region_grow(const pageleap_region *region,
 
 /* Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
  * touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
- * during and after the call. Pages without memory stay as they are. The call is refused while a
- * job moves the part or a guard is on it. If it fails, nothing has changed, unless the limit of
+ * during and after the call. Pages without memory stay as they are.
+ *
+ * The part may belong to the range of a running job, which leaves the pages then
+ * (PAGELEAP_REASON_DISCARDED). The call gives PAGELEAP_RANGE_BUSY while the job is moving pages of
+ * the part, begins or ends, or moves hugetlb pages; pageleap_region_discard_within() waits. A guard
+ * on the part gives PAGELEAP_PINNED. If the call fails, no page has changed, unless the limit of
  * mappings (vm.max_map_count) was reached on the way. */
 pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
+/* As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as long
+ * as it takes) until no job is moving pages of the part, and no other call works on it. Jobs begin
+ * nothing on the part meanwhile, and no new job gets it (PAGELEAP_RANGE_BUSY). So the call waits for
+ * one attempt of a job, some milliseconds; with hugetlb pages it waits for the job. Signals of the
+ * program are handled meanwhile; then the call goes on waiting. A program that wants to end a wait
+ * makes several calls with short times. */
+pageleap_status pageleap_region_discard_within(const pageleap_region *region,
+                                               size_t offset,
+                                               size_t length,
+                                               uint64_t timeout_ns);
+
 /* Gives zeroed frames of a pool to a part, whole pages, that has no memory. If some of it has
- * memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). */
+ * memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). The
+ * part may belong to the range of a running job, as for pageleap_region_discard(). */
 pageleap_status pageleap_region_back(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
                                      const pageleap_pool *pool,
                                      const pageleap_placement *place);
+
+/* As pageleap_region_back(), but waits as pageleap_region_discard_within() does. */
+pageleap_status pageleap_region_back_within(const pageleap_region *region,
+                                            size_t offset,
+                                            size_t length,
+                                            const pageleap_pool *pool,
+                                            const pageleap_placement *place,
+                                            uint64_t timeout_ns);
 
 /* Asks the kernel whether each page of a region that has memory is present, on the node that
  * the page was placed on. Jobs may go on meanwhile. */
@@ -922,6 +946,8 @@ typedef enum pageleap_reason {
     /* Another SIGSEGV handler was installed over the library's, and would get the faults that the
      * engine that is left raises. */
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
+    /* The program has discarded them while the job ran, or backed them, or was about to. */
+    PAGELEAP_REASON_DISCARDED = 23,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;

@@ -174,6 +174,8 @@ pub enum pageleap_reason {
     /// Another SIGSEGV handler was installed over the library's, and would get the faults that the
     /// engine that is left raises.
     PAGELEAP_REASON_HANDLER_REPLACED = 20,
+    /// The program has discarded them while the job ran, or backed them, or was about to.
+    PAGELEAP_REASON_DISCARDED = 23,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -308,6 +310,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::NoFreeBlock => PAGELEAP_REASON_NO_FREE_BLOCK,
         Reason::DescriptorLost => PAGELEAP_REASON_DESCRIPTOR_LOST,
         Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
+        Reason::Discarded => PAGELEAP_REASON_DISCARDED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }

@@ -395,6 +395,25 @@ static void discard_and_back(const struct scene *scene) {
     FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(scene->region, 0, 8, &part));
     OK(pageleap_region_back(scene->region, 0, 4096, scene->home, NULL));
     CHECK(scene->words[0] == 0 && scene->words[512] == 1 + 512 * 3);
+
+    /* Pages of a running job, which leaves them. */
+    const uint64_t minute = 60000000000;
+    const size_t last = BYTES - 4096;
+    pageleap_range all = all_of(scene);
+    pageleap_job_options slow = PAGELEAP_INIT(pageleap_job_options);
+    slow.rate_limit_bytes_per_s = 1; /* it does not end by itself */
+    pageleap_job *job;
+    OK(pageleap_job_start(&all, 1, &slow, &job));
+    OK(pageleap_region_discard_within(scene->region, last, 4096, minute));
+    OK(pageleap_region_back_within(scene->region, last, 4096, scene->home, NULL, UINT64_MAX));
+    CHECK(scene->words[last / 8] == 0);
+    pageleap_job_free(job);
+    FAILS(PAGELEAP_BAD_RANGE, "memory already",
+          pageleap_region_back_within(scene->region, last, 4096, scene->home, NULL, 0));
+    OK(pageleap_job_start(&all, 1, NULL, &job));
+    OK(pageleap_job_wait(job, NULL));
+    pageleap_job_free(job);
+    CHECK(scene->words[512] == 1 + 512 * 3 && scene->words[last / 8] == 0);
 }
 
 static void grow_another_region(const struct scene *scene) {

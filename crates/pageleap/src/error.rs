@@ -77,7 +77,8 @@ pub enum Error {
     /// Another job or call works on part of the range.
     #[error(
         "bytes {start:#x}..{end:#x} of the region are in use by a running job or call, or named twice; \
-         wait for the job or cancel it"
+         wait for the job or cancel it (to discard or back them, wait for a moment: discard_within, \
+         back_within)"
     )]
     RangeBusy {
         /// First byte of the requested range, relative to the region.

@@ -30,7 +30,7 @@ use crate::engine::processor::Processor;
 use crate::sync::lock;
 use crate::{
     BASE_PAGE, Ended, Engine, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
-    Region, Report, audit,
+    Reason, Region, Report, audit,
 };
 
 const POOLS: usize = 3;
@@ -68,6 +68,7 @@ struct Seen {
     copied_again: AtomicU64,
     partly: AtomicU64,
     busy_ranges: AtomicU64,
+    withdrawn: AtomicU64,
     short_of_frames: AtomicU64,
     short_of_slots: AtomicU64,
     refused_calls: AtomicU64,
@@ -262,6 +263,8 @@ impl Scene {
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;
         self.seen.copied_again.fetch_add(u64::from(again), Relaxed);
+        let withdrawn = report.runs.iter().any(|run| run.reason == Some(Reason::Discarded));
+        self.seen.withdrawn.fetch_add(u64::from(withdrawn), Relaxed);
         self.seen.partly.fetch_add(u64::from(migrated > 0 && not_attempted > 0), Relaxed);
     }
 
@@ -283,6 +286,7 @@ impl Scene {
             let backed = self.regions[which].read().unwrap().len() / BASE_PAGE - STEADY;
             let pages = part_of(backed);
             let bytes = (STEADY + pages.start) * BASE_PAGE..(STEADY + pages.end) * BASE_PAGE;
+            let patience = Duration::from_secs(below(2) as u64);
             let (result, after, touched) = match below(3) {
                 0 => {
                     for page in pages.clone() {
@@ -295,10 +299,12 @@ impl Scene {
                             );
                         }
                     }
-                    (self.regions[which].write().unwrap().discard(bytes), Page::Unbacked, pages)
+                    let mut region = self.regions[which].write().unwrap();
+                    (region.discard_within(bytes, patience), Page::Unbacked, pages)
                 }
                 1 => {
-                    let result = self.regions[which].read().unwrap().back(bytes, self.any_pool());
+                    let region = self.regions[which].read().unwrap();
+                    let result = region.back_within(bytes, self.any_pool(), patience);
                     if known[pages.clone()].iter().any(|page| matches!(page, Page::Marked(_))) {
                         assert!(result.is_err(), "backed twice");
                         continue;
@@ -494,7 +500,7 @@ fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn(usize) -> S) {
     /// more schedules run until that is so.
     const MOST_RUNS: usize = 40;
     let seen = Arc::new(Seen::default());
-    let cases: [Case; 14] = [
+    let cases: [Case; 15] = [
         ("completed", &seen.completed),
         ("cancelled", &seen.cancelled),
         ("timed out", &seen.timed_out),
@@ -507,6 +513,7 @@ fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn(usize) -> S) {
         ("jobs that guards have kept from their end", &seen.guarded),
         ("written pages that were copied again", &seen.copied_again),
         ("busy ranges", &seen.busy_ranges),
+        ("jobs whose pages were discarded", &seen.withdrawn),
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),
     ];

@@ -108,6 +108,9 @@ pub enum Reason {
     /// Other code of this process has closed a descriptor that the job needs
     /// ([`DescriptorLost`](crate::Error::DescriptorLost)).
     DescriptorLost,
+    /// A call has discarded the page ([`Region::discard`](crate::Region::discard)), or backed it, or
+    /// was about to.
+    Discarded,
 }
 
 impl fmt::Display for Reason {
@@ -139,6 +142,7 @@ impl fmt::Display for Reason {
             Reason::DescriptorLost => {
                 f.write_str("other code of this process has closed a descriptor of pageleap's")
             }
+            Reason::Discarded => f.write_str("the program has discarded it, or was about to"),
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -246,6 +250,7 @@ mod tests {
             Reason::MovedOn,
             Reason::NoFreeBlock,
             Reason::DescriptorLost,
+            Reason::Discarded,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

@@ -13,6 +13,7 @@ mod mover;
 mod recycle;
 mod slots;
 mod tracker;
+mod under_way;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

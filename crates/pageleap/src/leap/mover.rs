@@ -13,6 +13,7 @@ use super::legs::{Claimed, Leg};
 use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;
 use super::tracker::OpenTracker;
+use super::under_way::withdrawn;
 use crate::backend::{Advice, Backend, Call, CopyMethod, Errno, Haste, Mapping, Prot, Tracker};
 use crate::engine::choice::{self, AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step, map_again};
@@ -28,7 +29,7 @@ use crate::job::{Mover, Terms};
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
-use crate::region::{Extent, RegionInner};
+use crate::region::{Extent, Owner, RegionInner};
 use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
 
@@ -64,6 +65,8 @@ pub(super) struct FrameMover {
     pub(super) legs: Vec<Leg>,
     /// The region of each claimed range.
     pub(super) regions: Vec<Arc<RegionInner>>,
+    /// Whose claim each of them is.
+    pub(super) owners: Vec<Owner>,
     pub(super) ledger: Mutex<Ledger>,
     /// One for each worker.
     pub(super) slots: Vec<ClaimedSlot>,
@@ -105,7 +108,7 @@ pub(super) struct Worker {
     /// From where they cannot come.
     refused: Option<NodeId>,
     /// The tracker, if one is served.
-    follow: Option<Tracker>,
+    pub(super) follow: Option<Tracker>,
     /// How it may run before others in windows, if it may.
     first: Option<Haste>,
     /// What bounds windows that contain a copy.
@@ -124,8 +127,8 @@ impl Worker {
 
 /// An area with its frames.
 #[derive(Clone, Copy)]
-struct Place<'a> {
-    leg: &'a Leg,
+pub(super) struct Place<'a> {
+    pub(super) leg: &'a Leg,
     region: &'a RegionInner,
     old: pool::Run,
     new: pool::Run,
@@ -145,6 +148,7 @@ impl FrameMover {
             terrain,
             legs,
             regions: claimed.iter().map(|claimed| claimed.claim.region().clone()).collect(),
+            owners: claimed.iter().map(|claimed| claimed.claim.owner()).collect(),
             ledger: Mutex::new(Ledger {
                 claimed,
                 vacated: Vec::new(),
@@ -468,29 +472,6 @@ impl FrameMover {
     }
 }
 
-impl FrameMover {
-    /// Whether all descriptors are still this library's that an attempt uses. A look before each
-    /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
-    /// number also stands for another file by then, that file may be mapped.
-    fn has_descriptors(&self, place: &Place<'_>, worker: &Worker) -> bool {
-        let shares = [&place.leg.from, &place.leg.to];
-        shares.into_iter().all(Share::has_descriptor)
-            && worker.follow.is_none_or(|tracker| self.backend().has_tracker(tracker))
-    }
-
-    /// What to say of a descriptor that is gone.
-    fn lost_descriptor(&self, area: &Area) -> Error {
-        let leg = &self.legs[area.leg];
-        let shares = [&leg.from, &leg.to];
-        let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
-        of_share.unwrap_or_else(|| {
-            let tracker = self.terrain.tracker.as_ref().map(|open| open.tracker().state());
-            let (descriptor, is_reused) = tracker.unwrap_or((-1, false));
-            Error::DescriptorLost { what: "a job that moves memory".into(), descriptor, is_reused }
-        })
-    }
-}
-
 impl Mover for FrameMover {
     type Worker = Worker;
 
@@ -499,6 +480,8 @@ impl Mover for FrameMover {
             let (methods, uses) = self.choose_methods();
             self.methods.get_or_init(|| methods);
             books.copied_by(uses);
+            // The trial reads pages of any leg.
+            self.set_open(true);
             work();
         });
         self.join_the_rest(self.slots[0].slot(), books);
@@ -555,6 +538,10 @@ impl Mover for FrameMover {
         let (by, mut work) = self.plan(worker, &place, area, terms);
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.haste(closes_for_copy);
+        let _under_way = match place.region.begin(self.owners[area.item], &area.pages) {
+            Ok(under_way) => under_way,
+            Err(gone) => return withdrawn(by, gone),
+        };
         let _moving = match place.region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
             Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),

@@ -1,9 +1,10 @@
 //! The end of a mover: frames and claims go back, and vacated frames are made ready for use again.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::legs::Claimed;
+use super::legs::{Claimed, Leg};
 use super::mover::{FrameMover, Terrain};
 use super::tracker::OpenTracker;
 use crate::backend::Call;
@@ -67,6 +68,8 @@ impl FrameMover {
 
     /// Gives everything back. `moved` is called when others may move the pages again.
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
+        // From here on no call takes pages away.
+        self.set_open(false);
         let FrameMover { terrain, legs, ledger, slots, regions, .. } = self;
         let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots {
@@ -75,18 +78,27 @@ impl FrameMover {
             books.count(Call::LetWrite, slot.slot().notes.take_lettings());
         }
         drop(slots);
-        for leg in &legs {
+        // Others may have the frames by now that pages have left, and those of pages that have been
+        // withdrawn.
+        let left: Vec<_> = ledger.claimed.iter().map(|one| one.claim.pages_left()).collect();
+        let parts = |leg: &Leg| {
+            let all = leg.pages.clone();
+            let inside = left[leg.item].iter().map(move |part| common(part, &all));
+            inside.filter(|part| !part.is_empty()).collect::<Vec<_>>()
+        };
+        for (leg, part) in legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |p| (leg, p)))
+        {
             // Where pages have stayed, what a failed attempt has left of the alias of their frames
-            // must not stay a hole. If that fails, their next leap begins with it. Others may have
-            // frames by now that pages have left.
+            // must not stay a hole. If that fails, their next leap begins with it.
             let stayed: Vec<_> = {
                 let extents = lock(&regions[leg.item].extents);
-                extents.within(leg.pages.clone()).filter(|e| e.share == leg.from).collect()
+                extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
             };
             stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
-        }
-        for leg in legs.iter().filter(|leg| leg.exchange) {
-            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
+            if !leg.exchange {
+                continue;
+            }
+            if let Err(errno) = leg.to.0.advise_alias(leg.frames_of(&part)) {
                 books.warn(format!(
                     "core dumps may contain the data twice: madvise failed with {errno}"
                 ));
@@ -121,6 +133,10 @@ impl Terrain {
             }
         }
     }
+}
+
+fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
+    one.start.max(other.start)..one.end.min(other.end)
 }
 
 /// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.
