@@ -299,6 +299,26 @@ public:
         }
         return all;
     }
+    /* How often each system call was made. */
+    std::map<std::string, std::uint64_t> calls() const {
+        std::map<std::string, std::uint64_t> all;
+        const std::size_t count = figures().call_use_count;
+        for (std::size_t i = 0; i < count; i++) {
+            auto use = detail::sized<pageleap_call_use>();
+            check(pageleap_report_get_call_use(c(), i, &use));
+            all.emplace(use.name, use.count);
+        }
+        return all;
+    }
+    /* Warnings with the call that failed and its errno; the texts are valid while the report lives. */
+    std::vector<pageleap_warning> warning_details() const {
+        std::vector<pageleap_warning> all(figures().warning_count,
+                                          detail::sized<pageleap_warning>());
+        for (std::size_t i = 0; i < all.size(); i++) {
+            check(pageleap_report_get_warning(c(), i, &all[i]));
+        }
+        return all;
+    }
     std::vector<std::string> warnings() const {
         std::vector<std::string> all;
         while (const char *next = pageleap_report_warning(c(), all.size())) {

@@ -130,7 +130,7 @@ fn keep(last: Last) {
 }
 
 /// A name at an address that never changes. Each of the few names is kept once.
-fn constant(name: &'static str) -> &'static CStr {
+pub(crate) fn constant(name: &'static str) -> &'static CStr {
     static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     kept.entry(name).or_insert_with(|| Box::leak(text(name).into_boxed_c_str()))

@@ -169,6 +169,25 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)use.engine == engine);
     FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 runs", pageleap_report_run(report, 1, &run));
     CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
+    pageleap_warning warning = PAGELEAP_INIT(pageleap_warning);
+    for (size_t i = 0; i < figures.warning_count; i++) {
+        OK(pageleap_report_get_warning(report, i, &warning));
+        CHECK(warning.text == pageleap_report_warning(report, i));
+        CHECK((warning.call != NULL) == (warning.error_number != 0));
+    }
+    FAILS(PAGELEAP_BAD_ARGUMENT, "warnings",
+          pageleap_report_get_warning(report, figures.warning_count, &warning));
+    pageleap_call_use called = PAGELEAP_INIT(pageleap_call_use);
+    CHECK(figures.call_use_count >= 1);
+    for (size_t i = 0; i < figures.call_use_count; i++) {
+        OK(pageleap_report_get_call_use(report, i, &called));
+        CHECK(called.count > 0 && strstr(pageleap_report_text(report), called.name) != NULL);
+    }
+    FAILS(PAGELEAP_BAD_ARGUMENT, "calls",
+          pageleap_report_get_call_use(report, figures.call_use_count, &called));
+    CHECK(figures.windows_first <= figures.windows && figures.splits <= figures.disturbed_copies);
+    CHECK(figures.migrate_cpu_ns > 0 && figures.recycle_cpu_ns > 0);
+    CHECK(!pageleap_thread_is_ours());
     CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);
     const char *json = pageleap_report_json(report);
     CHECK(json[0] == '{' && strstr(json, "\"ended\":\"completed\"") != NULL &&

@@ -406,8 +406,11 @@ fn threads_of_a_job_run_where_their_starter_may() {
     };
     let seen = Arc::new(Mutex::new(Vec::new()));
     let inside = seen.clone();
-    let backend = Refusing::new(Arc::new(Linux), |_: &Request| None)
-        .before_copy(move |_| inside.lock().unwrap().push(cpus_of(0)));
+    let backend = Refusing::new(Arc::new(Linux), |_: &Request| None).before_copy(move |_| {
+        assert!(pageleap::thread_is_ours(), "a worker does not know whose it is");
+        inside.lock().unwrap().push(cpus_of(0));
+    });
+    assert!(!pageleap::thread_is_ours());
     let backend = Arc::new(backend);
     let [from, to] = nodes()
         .map(|node| Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap());

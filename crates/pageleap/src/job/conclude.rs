@@ -104,7 +104,7 @@ fn warn_of_fallen_back(tally: &mut Tally, settings: &Settings) {
         let warning = format!(
             "{pages} pages were moved by the engine {engine}, and {SYSTEM_CALLS_MAY_FAIL}: {why}"
         );
-        tally.warnings.push(warning);
+        tally.warnings.push(warning.into());
     }
 }
 

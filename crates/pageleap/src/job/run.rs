@@ -13,6 +13,7 @@ use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
+use super::report::Warning;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
@@ -98,7 +99,10 @@ impl<M: Mover> Running<M> {
             rate: settings.rate_limit.map(Rate::new),
             threads: ThreadCount::new(settings.threads),
             over: false,
-            tally: Tally { warnings, ..Tally::default() },
+            tally: Tally {
+                warnings: warnings.into_iter().map(Warning::from).collect(),
+                ..Tally::default()
+            },
         };
         Ok(Running {
             mover,
@@ -149,7 +153,7 @@ impl<M: Mover> Running<M> {
             for worker in 1..self.settings.threads {
                 if let Err(e) = scope.start(c"pageleap", move || self.work_beside(worker)) {
                     let why = no_thread("a thread that copies", e);
-                    self.books().warn(format!("fewer threads than asked for: {why}"));
+                    self.books().warn(Warning::because("fewer threads than asked for", &why));
                 }
             }
             self.work(0);
@@ -266,6 +270,7 @@ impl<M: Mover> Running<M> {
         if !whole {
             state.tally.warnings.push(
                 "more guards than mappings to spare (vm.max_map_count): pages between them have stayed too"
+                    .to_owned()
                     .into(),
             );
         }

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::legs::Leg;
 use super::mover::{FrameMover, attribute_lost};
-use crate::backend::Mapping;
+use crate::backend::{Call, Mapping};
 use crate::engine::commit::{Effort, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
+use crate::job::report::Warning;
 use crate::sync::{lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
@@ -210,7 +211,8 @@ impl FrameMover {
         effort.window_ns = monotonic_ns() - closed_at;
         books.add(&effort);
         if let Err(errno) = joined {
-            books.warn_once(format!("mappings stay apart: mmap failed with {errno}"));
+            let text = format!("mappings stay apart: mmap failed with {errno}");
+            books.warn_once(Warning::of(text, Call::Map, errno));
         }
         if let Err(error) = restored {
             books.warn(attribute_lost(error));

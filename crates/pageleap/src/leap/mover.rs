@@ -25,6 +25,7 @@ use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
+use crate::job::report::Warning;
 use crate::job::{Mover, Terms};
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
@@ -208,10 +209,10 @@ impl FrameMover {
             Ok(()) => *now = wanted,
             Err(errno) => {
                 if !std::mem::replace(&mut lock(&self.ledger).policy_refused, true) {
-                    books.warn(format!(
-                        "page tables go where the workers run: {} failed with {errno}",
-                        Call::PreferTables
-                    ));
+                    let call = Call::PreferTables;
+                    let text =
+                        format!("page tables go where the workers run: {call} failed with {errno}");
+                    books.warn(Warning::of(text, call, errno));
                 }
             }
         }
@@ -448,10 +449,11 @@ impl FrameMover {
                 // SAFETY: as above.
                 let _ = unsafe { self.backend().advise(addr, len, Advice::HugePage) };
             }
-            books.warn_once(format!(
+            let text = format!(
                 "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
                  huge pages): mmap failed with {errno}"
-            ));
+            );
+            books.warn_once(Warning::of(text, Call::Map, errno));
         }
         restored
     }
@@ -674,6 +676,6 @@ fn frames_of(share: &Share, run: pool::Run) -> Frames {
     Frames { alias, file: share.0.file, offset }
 }
 
-pub(super) fn attribute_lost(error: Error) -> String {
-    format!("an attribute of the range is lost: {error}")
+pub(super) fn attribute_lost(error: Error) -> Warning {
+    Warning::because("an attribute of the range is lost", &error)
 }

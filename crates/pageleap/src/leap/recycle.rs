@@ -11,6 +11,7 @@ use crate::backend::Call;
 use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
+use crate::job::report::Warning;
 use crate::pool::{self, Share};
 use crate::sync::{Instant, Mutex, lock, thread};
 
@@ -99,9 +100,9 @@ impl FrameMover {
                 continue;
             }
             if let Err(errno) = leg.to.0.advise_alias(leg.frames_of(&part)) {
-                books.warn(format!(
-                    "core dumps may contain the data twice: madvise failed with {errno}"
-                ));
+                let text =
+                    format!("core dumps may contain the data twice: madvise failed with {errno}");
+                books.warn(Warning::of(text, Call::Advise, errno));
             }
         }
         // From here on others may move these pages again. What they need for it may be what these
@@ -129,7 +130,8 @@ impl Terrain {
                 });
             }
             if let Err(error) = share.give_back_announced(run) {
-                books.warn(format!("vacated frames are out of circulation for now: {error}"));
+                let what = "vacated frames are out of circulation for now";
+                books.warn(Warning::because(what, &error));
             }
         }
     }

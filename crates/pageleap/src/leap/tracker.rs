@@ -43,7 +43,7 @@ impl FrameMover {
     pub(super) fn serve_while(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         // Before the other threads are started, which inherit all of it.
         if self.backend().is_host_memory() && !affinity::run_on(&self.terrain.cpus) {
-            books.warn("the workers may not run on the destination node's CPUs".into());
+            books.warn("the workers may not run on the destination node's CPUs");
         }
         if self.backend().is_host_memory() {
             self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
