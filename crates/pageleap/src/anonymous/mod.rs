@@ -210,7 +210,8 @@ impl MemoryMigration {
     /// touch missing pages.
     ///
     /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
-    /// as the process may raise them: threads wait for their calls.
+    /// as the process may raise them: threads wait for their calls. They keep the calling thread's
+    /// cgroup, and a real-time policy, and run on those of its CPUs that the destination's node has.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range has no whole page, is not mapped, has

@@ -219,12 +219,23 @@ impl<'a> Migration<'a> {
     /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
     /// GB.
     ///
-    /// The job's threads inherit the scheduling policy and the nice value of the calling thread. If
-    /// these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH, a nice value above 0),
-    /// only copies are made so for which nobody waits; otherwise the job's threads are ordinary
-    /// ones. If the process may not raise them (CAP_SYS_NICE, or an RLIMIT_NICE of 20),
-    /// [`Report::warnings`](crate::Report::warnings) says so. While threads of the program wait for
-    /// a page, the job runs before ordinary threads (SCHED_FIFO) if it may.
+    /// The job's threads inherit what threads inherit from the calling thread. The library changes
+    /// some of it, for its own threads only:
+    ///
+    /// * **Scheduling policy and nice value.** If these are below those of ordinary threads
+    ///   (SCHED_IDLE, SCHED_BATCH, a nice value above 0), only copies are made so for which nobody
+    ///   waits; otherwise the job's threads are ordinary ones. If the process may not raise them
+    ///   (CAP_SYS_NICE, or an RLIMIT_NICE of 20), [`Report::warnings`](crate::Report::warnings) says
+    ///   so. While threads of the program wait for a page, the job runs before ordinary threads
+    ///   (SCHED_FIFO) if it may. A real-time policy stays. A thread with SCHED_DEADLINE starts no
+    ///   job unless it has SCHED_FLAG_RESET_ON_FORK ([`Error::NoThread`]).
+    /// * **Affinity.** They run on those CPUs of the destination's node on which the calling thread
+    ///   may run. If there are none, they stay on the calling thread's CPUs, with a warning; if the
+    ///   node has no CPUs, without restriction.
+    /// * **Memory policy.** Only where their page tables are to lie on a node, they have a policy for
+    ///   that (`set_mempolicy`).
+    /// * **Cgroup.** Stays. A quota of CPU time (`cpu.max`) that runs out holds up a job, and who waits
+    ///   for it, except while it runs before ordinary threads.
     ///
     /// # Errors
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
