@@ -231,7 +231,7 @@ pub struct Report {
     /// System calls of the attempts by name, with those of the fault handler, without those of
     /// preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
-    /// Warnings, in words: each names one thing that went less well than asked.
+    /// Warnings: each names one thing that went less well than asked.
     pub warnings: Vec<Warning>,
 }
 
