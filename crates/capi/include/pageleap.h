@@ -168,6 +168,9 @@ typedef enum pageleap_status {
     /* Other code of this process has closed a descriptor of the library's. Its number may stand
      * for another file now, which is not touched. */
     PAGELEAP_DESCRIPTOR_LOST = 17,
+    /* A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
+     * of pthread_create. */
+    PAGELEAP_NO_THREAD = 18,
 } pageleap_status;
 
 /* An error in parts. */
@@ -683,20 +686,44 @@ pageleap_status pageleap_region_grow(const pageleap_region *region,
 
 /* Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
  * touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
- * during and after the call. Pages without memory stay as they are. The call is refused while a
- * job moves the part or a guard is on it. If it fails, nothing has changed, unless the limit of
+ * during and after the call. Pages without memory stay as they are.
+ *
+ * The part may belong to the range of a running job, which leaves the pages then
+ * (PAGELEAP_REASON_DISCARDED). The call gives PAGELEAP_RANGE_BUSY while the job is moving pages of
+ * the part, begins or ends, or moves hugetlb pages; pageleap_region_discard_within() waits. A guard
+ * on the part gives PAGELEAP_PINNED. If the call fails, no page has changed, unless the limit of
  * mappings (vm.max_map_count) was reached on the way. */
 pageleap_status pageleap_region_discard(const pageleap_region *region,
                                         size_t offset,
                                         size_t length);
 
+/* As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as long
+ * as it takes) until no job is moving pages of the part, and no other call works on it. Jobs begin
+ * nothing on the part meanwhile, and no new job gets it (PAGELEAP_RANGE_BUSY). So the call waits for
+ * one attempt of a job, some milliseconds; with hugetlb pages it waits for the job. Signals of the
+ * program are handled meanwhile; then the call goes on waiting. A program that wants to end a wait
+ * makes several calls with short times. */
+pageleap_status pageleap_region_discard_within(const pageleap_region *region,
+                                               size_t offset,
+                                               size_t length,
+                                               uint64_t timeout_ns);
+
 /* Gives zeroed frames of a pool to a part, whole pages, that has no memory. If some of it has
- * memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). */
+ * memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). The
+ * part may belong to the range of a running job, as for pageleap_region_discard(). */
 pageleap_status pageleap_region_back(const pageleap_region *region,
                                      size_t offset,
                                      size_t length,
                                      const pageleap_pool *pool,
                                      const pageleap_placement *place);
+
+/* As pageleap_region_back(), but waits as pageleap_region_discard_within() does. */
+pageleap_status pageleap_region_back_within(const pageleap_region *region,
+                                            size_t offset,
+                                            size_t length,
+                                            const pageleap_pool *pool,
+                                            const pageleap_placement *place,
+                                            uint64_t timeout_ns);
 
 /* Asks the kernel whether each page of a region that has memory is present, on the node that
  * the page was placed on. Jobs may go on meanwhile. */
@@ -931,6 +958,8 @@ typedef enum pageleap_reason {
     /* The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
      * page was to be moved, or has set attributes on a part of the page. */
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
+    /* The program has discarded them while the job ran, or backed them, or was about to. */
+    PAGELEAP_REASON_DISCARDED = 23,
     /* Another reason, which reason_text tells. */
     PAGELEAP_REASON_OTHER = 255,
 } pageleap_reason;
@@ -1010,6 +1039,19 @@ typedef struct pageleap_report_figures {
     size_t engine_use_count;
     /* How many pairs of nodes pages were copied between: pageleap_report_get_copy_use(). */
     size_t copy_use_count;
+    /* In how many windows the closing thread went before others (SCHED_FIFO). */
+    uint64_t windows_first;
+    /* CPU time of the job's threads until the last page had moved, in nanoseconds; UINT64_MAX if the
+     * kernel does not say. */
+    uint64_t migrate_cpu_ns;
+    /* CPU time of what came after that, in nanoseconds; UINT64_MAX if the kernel does not say. */
+    uint64_t recycle_cpu_ns;
+    /* Copies that writes have spoilt, with the engine mprotect. */
+    uint64_t disturbed_copies;
+    /* Areas that were split because of that. */
+    uint64_t splits;
+    /* How many calls were made at least once: pageleap_report_get_call_use(). */
+    size_t call_use_count;
 } pageleap_report_figures;
 
 /* Consecutive pages of one source that had the same outcome, for the same reason. */
@@ -1070,6 +1112,31 @@ typedef struct pageleap_copy_use {
     size_t step_bytes;
 } pageleap_copy_use;
 
+/* How often a job has made one system call. */
+typedef struct pageleap_call_use {
+    /* sizeof(pageleap_call_use). */
+    size_t size;
+    /* The name of the call. Constant. */
+    const char *name;
+    /* How often it was made in attempts and by the SIGSEGV handler; what prepares a job and what
+     * recycles frames is left out. */
+    uint64_t count;
+} pageleap_call_use;
+
+/* Something that went less well than asked. */
+typedef struct pageleap_warning {
+    /* sizeof(pageleap_warning). */
+    size_t size;
+    /* In words. Valid until the report is freed, and never NULL. */
+    const char *text;
+    /* The name of the call that failed, or NULL if the warning is about none. Constant. */
+    const char *call;
+    /* The error number of that call, or 0. */
+    int error_number;
+    /* Set to 0. */
+    uint32_t reserved;
+} pageleap_warning;
+
 /* Frees a report; NULL is allowed. Texts that it has given out are gone then. */
 void pageleap_report_free(pageleap_report *report);
 
@@ -1092,6 +1159,16 @@ pageleap_status pageleap_report_get_engine_use(const pageleap_report *report,
 pageleap_status pageleap_report_get_copy_use(const pageleap_report *report,
                                              size_t index,
                                              pageleap_copy_use *copy_use);
+
+/* How often a system call was made: `index` is 0 to call_use_count - 1, in the order of the names. */
+pageleap_status pageleap_report_get_call_use(const pageleap_report *report,
+                                             size_t index,
+                                             pageleap_call_use *call_use);
+
+/* One warning of what went less well than asked: `index` is 0 to warning_count - 1. */
+pageleap_status pageleap_report_get_warning(const pageleap_report *report,
+                                            size_t index,
+                                            pageleap_warning *warning);
 
 /* One warning, in words, of what went less well than asked: `index` is 0 to warning_count - 1;
  * NULL beyond. Valid until the report is freed. */
@@ -1154,15 +1231,22 @@ typedef struct pageleap_progress {
  * PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
  * moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
  *
- * The job's threads inherit the scheduling policy and the nice value of the calling thread. If
- * these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
+ * The job's threads inherit what threads inherit from the calling thread: scheduling policy and nice
+ * value, affinity, memory policy and cgroup. The library changes some of it, for its own threads
+ * only. They run on those CPUs of the destination's node on which the calling thread may run; if
+ * there are none, on the calling thread's, and the report has a warning. They have another memory
+ * policy only where page tables are to lie on a node. Their cgroup stays: a quota of CPU time
+ * (cpu.max) that runs out holds up a job and who waits for it.
+ *
+ * If the policy or the nice value is below that of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
  * copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
  * threads of the program do not wait behind others for them. If the process may not raise them
  * (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
  * and waits may take as long as others keep the job from the CPU. While threads wait for a page,
  * the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
  * where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
- * calling thread stays as it is.
+ * calling thread stays as it is. A thread with SCHED_DEADLINE starts no job unless it has
+ * SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
  *
  * Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
  * pageleap_job_free(). */
@@ -1170,6 +1254,17 @@ pageleap_status pageleap_job_start(const pageleap_range *ranges,
                                    size_t range_count,
                                    const pageleap_job_options *options,
                                    pageleap_job **job);
+
+/* Whether the calling thread is one of the library's: of a job, or of a pool that is being filled.
+ *
+ * An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
+ * what they allocate must not lie in pages that they are moving. What the library allocates in a
+ * call of the program is allocated by the program's thread, for which this is false: the program
+ * knows that it is in such a call.
+ *
+ * The function takes no lock and no memory, makes no system call, and leaves the thread's last error
+ * as it is: it may be called from malloc() and from a signal handler. */
+bool pageleap_thread_is_ours(void);
 
 /* Fills in how far a job is. */
 pageleap_status pageleap_job_progress(const pageleap_job *job,
@@ -1292,7 +1387,8 @@ void pageleap_reserve_free(pageleap_reserve *reserve);
  * stack, thread-local memory or held robust mutexes lie in the ranges.
  *
  * The job's threads are ordinary ones, also if the calling thread has a lower priority, as far as
- * the process may raise them: threads wait for their calls.
+ * the process may raise them: threads wait for their calls. All else they inherit as those of
+ * pageleap_job_start() do; those that move in place run on CPUs of the destination's node.
  *
  * PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
  * that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine

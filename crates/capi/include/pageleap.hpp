@@ -23,6 +23,7 @@
 #include <pageleap.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -217,6 +218,15 @@ public:
     void back(std::size_t offset, std::size_t length, const pool &from) {
         check(pageleap_region_back(c(), offset, length, from.c(), nullptr));
     }
+    /* The same, but they wait for at most so long until no job is moving pages of the part. */
+    void discard_within(std::size_t offset, std::size_t length, std::chrono::nanoseconds timeout) {
+        check(pageleap_region_discard_within(c(), offset, length, wait_ns(timeout)));
+    }
+    void back_within(std::size_t offset, std::size_t length, const pool &from,
+                     std::chrono::nanoseconds timeout) {
+        check(pageleap_region_back_within(c(), offset, length, from.c(), nullptr,
+                                          wait_ns(timeout)));
+    }
     [[nodiscard]] guard pin(std::size_t offset, std::size_t length) const {
         pageleap_guard *made;
         check(pageleap_region_pin(c(), offset, length, &made));
@@ -235,6 +245,9 @@ public:
     const pageleap_region *c() const noexcept { return handle_.get(); }
 
 private:
+    static std::uint64_t wait_ns(std::chrono::nanoseconds timeout) {
+        return timeout.count() > 0 ? static_cast<std::uint64_t>(timeout.count()) : 0;
+    }
     explicit region(pageleap_region *handle) noexcept : handle_(handle) {}
     region(const pool &from, const placement *place, std::size_t length) {
         pageleap_region *made;
@@ -283,6 +296,26 @@ public:
         std::vector<pageleap_page_run> all(figures().run_count, detail::sized<pageleap_page_run>());
         for (std::size_t i = 0; i < all.size(); i++) {
             check(pageleap_report_run(c(), i, &all[i]));
+        }
+        return all;
+    }
+    /* How often each system call was made. */
+    std::map<std::string, std::uint64_t> calls() const {
+        std::map<std::string, std::uint64_t> all;
+        const std::size_t count = figures().call_use_count;
+        for (std::size_t i = 0; i < count; i++) {
+            auto use = detail::sized<pageleap_call_use>();
+            check(pageleap_report_get_call_use(c(), i, &use));
+            all.emplace(use.name, use.count);
+        }
+        return all;
+    }
+    /* Warnings with the call that failed and its errno; the texts are valid while the report lives. */
+    std::vector<pageleap_warning> warning_details() const {
+        std::vector<pageleap_warning> all(figures().warning_count,
+                                          detail::sized<pageleap_warning>());
+        for (std::size_t i = 0; i < all.size(); i++) {
+            check(pageleap_report_get_warning(c(), i, &all[i]));
         }
         return all;
     }

@@ -23,15 +23,22 @@ pub struct pageleap_job(pub(crate) Job);
 /// PAGELEAP_BAD_ARGUMENT). Ranges must not overlap each other or those of another job that still
 /// moves them (PAGELEAP_RANGE_BUSY), nor be empty (PAGELEAP_BAD_RANGE).
 ///
-/// The job's threads inherit the scheduling policy and the nice value of the calling thread. If
-/// these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
+/// The job's threads inherit what threads inherit from the calling thread: scheduling policy and nice
+/// value, affinity, memory policy and cgroup. The library changes some of it, for its own threads
+/// only. They run on those CPUs of the destination's node on which the calling thread may run; if
+/// there are none, on the calling thread's, and the report has a warning. They have another memory
+/// policy only where page tables are to lie on a node. Their cgroup stays: a quota of CPU time
+/// (cpu.max) that runs out holds up a job and who waits for it.
+///
+/// If the policy or the nice value is below that of ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0), only
 /// copies are made so for which nobody waits; otherwise the job's threads are ordinary ones, so that
 /// threads of the program do not wait behind others for them. If the process may not raise them
 /// (CAP_SYS_NICE, or an RLIMIT_NICE of 20), the report has a warning (pageleap_report_warning()),
 /// and waits may take as long as others keep the job from the CPU. While threads wait for a page,
 /// the job runs before ordinary threads (SCHED_FIFO) if it may (CAP_SYS_NICE or RLIMIT_RTPRIO);
 /// where an area is copied meanwhile, for at most about half of the time. A real-time policy of the
-/// calling thread stays as it is.
+/// calling thread stays as it is. A thread with SCHED_DEADLINE starts no job unless it has
+/// SCHED_FLAG_RESET_ON_FORK (PAGELEAP_NO_THREAD).
 ///
 /// Pools may be freed while the job runs; freeing a region ends the job. The job is freed with
 /// pageleap_job_free().
@@ -69,6 +76,20 @@ pub unsafe extern "C" fn pageleap_job_start(
         // SAFETY: forwarded to the caller.
         unsafe { give(job, "job", || Ok(pageleap_job(migration.start()?))) }
     })
+}
+
+/// Whether the calling thread is one of the library's: of a job, or of a pool that is being filled.
+///
+/// An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
+/// what they allocate must not lie in pages that they are moving. What the library allocates in a
+/// call of the program is allocated by the program's thread, for which this is false: the program
+/// knows that it is in such a call.
+///
+/// The function takes no lock and no memory, makes no system call, and leaves the thread's last error
+/// as it is: it may be called from malloc() and from a signal handler.
+#[unsafe(no_mangle)]
+pub extern "C" fn pageleap_thread_is_ours() -> bool {
+    pageleap::thread_is_ours()
 }
 
 /// The phase of a job.

@@ -123,7 +123,8 @@ grows!(pageleap_memory_options, 56, rate_limit_bytes_per_s);
 /// stack, thread-local memory or held robust mutexes lie in the ranges.
 ///
 /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far as
-/// the process may raise them: threads wait for their calls.
+/// the process may raise them: threads wait for their calls. All else they inherit as those of
+/// pageleap_job_start() do; those that move in place run on CPUs of the destination's node.
 ///
 /// PAGELEAP_BAD_ARGUMENT: a range has no whole page, a hole, a stack, memory of a region, or memory
 /// that the allocator hands out to others; or ranges overlap. PAGELEAP_ENGINE_REFUSED: the engine

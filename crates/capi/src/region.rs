@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
+use std::time::Duration;
 
 use pageleap::{Error, Region};
 
@@ -212,8 +213,12 @@ pub unsafe extern "C" fn pageleap_region_grow(
 
 /// Gives the frames of a part, whole pages, back to their pools. The contents are gone, and
 /// touching the part raises SIGSEGV until pageleap_region_back(): nothing may use the part
-/// during and after the call. Pages without memory stay as they are. The call is refused while a
-/// job moves the part or a guard is on it. If it fails, nothing has changed, unless the limit of
+/// during and after the call. Pages without memory stay as they are.
+///
+/// The part may belong to the range of a running job, which leaves the pages then
+/// (PAGELEAP_REASON_DISCARDED). The call gives PAGELEAP_RANGE_BUSY while the job is moving pages of
+/// the part, begins or ends, or moves hugetlb pages; pageleap_region_discard_within() waits. A guard
+/// on the part gives PAGELEAP_PINNED. If the call fails, no page has changed, unless the limit of
 /// mappings (vm.max_map_count) was reached on the way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_discard(
@@ -229,8 +234,39 @@ pub unsafe extern "C" fn pageleap_region_discard(
     })
 }
 
+/// As pageleap_region_discard(), but waits for at most `timeout_ns` nanoseconds (UINT64_MAX: as long
+/// as it takes) until no job is moving pages of the part, and no other call works on it. Jobs begin
+/// nothing on the part meanwhile, and no new job gets it (PAGELEAP_RANGE_BUSY). So the call waits for
+/// one attempt of a job, some milliseconds; with hugetlb pages it waits for the job. Signals of the
+/// program are handled meanwhile; then the call goes on waiting. A program that wants to end a wait
+/// makes several calls with short times.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_discard_within(
+    region: *const pageleap_region,
+    offset: usize,
+    length: usize,
+    timeout_ns: u64,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let region = &unsafe { handle(region, "region") }?.0;
+        let (part, patience) = (bytes(region, offset, length)?, patience(timeout_ns));
+        // SAFETY: nobody uses the part: that is what the program promises.
+        unsafe { region.discard_shared_within(part, patience) }
+    })
+}
+
+/// How long a call waits.
+fn patience(timeout_ns: u64) -> Duration {
+    match timeout_ns {
+        u64::MAX => Duration::MAX,
+        ns => Duration::from_nanos(ns),
+    }
+}
+
 /// Gives zeroed frames of a pool to a part, whole pages, that has no memory. If some of it has
-/// memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new().
+/// memory, the call gives PAGELEAP_BAD_RANGE. `place` may be NULL, as for pageleap_region_new(). The
+/// part may belong to the range of a running job, as for pageleap_region_discard().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pageleap_region_back(
     region: *const pageleap_region,
@@ -244,6 +280,25 @@ pub unsafe extern "C" fn pageleap_region_back(
         let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
         // SAFETY: forwarded to the caller.
         region.0.back(bytes(&region.0, offset, length)?, unsafe { destination(&pool.0, place) }?)
+    })
+}
+
+/// As pageleap_region_back(), but waits as pageleap_region_discard_within() does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_region_back_within(
+    region: *const pageleap_region,
+    offset: usize,
+    length: usize,
+    pool: *const pageleap_pool,
+    place: *const pageleap_placement,
+    timeout_ns: u64,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let (region, pool) = unsafe { (handle(region, "region")?, handle(pool, "pool")?) };
+        // SAFETY: forwarded to the caller.
+        let place = unsafe { destination(&pool.0, place) }?;
+        region.0.back_within(bytes(&region.0, offset, length)?, place, patience(timeout_ns))
     })
 }
 

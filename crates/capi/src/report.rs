@@ -1,15 +1,17 @@
 //! Reports.
 
 mod json;
+#[cfg(test)]
+mod tests;
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
 use std::sync::OnceLock;
 
 use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source};
 
 use crate::boundary::{bad, free, handle, value, write};
 use crate::migration::pageleap_engine;
-use crate::status::{pageleap_status, text};
+use crate::status::{constant, pageleap_status, text};
 
 /// What a job did. It never changes.
 pub struct pageleap_report {
@@ -123,8 +125,21 @@ pub struct pageleap_report_figures {
     pub engine_use_count: usize,
     /// How many pairs of nodes pages were copied between: pageleap_report_get_copy_use().
     pub copy_use_count: usize,
+    /// In how many windows the closing thread went before others (SCHED_FIFO).
+    pub windows_first: u64,
+    /// CPU time of the job's threads until the last page had moved, in nanoseconds; UINT64_MAX if the
+    /// kernel does not say.
+    pub migrate_cpu_ns: u64,
+    /// CPU time of what came after that, in nanoseconds; UINT64_MAX if the kernel does not say.
+    pub recycle_cpu_ns: u64,
+    /// Copies that writes have spoilt, with the engine mprotect.
+    pub disturbed_copies: u64,
+    /// Areas that were split because of that.
+    pub splits: u64,
+    /// How many calls were made at least once: pageleap_report_get_call_use().
+    pub call_use_count: usize,
 }
-grows!(pageleap_report_figures, 208, copy_use_count);
+grows!(pageleap_report_figures, 208, call_use_count);
 
 /// Why pages stay where they are.
 #[repr(C)]
@@ -180,6 +195,8 @@ pub enum pageleap_reason {
     /// The program went on changing the mapping (madvise, mprotect, mlock, munmap) each time the
     /// page was to be moved, or has set attributes on a part of the page.
     PAGELEAP_REASON_MAPPING_CHANGED = 22,
+    /// The program has discarded them while the job ran, or backed them, or was about to.
+    PAGELEAP_REASON_DISCARDED = 23,
     /// Another reason, which reason_text tells.
     PAGELEAP_REASON_OTHER = 255,
 }
@@ -275,6 +292,37 @@ pub struct pageleap_copy_use {
 }
 grows!(pageleap_copy_use, 32, step_bytes);
 
+/// How often a job has made one system call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_call_use {
+    /// sizeof(pageleap_call_use).
+    pub size: usize,
+    /// The name of the call. Constant.
+    pub name: *const c_char,
+    /// How often it was made in attempts and by the SIGSEGV handler; what prepares a job and what
+    /// recycles frames is left out.
+    pub count: u64,
+}
+grows!(pageleap_call_use, 24, count);
+
+/// Something that went less well than asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pageleap_warning {
+    /// sizeof(pageleap_warning).
+    pub size: usize,
+    /// In words. Valid until the report is freed, and never NULL.
+    pub text: *const c_char,
+    /// The name of the call that failed, or NULL if the warning is about none. Constant.
+    pub call: *const c_char,
+    /// The error number of that call, or 0.
+    pub error_number: c_int,
+    /// Set to 0.
+    pub reserved: u32,
+}
+grows!(pageleap_warning, 32, reserved);
+
 fn copy_loop(by: CopyLoop) -> pageleap_copy_loop {
     match by {
         CopyLoop::FourPages => pageleap_copy_loop::PAGELEAP_COPY_FOUR_PAGES,
@@ -316,6 +364,7 @@ fn reason(reason: Option<Reason>) -> pageleap_reason {
         Reason::HandlerReplaced => PAGELEAP_REASON_HANDLER_REPLACED,
         Reason::Traced => PAGELEAP_REASON_TRACED,
         Reason::MappingChanged(_) => PAGELEAP_REASON_MAPPING_CHANGED,
+        Reason::Discarded => PAGELEAP_REASON_DISCARDED,
         _ => PAGELEAP_REASON_OTHER,
     }
 }
@@ -370,7 +419,7 @@ impl pageleap_report {
             engine_reason: text(report.engine_reason.as_str()),
             engine_whys: report.engines.iter().map(|part| text(part.why.as_str())).collect(),
             run_reasons: report.runs.iter().map(|run| text(words(run.reason))).collect(),
-            warnings: report.warnings.iter().map(|warning| text(warning.as_str())).collect(),
+            warnings: report.warnings.iter().map(|warning| text(warning.text.as_str())).collect(),
             text: OnceLock::new(),
             json: OnceLock::new(),
             report,
@@ -425,6 +474,12 @@ pub unsafe extern "C" fn pageleap_report_get_figures(
             run_count: report.runs.len(),
             engine_use_count: report.engines.len(),
             copy_use_count: report.copies.len(),
+            windows_first: report.windows_first,
+            migrate_cpu_ns: report.migrate_cpu_ns.unwrap_or(u64::MAX),
+            recycle_cpu_ns: report.recycle_cpu_ns.unwrap_or(u64::MAX),
+            disturbed_copies: report.disturbed_copies,
+            splits: report.splits,
+            call_use_count: report.calls.len(),
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(figures, shown) }
@@ -515,6 +570,51 @@ pub unsafe extern "C" fn pageleap_report_get_copy_use(
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(copy_use, shown) }
+    })
+}
+
+/// How often a system call was made: `index` is 0 to call_use_count - 1, in the order of the names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_get_call_use(
+    report: *const pageleap_report,
+    index: usize,
+    call_use: *mut pageleap_call_use,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let calls = &unsafe { handle(report, "report") }?.report.calls;
+        let (name, count) = calls.iter().nth(index).ok_or_else(|| {
+            bad("index", format!("{index} of {} calls", calls.len()), "use a smaller one")
+        })?;
+        let shown = pageleap_call_use { size: 0, name: constant(name).as_ptr(), count: *count };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(call_use, shown) }
+    })
+}
+
+/// One warning of what went less well than asked: `index` is 0 to warning_count - 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_report_get_warning(
+    report: *const pageleap_report,
+    index: usize,
+    warning: *mut pageleap_warning,
+) -> pageleap_status {
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let report = unsafe { handle(report, "report") }?;
+        let all = &report.report.warnings;
+        let of = all.get(index).ok_or_else(|| {
+            bad("index", format!("{index} of {} warnings", all.len()), "use a smaller one")
+        })?;
+        let shown = pageleap_warning {
+            size: 0,
+            text: report.warnings[index].as_ptr(),
+            call: of.call.map_or(std::ptr::null(), |name| constant(name).as_ptr()),
+            error_number: of.errno.map_or(0, |errno| errno.0),
+            reserved: 0,
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { write(warning, shown) }
     })
 }
 

@@ -56,6 +56,9 @@ pub enum pageleap_status {
     /// Other code of this process has closed a descriptor of the library's. Its number may stand
     /// for another file now, which is not touched.
     PAGELEAP_DESCRIPTOR_LOST = 17,
+    /// A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
+    /// of pthread_create.
+    PAGELEAP_NO_THREAD = 18,
 }
 
 use pageleap_status::*;
@@ -110,6 +113,7 @@ pub(crate) fn note(error: &Error) -> pageleap_status {
     };
     let (call, error_number) = match error {
         Error::Call { call, errno, .. } => (Some(constant(call.name())), errno.0),
+        Error::NoThread { errno, .. } => (Some(c"pthread_create"), errno.0),
         _ => (None, 0),
     };
     let (status, message) = (kind(error), text(error.to_string()));
@@ -126,7 +130,7 @@ fn keep(last: Last) {
 }
 
 /// A name at an address that never changes. Each of the few names is kept once.
-fn constant(name: &'static str) -> &'static CStr {
+pub(crate) fn constant(name: &'static str) -> &'static CStr {
     static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     kept.entry(name).or_insert_with(|| Box::leak(text(name).into_boxed_c_str()))
@@ -159,6 +163,7 @@ fn kind(error: &Error) -> pageleap_status {
         Error::SystemFile { .. } => PAGELEAP_SYSTEM_FILE,
         Error::Limit { .. } => PAGELEAP_LIMIT,
         Error::DescriptorLost { .. } => PAGELEAP_DESCRIPTOR_LOST,
+        Error::NoThread { .. } => PAGELEAP_NO_THREAD,
         // Kinds that are younger than this interface.
         _ => PAGELEAP_UNSUPPORTED,
     }
@@ -215,7 +220,7 @@ pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) 
 /// The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_status_name(status: u32) -> *const c_char {
-    const NAMES: [&CStr; 17] = [
+    const NAMES: [&CStr; 19] = [
         c"PAGELEAP_OK",
         c"PAGELEAP_BAD_ARGUMENT",
         c"PAGELEAP_BAD_RANGE",
@@ -233,6 +238,8 @@ pub extern "C" fn pageleap_status_name(status: u32) -> *const c_char {
         c"PAGELEAP_UNSUPPORTED",
         c"PAGELEAP_LIMIT",
         c"PAGELEAP_DEFECT",
+        c"PAGELEAP_DESCRIPTOR_LOST",
+        c"PAGELEAP_NO_THREAD",
     ];
     NAMES.get(status as usize).copied().unwrap_or(c"unknown").as_ptr()
 }
@@ -258,4 +265,35 @@ pub extern "C" fn pageleap_version_number() -> u32 {
     const MINOR: u32 = part(env!("CARGO_PKG_VERSION_MINOR"));
     const PATCH: u32 = part(env!("CARGO_PKG_VERSION_PATCH"));
     MAJOR * 1_000_000 + MINOR * 1_000 + PATCH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_status_has_its_name() {
+        // The last one, which has to be changed with the enumeration.
+        let last = PAGELEAP_NO_THREAD;
+        for number in 0..=last as u32 {
+            // SAFETY: the numbers of the enumeration have no gap.
+            let status = unsafe { std::mem::transmute::<u32, pageleap_status>(number) };
+            // SAFETY: a constant text.
+            let name = unsafe { CStr::from_ptr(pageleap_status_name(number)) };
+            assert_eq!(name.to_str(), Ok(format!("{status:?}").as_str()));
+        }
+        // SAFETY: a constant text.
+        assert_eq!(unsafe { CStr::from_ptr(pageleap_status_name(last as u32 + 1)) }, c"unknown");
+    }
+
+    #[test]
+    fn a_thread_that_was_refused_is_told_with_its_call() {
+        let remedy = "end some";
+        let errno = pageleap::backend::Errno(libc::EAGAIN);
+        assert_eq!(note(&Error::NoThread { what: "one", errno, remedy }), PAGELEAP_NO_THREAD);
+        LAST.with_borrow(|last| {
+            let last = last.as_ref().unwrap();
+            assert_eq!((last.error_number, last.call), (libc::EAGAIN, Some(c"pthread_create")));
+        });
+    }
 }

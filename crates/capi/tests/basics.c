@@ -169,6 +169,25 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     CHECK(engine == PAGELEAP_ENGINE_AUTO || (uint32_t)use.engine == engine);
     FAILS(PAGELEAP_BAD_ARGUMENT, "1 of 1 runs", pageleap_report_run(report, 1, &run));
     CHECK(pageleap_report_warning(report, figures.warning_count) == NULL);
+    pageleap_warning warning = PAGELEAP_INIT(pageleap_warning);
+    for (size_t i = 0; i < figures.warning_count; i++) {
+        OK(pageleap_report_get_warning(report, i, &warning));
+        CHECK(warning.text == pageleap_report_warning(report, i));
+        CHECK((warning.call != NULL) == (warning.error_number != 0));
+    }
+    FAILS(PAGELEAP_BAD_ARGUMENT, "warnings",
+          pageleap_report_get_warning(report, figures.warning_count, &warning));
+    pageleap_call_use called = PAGELEAP_INIT(pageleap_call_use);
+    CHECK(figures.call_use_count >= 1);
+    for (size_t i = 0; i < figures.call_use_count; i++) {
+        OK(pageleap_report_get_call_use(report, i, &called));
+        CHECK(called.count > 0 && strstr(pageleap_report_text(report), called.name) != NULL);
+    }
+    FAILS(PAGELEAP_BAD_ARGUMENT, "calls",
+          pageleap_report_get_call_use(report, figures.call_use_count, &called));
+    CHECK(figures.windows_first <= figures.windows && figures.splits <= figures.disturbed_copies);
+    CHECK(figures.migrate_cpu_ns > 0 && figures.recycle_cpu_ns > 0);
+    CHECK(!pageleap_thread_is_ours());
     CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);
     const char *json = pageleap_report_json(report);
     CHECK(json[0] == '{' && strstr(json, "\"ended\":\"completed\"") != NULL &&
@@ -395,6 +414,25 @@ static void discard_and_back(const struct scene *scene) {
     FAILS(PAGELEAP_BAD_RANGE, "unbacked", pageleap_region_view(scene->region, 0, 8, &part));
     OK(pageleap_region_back(scene->region, 0, 4096, scene->home, NULL));
     CHECK(scene->words[0] == 0 && scene->words[512] == 1 + 512 * 3);
+
+    /* Pages of a running job, which leaves them. */
+    const uint64_t minute = 60000000000;
+    const size_t last = BYTES - 4096;
+    pageleap_range all = all_of(scene);
+    pageleap_job_options slow = PAGELEAP_INIT(pageleap_job_options);
+    slow.rate_limit_bytes_per_s = 1; /* it does not end by itself */
+    pageleap_job *job;
+    OK(pageleap_job_start(&all, 1, &slow, &job));
+    OK(pageleap_region_discard_within(scene->region, last, 4096, minute));
+    OK(pageleap_region_back_within(scene->region, last, 4096, scene->home, NULL, UINT64_MAX));
+    CHECK(scene->words[last / 8] == 0);
+    pageleap_job_free(job);
+    FAILS(PAGELEAP_BAD_RANGE, "memory already",
+          pageleap_region_back_within(scene->region, last, 4096, scene->home, NULL, 0));
+    OK(pageleap_job_start(&all, 1, NULL, &job));
+    OK(pageleap_job_wait(job, NULL));
+    pageleap_job_free(job);
+    CHECK(scene->words[512] == 1 + 512 * 3 && scene->words[last / 8] == 0);
 }
 
 static void grow_another_region(const struct scene *scene) {

@@ -231,7 +231,9 @@ void errors_are_thrown(std::uint32_t node) {
         }
     }
     region.discard(0, 4096);
-    region.back(0, 4096, pool);
+    region.back_within(0, 4096, pool, std::chrono::seconds(1));
+    region.discard_within(4096, 4096, std::chrono::seconds(1));
+    region.back(4096, 4096, pool);
     CHECK(region.verify().misplaced == 0 && pool.verify().pages == 256 &&
           region.describe().length == 8 * 4096);
     pageleap::region moved = std::move(region);

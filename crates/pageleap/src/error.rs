@@ -77,7 +77,8 @@ pub enum Error {
     /// Another job or call works on part of the range.
     #[error(
         "bytes {start:#x}..{end:#x} of the region are in use by a running job or call, or named twice; \
-         wait for the job or cancel it"
+         wait for the job or cancel it (to discard or back them, wait for a moment: discard_within, \
+         back_within)"
     )]
     RangeBusy {
         /// First byte of the requested range, relative to the region.
@@ -184,6 +185,16 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// A thread that the work needs could not be started.
+    #[error("{what} could not be started: pthread_create failed with {errno}; {remedy}")]
+    NoThread {
+        /// What the thread is for.
+        what: &'static str,
+        /// With which error number.
+        errno: Errno,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// Other code of this process has closed a descriptor of the library's. Its number may stand for
     /// another file now, which is not touched.
     #[error(
@@ -254,6 +265,16 @@ impl Error {
             remedy: remedy(call, errno),
         }
     }
+}
+
+/// Why the pagemap cannot be opened although `/proc` has it, and what to do.
+pub(crate) fn closed_pagemap(call: Call, errno: Errno) -> Option<(&'static str, &'static str)> {
+    (call == Call::OpenPagemap && errno.0 == libc::EACCES).then_some((
+        "/proc/self belongs to root while a process is not dumpable (after a change of its user or \
+         group, after prctl(PR_SET_DUMPABLE, 0), or if its program has capabilities or set-user-id)",
+        "call prctl(PR_SET_DUMPABLE, 1) before a job starts, and take it back when `start` has \
+         returned; or grant CAP_DAC_READ_SEARCH",
+    ))
 }
 
 /// The remedy for a call and its error number.

@@ -82,8 +82,9 @@ pub use {
         area::Reason,
         handle::{Job, Phase, Progress},
         outcomes::{PageCounts, PageOutcome, PageRun},
-        report::{CopyUse, Ended, EngineShare, EngineUse, Report},
+        report::{CopyUse, Ended, EngineShare, EngineUse, Report, Warning},
         source::Source,
+        thread_is_ours,
     },
     kernel::{
         KernelMigration, Mode,

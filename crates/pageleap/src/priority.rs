@@ -13,7 +13,9 @@
 //!
 //! A thread with a real-time policy that the user has chosen keeps it.
 
-use pageleap_sys::{self as sys, Resource, Scheduling};
+use pageleap_sys::{self as sys, Errno, Resource, Scheduling};
+
+use crate::error::Error;
 
 /// A part of its work for which the calling thread is scheduled in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,30 @@ fn stays_low(own: Scheduling) -> String {
          CAP_SYS_NICE or an RLIMIT_NICE of 20 (ulimit -e 20), or start the job from an ordinary \
          thread"
     )
+}
+
+/// Why the calling thread could not start another one.
+pub(crate) fn no_thread(what: &'static str, errno: Errno) -> Error {
+    let policy = sys::scheduling().ok().map(|own| own.policy);
+    Error::NoThread { what, errno, remedy: remedy_without_thread(errno, policy) }
+}
+
+/// What lets a thread with such a policy start others. The kernel refuses threads of SCHED_DEADLINE,
+/// because the new one would take the same share of real time: with the same error number as where
+/// there are too many threads.
+fn remedy_without_thread(errno: Errno, policy: Option<i32>) -> &'static str {
+    match (errno.0, policy) {
+        (libc::EAGAIN, Some(libc::SCHED_DEADLINE)) => {
+            "the calling thread has the policy SCHED_DEADLINE, and may start none without \
+             SCHED_FLAG_RESET_ON_FORK: set that flag (sched_setattr), or make the call from a thread \
+             with another policy"
+        }
+        (libc::EPERM, _) => "allow clone and clone3 in the seccomp profile",
+        _ => {
+            "raise the limit of threads (ulimit -u, pids.max, kernel.threads-max), of mappings \
+             (vm.max_map_count) or of address space (ulimit -v), or end threads"
+        }
+    }
 }
 
 /// How the calling thread may run before ordinary threads, and return, if it may. With a limit on
@@ -208,6 +234,18 @@ mod tests {
             first += 1;
         }
         assert_eq!(first, 5);
+    }
+
+    #[test]
+    fn the_remedy_for_no_thread_is_that_of_its_cause() {
+        let remedy = |errno, policy| remedy_without_thread(Errno(errno), Some(policy));
+        for policy in [libc::SCHED_OTHER, libc::SCHED_IDLE, libc::SCHED_FIFO] {
+            assert!(remedy(libc::EAGAIN, policy).contains("pids.max"), "{policy}");
+        }
+        assert!(remedy(libc::EAGAIN, libc::SCHED_DEADLINE).contains("SCHED_FLAG_RESET_ON_FORK"));
+        // It takes more than another policy.
+        assert!(remedy(libc::ENOMEM, libc::SCHED_DEADLINE).contains("pids.max"));
+        assert!(remedy(libc::EPERM, libc::SCHED_OTHER).contains("seccomp"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::engine::processor::Processor;
 use crate::sync::lock;
 use crate::{
     BASE_PAGE, Ended, Engine, Error, Job, Migration, NodeId, PageCounts, PageSize, Phase, Pool,
-    Region, Report, audit,
+    Reason, Region, Report, audit,
 };
 
 const POOLS: usize = 3;
@@ -70,6 +70,7 @@ struct Seen {
     copied_again: AtomicU64,
     partly: AtomicU64,
     busy_ranges: AtomicU64,
+    withdrawn: AtomicU64,
     short_of_frames: AtomicU64,
     short_of_slots: AtomicU64,
     refused_calls: AtomicU64,
@@ -231,6 +232,7 @@ impl Scene {
             .max_disturbed_copies(below(3) as u32)
             .pin_patience(Duration::from_millis(below(30) as u64))
             .threads(1 + below(3));
+        let migration = if below(2) == 0 { migration.most_vacated(below(3)) } else { migration };
         if below(4) == 0 {
             migration.timeout(Duration::from_millis(1 + below(20) as u64))
         } else {
@@ -263,6 +265,8 @@ impl Scene {
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;
         self.seen.copied_again.fetch_add(u64::from(again), Relaxed);
+        let withdrawn = report.runs.iter().any(|run| run.reason == Some(Reason::Discarded));
+        self.seen.withdrawn.fetch_add(u64::from(withdrawn), Relaxed);
         self.seen.partly.fetch_add(u64::from(migrated > 0 && not_attempted > 0), Relaxed);
     }
 
@@ -284,6 +288,7 @@ impl Scene {
             let backed = self.regions[which].read().unwrap().len() / BASE_PAGE - STEADY;
             let pages = part_of(backed);
             let bytes = (STEADY + pages.start) * BASE_PAGE..(STEADY + pages.end) * BASE_PAGE;
+            let patience = Duration::from_secs(below(2) as u64);
             let (result, after, touched) = match below(3) {
                 0 => {
                     for page in pages.clone() {
@@ -296,10 +301,12 @@ impl Scene {
                             );
                         }
                     }
-                    (self.regions[which].write().unwrap().discard(bytes), Page::Unbacked, pages)
+                    let mut region = self.regions[which].write().unwrap();
+                    (region.discard_within(bytes, patience), Page::Unbacked, pages)
                 }
                 1 => {
-                    let result = self.regions[which].read().unwrap().back(bytes, self.any_pool());
+                    let region = self.regions[which].read().unwrap();
+                    let result = region.back_within(bytes, self.any_pool(), patience);
                     if known[pages.clone()].iter().any(|page| matches!(page, Page::Marked(_))) {
                         assert!(result.is_err(), "backed twice");
                         continue;
@@ -495,7 +502,7 @@ fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn(usize) -> S) {
     /// more schedules run until that is so.
     const MOST_RUNS: usize = 40;
     let seen = Arc::new(Seen::default());
-    let cases: [Case; 14] = [
+    let cases: [Case; 15] = [
         ("completed", &seen.completed),
         ("cancelled", &seen.cancelled),
         ("timed out", &seen.timed_out),
@@ -508,6 +515,7 @@ fn without_refusals<S: Scheduler + 'static>(scheduler: impl Fn(usize) -> S) {
         ("jobs that guards have kept from their end", &seen.guarded),
         ("written pages that were copied again", &seen.copied_again),
         ("busy ranges", &seen.busy_ranges),
+        ("jobs whose pages were discarded", &seen.withdrawn),
         ("exhausted pools", &seen.short_of_frames),
         ("exhausted slots", &seen.short_of_slots),
     ];

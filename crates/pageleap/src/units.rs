@@ -190,11 +190,13 @@ pub enum Call {
     FillPages,
     /// `madvise` that gives pages back.
     Discard,
+    /// Opening the pagemap of this process, which scans ask.
+    OpenPagemap,
 }
 
 impl Call {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Call; 27] = [
+    pub const ALL: [Call; 28] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -222,6 +224,7 @@ impl Call {
         Call::BringPages,
         Call::FillPages,
         Call::Discard,
+        Call::OpenPagemap,
     ];
 
     /// The name of the system call.
@@ -254,6 +257,7 @@ impl Call {
             Call::BringPages => "UFFDIO_MOVE(in)",
             Call::FillPages => "UFFDIO_COPY",
             Call::Discard => "madvise(DONTNEED)",
+            Call::OpenPagemap => "open(/proc/self/pagemap)",
         }
     }
 }

@@ -18,6 +18,7 @@ use common::{
     set_dumpable, skip, soon, stamp, turn, works,
 };
 use pageleap::backend::{Call, Errno, Linux};
+use pageleap::probe::{Capabilities, Topic};
 use pageleap::{Engine, Migration, Pool, Region, Report, audit};
 use refusing::Refusing;
 
@@ -229,6 +230,52 @@ fn an_unprivileged_job_chooses_too() {
     }
     let (end, text) = run_case(NAME, "inside");
     assert_eq!(end, End::Exited(0), "{text}");
+}
+
+/// After a change of user, or `prctl(PR_SET_DUMPABLE, 0)`, `/proc/self` belongs to root.
+#[test]
+fn a_process_that_is_not_dumpable_learns_what_that_costs() {
+    const NAME: &str = "a_process_that_is_not_dumpable_learns_what_that_costs";
+    let _turn = turn();
+    if case().is_some() {
+        return lose_the_pagemap();
+    }
+    if !works(Engine::PrecopyProtect.into()) {
+        return skip(NAME, &"precopy-protect does not work here");
+    }
+    let (end, text) = run_case(NAME, "inside");
+    assert_eq!(end, End::Exited(0), "{text}");
+}
+
+fn lose_the_pagemap() {
+    if is_root() {
+        become_nobody();
+    }
+    set_dumpable(false);
+    let told = |text: &str| {
+        let parts = ["open(/proc/self/pagemap) failed with EACCES", "prctl(PR_SET_DUMPABLE, 1)"];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let pools = nodes().map(|node| Pool::builder(node, BYTES as u64).build().unwrap());
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    stamp(&region, 0..BYTES, 1);
+    let to = |pool| Migration::new().range(&region, 0..BYTES, pool);
+    told(&to(&pools[1]).engine(Engine::PrecopyProtect).start().map(drop).unwrap_err().to_string());
+    let report = to(&pools[1]).start().unwrap().wait();
+    assert!(report.ended.is_completed() && report.engine == Engine::Mprotect, "{report}");
+    told(&report.engine_reason);
+    let found = Capabilities::probe();
+    let scans = found.get(Topic::PagemapScan).unwrap();
+    let remedies = scans.remedies.iter().any(|r| r.line.contains("PR_SET_DUMPABLE, 1"));
+    assert!(remedies && scans.reason.contains("PR_SET_DUMPABLE, 0"), "{scans:?}");
+    // The remedy: for as long as it takes to start.
+    set_dumpable(true);
+    let job = to(&pools[0]).start().unwrap();
+    set_dumpable(false);
+    let report = job.wait();
+    assert!(report.ended.is_completed() && report.engine == Engine::PrecopyProtect, "{report}");
+    check_stamp(&region, 0..BYTES, 1);
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
 }
 
 #[test]

@@ -2,8 +2,12 @@
 //! what is left when pools and regions are dropped.
 
 mod common;
+#[path = "leap/discarding.rs"]
+mod discarding;
 #[path = "leap/jobs.rs"]
 mod jobs;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::ops::Range;
 use std::sync::Barrier;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use common::{
     check_stamp, engines, in_lab, is_zero, leap, limit_address_space, migration, nodes, pools,
-    soon, stamp,
+    soon, stamp, surprises,
 };
 use machine_settings::MappingLimit;
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
@@ -97,6 +97,50 @@ fn running_out_of_address_space_loses_nothing() {
             ("memory for a region", without_address_space_memory_for_a_region, FINE),
         ],
     );
+}
+
+#[test]
+fn running_out_of_threads_loses_nothing() {
+    cases(
+        "running_out_of_threads_loses_nothing",
+        &[("a job", without_threads_a_job, FINE), ("a pool", without_threads_a_pool, FINE)],
+    );
+}
+
+/// Lets the user of this process, who is not root, have no more threads. `false` lifts the limit.
+fn forbid_threads(forbid: bool) {
+    let rlim_cur = if forbid { 0 } else { 4096 };
+    let limit = libc::rlimit { rlim_cur, rlim_max: 4096 };
+    // SAFETY: the call reads one structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &limit) }, 0);
+}
+
+fn without_threads_a_job() {
+    if common::is_root() {
+        common::become_nobody();
+    }
+    let (pools, region) = scene();
+    stamp(&region, 0..BYTES, 1);
+    forbid_threads(true);
+    let refused = migration(&region, 0..BYTES, &pools[1]).start().map(drop);
+    forbid_threads(false);
+    let error = refused.expect_err("not refused");
+    let is_named = matches!(error, Error::NoThread { errno: Errno(libc::EAGAIN), .. });
+    let text = error.to_string();
+    assert!(is_named && text.contains("pthread_create") && text.contains("ulimit -u"), "{text}");
+    audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+    leap(&region, 0..BYTES, &pools[1]);
+    check_stamp(&region, 0..BYTES, 1);
+}
+
+/// The caller's own thread fills it.
+fn without_threads_a_pool() {
+    if common::is_root() {
+        common::become_nobody();
+    }
+    forbid_threads(true);
+    let (_pools, region) = scene();
+    assert!(is_zero(&region, 0..BYTES));
 }
 
 /// A limit that falls while a job runs also meets whatever else the process allocates, so these
@@ -317,6 +361,7 @@ fn running_out_of_mappings_loses_nothing() {
             ("more guards than mappings", without_mappings_more_guards_than_mappings, FINE),
             ("pools and regions", without_mappings_pools_and_regions, FINE),
             ("discard", without_mappings_discard, FINE),
+            ("many pieces", without_mappings_many_pieces, FINE),
         ],
     );
 }
@@ -370,6 +415,49 @@ fn without_mappings_a_job_that_runs_out_of_them() {
         leap(&region, 0..BYTES, to);
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     }
+}
+
+/// A region of many pieces moves in parts: with its mappings joined as it goes, it needs fewer than
+/// for all pieces at once.
+fn without_mappings_many_pieces() {
+    const PAGES: usize = 1200;
+    const LEN: usize = PAGES * 4096;
+    let [from, to] = pools(PageSize::Base, LEN as u64).unwrap();
+    let beside = Pool::builder(nodes()[1], LEN as u64).build().unwrap();
+    let all = [&from, &to, &beside];
+    let region = Region::new(&from, LEN).unwrap();
+    stamp(&region, 0..LEN, 1);
+    for engine in engines() {
+        // Every second page leaves.
+        let pages = (0..PAGES).step_by(2).map(|page| page * 4096..(page + 1) * 4096);
+        let job = pages.fold(Migration::new(), |job, page| job.range(&region, page, &beside));
+        assert!(job.start().unwrap().wait().ended.is_completed());
+        assert!(common::region_flags(&region).len() == 1, "attributes differ");
+        let pieces = || common::pool_ranges().into_iter().filter(|range| in_region(&region, range));
+        assert_eq!(pieces().count(), PAGES);
+        let mut hog = Hog::new();
+        // Each piece takes two at once.
+        hog.leave(PAGES);
+        let job = Migration::new().range(&region, 0..LEN, &to).engine(engine).threads(2);
+        let report = job.start().unwrap().wait();
+        drop(hog);
+        assert!(report.ended.is_completed(), "{engine}: {report}");
+        assert_eq!(
+            (report.pages.migrated, report.repairs),
+            (PAGES as u64, 0),
+            "{engine}: {report}"
+        );
+        assert!(surprises(&report).is_empty(), "{engine}: {report}");
+        assert_eq!(pieces().count(), 1, "{engine}: mappings stay apart");
+        check_stamp(&region, 0..LEN, 1);
+        audit(&all, &[&region]).unwrap_or_else(|error| panic!("{engine}: {error}"));
+        leap(&region, 0..LEN, &from);
+    }
+}
+
+fn in_region(region: &Region, range: &Range<usize>) -> bool {
+    let start = common::address(region);
+    start <= range.start && range.end <= start + region.len()
 }
 
 fn without_mappings_more_guards_than_mappings() {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{address, check_stamp, is_root, nodes, skip, soon, stamp, turn, works};
 use pageleap::backend::{Call, Linux};
-use pageleap::{BASE_PAGE, Engine, Migration, PageSize, Pool, Region, Report};
+use pageleap::{BASE_PAGE, Engine, Error, Job, Migration, PageSize, Pool, Region, Report};
 use refusing::{Refusing, Request};
 
 /// Two areas: what is true at the beginning of the second one has come after a window.
@@ -312,4 +312,121 @@ fn threads_of_a_job_in_place_are_ordinary() {
         let report = job.wait();
         assert!(are_raised, "started by {starter:?}: {threads:?} {report}");
     }
+}
+
+/// `struct sched_attr` of the kernel, in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+/// Gives the calling thread a share of real time (SCHED_DEADLINE), with these flags. Refused where the
+/// process may not use all CPUs (a cpuset), or others have all shares.
+fn get_a_deadline(flags: i32) -> std::io::Result<()> {
+    let (size, policy) = (size_of::<Attributes>() as u32, libc::SCHED_DEADLINE as u32);
+    let [runtime_ns, deadline_ns, period_ns] = [10_000_000, 100_000_000, 100_000_000];
+    let flags = flags as u64;
+    let attributes = Attributes {
+        size,
+        policy,
+        flags,
+        runtime_ns,
+        deadline_ns,
+        period_ns,
+        ..Attributes::default()
+    };
+    // SAFETY: the call reads one structure, and changes the calling thread.
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The kernel refuses its threads, with the error number of too many threads.
+#[test]
+fn a_thread_with_a_deadline_learns_why_it_starts_no_job() {
+    const TEST: &str = "a_thread_with_a_deadline_learns_why_it_starts_no_job";
+    let _turn = turn();
+    if !may_try(TEST) {
+        return;
+    }
+    let pools = nodes().map(|node| Pool::builder(node, BYTES as u64).build().unwrap());
+    let region = Region::new(&pools[0], BYTES).unwrap();
+    let memory = in_place::works(TEST).then(|| in_place::memory(BYTES, PageSize::Base));
+    memory.iter().for_each(|memory| memory.fill(nodes()[0]));
+    let refused = |started: Result<Job, Error>| {
+        let error = started.map(drop).expect_err("it was started");
+        let is_named = matches!(error, Error::NoThread { .. });
+        assert!(is_named && error.to_string().contains("SCHED_FLAG_RESET_ON_FORK"), "{error}");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if let Err(error) = get_a_deadline(0) {
+                return skip(TEST, &format!("SCHED_DEADLINE: {error}"));
+            }
+            refused(Migration::new().range(&region, 0..BYTES, &pools[1]).start());
+            let in_place = |memory| in_place::leap(memory, nodes()[1]);
+            memory.as_ref().map(in_place).into_iter().for_each(refused);
+            assert_eq!(pools[1].free_bytes(), BYTES as u64);
+            get_a_deadline(libc::SCHED_FLAG_RESET_ON_FORK).unwrap();
+            let job = Migration::new().range(&region, 0..BYTES, &pools[1]).start();
+            let report = job.unwrap().wait();
+            assert!(report.ended.is_completed() && report.pages.migrated == 8, "{report}");
+        });
+    });
+}
+
+/// The CPUs on which a thread of this process may run.
+fn cpus_of(thread: i32) -> Vec<usize> {
+    // SAFETY: the first call writes one set, and the other reads within it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &mut set), 0);
+        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+    }
+}
+
+/// Of the CPUs of the destination's node, those on which the starter may run.
+#[test]
+fn threads_of_a_job_run_where_their_starter_may() {
+    let _turn = turn();
+    let cpus = pageleap::topology::Topology::read().unwrap();
+    let cpus = cpus.nodes().iter().find(|node| node.id == nodes()[1]).unwrap().cpus.clone();
+    let may = cpus_of(0);
+    let Some(only) = cpus.into_iter().rfind(|cpu| may.contains(cpu)) else {
+        return skip("threads_of_a_job_run_where_their_starter_may", &"its node has no CPU");
+    };
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let inside = seen.clone();
+    let backend = Refusing::new(Arc::new(Linux), |_: &Request| None).before_copy(move |_| {
+        assert!(pageleap::thread_is_ours(), "a worker does not know whose it is");
+        inside.lock().unwrap().push(cpus_of(0));
+    });
+    assert!(!pageleap::thread_is_ours());
+    let backend = Arc::new(backend);
+    let [from, to] = nodes()
+        .map(|node| Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap());
+    let region = Region::new(&from, BYTES).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the calls change one set, and the calling thread.
+            unsafe {
+                let mut set: libc::cpu_set_t = std::mem::zeroed();
+                libc::CPU_SET(only, &mut set);
+                assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set), 0);
+            }
+            let job = Migration::new().range(&region, 0..BYTES, &to).start();
+            assert!(job.unwrap().wait().ended.is_completed());
+        });
+    });
+    let seen = seen.lock().unwrap();
+    assert!(!seen.is_empty() && seen.iter().all(|cpus| *cpus == [only]), "{seen:?} {only}");
 }

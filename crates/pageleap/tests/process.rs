@@ -18,7 +18,7 @@ use std::process::Command;
 use common::skip;
 use nodes::several;
 use pageleap::process::{MappingKind, MappingMemory, Movable, ProcessMemory, nodes_of_pages};
-use pageleap::{BASE_PAGE, KernelMigration, NodeId, PageSize, move_pages};
+use pageleap::{BASE_PAGE, Job, KernelMigration, NodeId, PageSize, move_pages};
 use two_threads::TwoThreads;
 
 /// Pages of the mapping `BASE`, and how many of them are touched.
@@ -390,7 +390,8 @@ fn ends_within_huge_pages_are_refused_or_told_before_anything_moves() {
     assert_eq!(memory.mappings[this].huge_bytes, 0, "{memory:?}");
     let asked = |memory: &ProcessMemory| {
         let migration = || KernelMigration::new().range(memory, page.clone(), node);
-        (migration().check(), migration().start().map(|job| job.wait().warnings.clone()))
+        let texts = |job: Job| job.wait().warnings.into_iter().map(|warning| warning.text);
+        (migration().check(), migration().start().map(|job| texts(job).collect::<Vec<_>>()))
     };
     let (checked, told) = asked(&memory);
     assert_eq!([checked.unwrap(), told.unwrap()], [const { Vec::<String>::new() }; 2]);

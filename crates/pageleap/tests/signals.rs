@@ -474,7 +474,8 @@ fn handler_later() {
                 let report = job.wait();
                 assert!(!signals && report.ended.is_completed(), "{engine:?}: {report}");
                 assert!(!report.engine.signals(), "{report}");
-                let told = |warning: &String| warning.contains("another SIGSEGV handler");
+                let told =
+                    |warning: &pageleap::Warning| warning.contains("another SIGSEGV handler");
                 let is_auto = engine == EngineChoice::Auto;
                 assert_eq!(report.warnings.iter().any(told), is_auto, "{report}");
                 assert!(report.engines.iter().all(|part| !part.engine.signals()), "{report}");

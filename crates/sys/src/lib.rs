@@ -42,7 +42,7 @@ pub use process::{
     has_seccomp_filter, kernel_release, own_cpu_clock, policy_mode, reschedule, resource_limit,
     run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
 };
-pub use threads::{Thread, own_stack};
+pub use threads::{Thread, is_own_thread, own_stack};
 pub use uffd::{
     UffdMessage, uffd_copy, uffd_count_faults, uffd_drain, uffd_feature, uffd_handshake,
     uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register, uffd_unregister, uffd_wake,

@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use crate::errno::Errno;
 
@@ -34,12 +35,16 @@ impl Thread {
     ///
     /// # Errors
     /// EAGAIN: no memory or no mapping is left for the stack, or the process may not have another
-    /// thread (`pids.max`, `ulimit -u`).
+    /// thread (`pids.max`, `ulimit -u`), or has no thread-specific key left (PTHREAD_KEYS_MAX).
     pub fn start(
         name: &'static CStr,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<Thread, Errno> {
+        let key = mark()?;
         let body: Box<Body> = Box::new(Box::new(move || {
+            // SAFETY: the call keeps the value, and nothing dereferences it. It fails for want of
+            // memory only, of which the first keys need none.
+            unsafe { libc::pthread_setspecific(key, (&raw const MARK).cast()) };
             // SAFETY: the call only reads the name. A failure is ignored: the name serves debugging
             // only.
             unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
@@ -64,6 +69,39 @@ impl Thread {
         // SAFETY: the thread is joinable, as in `join`.
         unsafe { libc::pthread_detach(self.0) };
     }
+}
+
+/// What threads of [`Thread::start`] have as the value of their key.
+static MARK: u8 = 0;
+
+/// The key under which a thread has [`MARK`]. Reading it neither allocates nor takes a lock. Access
+/// to a `thread_local` could allocate, where a program has loaded the library later.
+static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
+
+fn mark() -> Result<libc::pthread_key_t, Errno> {
+    if let Some(key) = KEY.get() {
+        return Ok(*key);
+    }
+    let mut key = 0;
+    // SAFETY: the call writes one number.
+    let error = unsafe { libc::pthread_key_create(&raw mut key, None) };
+    if error != 0 {
+        return Err(Errno(error));
+    }
+    if KEY.set(key).is_err() {
+        // Another thread was faster. SAFETY: nobody has a value under this key.
+        unsafe { libc::pthread_key_delete(key) };
+    }
+    Ok(*KEY.get().expect("it is set"))
+}
+
+/// Whether the calling thread was started by [`Thread::start`] (`pthread_getspecific(3)`).
+///
+/// It may be asked anywhere, also in an allocator and in a signal handler: it allocates nothing,
+/// takes no lock, and makes no system call. A child made by `fork` has none of these threads.
+pub fn is_own_thread() -> bool {
+    // SAFETY: the key exists, and is never deleted.
+    KEY.get().is_some_and(|key| !unsafe { libc::pthread_getspecific(*key) }.is_null())
 }
 
 /// Starts a thread that runs `run` with `argument`. If the call fails, `argument` still belongs to
@@ -166,5 +204,23 @@ pub fn own_stack() -> Result<std::ops::Range<usize>, Errno> {
         libc::pthread_attr_getstack(&raw const attributes, &raw mut start, &raw mut len);
         libc::pthread_attr_destroy(&raw mut attributes);
         Ok(start.addr()..start.addr() + len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn threads_know_whose_they_are() {
+        let (say, said) = channel();
+        let thread = Thread::start(c"own", move || say.send(is_own_thread()).unwrap()).unwrap();
+        assert_eq!(said.recv(), Ok(true));
+        thread.join();
+        assert!(!is_own_thread());
+        // Such a thread may have had the same stack before.
+        assert!(!std::thread::spawn(is_own_thread).join().unwrap());
     }
 }

@@ -18,6 +18,7 @@ const CREW: &str = "crates/pageleap/src/engine/crew.rs";
 const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
 const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
+const BUSY: &str = "crates/pageleap/src/region/busy.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
@@ -370,18 +371,34 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attempt-hides-from-guards",
         file: MOVER,
-        find: "match self.place(area).region.pins.start_moving(&area.pages) {",
-        replace: "match self.place(area).region.pins.start_moving(&area.pages).map(drop) {",
+        find: "match region.pins.start_moving(&area.pages) {",
+        replace: "match region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
         caught_by: Checker::Directed.says("a page got another frame under a guard"),
     },
     Mutant {
         name: "discard-hides-from-guards",
         file: REGION,
-        find: "self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {",
-        replace: "self.0.pins.start_moving(&pages).map(drop).map_err(|_| Error::Pinned {",
+        find: "self.0.pins.start_moving(&pages).map_err(|_| pinned())?;",
+        replace: "self.0.pins.start_moving(&pages).map(drop).map_err(|_| pinned())?;",
         why: "a guard is given on pages whose frames are given back",
         caught_by: Checker::Directed.says("the frame of a guarded page was given back"),
+    },
+    Mutant {
+        name: "discarded-under-way",
+        file: BUSY,
+        find: "            || self.under_way.iter().any(|other| overlap(range, other))\n",
+        replace: "",
+        why: "a call discards pages while an attempt moves them",
+        caught_by: Checker::Unit.says("a call takes what is under way"),
+    },
+    Mutant {
+        name: "withdrawn-and-moved",
+        file: BUSY,
+        find: "        if gone.is_empty() {",
+        replace: "        if gone.len() < 9 {",
+        why: "an attempt moves pages that a call has taken away",
+        caught_by: Checker::Unit.says("a job moves what a call has taken"),
     },
     Mutant {
         name: "claims-before-frames",

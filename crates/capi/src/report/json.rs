@@ -42,7 +42,7 @@ struct JsonReport<'a> {
     recycle_ns: u64,
     recycle_cpu_ns: Option<u64>,
     calls: &'a BTreeMap<&'static str, u64>,
-    warnings: &'a [String],
+    warnings: Vec<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -182,7 +182,7 @@ impl<'a> JsonReport<'a> {
             recycle_ns: report.recycle_ns,
             recycle_cpu_ns: report.recycle_cpu_ns,
             calls: &report.calls,
-            warnings: &report.warnings,
+            warnings: report.warnings.iter().map(|warning| &*warning.text).collect(),
         }
     }
 }

@@ -314,7 +314,7 @@ impl Summary {
                 .then(|| log.q1.first().zip(log.q6.first()))
                 .flatten()
                 .map(|(q1, q6)| (queries::is_published_sf1(q1, *q6), Decimal(*q6, 4))),
-            warnings: watched.report.warnings.clone(),
+            warnings: watched.report.warnings.iter().map(|warning| warning.text.clone()).collect(),
             mismatches: Vec::new(),
         };
         let unchanged =

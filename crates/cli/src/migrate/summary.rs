@@ -199,7 +199,7 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
 /// Warnings of the report, and those about each process.
 fn warnings(report: &Report, plans: &[Plan<'_>]) -> Vec<String> {
     let of_processes = plans.iter().flat_map(Plan::warnings);
-    report.warnings.iter().cloned().chain(of_processes).collect()
+    report.warnings.iter().map(|warning| warning.text.clone()).chain(of_processes).collect()
 }
 
 /// Whether pages were to move and have not moved.

@@ -46,7 +46,7 @@ use pageleap_sys::Errno;
 
 use crate::backend::{CopyMethod, uffd};
 use crate::engine::{Engine, EngineChoice};
-use crate::error::Error;
+use crate::error::{Error, closed_pagemap};
 use crate::job::area::Area;
 use crate::job::handle::Job;
 use crate::job::pace::{Pace, Unit};
@@ -218,7 +218,8 @@ impl MemoryMigration {
     /// touch missing pages.
     ///
     /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
-    /// as the process may raise them: threads wait for their calls.
+    /// as the process may raise them: threads wait for their calls. They keep the calling thread's
+    /// cgroup, and a real-time policy, and run on those of its CPUs that the destination's node has.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range has no whole page, is not mapped, has
@@ -442,11 +443,15 @@ fn open() -> Result<(OwnedFd, Pagemap), Error> {
              vm.unprivileged_userfaultfd to 1",
         ),
     })?;
-    let pagemap = Pagemap::open().map_err(|(_, errno)| {
-        refused(
-            format!("/proc/self/pagemap does not tell which pages are there: {errno}"),
-            "see the finding pagemap-scan of `pageleap doctor`, or use KernelMigration",
-        )
+    let pagemap = Pagemap::open().map_err(|(call, errno)| {
+        let reason = format!("{call} does not tell which pages are there: {errno}");
+        match closed_pagemap(call, errno) {
+            Some((why, remedy)) => refused(format!("{reason}: {why}"), remedy),
+            None => refused(
+                reason,
+                "see the finding pagemap-scan of `pageleap doctor`, or use KernelMigration",
+            ),
+        }
     })?;
     Ok((uffd, pagemap))
 }

@@ -364,7 +364,7 @@ impl Mover for MemoryMover {
 
     fn surround(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         if !affinity::run_on(&self.cpus) {
-            books.warn("the workers may not run on the destination node's CPUs".into());
+            books.warn("the workers may not run on the destination node's CPUs");
         }
         work();
         books.count(Call::Untrack, self.yard.registered() as u64);

@@ -35,9 +35,9 @@ impl Pagemap {
     /// Opens it, and makes sure that it can be scanned: another file may be mounted there.
     pub(crate) fn open() -> Result<Pagemap, (Call, Errno)> {
         let opened = File::open("/proc/self/pagemap");
-        let file =
-            opened.map_err(|e| (Call::Scan, Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
-        let pagemap = Pagemap(KeptFd::new(file.into()).map_err(|errno| (Call::Scan, errno))?);
+        let refused = |errno| (Call::OpenPagemap, errno);
+        let file = opened.map_err(|e| refused(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
+        let pagemap = Pagemap(KeptFd::new(file.into()).map_err(refused)?);
         let page = (&raw const pagemap).addr() / BASE_PAGE * BASE_PAGE;
         pagemap.scan(page..page + BASE_PAGE)?;
         Ok(pagemap)

@@ -21,7 +21,7 @@ use super::window::{Ground, Shared, Span, attendant, watcher};
 use crate::error::Error;
 use crate::job::run::AbortOnUnwind;
 use crate::observe;
-use crate::priority::Raised;
+use crate::priority::{Raised, no_thread};
 use crate::sync::{Mutex, lock};
 use crate::tracer;
 use crate::units::{BASE_PAGE, Call};
@@ -83,11 +83,8 @@ impl Yard {
             end: Event::new().map_err(|errno| refused((Call::CreateFile, errno)))?,
             threads: Mutex::new(Vec::new()),
         };
-        yard.start_threads().map_err(|errno| Error::SystemFile {
-            path: "a thread for messages".into(),
-            reason: errno.to_string(),
-            remedy: "raise the limit of threads (ulimit -u, pids.max)",
-        })?;
+        let refused = |errno| no_thread("a thread that reads messages of the kernel", errno);
+        yard.start_threads().map_err(refused)?;
         Ok(yard)
     }
 

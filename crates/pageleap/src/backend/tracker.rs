@@ -49,8 +49,9 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     if ability == Ability::HoldWriters {
         return Ok(whole(faults, Some(end), None));
     }
-    let pagemap = File::open("/proc/self/pagemap").map_err(|e| (Call::Scan, errno_of(&e)))?;
-    let pagemap = KeptFd::new(pagemap.into()).map_err(|errno| (Call::Scan, errno))?;
+    let pagemap =
+        File::open("/proc/self/pagemap").map_err(|e| (Call::OpenPagemap, errno_of(&e)))?;
+    let pagemap = KeptFd::new(pagemap.into()).map_err(|errno| (Call::OpenPagemap, errno))?;
     // An empty range only asks whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }

@@ -3,7 +3,7 @@
 
 use super::{Engine, EngineChoice, Hold, Profile, TrackerNeed};
 use crate::backend::{Ability, Call, Errno};
-use crate::error::Error;
+use crate::error::{Error, closed_pagemap};
 use crate::units::PageSize;
 
 /// After this many refused calls an area is moved by [another engine](stand_in), which needs fewer.
@@ -140,6 +140,12 @@ fn try_engine<T>(
     };
     open(ability).map(Some).map_err(|(call, errno)| {
         let reason = format!("the engine {engine} needs {words}, and {call} failed with {errno}");
+        // The doctor is another process, which may open it.
+        if let Some((why, remedy)) = closed_pagemap(call, errno) {
+            let reason = format!("{reason}: {why}; {remedy}");
+            let remedy = "or let the engine be chosen (auto)";
+            return Unusable { reason, remedy, is_short: false };
+        }
         let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
         let is_short = matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM);
         Unusable { reason, remedy, is_short }

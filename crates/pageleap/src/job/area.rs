@@ -128,6 +128,9 @@ pub enum Reason {
     /// the page was to be moved, or has set attributes on a part of the page. The first call that
     /// was refused because of it, if one was.
     MappingChanged(Option<(Call, Errno)>),
+    /// A call has discarded the page ([`Region::discard`](crate::Region::discard)), or backed it, or
+    /// was about to.
+    Discarded,
 }
 
 impl fmt::Display for Reason {
@@ -167,6 +170,7 @@ impl fmt::Display for Reason {
             Reason::MappingChanged(Some((call, errno))) => {
                 write!(f, "the program has changed its mapping: {call} failed with {errno}")
             }
+            Reason::Discarded => f.write_str("the program has discarded it, or was about to"),
             Reason::NoFreeBlock => f.write_str("the node has no free block of 2 MB"),
             Reason::MovedOn => {
                 f.write_str("it has moved on, with other parts of a huge page or by somebody else")
@@ -289,6 +293,7 @@ mod tests {
             Reason::Traced,
             Reason::MappingChanged(None),
             Reason::MappingChanged(Some((Call::Exchange, Errno(libc::EFAULT)))),
+            Reason::Discarded,
         ];
         for reason in reasons {
             let same = |other: &&Reason| other.to_string() == reason.to_string();

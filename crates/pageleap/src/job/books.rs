@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::area::Reason;
 use super::handle::JobShared;
 use super::outcomes::{PageOutcome, State as Became};
-use super::report::CopyUse;
+use super::report::{CopyUse, Warning};
 use super::run::{State, is_late};
 use crate::backend::Call;
 use crate::engine::choice::AreaEngine;
@@ -52,7 +52,7 @@ pub(crate) struct Tally {
     /// By the number of their kind.
     pub(crate) calls: [u64; Call::ALL.len()],
     pub(crate) cpu: CpuTime,
-    pub(crate) warnings: Vec<String>,
+    pub(crate) warnings: Vec<Warning>,
 }
 
 impl Tally {
@@ -85,12 +85,13 @@ impl Books<'_> {
     }
 
     /// Something went less well than asked.
-    pub(crate) fn warn(self, warning: String) {
-        lock(self.state).tally.warnings.push(warning);
+    pub(crate) fn warn(self, warning: impl Into<Warning>) {
+        lock(self.state).tally.warnings.push(warning.into());
     }
 
     /// The same, which is said once however often it happens.
-    pub(crate) fn warn_once(self, warning: String) {
+    pub(crate) fn warn_once(self, warning: impl Into<Warning>) {
+        let warning = warning.into();
         let warnings = &mut lock(self.state).tally.warnings;
         if !warnings.contains(&warning) {
             warnings.push(warning);

@@ -106,7 +106,8 @@ fn warn_of_tracer(tally: &mut Tally) {
         *by_engine.entry(by.engine).or_default() += pages;
     }
     for (engine, pages) in by_engine {
-        tally.warnings.push(format!("{pages} pages were moved by the engine {engine}: {TRACED}"));
+        let warning = format!("{pages} pages were moved by the engine {engine}: {TRACED}");
+        tally.warnings.push(warning.into());
     }
 }
 

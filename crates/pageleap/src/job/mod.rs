@@ -37,6 +37,18 @@ use handle::Stop;
 
 use crate::error::Error;
 
+/// Whether the calling thread is one of this library's: of a job, or of a pool that is being filled.
+///
+/// An allocator whose memory is a region asks it, and serves such threads from elsewhere: what they
+/// allocate must not lie in pages that they are moving. What the library allocates in a call of the
+/// program's is allocated by the program's thread; the program knows that it is in such a call.
+///
+/// The answer takes no system call, no lock and no memory, so it may be asked in an allocator and in
+/// a signal handler.
+pub fn thread_is_ours() -> bool {
+    pageleap_sys::is_own_thread()
+}
+
 /// What can move areas.
 pub(crate) trait Mover: Send + Sync + Sized + 'static {
     /// What one worker has of its own.

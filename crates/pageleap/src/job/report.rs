@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::outcomes::{PageCounts, PageOutcome, PageRun};
 use super::source::Source;
-use crate::backend::CopyMethod;
+use crate::backend::{Call, CopyMethod, Errno};
 use crate::engine::Engine;
 use crate::engine::waits::Waits;
 use crate::error::Error;
@@ -97,6 +97,66 @@ impl Ended {
     }
 }
 
+/// Something that went less well than asked. It can be used like its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// In words.
+    pub text: String,
+    /// The name of the call that failed, if the warning is about one.
+    pub call: Option<&'static str>,
+    /// The call's error number.
+    pub errno: Option<Errno>,
+}
+
+impl Warning {
+    /// A warning about a call that failed.
+    pub(crate) fn of(text: String, call: Call, errno: Errno) -> Self {
+        Warning { text, call: Some(call.name()), errno: Some(errno) }
+    }
+
+    /// What an error means for a job that goes on.
+    pub(crate) fn because(what: &str, error: &Error) -> Self {
+        let (call, errno) = match error {
+            Error::Call { call, errno, .. } => (Some(call.name()), Some(*errno)),
+            Error::NoThread { errno, .. } => (Some("pthread_create"), Some(*errno)),
+            _ => (None, None),
+        };
+        Warning { text: format!("{what}: {error}"), call, errno }
+    }
+}
+
+impl From<String> for Warning {
+    fn from(text: String) -> Self {
+        Warning { text, call: None, errno: None }
+    }
+}
+
+impl From<&str> for Warning {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+impl std::ops::Deref for Warning {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq<&str> for Warning {
+    fn eq(&self, other: &&str) -> bool {
+        self.text == *other
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// The outcome of a job: pages, times, waits and calls.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -171,8 +231,8 @@ pub struct Report {
     /// System calls of the attempts by name, with those of the fault handler, without those of
     /// preparation and recycling.
     pub calls: BTreeMap<&'static str, u64>,
-    /// Warnings, in words: each names one thing that went less well than asked.
-    pub warnings: Vec<String>,
+    /// Warnings: each names one thing that went less well than asked.
+    pub warnings: Vec<Warning>,
 }
 
 impl Report {
@@ -274,5 +334,21 @@ impl fmt::Display for Report {
             write!(f, "\nwarning: {warning}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_keeps_the_call_and_the_errno_of_its_error() {
+        let errno = Errno(libc::ENOMEM);
+        let called = Warning::because("lost", &Error::call(Call::Advise, 0, 4096, errno));
+        assert_eq!((called.call, called.errno), (Some("madvise"), Some(errno)));
+        assert!(called.starts_with("lost: madvise of"), "{called}");
+        let thread = Error::NoThread { what: "one", errno, remedy: "end some" };
+        assert_eq!(Warning::because("", &thread).call, Some("pthread_create"));
+        assert_eq!(Warning::from("other").errno, None);
     }
 }

@@ -13,11 +13,13 @@ use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
+use super::report::Warning;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
 use crate::error::Error;
+use crate::priority::no_thread;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
 
 /// What was asked of a job, checked and completed.
@@ -97,7 +99,10 @@ impl<M: Mover> Running<M> {
             rate: settings.rate_limit.map(Rate::new),
             threads: ThreadCount::new(settings.threads),
             over: false,
-            tally: Tally { warnings, ..Tally::default() },
+            tally: Tally {
+                warnings: warnings.into_iter().map(Warning::from).collect(),
+                ..Tally::default()
+            },
         };
         Ok(Running {
             mover,
@@ -135,11 +140,7 @@ impl<M: Mover> Running<M> {
             self.conclude();
             std::mem::forget(bomb);
         };
-        thread::start(c"pageleap", main).map_err(|e| Error::SystemFile {
-            path: "a thread for the job".into(),
-            reason: e.to_string(),
-            remedy: "raise the limit of threads (ulimit -u, pids.max)",
-        })
+        thread::start(c"pageleap", main).map_err(|e| no_thread("a thread for the job", e))
     }
 
     /// Lets all threads copy, this one being one of them, and waits for them.
@@ -151,7 +152,8 @@ impl<M: Mover> Running<M> {
         thread::scope(|scope| {
             for worker in 1..self.settings.threads {
                 if let Err(e) = scope.start(c"pageleap", move || self.work_beside(worker)) {
-                    self.books().warn(format!("fewer threads than asked for: {e}"));
+                    let why = no_thread("a thread that copies", e);
+                    self.books().warn(Warning::because("fewer threads than asked for", &why));
                 }
             }
             self.work(0);
@@ -268,6 +270,7 @@ impl<M: Mover> Running<M> {
         if !whole {
             state.tally.warnings.push(
                 "more guards than mappings to spare (vm.max_map_count): pages between them have stayed too"
+                    .to_owned()
                     .into(),
             );
         }
@@ -482,7 +485,8 @@ impl<M: Mover> Running<M> {
     fn stays(&self, state: &mut State, area: &Area, why: Reason) {
         let cause = area.cause_or(why);
         if cause != why {
-            let words = format!("pages that stay ({cause}) were tried again, in vain: {why}");
+            let words =
+                format!("pages that stay ({cause}) were tried again, in vain: {why}").into();
             if !state.tally.warnings.contains(&words) {
                 state.tally.warnings.push(words);
             }

@@ -299,7 +299,8 @@ impl<'a> KernelMigration<'a> {
     /// Starts the job. It has one thread.
     ///
     /// The job's threads are ordinary ones, also if the calling thread has a lower priority, as far
-    /// as the process may raise them: threads wait for their calls.
+    /// as the process may raise them: threads wait for their calls. They keep the calling thread's
+    /// affinity and cgroup, and a real-time policy.
     ///
     /// # Errors
     /// [`Error::BadArgument`]: there is no range, a range is not of whole pages, a setting is zero,

@@ -14,7 +14,8 @@ use crate::error::Error;
 use crate::job::area::Reason;
 use crate::job::books::Books;
 use crate::job::outcomes::{PageOutcome, State};
-use crate::units::{BASE_PAGE, NodeId};
+use crate::job::report::Warning;
+use crate::units::{BASE_PAGE, Call, NodeId};
 
 /// Pages that a job asks about at its end when it is to stop, at most: those of 4 GB, which takes
 /// less than a second. (In unit tests fewer, so that they meet the bound.)
@@ -86,9 +87,9 @@ impl KernelMover {
             return false;
         }
         if let Err(errno) = asked {
-            books.warn_once(format!(
-                "where pages lie at the end is not known: move_pages failed with {errno}"
-            ));
+            let text =
+                format!("where pages lie at the end is not known: move_pages failed with {errno}");
+            books.warn_once(Warning::of(text, Call::QueryNodes, errno));
             return false;
         }
         let found = changed(leg, pages, &status);
@@ -125,8 +126,7 @@ fn may_ask(pages: usize, left: &mut usize, books: Books<'_>) -> bool {
         Some(less) => *left = less,
         None => books.warn(
             "the job was to stop, so some of its pages were not asked about once more at its end: \
-             their outcome is that of their last call"
-                .into(),
+             their outcome is that of their last call",
         ),
     }
     less.is_some()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::Migration;
 use super::join::mappings_apart;
-use super::legs::Claimed;
+use super::legs::{Claimed, Leg};
 use crate::backend::Backend;
 use crate::engine::fault::MAX_THREADS;
 use crate::error::Error;
@@ -79,35 +79,129 @@ pub(super) fn attributes_of(
     by_region.into_iter().map(read).collect()
 }
 
+/// How many mappings a job may make the process have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Headroom {
+    /// The most pieces that may be left behind.
+    pub(super) most_pieces: usize,
+    /// The most pieces of vacated frames that may wait for the end of the job.
+    pub(super) most_vacated: usize,
+}
+
+impl Headroom {
+    pub(super) const UNLIMITED: Headroom =
+        Headroom { most_pieces: usize::MAX, most_vacated: usize::MAX };
+}
+
+/// What a job needs of the process' mappings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Demand {
+    /// Whatever the legs are.
+    always: usize,
+    /// The legs.
+    legs: usize,
+    /// The least that legs need while vacated frames are given back again and again: the alias of
+    /// the new frames, and pieces of the region beyond those that it has. `None` if that is no way.
+    in_parts: Option<usize>,
+}
+
+/// The fewest vacated pieces between two times when they are given back: for fewer it is not worth
+/// while.
+const LEAST_VACATED: usize = 16;
+
+/// How many mappings a job may use of those that are left, or `None` if they are too few. A job that
+/// has to move many pieces needs fewer in parts: the kernel joins what has moved to neighbouring
+/// frames, and the alias of vacated frames once they are free.
+fn headroom(left: usize, demand: Demand) -> Option<Headroom> {
+    let Demand { always, legs, in_parts } = demand;
+    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind
+    // it; the same in both aliases. Half of the rest is for others.
+    let most_pieces = |used: usize| Some((left.checked_sub(used)?) / 2 / 6);
+    // Each leg splits a mapping of the alias that gets its page tables.
+    if let Some(most_pieces) = most_pieces(always + 2 * legs) {
+        return Some(Headroom { most_pieces, ..Headroom::UNLIMITED });
+    }
+    let room = left.checked_sub(always + in_parts?)?;
+    // A vacated piece is a mapping of its own in the alias, and so is what lies behind it. While one
+    // worker gives pieces back, the others vacate as many again. Half of the rest is for others.
+    let most_vacated = room / 2 / 2 / 2;
+    (most_vacated >= LEAST_VACATED).then_some(Headroom { most_pieces: room / 4 / 6, most_vacated })
+}
+
+/// How often the runs of legs end that follow each other in `runs`.
+fn breaks(legs: &[Leg], follows: impl Fn(&Leg, &Leg) -> bool) -> usize {
+    legs.windows(2).filter(|two| !follows(&two[0], &two[1])).count() + usize::from(!legs.is_empty())
+}
+
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
-/// by page instead. Returns the most pieces that may be left behind.
+/// by page instead.
 pub(super) fn mapping_headroom(
     claimed: &[Claimed],
     threads: usize,
     page: PageSize,
-) -> Result<usize, Error> {
-    let Some(limit) = observe::max_mapping_count() else { return Ok(usize::MAX) };
-    let legs: usize = claimed.iter().map(Claimed::leg_count).sum();
-    // Each area under way splits a mapping of the region (two more), and each leg one of the alias.
-    // Those of hugetlb pages stay apart for a while.
-    let mut needed = 2 * threads + 2 * legs + 16;
+) -> Result<Headroom, Error> {
+    let Some(limit) = observe::max_mapping_count() else { return Ok(Headroom::UNLIMITED) };
+    // Each area under way splits a mapping of the region (two more). Those of hugetlb pages stay
+    // apart for a while.
+    let mut demand = Demand {
+        always: 2 * threads + 16,
+        legs: claimed.iter().map(Claimed::leg_count).sum(),
+        in_parts: None,
+    };
     if page.is_hugetlb() {
         let pages: Vec<u64> = claimed.iter().map(Claimed::moving_pages).collect();
         // Regions that have leapt before have theirs already.
         let (blocks, apart) = mappings_apart(&pages);
-        needed += (blocks as usize).saturating_sub(observe::pool_mapping_count()?) + apart as usize;
+        demand.always += (blocks as usize).saturating_sub(observe::pool_mapping_count()?);
+        demand.always += apart as usize;
+    } else {
+        let parts = claimed.iter().map(|one| {
+            let end = |leg: &Leg| leg.to_frame + (leg.pages.end - leg.pages.start);
+            let arrive = breaks(&one.legs, |a, b| {
+                (&a.to, end(a), a.attributes) == (&b.to, b.to_frame, b.attributes)
+            });
+            let end = |leg: &Leg| leg.from_frame + (leg.pages.end - leg.pages.start);
+            let lie = breaks(&one.legs, |a, b| {
+                (&a.from, end(a), a.attributes) == (&b.from, b.from_frame, b.attributes)
+                    && a.pages.end == b.pages.start
+            });
+            2 * arrive + arrive.saturating_sub(lie)
+        });
+        demand.in_parts = Some(parts.sum());
     }
     let count = observe::mapping_count()?;
-    if count + needed > limit {
-        return Err(Error::Limit {
-            what: "memory mappings of this process (vm.max_map_count)",
-            limit,
-            in_use: count,
-            needed,
-            remedy: "raise it (sysctl -w vm.max_map_count=262144), or unmap what is no longer used",
-        });
+    headroom(limit.saturating_sub(count), demand).ok_or(Error::Limit {
+        what: "memory mappings of this process (vm.max_map_count)",
+        limit,
+        in_use: count,
+        needed: demand.always + 2 * demand.legs,
+        remedy: "raise it (sysctl -w vm.max_map_count=262144), unmap what is no longer used, or \
+                 move fewer pieces at once",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_pieces_are_moved_in_parts() {
+        let demand = Demand { always: 20, legs: 1000, in_parts: Some(2) };
+        // All at once, as long as there is room.
+        let all = headroom(2020 + 120, demand).unwrap();
+        assert_eq!(all, Headroom { most_pieces: 10, most_vacated: usize::MAX });
+        assert!(headroom(2020, demand).is_some_and(|room| room.most_vacated == usize::MAX));
+        let parts = headroom(2019, demand).unwrap();
+        assert_eq!(parts, Headroom { most_pieces: 1997 / 24, most_vacated: 1997 / 8 });
+        // Both generations of vacated pieces, and all that is left behind, take at most half.
+        for left in 0..2020 {
+            let Some(Headroom { most_pieces, most_vacated }) = headroom(left, demand) else {
+                assert!(left < 22 + 8 * LEAST_VACATED, "{left}");
+                continue;
+            };
+            assert!(22 + 2 * 2 * most_vacated + 6 * most_pieces <= left, "{left}");
+        }
+        assert_eq!(headroom(2019, Demand { in_parts: None, ..demand }), None);
+        assert_eq!(headroom(2019, Demand { in_parts: Some(1990), ..demand }), None);
     }
-    // A piece that stays behind is a mapping of its own in the region, and so is what lies behind
-    // it; the same in both aliases. Half of the rest is for others.
-    Ok((limit - count - needed) / 2 / 6)
 }

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use super::legs::Leg;
 use super::mover::FrameMover;
-use crate::backend::Mapping;
+use crate::backend::{Call, Mapping};
 use crate::engine::commit::{Effort, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
+use crate::job::report::Warning;
 use crate::observe::Attributes;
 use crate::sync::{lock, monotonic_ns};
 
@@ -213,7 +214,8 @@ impl FrameMover {
         effort.window_ns = monotonic_ns() - closed_at;
         books.add(&effort);
         if let Err(errno) = joined {
-            books.warn_once(format!("mappings stay apart: mmap failed with {errno}"));
+            let text = format!("mappings stay apart: mmap failed with {errno}");
+            books.warn_once(Warning::of(text, Call::Map, errno));
         }
         FrameMover::tell_lost(books, restored);
         joined.is_ok()

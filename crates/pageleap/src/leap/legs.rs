@@ -38,7 +38,13 @@ pub(crate) struct Leg {
 impl Leg {
     /// The destination's frames of all its pages.
     pub(crate) fn frames(&self) -> Run {
-        Run { first: self.to_frame, frames: self.pages.end - self.pages.start }
+        self.frames_of(&self.pages)
+    }
+
+    /// The destination's frames of some of its pages.
+    pub(crate) fn frames_of(&self, pages: &Range<u64>) -> Run {
+        let first = self.to_frame + (pages.start - self.pages.start);
+        Run { first, frames: pages.end - pages.start }
     }
 
     /// Gives the alias of the destination's frames the attributes of the pages, and says whether
@@ -86,7 +92,8 @@ impl Claimed {
     ) -> Result<Claimed, Error> {
         let inner = region.inner();
         let to = to.resolve(inner.capacity(), inner.page)?;
-        let claim = inner.claim(bytes, region.len())?;
+        inner.check_range(bytes.clone(), region.len())?;
+        let claim = inner.claim(bytes)?;
         Ok(Claimed { claim, to, legs: Vec::new(), unused: BTreeMap::new() })
     }
 

@@ -7,7 +7,6 @@
 mod attributes;
 mod check;
 mod copying;
-mod descriptors;
 mod join;
 mod legs;
 mod mover;
@@ -17,6 +16,7 @@ mod slots;
 mod stand_in;
 mod traced;
 mod tracker;
+mod under_way;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -45,9 +45,11 @@ use crate::region::Region;
 use crate::sync::{Instant, lock};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
+use check::Headroom;
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
 use mover::{FrameMover, Terrain};
+use recycle::Parts;
 use slots::ClaimedSlot;
 use tracker::OpenTracker;
 
@@ -77,6 +79,8 @@ pub struct Migration<'a> {
     pin_patience: Duration,
     wait_budget: Duration,
     rate_limit: Option<u64>,
+    /// In place of what the process has mappings for, in tests.
+    most_vacated: Option<usize>,
 }
 
 impl Default for Migration<'_> {
@@ -99,6 +103,7 @@ impl<'a> Migration<'a> {
             pin_patience: Duration::from_secs(1),
             wait_budget: Duration::from_millis(1),
             rate_limit: None,
+            most_vacated: None,
         }
     }
 
@@ -205,17 +210,35 @@ impl<'a> Migration<'a> {
         self
     }
 
+    /// Has vacated frames given back as soon as there are more pieces of them.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn most_vacated(mut self, pieces: usize) -> Self {
+        self.most_vacated = Some(pieces);
+        self
+    }
+
     /// Checks everything, takes the destination's frames, and starts the job. The call returns at
     /// once, unless it needs frames that another job is recycling
     /// ([`Phase::Recycling`](crate::Phase::Recycling)). It waits for such frames, some 50 ms per
     /// GB.
     ///
-    /// The job's threads inherit the scheduling policy and the nice value of the calling thread. If
-    /// these are below those of ordinary threads (SCHED_IDLE, SCHED_BATCH, a nice value above 0),
-    /// only copies are made so for which nobody waits; otherwise the job's threads are ordinary
-    /// ones. If the process may not raise them (CAP_SYS_NICE, or an RLIMIT_NICE of 20),
-    /// [`Report::warnings`](crate::Report::warnings) says so. While threads of the program wait for
-    /// a page, the job runs before ordinary threads (SCHED_FIFO) if it may.
+    /// The job's threads inherit what threads inherit from the calling thread. The library changes
+    /// some of it, for its own threads only:
+    ///
+    /// * **Scheduling policy and nice value.** If these are below those of ordinary threads
+    ///   (SCHED_IDLE, SCHED_BATCH, a nice value above 0), only copies are made so for which nobody
+    ///   waits; otherwise the job's threads are ordinary ones. If the process may not raise them
+    ///   (CAP_SYS_NICE, or an RLIMIT_NICE of 20), [`Report::warnings`](crate::Report::warnings) says
+    ///   so. While threads of the program wait for a page, the job runs before ordinary threads
+    ///   (SCHED_FIFO) if it may. A real-time policy stays. A thread with SCHED_DEADLINE starts no
+    ///   job unless it has SCHED_FLAG_RESET_ON_FORK ([`Error::NoThread`]).
+    /// * **Affinity.** They run on those CPUs of the destination's node on which the calling thread
+    ///   may run. If there are none, they stay on the calling thread's CPUs, with a warning; if the
+    ///   node has no CPUs, without restriction.
+    /// * **Memory policy.** Only where their page tables are to lie on a node, they have a policy for
+    ///   that (`set_mempolicy`).
+    /// * **Cgroup.** Stays. A quota of CPU time (`cpu.max`) that runs out holds up a job, and who waits
+    ///   for it, except while it runs before ordinary threads.
     ///
     /// # Errors
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
@@ -241,9 +264,9 @@ impl<'a> Migration<'a> {
             check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
         }
         let writable = take_frames(&mut claimed, page)?;
-        let mut most_pieces = usize::MAX;
+        let mut headroom = Headroom::UNLIMITED;
         if backend.is_host_memory() {
-            most_pieces = check::mapping_headroom(&claimed, threads, page)?;
+            headroom = check::mapping_headroom(&claimed, threads, page)?;
             // One more may serve the tracker.
             check_address_space(&*backend, threads + 1)?;
         }
@@ -270,7 +293,7 @@ impl<'a> Migration<'a> {
             closing_pace: while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
-            most_pieces,
+            most_pieces: headroom.most_pieces,
             page_bytes: page.bytes(),
             threads,
             together,
@@ -291,6 +314,7 @@ impl<'a> Migration<'a> {
             while_few_wait,
             // A trial would copy without a pause.
             may_try: self.rate_limit.is_none(),
+            parts: Parts::new(self.most_vacated.unwrap_or(headroom.most_vacated)),
             began,
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots);

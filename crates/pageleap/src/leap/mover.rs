@@ -5,15 +5,17 @@
 //! region's extents, then a share's state. None is held during an attempt.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
 use super::present::{Known, Present, mapping_changed};
-use super::recycle::Vacated;
+use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;
 use super::stand_in::StandIn;
 use super::tracker::OpenTracker;
+use super::under_way::withdrawn;
 use crate::backend::{Backend, Call, CopyMethod, Errno, Haste, Prot, Tracker};
 use crate::engine::choice::{AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step};
@@ -25,10 +27,11 @@ use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
+use crate::job::report::Warning;
 use crate::job::{Mover, Terms};
 use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
-use crate::region::{Extent, RegionInner};
+use crate::region::{Extent, Owner, RegionInner};
 use crate::sync::{AtomicU64, Instant, Mutex, Ordering, lock, monotonic_ns, thread};
 use crate::tracer::Watch;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, PageSize};
@@ -55,6 +58,7 @@ pub(super) struct Terrain {
     pub(super) while_few_wait: Option<(Engine, Option<OpenTracker>)>,
     /// Whether a trial may find the fastest way to copy.
     pub(super) may_try: bool,
+    pub(super) parts: Parts,
     pub(super) began: Instant,
 }
 
@@ -63,7 +67,9 @@ pub(super) struct FrameMover {
     pub(super) terrain: Terrain,
     pub(super) legs: Vec<Leg>,
     /// The region of each claimed range.
-    regions: Vec<Arc<RegionInner>>,
+    pub(super) regions: Vec<Arc<RegionInner>>,
+    /// Whose claim each of them is.
+    pub(super) owners: Vec<Owner>,
     pub(super) ledger: Mutex<Ledger>,
     /// One for each worker.
     pub(super) slots: Vec<ClaimedSlot>,
@@ -130,6 +136,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
+    /// The outcome where a guard keeps pages. Who drops it may have set attributes before.
+    fn wait_for_guard(&mut self, by: AreaEngine, kept: Range<u64>) -> Outcome {
+        self.known = None;
+        Outcome::kept(by, kept, Reason::Guarded)
+    }
+
     /// How to run before others in the windows of an attempt, if at all. Before one that closes the
     /// area for its copy, the CPU may be offered to others.
     fn haste(&mut self, closes_for_copy: bool) -> Option<Haste> {
@@ -141,8 +153,8 @@ impl Worker {
 
 /// An area with its frames.
 #[derive(Clone, Copy)]
-struct Place<'a> {
-    leg: &'a Leg,
+pub(super) struct Place<'a> {
+    pub(super) leg: &'a Leg,
     region: &'a RegionInner,
     old: pool::Run,
     new: pool::Run,
@@ -163,6 +175,7 @@ impl FrameMover {
             terrain,
             legs,
             regions: claimed.iter().map(|claimed| claimed.claim.region().clone()).collect(),
+            owners: claimed.iter().map(|claimed| claimed.claim.owner()).collect(),
             ledger: Mutex::new(Ledger {
                 claimed,
                 vacated: Vec::new(),
@@ -228,10 +241,10 @@ impl FrameMover {
             Ok(()) => *now = wanted,
             Err(errno) => {
                 if !std::mem::replace(&mut lock(&self.ledger).policy_refused, true) {
-                    books.warn(format!(
-                        "page tables go where the workers run: {} failed with {errno}",
-                        Call::PreferTables
-                    ));
+                    let call = Call::PreferTables;
+                    let text =
+                        format!("page tables go where the workers run: {call} failed with {errno}");
+                    books.warn(Warning::of(text, call, errno));
                 }
             }
         }
@@ -447,6 +460,8 @@ impl Mover for FrameMover {
             let (methods, uses) = self.choose_methods();
             self.methods.get_or_init(|| methods);
             books.copied_by(uses);
+            // The trial reads pages of any leg.
+            self.set_open(true);
             work();
         });
         self.end_stand_in(books);
@@ -504,14 +519,16 @@ impl Mover for FrameMover {
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
         let area = &self.look_for_tracer(worker, area);
         let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
-        let _moving = match self.place(area).region.pins.start_moving(&area.pages) {
-            Ok(moving) => moving,
-            Err(kept) => {
-                worker.known = None;
-                return Outcome::kept(by, kept, Reason::Guarded);
-            }
+        let region = self.place(area).region;
+        let _under_way = match region.begin(self.owners[area.item], &area.pages) {
+            Ok(under_way) => under_way,
+            Err(gone) => return withdrawn(by, gone),
         };
-        // After the guards: who drops one has set attributes before.
+        let _moving = match region.pins.start_moving(&area.pages) {
+            Ok(moving) => moving,
+            Err(kept) => return worker.wait_for_guard(by, kept),
+        };
+        // After the guards, for the same reason.
         let present = match self.present(&mut worker.known, &self.legs[area.leg], area) {
             Ok(present) => present,
             Err((pages, why)) => return Outcome::not_made(by, pages, Verdict::Changed(why)),
@@ -526,7 +543,7 @@ impl Mover for FrameMover {
         };
         let closes_for_copy = work.hold || by.engine == Engine::StopCopy;
         work.haste = worker.haste(closes_for_copy);
-        if !self.has_descriptors([&place.leg.from, &place.leg.to], &work) {
+        if !self.has_descriptors(&place, &work) {
             return Outcome::given_up(by, area, Reason::DescriptorLost);
         }
         let prepared = self.prepare(&place, &work, by, worker.preferred);
@@ -571,14 +588,14 @@ impl Mover for FrameMover {
                     Errno(libc::EDEADLK) => Verdict::Refused(self.why_no_signals(call)),
                     _ => self.after_refusal(&work, &present, split, (call, errno)),
                 };
-                // What the kernel refuses of another mapping says nothing of ours.
-                effort.exchange_unsupported &= !matches!(refused, Verdict::Changed(_));
                 match refused {
                     Verdict::Refused(why) if !usable => Verdict::GivenUp(why),
                     other => other,
                 }
             }
         };
+        // What the kernel refuses of another mapping says nothing of ours.
+        effort.exchange_unsupported &= !matches!(verdict, Verdict::Changed(_));
         if effort.exchange_unsupported {
             lock(&self.ledger).exchange_unsupported = true;
         }
@@ -593,6 +610,7 @@ impl Mover for FrameMover {
     fn after(&self, worker: &mut Worker, books: Books<'_>) {
         let due = std::mem::take(&mut lock(&self.ledger).due);
         self.join_blocks(worker.slot, &due, books);
+        self.give_back_in_parts(books);
     }
 
     fn is_kept(&self, area: &Area) -> bool {

@@ -23,6 +23,7 @@ use crate::engine::{Frames, Work};
 use crate::error::Error;
 use crate::job::area::{Area, Reason, Verdict};
 use crate::job::books::Books;
+use crate::job::report::Warning;
 use crate::observe::{AttributeRun, Attributes};
 use crate::region::RegionInner;
 use crate::sync::{Ordering, lock, monotonic_ns};
@@ -227,10 +228,11 @@ impl FrameMover {
                 // SAFETY: as above.
                 let _ = unsafe { self.backend().advise(addr, len, Advice::HugePage) };
             }
-            books.warn_once(format!(
+            let text = format!(
                 "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
                  huge pages): mmap failed with {errno}"
-            ));
+            );
+            books.warn_once(Warning::of(text, Call::Map, errno));
         }
         restored
     }
@@ -260,7 +262,7 @@ impl FrameMover {
     /// Tells of attributes that could not be set again.
     pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
         if let Err(error) = restored {
-            books.warn(format!("an attribute of the range is lost: {error}"));
+            books.warn(Warning::because("an attribute of the range is lost", &error));
         }
     }
 }

@@ -1,17 +1,19 @@
 //! The end of a mover: frames and claims go back, and vacated frames are made ready for use again.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::legs::Claimed;
-use super::mover::FrameMover;
+use super::legs::{Claimed, Leg};
+use super::mover::{FrameMover, Terrain};
 use super::tracker::OpenTracker;
 use crate::backend::Call;
 use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
+use crate::job::report::Warning;
 use crate::pool::{self, Share};
-use crate::sync::{Instant, Ordering, thread};
+use crate::sync::{Instant, Mutex, Ordering, lock, thread};
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,10 +35,43 @@ impl Vacated {
     }
 }
 
+/// How many pieces of vacated frames may wait for the end of a job, and whose turn it is to give
+/// some back before.
+pub(super) struct Parts {
+    most_vacated: usize,
+    /// Held by the worker that gives pieces back. Others that find as many wait, so that there are
+    /// never more than twice as many.
+    turn: Mutex<()>,
+}
+
+impl Parts {
+    pub(super) fn new(most_vacated: usize) -> Parts {
+        Parts { most_vacated, turn: Mutex::new(()) }
+    }
+}
+
 impl FrameMover {
+    /// Gives vacated frames back if more of them wait than the process has mappings for. Then their
+    /// alias is one mapping again with what lies beside it.
+    pub(super) fn give_back_in_parts(&self, books: Books<'_>) {
+        let Parts { most_vacated, turn } = &self.terrain.parts;
+        let crowded = || lock(&self.ledger).vacated.len() > *most_vacated;
+        if !crowded() {
+            return;
+        }
+        let _turn = lock(turn);
+        if crowded() {
+            let vacated = merged(std::mem::take(&mut lock(&self.ledger).vacated));
+            vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
+            self.terrain.recycle(vacated, self.has_changed.load(Ordering::Relaxed) > 0, books);
+        }
+    }
+
     /// Gives everything back. `moved` is called when others may move the pages again.
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        let FrameMover { terrain, legs, ledger, slots, has_changed, .. } = self;
+        // From here on no call takes pages away.
+        self.set_open(false);
+        let FrameMover { terrain, legs, ledger, slots, regions, has_changed, .. } = self;
         let has_changed = has_changed.load(Ordering::Relaxed) > 0;
         let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots {
@@ -45,16 +80,30 @@ impl FrameMover {
             books.count(Call::LetWrite, slot.slot().notes.take_lettings());
         }
         drop(slots);
-        for leg in &legs {
+        // Others may have the frames by now that pages have left, and those of pages that have been
+        // withdrawn.
+        let left: Vec<_> = ledger.claimed.iter().map(|one| one.claim.pages_left()).collect();
+        let parts = |leg: &Leg| {
+            let all = leg.pages.clone();
+            let inside = left[leg.item].iter().map(move |part| common(part, &all));
+            inside.filter(|part| !part.is_empty()).collect::<Vec<_>>()
+        };
+        for (leg, part) in legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |p| (leg, p)))
+        {
             // Where pages have stayed, what a failed attempt has left of the alias of their frames
             // must not stay a hole. If that fails, their next leap begins with it.
-            let _ = leg.from.mend_torn(pool::Run { first: leg.from_frame, ..leg.frames() });
-        }
-        for leg in legs.iter().filter(|leg| leg.exchange) {
-            if let Err(errno) = leg.to.0.advise_alias(leg.frames()) {
-                books.warn(format!(
-                    "core dumps may contain the data twice: madvise failed with {errno}"
-                ));
+            let stayed: Vec<_> = {
+                let extents = lock(&regions[leg.item].extents);
+                extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
+            };
+            stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
+            if !leg.exchange {
+                continue;
+            }
+            if let Err(errno) = leg.to.0.advise_alias(leg.frames_of(&part)) {
+                let text =
+                    format!("core dumps may contain the data twice: madvise failed with {errno}");
+                books.warn(Warning::of(text, Call::Advise, errno));
             }
         }
         // From here on others may move these pages again. What they need for it may be what these
@@ -65,13 +114,19 @@ impl FrameMover {
         drop(claimed);
         drop(legs);
         moved();
-        let (backend, tracker) = (&*terrain.backend, &terrain.tracker);
-        let tracker = tracker.as_ref().map(OpenTracker::tracker);
+        terrain.recycle(vacated, has_changed, books);
+    }
+}
+
+impl Terrain {
+    /// Makes announced frames ready for use again. `has_changed`: the program has changed a mapping.
+    fn recycle(&self, vacated: Vec<Vacated>, has_changed: bool, books: Books<'_>) {
+        let tracker = self.tracker.as_ref().map(OpenTracker::tracker);
         for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
             if marked {
                 share.take_marks(run, |addr, len| match tracker {
                     // SAFETY: the alias of frames that nobody uses.
-                    Some(tracker) => unsafe { backend.untrack(tracker, addr, len) },
+                    Some(tracker) => unsafe { self.backend.untrack(tracker, addr, len) },
                     None => Ok(()),
                 });
             }
@@ -80,10 +135,15 @@ impl FrameMover {
                 share.mark_spoilt(run);
             }
             if let Err(error) = share.give_back_announced(run) {
-                books.warn(format!("vacated frames are out of circulation for now: {error}"));
+                let what = "vacated frames are out of circulation for now";
+                books.warn(Warning::because(what, &error));
             }
         }
     }
+}
+
+fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
+    one.start.max(other.start)..one.end.min(other.end)
 }
 
 /// Joins neighbouring runs of each share, so that their alias is mapped again by few calls.

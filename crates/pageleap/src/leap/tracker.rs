@@ -9,10 +9,9 @@ use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};
 use crate::engine::crew::Crew;
 use crate::engine::fault::{MAX_THREADS, SLOTS};
 use crate::engine::{Engine, Messages};
-use crate::error::Error;
 use crate::job::books::Books;
 use crate::job::run::AbortOnUnwind;
-use crate::priority::{self, Raised};
+use crate::priority::{self, Raised, no_thread};
 use crate::sync::{Barrier, thread};
 
 /// A tracker of this job, closed on drop.
@@ -44,7 +43,7 @@ impl FrameMover {
     pub(super) fn serve_while(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         // Before the other threads are started, which inherit all of it.
         if self.backend().is_host_memory() && !affinity::run_on(&self.terrain.cpus) {
-            books.warn("the workers may not run on the destination node's CPUs".into());
+            books.warn("the workers may not run on the destination node's CPUs");
         }
         if self.backend().is_host_memory() {
             self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
@@ -90,13 +89,12 @@ impl FrameMover {
     /// Does what can be done without a thread that reads the messages of the tracker.
     fn work_unserved(&self, why: Errno, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         if self.terrain.may_fall_back {
-            books.not_followed(format!("a thread could not be started: {why}"));
+            let error = no_thread("a thread that reads the tracker's messages", why);
+            books.not_followed(error.to_string());
             self.unserved.get_or_init(|| why);
             return work();
         }
-        let remedy = "raise the limit of threads (ulimit -u, pids.max)";
-        let path = "a thread for the tracker".into();
-        books.fail(Error::SystemFile { path, reason: why.to_string(), remedy });
+        books.fail(no_thread("a thread that reads the tracker's messages", why));
     }
 
     /// How the calling thread may run before others while they wait for it, if it may.

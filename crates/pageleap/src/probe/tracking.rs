@@ -64,15 +64,24 @@ fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {
                 libc::EACCES => Finding::missing(
                     topic,
                     "pagemap cannot be opened",
-                    "/proc/self belongs to root because this process may not be traced (a program \
-                     with capabilities or set-user-id, or one that its user cannot read)",
+                    "/proc/self belongs to root because this process is not dumpable: it is a program \
+                     with capabilities or set-user-id, or one that its user cannot read; or it has \
+                     changed its user or group, or called prctl(PR_SET_DUMPABLE, 0)",
                 )
-                .remedy(
-                    Who::Root,
-                    "setcap -r <PROGRAM>",
-                    "takes the program's capabilities away; \
-                 chmod a+r <PROGRAM> if it is only unreadable",
-                ),
+                .remedies([
+                    Remedy::new(
+                        Who::Root,
+                        "setcap -r <PROGRAM>",
+                        "takes the program's capabilities away; \
+                         chmod a+r <PROGRAM> if it is only unreadable",
+                    ),
+                    Remedy::new(
+                        Who::You,
+                        "prctl(PR_SET_DUMPABLE, 1)",
+                        "in the program, before it starts a job; it may be taken back when the job has \
+                         started",
+                    ),
+                ]),
                 _ => Finding::missing(
                     topic,
                     "pagemap cannot be \

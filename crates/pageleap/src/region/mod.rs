@@ -18,9 +18,10 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use busy::BusyRanges;
-pub(crate) use busy::Claim;
+pub(crate) use busy::{Claim, Owner};
 pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
@@ -84,7 +85,7 @@ pub(crate) struct RegionInner {
     /// Held while the region is made longer.
     growing: Mutex<()>,
     pub(crate) extents: Mutex<ExtentMap<Share>>,
-    busy: Mutex<BusyRanges>,
+    busy: BusyRanges,
     pub(crate) pins: Pins,
     /// Frames that may still be mapped, although no extent says so, because unmapping them failed.
     /// No other region gets them before this one is dropped.
@@ -144,7 +145,7 @@ impl Region {
             len: AtomicUsize::new(0),
             growing: Mutex::new(()),
             extents: Mutex::new(ExtentMap::new()),
-            busy: Mutex::new(BusyRanges::default()),
+            busy: BusyRanges::default(),
             pins: Pins::default(),
             limbo: Mutex::new(Vec::new()),
             process: std::process::id(),
@@ -158,7 +159,7 @@ impl Region {
     pub fn grow(&self, len: usize, place: impl Into<Destination>) -> Result<(), Error> {
         let _growing = lock(&self.0.growing);
         let Some(new) = self.new_part(len)? else { return Ok(()) };
-        self.back_up_to(self.0.capacity, new.clone(), &place.into())?;
+        self.back_up_to(self.0.capacity, new.clone(), &place.into(), Duration::ZERO)?;
         self.0.len.fetch_max(new.end, Ordering::AcqRel);
         Ok(())
     }
@@ -189,9 +190,19 @@ impl Region {
     }
 
     /// Backs an unbacked part, which [`Region::discard`] or [`Region::extend`] has left, with
-    /// zeroed frames of a pool.
+    /// zeroed frames of a pool. As [`Region::discard`], the call does not wait for jobs.
     pub fn back(&self, range: Range<usize>, place: impl Into<Destination>) -> Result<(), Error> {
-        self.back_up_to(self.len(), range, &place.into())
+        self.back_within(range, place, Duration::ZERO)
+    }
+
+    /// The same, but waits as [`Region::discard_within`] does.
+    pub fn back_within(
+        &self,
+        range: Range<usize>,
+        place: impl Into<Destination>,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        self.back_up_to(self.len(), range, &place.into(), patience)
     }
 
     fn back_up_to(
@@ -199,6 +210,7 @@ impl Region {
         limit: usize,
         range: Range<usize>,
         place: &Destination,
+        patience: Duration,
     ) -> Result<(), Error> {
         let inner = &self.0;
         let pool = place.pool();
@@ -214,15 +226,20 @@ impl Region {
                 remedy: "use a pool with pages of the region's size".into(),
             });
         }
-        let _claim = inner.claim(range.clone(), limit)?;
+        inner.check_range(range.clone(), limit)?;
         let pages = inner.pages(&range);
-        if lock(&inner.extents).within(pages.clone()).next().is_some() {
-            return Err(inner.bad_range(
-                range,
+        let check_unbacked = || match lock(&inner.extents).within(pages.clone()).next() {
+            None => Ok(()),
+            Some(_) => Err(inner.bad_range(
+                range.clone(),
                 "part of it has memory already",
                 "name unbacked pages only",
-            ));
-        }
+            )),
+        };
+        // Also before: what is withdrawn from a job is lost to it.
+        check_unbacked()?;
+        let _claim = inner.withdraw(range.clone(), patience)?;
+        check_unbacked()?;
         // Beyond the limit of address space an exchange would leave a hole, into which another
         // thread could map memory.
         check_address_space(&*inner.backend, 0)?;
@@ -269,15 +286,32 @@ impl Region {
     /// it is backed again; its contents are lost. Takes `&mut self`, because references into the
     /// part would dangle.
     ///
+    /// The part may belong to a job's range, as long as the job is not moving pages of it at this
+    /// moment: the job leaves what has been discarded ([`Reason::Discarded`](crate::Reason)).
+    ///
     /// # Errors
-    /// If a guard is on the part ([`Region::pin`]), or the process has as many mappings as it may
-    /// have. In the second case some pages of the part may still be backed, with their contents.
+    /// [`Error::RangeBusy`]: a job is moving pages of the part, or takes no pages of it away: it
+    /// begins, ends, or moves hugetlb pages, whose mappings it joins later; or another call works on
+    /// the part. [`Region::discard_within`] waits. [`Error::Pinned`]: a guard is on the part
+    /// ([`Region::pin`]). [`Error::Call`]: the process has as many mappings as it may have; some
+    /// pages of the part may still be backed then, with their contents.
     pub fn discard(&mut self, range: Range<usize>) -> Result<(), Error> {
-        // SAFETY: no other reference to the region exists, so that no reference into it lives.
-        unsafe { self.discard_shared(range) }
+        self.discard_within(range, Duration::ZERO)
     }
 
-    /// The same, for callers whose language has no exclusive references.
+    /// The same, but waits for at most `patience` until no job is moving pages of the part, and no
+    /// other call works on it. Meanwhile jobs begin no attempt on the part, and no new job gets it.
+    /// So the wait takes as long as one attempt, some milliseconds; with hugetlb pages it takes as
+    /// long as the job. Signals are handled meanwhile.
+    ///
+    /// # Errors
+    /// As [`Region::discard`].
+    pub fn discard_within(&mut self, range: Range<usize>, patience: Duration) -> Result<(), Error> {
+        // SAFETY: no other reference to the region exists, so that no reference into it lives.
+        unsafe { self.discard_shared_within(range, patience) }
+    }
+
+    /// [`Region::discard`], for callers whose language has no exclusive references.
     ///
     /// # Safety
     /// From this call on until the part is backed again, no thread accesses the part or keeps a
@@ -286,12 +320,33 @@ impl Region {
     /// # Errors
     /// As [`Region::discard`].
     pub unsafe fn discard_shared(&self, range: Range<usize>) -> Result<(), Error> {
-        let _claim = self.0.claim(range.clone(), self.len())?;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.discard_shared_within(range, Duration::ZERO) }
+    }
+
+    /// [`Region::discard_within`], for callers whose language has no exclusive references.
+    ///
+    /// # Safety
+    /// As [`Region::discard_shared`].
+    ///
+    /// # Errors
+    /// As [`Region::discard`].
+    pub unsafe fn discard_shared_within(
+        &self,
+        range: Range<usize>,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        self.0.check_range(range.clone(), self.len())?;
         let pages = self.0.pages(&range);
+        let pinned =
+            || Error::Pinned { range: AddressRange::new(self.0.addr(pages.start), range.len()) };
+        // Also before: what is withdrawn from a job is lost to it.
+        if self.0.pins.any(&pages) {
+            return Err(pinned());
+        }
+        let _claim = self.0.withdraw(range.clone(), patience)?;
         // A call that asks for a guard meanwhile waits, and finds the part unbacked.
-        let _moving = self.0.pins.start_moving(&pages).map_err(|_| Error::Pinned {
-            range: AddressRange::new(self.0.addr(pages.start), range.len()),
-        })?;
+        let _moving = self.0.pins.start_moving(&pages).map_err(|_| pinned())?;
         self.0.unback(pages.clone())
     }
 
@@ -449,12 +504,8 @@ impl RegionInner {
         }
     }
 
-    /// Checks a byte range against `limit` and marks it busy until the claim is dropped.
-    pub(crate) fn claim(
-        self: &Arc<Self>,
-        range: Range<usize>,
-        limit: usize,
-    ) -> Result<Claim, Error> {
+    /// Checks that a byte range is whole pages before `limit`.
+    pub(crate) fn check_range(&self, range: Range<usize>, limit: usize) -> Result<(), Error> {
         let page = self.page.bytes();
         if range.start >= range.end {
             return Err(self.bad_range(range, "it is empty", "use at least one page"));
@@ -473,14 +524,7 @@ impl RegionInner {
                 "use bytes from 0 to its length",
             ));
         }
-        if !lock(&self.busy).insert(range.clone()) {
-            return Err(Error::RangeBusy { start: range.start, end: range.end });
-        }
-        Ok(Claim::new(self.clone(), range))
-    }
-
-    pub(crate) fn busy(&self) -> &Mutex<BusyRanges> {
-        &self.busy
+        Ok(())
     }
 
     /// Maps frames that the region has taken. An error comes with the pages of the extent that

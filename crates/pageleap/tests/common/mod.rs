@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use pageleap::backend::{Ability, Call, Errno};
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
-    Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report,
+    Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, Warning,
     topology::Topology,
 };
 
@@ -95,7 +95,7 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 
 /// The warnings of a job that a test does not expect. Expected is the warning that the engine lets
 /// some system calls fail: whether such an engine is used depends on the machine and the pages.
-pub fn surprises(report: &Report) -> Vec<&String> {
+pub fn surprises(report: &Report) -> Vec<&Warning> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
     let fails = report.engine.signals();
     let told = |warning: &str| fails && warning.starts_with(expected);

@@ -469,7 +469,7 @@ impl Machine {
                 .position(within)
                 .expect("a run lies in a range that was asked for")
         };
-        let warnings = surprises(&report).into_iter().cloned().collect();
+        let warnings = surprises(&report).into_iter().map(|warning| warning.text.clone()).collect();
         Outcome::Finished(Finished {
             ended: match &report.ended {
                 Ended::Failed(error) => format!("{:?}", refusal(error)),

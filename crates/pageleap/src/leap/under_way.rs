@@ -1,0 +1,54 @@
+//! What an attempt needs to have before it begins: pages that are still the job's, and descriptors
+//! that are still the library's.
+
+use std::ops::Range;
+
+use super::mover::{FrameMover, Place};
+use crate::engine::Work;
+use crate::engine::choice::AreaEngine;
+use crate::engine::commit::Effort;
+use crate::error::Error;
+use crate::job::area::{Area, Outcome, Reason, Verdict};
+use crate::pool::Share;
+use crate::sync::lock;
+
+/// The outcome where calls have withdrawn pages of an area. The others have not been tried.
+pub(super) fn withdrawn(by: AreaEngine, gone: Vec<Range<u64>>) -> Outcome {
+    let left = |pages| (pages, Verdict::Left(Some(Reason::Discarded)));
+    let runs = gone.into_iter().map(left).collect();
+    Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+}
+
+impl FrameMover {
+    /// Lets calls withdraw pages that are not under way, or no longer. hugetlb pages that have moved
+    /// are mapped once more when their mappings are joined, so theirs are never withdrawn.
+    pub(super) fn set_open(&self, open: bool) {
+        if !self.terrain.page.is_hugetlb() {
+            lock(&self.ledger).claimed.iter().for_each(|one| one.claim.set_open(open));
+        }
+    }
+}
+
+impl FrameMover {
+    /// Whether all descriptors are still this library's that an attempt uses. A look before each
+    /// window, and none inside of it: what is closed between the two makes calls fail. Only if the
+    /// number also stands for another file by then, that file may be mapped.
+    pub(super) fn has_descriptors(&self, place: &Place<'_>, work: &Work) -> bool {
+        let shares = [&place.leg.from, &place.leg.to];
+        let tracker = work.following.map(|following| following.tracker);
+        shares.into_iter().all(Share::has_descriptor)
+            && tracker.is_none_or(|tracker| self.backend().has_tracker(tracker))
+    }
+
+    /// What to say of a descriptor that is gone.
+    pub(super) fn lost_descriptor(&self, area: &Area) -> Error {
+        let leg = &self.legs[area.leg];
+        let shares = [&leg.from, &leg.to];
+        let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
+        of_share.unwrap_or_else(|| {
+            let tracker = self.terrain.tracker.as_ref().map(|open| open.tracker().state());
+            let (descriptor, is_reused) = tracker.unwrap_or((-1, false));
+            Error::DescriptorLost { what: "a job that moves memory".into(), descriptor, is_reused }
+        })
+    }
+}
