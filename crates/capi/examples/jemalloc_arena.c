@@ -85,20 +85,22 @@ static void *extent_alloc(extent_hooks_t *hooks, void *at, size_t size, size_t a
     return extent;
 }
 
-/* Gives an extent memory again, or takes it away. Waits for parts that are moving. */
+static pageleap_status change_within(size_t at, size_t length, bool take, uint64_t timeout_ns) {
+    pthread_mutex_lock(&books);
+    pageleap_status status =
+        take ? pageleap_region_back_within(region, at, length, pools[home], NULL, timeout_ns)
+             : pageleap_region_discard_within(region, at, length, timeout_ns);
+    pthread_mutex_unlock(&books);
+    return status;
+}
+
+/* Gives an extent memory again, or takes it away. Waits for the parts that are moving. */
 static bool change(void *extent, size_t offset, size_t length, bool take) {
-    pageleap_status status;
-    for (;;) {
-        pthread_mutex_lock(&books);
-        status = take ? pageleap_region_back(region, offset_of(extent) + offset, length,
-                                             pools[home], NULL)
-                      : pageleap_region_discard(region, offset_of(extent) + offset, length);
-        pthread_mutex_unlock(&books);
-        if (status != PAGELEAP_RANGE_BUSY) {
-            break;
-        }
+    size_t at = offset_of(extent) + offset;
+    pageleap_status status = change_within(at, length, take, 0);
+    if (status == PAGELEAP_RANGE_BUSY) {
         atomic_fetch_add(&waits, 1);
-        pause_a_moment();
+        status = change_within(at, length, take, UINT64_MAX);
     }
     if (status == PAGELEAP_OK) {
         atomic_fetch_add(take ? &taken_back : &given_back, 1);

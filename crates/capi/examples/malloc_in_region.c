@@ -15,17 +15,18 @@
  *
  * 1. The library allocates by malloc(), too, and its memory must not lie in what it moves: a thread
  *    of a job that waits for a page that this job has closed waits for ever. So what a thread of the
- *    library allocates, and what is allocated within a call of the library, comes from elsewhere:
- *    here from the C library's own malloc. free() tells the two apart by the address.
+ *    library allocates (pageleap_thread_is_ours()), and what is allocated within a call of the
+ *    library, comes from elsewhere: here from the C library's own malloc. free() tells the two apart
+ *    by the address.
  * 2. A child of fork() does not get the region. So before a fork the contents are copied into
  *    private memory, which the child moves to the region's addresses. The child's memory does not
  *    leap, and the child never calls the library. vfork() and posix_spawn() need nothing.
  * 3. The order of pthread_atfork() handlers: this one is registered before those of the program.
  *    So it is the last one before the fork, and the first one in the child: when others run there,
  *    they have their memory.
- * 4. A part that a job is to move can be neither given back nor taken (PAGELEAP_RANGE_BUSY). So one
- *    thread does both: it leaps, and between two leaps it gives back what is free. Memory that is
- *    taken meanwhile is no part of the job.
+ * 4. Memory cannot be given back while a job moves it (PAGELEAP_RANGE_BUSY, or a call that waits). So
+ *    one thread does both: it leaps, and between two leaps it gives back what is free. Memory that
+ *    is taken meanwhile is no part of the job.
  * 5. A leap needs room in the pool that it goes to. Memory that is taken during a leap comes from
  *    there, and is at most one pool in all. Beyond that, the C library's malloc gives it.
  * 6. System calls of a program whose code nobody changes must not fail: only engines that hold up
@@ -44,7 +45,6 @@
  */
 #include <pageleap.h>
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -110,7 +110,7 @@ static char *snapshot;
 static atomic_bool is_ready, stop;
 static pthread_t leaper;
 static unsigned long long leaps, jobs, failed, bytes_moved, busy;
-/* How many calls of the library, or threads of it, this thread is in. */
+/* How many calls of the library this thread is in. */
 static __thread unsigned inside __attribute__((tls_model("initial-exec")));
 
 static bool is_ours(const void *memory) {
@@ -118,7 +118,9 @@ static bool is_ours(const void *memory) {
 }
 
 /* Whether the region may serve this thread now. */
-static bool may_serve(void) { return inside == 0 && atomic_load(&is_ready); }
+static bool may_serve(void) {
+    return inside == 0 && atomic_load(&is_ready) && !pageleap_thread_is_ours();
+}
 
 /* ---- Blocks ---- */
 
@@ -454,42 +456,6 @@ static void after_fork_in_child(void) {
     inside--;
 }
 
-/* ---- Threads of the library ---- */
-
-struct beginning {
-    void *(*function)(void *);
-    void *argument;
-};
-
-static void *begin_inside(void *given) {
-    inside++; /* to the end of the thread */
-    struct beginning beginning = *(struct beginning *)given;
-    free(given);
-    return beginning.function(beginning.argument);
-}
-
-/* A thread that the library makes is in the library from its first instruction on. */
-int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *),
-                   void *argument) {
-    static _Atomic(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *)) real;
-    if (real == NULL) {
-        *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
-    }
-    if (inside == 0) {
-        return real(thread, attributes, function, argument);
-    }
-    struct beginning *beginning = malloc(sizeof *beginning);
-    if (beginning == NULL) {
-        return EAGAIN;
-    }
-    *beginning = (struct beginning){ function, argument };
-    int error = real(thread, attributes, begin_inside, beginning);
-    if (error != 0) {
-        free(beginning);
-    }
-    return error;
-}
-
 /* ---- The leaps ---- */
 
 /* Takes the memory away from free blocks, and lists the others in runs. */
@@ -573,6 +539,7 @@ static uint32_t wanted_engine(void) {
 static pthread_barrier_t separated;
 
 static void *leap_until_the_end(void *engine) {
+    inside++; /* to the end: the thread does nothing but call the library */
     if (unshare(CLONE_FILES) != 0) {
         abort();
     }

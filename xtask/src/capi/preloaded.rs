@@ -62,7 +62,7 @@ fn build(workspace: &Workspace, prefix: &Path, folder: &Path) -> Result<PathBuf>
     compile.args(["-g", "-O2", "-shared", "-fPIC", "-pthread", "-o"]).arg(&library);
     compile.arg(workspace.root.join("crates/capi/examples/malloc_in_region.c"));
     compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
-    compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display())).arg("-ldl");
+    compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
     run(compile)?;
     Ok(library)
 }
