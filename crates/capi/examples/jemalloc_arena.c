@@ -4,7 +4,9 @@
  *
  *     jemalloc_arena [POOL_MB [SECONDS [FROM [TO]]]]
  *
- * The defaults are 256 and 6, and the first two nodes that may be used.
+ * The defaults are 256 and 6, and the first two nodes that may be used. JEMALLOC_ARENA_ENGINE in the
+ * environment names the engine; else it is auto. Under valgrind it has to be mprotect: with the others
+ * a thread that waits for a page keeps valgrind's lock, which the job needs to go on.
  *
  * The arena takes its memory from a region, by extent hooks. The region grows with the arena, and
  * memory that the arena has not used for a while goes back to the pool (decommit is discard, commit
@@ -257,6 +259,16 @@ static void *work(void *number) {
 
 /* ---- The leaps ---- */
 
+static uint32_t wanted_engine(void) {
+    const char *name = getenv("JEMALLOC_ARENA_ENGINE");
+    for (uint32_t engine = 0; name != NULL && engine < 8; engine++) {
+        if (strcmp(pageleap_engine_name(engine), name) == 0) {
+            return engine;
+        }
+    }
+    return PAGELEAP_ENGINE_AUTO;
+}
+
 /* Moves all memory of the arena to the other pool, part by part. Returns how many pages moved. */
 static uint64_t leap(void) {
     uint64_t moved = 0;
@@ -270,9 +282,11 @@ static uint64_t leap(void) {
         range.offset = first;
         range.length = end - first < PART ? end - first : PART;
         range.pool = pools[home];
+        pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
+        options.engine = wanted_engine();
         pageleap_job *job;
         pageleap_report *report;
-        pageleap_status status = pageleap_job_start(&range, 1, NULL, &job);
+        pageleap_status status = pageleap_job_start(&range, 1, &options, &job);
         /* An extent of the part is being taken or given back. Or the arena has grown, and other
          * extents must be given back first: pools should be larger than the memory that the
          * arena uses. */
@@ -280,7 +294,7 @@ static uint64_t leap(void) {
              tries < 100000 && (status == PAGELEAP_RANGE_BUSY || status == PAGELEAP_POOL_EXHAUSTED);
              tries++) {
             pause_a_moment();
-            status = pageleap_job_start(&range, 1, NULL, &job);
+            status = pageleap_job_start(&range, 1, &options, &job);
         }
         pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
         if (status != PAGELEAP_OK || pageleap_job_wait(job, &report) != PAGELEAP_OK ||

@@ -68,6 +68,39 @@ const SETTINGS: [Settings<'static>; 6] = [
     ],
 ];
 
+/// The process has no free descriptor when the job is to look at its mappings.
+#[test]
+fn a_look_that_fails_tells_of_no_change() {
+    let _turn = turn();
+    let bytes = 8 * BASE_PAGE;
+    for engine in engines_for(PageSize::Base) {
+        let pools = common::pools(PageSize::Base, bytes as u64).unwrap();
+        let region = Region::new(&pools[0], bytes).unwrap();
+        stamp(&region, 0..bytes, 1);
+        let guard = region.pin(0..bytes).unwrap();
+        let job = migration(&region, 0..bytes, &pools[1]).engine(engine).threads(1);
+        let job = job.pin_patience(Duration::from_secs(600)).start().unwrap();
+        std::thread::sleep(LONG_AGO);
+        let limit = |limit: &libc::rlimit| {
+            // SAFETY: the call reads the limit.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }, 0);
+        };
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the call writes the limit.
+        assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before) }, 0);
+        limit(&libc::rlimit { rlim_cur: 64, ..before });
+        let open = || std::fs::File::open("/dev/null").ok();
+        let all_numbers: Vec<_> = std::iter::from_fn(open).collect();
+        drop(guard);
+        let report = job.wait();
+        limit(&before);
+        drop(all_numbers);
+        assert!(report.ended.is_completed(), "{engine:?}: {report}");
+        assert_eq!(report.pages.migrated, 8, "{engine:?}: {report}");
+        check_stamp(&region, 0..bytes, 1);
+    }
+}
+
 /// A guard holds the job until the program has set them: what the job has read at its start is old.
 #[test]
 fn what_the_program_sets_during_a_job_is_what_moved_pages_have() {

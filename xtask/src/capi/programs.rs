@@ -208,7 +208,7 @@ fn build_and_run(
     let built = compile(prefix, program, build, &workspace.target.join("capi-tests"))?;
     let mut command = Command::new(if build.valgrind { Path::new(VALGRIND[0]) } else { &built });
     if build.valgrind {
-        command.args(&VALGRIND[1..]).arg(&built);
+        command.args(&VALGRIND[1..]).arg(&built).env("JEMALLOC_ARENA_ENGINE", "mprotect");
     }
     command.args(program.arguments).env("PAGELEAP_LIBRARY", prefix.join("lib/libpageleap.so"));
     run_program(command)

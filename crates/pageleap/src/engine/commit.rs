@@ -12,6 +12,7 @@ use super::Work;
 use super::slot::Span;
 use crate::backend::{Backend, Call, Errno, Haste, Mapping, Prot};
 use crate::sync::thread;
+use crate::units::BASE_PAGE;
 
 /// How an attempt ended. In each case the span has the access that the user set, and the slot is
 /// idle.
@@ -134,6 +135,15 @@ pub(super) unsafe fn give_access_back(
         {
             Some(())
         }
+        // The program has unmapped part of the span, against the contract. The rest gets its access
+        // page by page.
+        Err(Errno(libc::ENOMEM)) if refusals > 0 && !backend.is_mapped(span.addr, span.len) => {
+            for addr in (span.addr..span.addr + span.len).step_by(BASE_PAGE) {
+                // SAFETY: forwarded to the caller.
+                let _ = unsafe { backend.protect(addr, BASE_PAGE, span.prot) };
+            }
+            Some(())
+        }
         Err(_) => None,
     });
 }
@@ -224,6 +234,13 @@ pub(super) unsafe fn arrive(
         // Or the descriptor has been closed, which the kernel looks up first.
         Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN | libc::EBADF))
             if refusals > 0 && backend.is_mapped(addr, len) =>
+        {
+            Some(Err(errno))
+        }
+        // The number stands for something else by now, of which the kernel says so in its own way
+        // (ENODEV of a socket, say), before it changes anything.
+        Err(errno)
+            if refusals > 0 && !backend.has_file(mapping.file) && backend.is_mapped(addr, len) =>
         {
             Some(Err(errno))
         }

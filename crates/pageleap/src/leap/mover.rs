@@ -520,6 +520,10 @@ impl Mover for FrameMover {
         let area = &self.look_for_tracer(worker, area);
         let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
         let region = self.place(area).region;
+        if self.terrain.engine.signals() {
+            // The first look takes a second, in which these pages must not be busy.
+            let _ = self.deaf();
+        }
         let _under_way = match region.begin(self.owners[area.item], &area.pages) {
             Ok(under_way) => under_way,
             Err(gone) => return withdrawn(by, gone),
@@ -589,7 +593,9 @@ impl Mover for FrameMover {
                     _ => self.after_refusal(&work, &present, split, (call, errno)),
                 };
                 match refused {
-                    Verdict::Refused(why) if !usable => Verdict::GivenUp(why),
+                    Verdict::Refused(why) | Verdict::Changed(why) if !usable => {
+                        Verdict::GivenUp(why)
+                    }
                     other => other,
                 }
             }
@@ -614,7 +620,8 @@ impl Mover for FrameMover {
     }
 
     fn is_kept(&self, area: &Area) -> bool {
-        self.regions[area.item].pins.any(&area.pages)
+        let region = &self.regions[area.item];
+        region.pins.any(&area.pages) || region.is_waited_for(&area.pages)
     }
 
     fn given_up(&self, area: &Area) {

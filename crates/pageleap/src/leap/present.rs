@@ -67,11 +67,27 @@ impl Known {
         self.range.contains(&addr) && now_ns.saturating_sub(self.at_ns) <= lasts
     }
 
+    /// The first pages of an area, with these attributes.
+    fn present(&self, area: &Area, region: &RegionInner) -> Present {
+        let first = area.pages.start;
+        let pages = (self.range.end - region.addr(first)) / region.page.bytes();
+        let end = area.pages.end.min(first + pages as u64);
+        Present { pages: first..end, attributes: self.attributes }
+    }
+
     /// Whether another look has to wait because the last one took so long.
     fn spares(&self, now_ns: u64) -> bool {
         let since = now_ns.saturating_sub(self.at_ns);
         self.took_ns > CHEAP_NS && since <= PATIENCE * self.took_ns
     }
+}
+
+/// Why attributes are not known.
+enum Unread {
+    /// They could not be read.
+    Refused,
+    /// Nothing is mapped at the start of the range, up to this address.
+    Unmapped { until: usize },
 }
 
 /// Pages that can move in one attempt, since they have the same attributes.
@@ -107,11 +123,19 @@ impl FrameMover {
             None => {
                 let ahead = if is_suspect { 0 } else { AHEAD };
                 let end = began.range.end.min(addr + region.bytes(area.len()) + ahead);
-                let run = self.read(addr..end).map_err(|(from, why)| {
-                    let pages = (from - addr).div_ceil(region.page.bytes()) as u64;
-                    let end = area.pages.end.min(area.pages.start + pages);
-                    (area.pages.start..end, why)
-                })?;
+                let run = match self.read(addr..end) {
+                    Ok(run) => run,
+                    // No descriptor or no memory for the look. What is known last is probably right.
+                    Err(Unread::Refused) => {
+                        let last = known.clone().filter(|known| known.range.contains(&addr));
+                        return Ok(last.unwrap_or(began).present(area, region));
+                    }
+                    Err(Unread::Unmapped { until }) => {
+                        let pages = (until - addr).div_ceil(region.page.bytes()) as u64;
+                        let end = area.pages.end.min(area.pages.start + pages);
+                        return Err((area.pages.start..end, Reason::MappingChanged(None)));
+                    }
+                };
                 // The least of all looks, because another thread may have had the CPU meanwhile.
                 let took_ns = monotonic_ns().saturating_sub(now_ns);
                 let took_ns = known.as_ref().map_or(took_ns, |last| took_ns.min(last.took_ns));
@@ -127,23 +151,22 @@ impl FrameMover {
                 known.insert(Known { range, attributes, at_ns: now_ns, took_ns }).clone()
             }
         };
-        let pages = (told.range.end - addr) / region.page.bytes();
+        let present = told.present(area, region);
         let first = area.pages.start;
-        match area.pages.end.min(first + pages as u64) {
-            end if end == first => Err((first..first + 1, Reason::MappingChanged(None))),
-            end => Ok(Present { pages: first..end, attributes: told.attributes }),
+        match present.pages.is_empty() {
+            true => Err((first..first + 1, Reason::MappingChanged(None))),
+            false => Ok(present),
         }
     }
 
-    /// The attributes at the start of a range, with how far they go. If nothing is mapped there, or
-    /// nothing can be read: up to where, and why.
-    fn read(&self, range: Range<usize>) -> Result<AttributeRun, (usize, Reason)> {
-        let nothing = (range.end, Reason::MappingChanged(None));
-        let runs = self.backend().attributes(std::slice::from_ref(&range)).map_err(|_| nothing)?;
+    /// The attributes at the start of a range, with how far they go.
+    fn read(&self, range: Range<usize>) -> Result<AttributeRun, Unread> {
+        let runs = self.backend().attributes(std::slice::from_ref(&range));
+        let runs = runs.map_err(|_| Unread::Refused)?;
         match runs.into_iter().next() {
             Some(run) if run.start == range.start => Ok(run),
-            Some(run) => Err((run.start, nothing.1)),
-            None => Err(nothing),
+            Some(run) => Err(Unread::Unmapped { until: run.start }),
+            None => Err(Unread::Unmapped { until: range.end }),
         }
     }
 
@@ -164,7 +187,12 @@ impl FrameMover {
             run.end == addr + len
                 && Attributes { huge_pages, ..run.attributes } == present.attributes
         };
-        if is_split || !self.read(addr..addr + len).is_ok_and(same) {
+        // A look that fails tells of no change.
+        let is_other = match self.read(addr..addr + len) {
+            Ok(run) => !same(run),
+            Err(unread) => matches!(unread, Unread::Unmapped { .. }),
+        };
+        if is_split || is_other {
             self.has_changed.store(1, Ordering::Relaxed);
             return Verdict::Changed(Reason::MappingChanged(Some((call, errno))));
         }

@@ -10,12 +10,18 @@ use crate::engine::commit::Effort;
 use crate::error::Error;
 use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::pool::Share;
+use crate::region::Gone;
 use crate::sync::lock;
 
-/// The outcome where calls have withdrawn pages of an area. The others have not been tried.
-pub(super) fn withdrawn(by: AreaEngine, gone: Vec<Range<u64>>) -> Outcome {
+/// The outcome where calls have withdrawn pages of an area, or wait for them. The others have not
+/// been tried.
+pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> Outcome {
     let left = |pages| (pages, Verdict::Left(Some(Reason::Discarded)));
-    let runs = gone.into_iter().map(left).collect();
+    let kept = |pages| (pages, Verdict::Kept(Reason::Discarded));
+    let Gone { withdrawn, waited_for } = gone;
+    let mut runs: Vec<_> = withdrawn.into_iter().map(left).collect();
+    runs.extend(waited_for.into_iter().map(kept));
+    runs.sort_by_key(|(pages, _): &(Range<u64>, _)| pages.start);
     Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
 }
 

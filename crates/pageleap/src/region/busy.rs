@@ -131,6 +131,24 @@ impl Claims {
         Err(joined)
     }
 
+    /// Sorts what [`Claims::begin`] has returned: bytes that are still the owner's, because a call
+    /// waits for them only, and the others.
+    fn sort(&self, owner: Owner, gone: &[Range<usize>]) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+        let (mut own, mut others) = (Vec::new(), Vec::new());
+        for range in gone {
+            let mut rest = range.end;
+            for (start, part) in self.overlapping(range).filter(|(_, part)| part.owner == owner) {
+                let common = common(range, &(start..part.end));
+                others.push(common.end..rest);
+                rest = common.start;
+                own.push(common);
+            }
+            others.push(range.start..rest);
+        }
+        others.retain(|part| !part.is_empty());
+        (own, others)
+    }
+
     fn end(&mut self, range: &Range<usize>) {
         let at = self.under_way.iter().position(|other| other == range);
         self.under_way.swap_remove(at.expect("it was put there"));
@@ -203,6 +221,14 @@ impl Drop for Claim {
     }
 }
 
+/// Pages with which an attempt cannot begin.
+pub(crate) struct Gone {
+    /// They are no longer the job's.
+    pub(crate) withdrawn: Vec<Range<u64>>,
+    /// A call waits for them, and may withdraw them yet, or fail.
+    pub(crate) waited_for: Vec<Range<u64>>,
+}
+
 /// Pages that an attempt is moving, until the value is dropped.
 pub(crate) struct UnderWay<'a> {
     region: &'a RegionInner,
@@ -268,16 +294,23 @@ impl RegionInner {
 
     /// Marks pages of a job as under way. If some have been withdrawn, or a call waits for them,
     /// returns those.
-    pub(crate) fn begin(
-        &self,
-        owner: Owner,
-        pages: &Range<u64>,
-    ) -> Result<UnderWay<'_>, Vec<Range<u64>>> {
+    pub(crate) fn begin(&self, owner: Owner, pages: &Range<u64>) -> Result<UnderWay<'_>, Gone> {
         let bytes = self.bytes(pages.start)..self.bytes(pages.end);
-        match lock(&self.busy.claims).begin(owner, &bytes) {
+        let claims = &mut *lock(&self.busy.claims);
+        match claims.begin(owner, &bytes) {
             Ok(()) => Ok(UnderWay { region: self, bytes }),
-            Err(gone) => Err(gone.iter().map(|bytes| self.pages(bytes)).collect()),
+            Err(gone) => {
+                let (waited_for, withdrawn) = claims.sort(owner, &gone);
+                let pages = |parts: Vec<_>| parts.iter().map(|bytes| self.pages(bytes)).collect();
+                Err(Gone { withdrawn: pages(withdrawn), waited_for: pages(waited_for) })
+            }
         }
+    }
+
+    /// Whether a call waits for some of these pages.
+    pub(crate) fn is_waited_for(&self, pages: &Range<u64>) -> bool {
+        let bytes = self.bytes(pages.start)..self.bytes(pages.end);
+        lock(&self.busy.claims).waiting.iter().any(|(_, other)| overlap(&bytes, other))
     }
 }
 
@@ -325,6 +358,8 @@ mod tests {
             Err(vec![4..6]),
             "a job moves what a call has taken"
         );
+        assert_eq!(claims.sort(job, &[4..6]), (vec![], vec![4..6]));
+        assert_eq!(claims.sort(job, &[3..7]), (vec![6..7, 3..4], vec![4..6]));
         assert_eq!(claims.begin(job, &(0..8)), Err(vec![4..6]));
         assert_eq!(claims.begin(job, &(6..8)), Ok(()));
         claims.end(&(2..4));
@@ -340,6 +375,7 @@ mod tests {
         let [first, second] = [claims.new_owner(), claims.new_owner()];
         claims.waiting = vec![(first, 1..4), (second, 3..5)];
         assert_eq!(claims.begin(job, &(2..6)), Err(vec![2..5]));
+        assert_eq!(claims.sort(job, &[2..5]), (vec![2..5], vec![]), "a call may yet give up");
         assert_eq!(claims.claim(&(4..9)), None, "a new job gets what a call waits for");
         // One after the other, and nobody who does not wait before them.
         assert_eq!(claims.withdraw(&(1..4), Some(first)), None, "it is under way");

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use busy::BusyRanges;
-pub(crate) use busy::{Claim, Owner};
+pub(crate) use busy::{Claim, Gone, Owner};
 pub(crate) use extents::{Extent, ExtentMap};
 pub use pins::PinGuard;
 use pins::Pins;
@@ -65,8 +65,9 @@ use crate::units::{AddressRange, PageSize, RegionId};
 /// * **No seccomp filter kills a thread** for the system calls of the fault handler, if the thread
 ///   writes into the region while the engine `mprotect` moves it.
 /// * Attributes (`mlock`, `madvise`, `mprotect`) may be set on any part of the region at any time, and
-///   survive migration. Write access to pages that nobody could write is given before they move, or
-///   after. A call on pages that are in an attempt at that moment may be lost for some of them.
+///   survive migration. Pages that a job is to move stay readable until it has ended. Write access to
+///   pages that nobody could write is given before they move, or after. A call that comes some
+///   milliseconds before pages move may be lost for them.
 ///   Nothing else may be mapped into the region's range.
 ///
 /// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers

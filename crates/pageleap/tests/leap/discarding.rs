@@ -213,6 +213,47 @@ fn frames_of_discarded_pages_are_no_longer_the_jobs() {
 }
 
 /// Mappings of hugetlb pages are joined when others have moved, so the job keeps all pages.
+/// One area is under way until after the call has given up. Another worker meets the pages behind it
+/// while the call waits.
+#[test]
+fn a_call_that_gives_up_has_taken_nothing_from_the_job() {
+    let _turn = turn();
+    let gates: [Arc<Gate>; 2] = Default::default();
+    let pass = gates.clone();
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        pass.iter().for_each(|gate| gate.pass(request));
+        None
+    }));
+    let bytes = PAGES * BASE_PAGE;
+    let pools = nodes()
+        .map(|node| Pool::builder(node, bytes as u64).backend(backend.clone()).build().unwrap());
+    let region = Region::new(&pools[0], bytes).unwrap();
+    stamp(&region, 0..bytes, 1);
+    for (gate, first) in gates.iter().zip([0, 2]) {
+        gate.len.store(2 * BASE_PAGE, SeqCst);
+        gate.start.store(address(&region) + first * BASE_PAGE, SeqCst);
+    }
+    let job = migration(&region, 0..bytes, &pools[1]).threads(2).area_bytes(2 * BASE_PAGE);
+    let job = job.start().unwrap();
+    assert!(soon(|| gates.iter().all(|gate| gate.reached.load(SeqCst))));
+    let given_up = std::thread::scope(|scope| {
+        let range = 2 * BASE_PAGE..bytes;
+        // SAFETY: nobody touches these pages during the call, and it fails.
+        let waits = || unsafe { region.discard_shared_within(range, Duration::from_millis(300)) };
+        let waits = scope.spawn(waits);
+        std::thread::sleep(Duration::from_millis(100));
+        gates[0].open.store(true, SeqCst);
+        waits.join().unwrap()
+    });
+    gates[1].open.store(true, SeqCst);
+    let report = job.wait();
+    assert!(matches!(given_up, Err(Error::RangeBusy { .. })), "{given_up:?}");
+    assert_eq!(report.pages.migrated as usize, PAGES, "{report}");
+    check_stamp(&region, 0..bytes, 1);
+    drop(region);
+    audit(&pools.each_ref(), &[]).unwrap();
+}
+
 #[test]
 fn a_call_waits_for_a_job_over_hugetlb_pages() {
     const NAME: &str = "a_call_waits_for_a_job_over_hugetlb_pages";
