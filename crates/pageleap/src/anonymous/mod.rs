@@ -57,7 +57,7 @@ use crate::limits::check_memory_cgroups;
 use crate::placement::{PageTables, Placement};
 use crate::sync::{Instant, Mutex};
 use crate::topology::Topology;
-use crate::tracer;
+use crate::tracer::{self, Watch};
 use crate::units::{BASE_PAGE, Call, PageSize};
 use frames::FrameNodes;
 use mover::{Leg, MemoryMover};
@@ -328,6 +328,7 @@ impl MemoryMigration {
             may_leave: self.engine == EngineChoice::Auto && !self.renews,
             in_place: AtomicBool::new(in_place),
             tracer: self.tracer,
+            watch: Mutex::new(Watch::default()),
         };
         Running::new(mover, items, areas, settings, self.warnings(), began)?.start()
     }

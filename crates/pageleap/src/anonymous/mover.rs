@@ -21,6 +21,7 @@ use crate::engine::commit::Effort;
 use crate::error::Error;
 use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
+use crate::job::handle::Stop;
 use crate::job::pace::Seen;
 use crate::job::run::AbortOnUnwind;
 use crate::job::{Mover, Terms};
@@ -69,6 +70,8 @@ pub(super) struct MemoryMover {
     pub(super) in_place: AtomicBool,
     /// Says who traces the calling thread.
     pub(super) tracer: fn() -> Option<u32>,
+    /// What a worker knows of its tracer. It stands for all threads of the job.
+    pub(super) watch: Mutex<Watch>,
 }
 
 /// What the worker remembers.
@@ -78,8 +81,6 @@ pub(super) struct Worker {
     again: (usize, u32),
     /// Blocks of 2 MB, by number, with pages at which calls were stuck.
     stuck: BTreeSet<usize>,
-    /// Who traces this thread.
-    watch: Watch,
 }
 
 /// What an attempt has found and done.
@@ -123,9 +124,9 @@ impl MemoryMover {
     /// Ends leaps in place if another process traces the worker: it would wait for ever for a page
     /// that is away, or missing, if it has stopped the threads that bring it. What is left moves by
     /// the kernel, also when the tracer has gone.
-    fn look_for_tracer(&self, worker: &mut Worker, now_ns: u64) {
+    fn look_for_tracer(&self) {
         let in_place = self.in_place.load(Relaxed);
-        if in_place && worker.watch.tracer(now_ns, self.tracer).is_some() {
+        if in_place && lock(&self.watch).tracer(monotonic_ns(), self.tracer).is_some() {
             self.yard.let_go();
             self.in_place.store(false, Relaxed);
         }
@@ -375,7 +376,14 @@ impl Mover for MemoryMover {
         // Which raises this thread.
         let kernel = self.kernel.worker(number, books);
         priority::run_shortly();
-        Worker { kernel, again: (0, 0), stuck: BTreeSet::new(), watch: Watch::default() }
+        Worker { kernel, again: (0, 0), stuck: BTreeSet::new() }
+    }
+
+    /// Always, but perhaps not in place. Also asked in pauses, in which who touches a missing page
+    /// of the ranges needs the attendant.
+    fn may_go_on(&self, _books: Books<'_>) -> Result<(), Stop> {
+        self.look_for_tracer();
+        Ok(())
     }
 
     fn area_pages(&self, stretch: &Area) -> Option<u64> {
@@ -383,7 +391,6 @@ impl Mover for MemoryMover {
     }
 
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
-        self.look_for_tracer(worker, monotonic_ns());
         if let Some((theirs, why)) = self.kernels(area) {
             let outcome = self.kernel.attempt(&mut worker.kernel, &theirs, terms);
             return Outcome { by: AreaEngine { why, ..outcome.by }, ..outcome };

@@ -68,6 +68,9 @@ mod on_the_kernel {
     use super::super::ranges::RangeMemory;
     use super::super::{HUGE, MemoryMigration};
     use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
+
     use crate::engine::Engine;
     use crate::error::Error;
     use crate::job::area::Reason;
@@ -162,6 +165,47 @@ mod on_the_kernel {
         assert_eq!((last.outcome, last.reason), stayed, "{report}");
         assert_eq!(report.pages.migrated + report.pages.failed, (BYTES / BASE_PAGE) as u64);
         assert_eq!(LOOKS.load(Relaxed), 2, "it was certain then");
+    }
+
+    /// A job that pauses to keep to its rate looks as well, and lets the ranges go in the pause: who
+    /// reads a missing page would otherwise wait for a thread that its tracer has stopped.
+    #[test]
+    fn a_tracer_that_comes_in_a_pause_finds_nothing_registered() {
+        static TRACED: AtomicBool = AtomicBool::new(false);
+        let memory = Mapped::new(BYTES, HUGE).unwrap();
+        memory.advise(0..BYTES, Advice::NoHugePage).unwrap();
+        memory.advise(0..BYTES, Advice::PopulateWrite).unwrap();
+        let node = Topology::read().unwrap().nodes()[0].id;
+        let start = memory.start();
+        let is_registered =
+            || observe::smaps(start, BYTES).unwrap().iter().any(|m| m.has_flag("um"));
+        let wait_until = |what: &str, is_so: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            while !is_so() {
+                assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        // SAFETY: nobody else knows the memory.
+        let migration = unsafe { MemoryMigration::new().range(start as *mut u8, BYTES, node) };
+        let migration = migration.renew(true).engine(Engine::UffdMove.into());
+        // The pauses take an hour.
+        let mut migration = migration.rate_limit((BYTES / 3600) as u64);
+        migration.tracer = || TRACED.load(Relaxed).then_some(7);
+        let job = match migration.start() {
+            Err(Error::EngineRefused { .. }) => return,
+            job => job.unwrap(),
+        };
+        wait_until("nothing has moved", &|| job.progress().bytes_migrated > 0);
+        assert!(is_registered());
+        TRACED.store(true, Relaxed);
+        wait_until("registered while traced", &|| !is_registered());
+        job.cancel();
+        let report = job.wait();
+        assert!(matches!(report.ended, Ended::Cancelled), "{report}");
+        let last = &report.runs[report.runs.len() - 1];
+        let left = (PageOutcome::NotAttempted, Some(Reason::Stopped));
+        assert_eq!((last.outcome, last.reason), left, "the job was not in its pause: {report}");
     }
 
     /// On kernels without PAGEMAP_SCAN the kernel's engine learns of huge pages, too.
