@@ -127,12 +127,18 @@ fn since(before: &[RawFd]) -> Vec<RawFd> {
     numbers().into_iter().filter(|number| !before.contains(number)).collect()
 }
 
-/// Before a job: nothing begins, and all memory stays.
+/// The mappings of memory files of pools. Each of them keeps all memory of its file.
+fn mapped() -> Vec<String> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:pageleap")).map(str::to_owned).collect()
+}
+
+/// Before a job: nothing begins, all memory stays, and none is left when its owners have gone.
 fn between_jobs(closing: Closing) {
     let _turn = turn();
     for page in common::PAGE_SIZES {
         let bytes = PAGES * page.bytes();
-        let before = numbers();
+        let (before, mapped_before) = (numbers(), mapped());
         let Ok(pools) = pools(page, 2 * bytes as u64) else { continue };
         let mut region = Region::new(&pools[0], bytes).unwrap();
         stamp(&region, 0..bytes, 1);
@@ -150,6 +156,9 @@ fn between_jobs(closing: Closing) {
         check_stamp(&region, page.bytes()..bytes, 2);
         drop(region);
         drop(pools);
+        let mut left = mapped();
+        left.retain(|mapping| !mapped_before.contains(mapping));
+        assert!(left.is_empty(), "{closing:?}, {page:?}: {left:#?}");
         own.iter_mut().for_each(Own::check);
         drop(own);
         // A new pool works.

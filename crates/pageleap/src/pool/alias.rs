@@ -52,7 +52,7 @@ pub(crate) enum AliasEvent {
     Mended,
     /// It has been mapped anew.
     Mapped,
-    /// Mapping it anew has failed.
+    /// Mapping it anew has failed, and may have left a hole.
     MapFailed,
 }
 

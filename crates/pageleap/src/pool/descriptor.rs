@@ -4,6 +4,9 @@ use super::share::{Share, ShareInner};
 use crate::backend::{Call, Errno};
 use crate::error::Error;
 
+/// How a mapping of a file fails whose descriptor has been closed: before it changes anything.
+pub(super) const LOST: (Call, Errno) = (Call::Map, Errno(libc::EBADF));
+
 impl Share {
     /// Refuses if other code has closed the descriptor of the frames' file. Then nothing more can be
     /// mapped of it; what is mapped stays.
@@ -24,9 +27,9 @@ impl Share {
 }
 
 impl ShareInner {
-    /// Fails as a mapping of the file does if its descriptor has been closed: a number that stands
-    /// for another file now must not be mapped.
+    /// Fails with [`LOST`] if the file's descriptor has been closed: a number that stands for another
+    /// file now must not be mapped.
     pub(super) fn look_at_descriptor(&self) -> Result<(), (Call, Errno)> {
-        if self.backend.has_file(self.file) { Ok(()) } else { Err((Call::Map, Errno(libc::EBADF))) }
+        if self.backend.has_file(self.file) { Ok(()) } else { Err(LOST) }
     }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::alias::{AliasEvent, AliasState, Aliases};
+use super::descriptor::LOST;
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, room};
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
@@ -352,11 +353,14 @@ impl Share {
         let spoilt = self.alias_runs(run, AliasState::Spoilt);
         for part in spoilt.into_iter().flat_map(|run| self.0.steps(run)) {
             let mapped = self.0.map_alias(part, Fill::Anew);
-            lock(&self.0.state).mapped_anew(part, mapped.is_ok());
+            lock(&self.0.state).mapped_anew(part, mapped);
+            if let Err(LOST) = mapped {
+                return Err((LOST.0, part, LOST.1));
+            }
         }
         for part in self.alias_runs(run, AliasState::Torn) {
             self.0.map_alias(part, Fill::Torn).map_err(|(call, errno)| (call, part, errno))?;
-            lock(&self.0.state).mapped_anew(part, true);
+            lock(&self.0.state).mapped_anew(part, Ok(()));
         }
         Ok(())
     }
@@ -402,7 +406,7 @@ impl Share {
         for part in parts {
             let torn = !self.alias_runs(part, AliasState::Torn).is_empty();
             let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Anew });
-            lock(&self.0.state).mapped_anew(part, mapped.is_ok());
+            lock(&self.0.state).mapped_anew(part, mapped);
             mapped?;
             finish(part).map_err(|errno| (Call::Advise, errno))?;
             lock(&self.0.state).strayed.set(part, !wanted);
@@ -414,7 +418,7 @@ impl Share {
     pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
         self.alias_runs(run, AliasState::Torn).into_iter().try_for_each(|part| {
             self.0.map_alias(part, Fill::Torn)?;
-            lock(&self.0.state).mapped_anew(part, true);
+            lock(&self.0.state).mapped_anew(part, Ok(()));
             Ok(())
         })
     }
@@ -470,8 +474,9 @@ impl Share {
 
     /// Maps the alias of `run` again, after a call has failed that may have left a hole.
     pub(crate) fn mend_hole(&self, run: Run) {
+        lock(&self.0.state).aliases.note(run, AliasEvent::MapFailed);
         let mapped = self.0.map_alias(run, Fill::Torn);
-        lock(&self.0.state).mapped_anew(run, mapped.is_ok());
+        lock(&self.0.state).mapped_anew(run, mapped);
     }
 
     /// Notes that the page tables of the alias of `run` have gone to a region.
@@ -487,9 +492,13 @@ impl Share {
 
 impl State {
     /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a
-    /// hole.
-    fn mapped_anew(&mut self, run: Run, mapped: bool) {
-        let event = if mapped { AliasEvent::Mapped } else { AliasEvent::MapFailed };
+    /// hole, unless it failed for want of the descriptor: then nothing has changed.
+    fn mapped_anew(&mut self, run: Run, mapped: Result<(), (Call, Errno)>) {
+        let event = match mapped {
+            Ok(()) => AliasEvent::Mapped,
+            Err(LOST) => AliasEvent::Spoilt,
+            Err(_) => AliasEvent::MapFailed,
+        };
         self.aliases.note(run, event);
         self.strayed.set(run, true);
     }

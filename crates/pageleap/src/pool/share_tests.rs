@@ -94,6 +94,29 @@ fn nothing_is_mapped_of_a_file_whose_descriptor_is_lost() {
     assert!(!matches!(back.wait().ended, Ended::Failed(_)));
 }
 
+/// Without its file's descriptor nothing can be mapped anew, and what is there stays the pool's: it
+/// keeps the frames out of circulation, and goes with the pool. The model looks for what is left.
+#[test]
+fn an_alias_that_cannot_be_mapped_anew_goes_with_its_pool() {
+    let model = Arc::new(Model::new());
+    let page = PageSize::Base.bytes();
+    let pool = Pool::builder(NodeId(0), 4 * page as u64).threads(1).backend(model.clone());
+    let pool = pool.build().unwrap();
+    let [share] = pool.shares() else { panic!("a pool of one node has one share") };
+    let (alias, run) = (share.0.alias_of(0), Run { first: 0, frames: 4 });
+    assert_eq!(share.take(4, 0).unwrap(), [run]);
+    model.lose(share.0.file);
+    let lost = Err((Call::Map, Errno(libc::EBADF)));
+    assert_eq!(share.seat_tables(Run { first: 3, frames: 1 }, NodeId(9), |_| Ok(())), lost);
+    share.mark_spoilt(Run { first: 1, frames: 2 });
+    let refused = share.give_back(run).unwrap_err().to_string();
+    assert!(refused.contains("EBADF"), "{refused}");
+    assert_eq!(lock(&share.0.state).unmapped, [run]);
+    share.take(1, 0).unwrap_err();
+    drop(pool);
+    assert!((0..4).all(|i| !model.is_mapped(alias + i * page, page)));
+}
+
 /// What is reserved could otherwise not be told from what a repair is to find there.
 #[cfg(not(miri))]
 #[test]
