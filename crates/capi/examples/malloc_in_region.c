@@ -2,8 +2,8 @@
  * malloc for a whole program from a region that leaps back and forth between two pools, without a
  * pause. It is preloaded into programs that know nothing of it:
  *
- *     cc -shared -fPIC -O2 -o malloc_in_region.so malloc_in_region.c \
- *         $(pkg-config --cflags --libs pageleap) -pthread
+ *     cc -D_GNU_SOURCE -shared -fPIC -O2 -o malloc_in_region.so malloc_in_region.c \
+ *         $(pkg-config --cflags --libs pageleap) -pthread -ldl
  *     MALLOC_IN_REGION_MB=512 LD_PRELOAD=./malloc_in_region.so PROGRAM ARGUMENTS
  *
  * Variables of the environment:
@@ -21,9 +21,11 @@
  * 2. A child of fork() does not get the region. So before a fork the contents are copied into
  *    private memory, which the child moves to the region's addresses. The child's memory does not
  *    leap, and the child never calls the library. vfork() and posix_spawn() need nothing.
- * 3. The order of pthread_atfork() handlers: this one is registered before those of the program.
- *    So it is the last one before the fork, and the first one in the child: when others run there,
- *    they have their memory.
+ * 3. The order of what a fork runs. These pthread_atfork() handlers are registered before those of
+ *    the program: the last before the fork, the first in the child. Yet before them the C library
+ *    resets the lock of each FILE in the child: what the program opens lies elsewhere (what
+ *    getpwent() opens does not). And after them it takes the lock of the list of FILEs: the handler
+ *    takes it before the allocator's, as fflush(NULL) does, which waits for threads that allocate.
  * 4. Memory cannot be given back while a job moves it (PAGELEAP_RANGE_BUSY, or a call that waits). So
  *    one thread does both: it leaps, and between two leaps it gives back what is free. Memory that
  *    is taken meanwhile is no part of the job.
@@ -45,6 +47,7 @@
  */
 #include <pageleap.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -91,6 +94,10 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *memory, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *memory);
+/* The C library's lock on its list of FILEs. */
+void _IO_list_lock(void);
+void _IO_list_unlock(void);
+void _IO_list_resetlock(void);
 
 static pageleap_pool *pools[2];
 static pageleap_region *region;
@@ -108,6 +115,7 @@ static bool is_child;
 static char *snapshot;
 
 static atomic_bool is_ready, stop;
+static uint32_t engine;
 static pthread_t leaper;
 static unsigned long long leaps, jobs, failed, bytes_moved, busy;
 /* How many calls of the library this thread is in. */
@@ -145,7 +153,22 @@ static char *memory_of(const struct block *block) {
     return start + (size_t)(block - blocks) * BLOCK;
 }
 
-/* Gives memory to blocks that have none. */
+/* Makes the region reach a block that is behind its end. What is new has no memory. */
+static bool reach(size_t at) {
+    if (pageleap_region_grow(region, (at + 1) * BLOCK, NULL, NULL) != PAGELEAP_OK) {
+        return false;
+    }
+    while (end <= at) {
+        blocks[end++].state = WITHOUT_MEMORY;
+    }
+    return true;
+}
+
+static bool back(size_t at) {
+    return pageleap_region_back(region, at * BLOCK, BLOCK, pools[home], NULL) == PAGELEAP_OK;
+}
+
+/* Gives memory to blocks that have none. A child has it at all addresses. */
 static bool take(size_t first, size_t count) {
     bool done = true;
     inside++;
@@ -153,19 +176,11 @@ static bool take(size_t first, size_t count) {
         if (blocks[at].state != NEVER && blocks[at].state != WITHOUT_MEMORY) {
             continue;
         }
-        if (with_memory == pool_bytes / BLOCK) {
-            done = false;
-        } else if (is_child) {
-            /* The addresses have private memory. */
-        } else if (blocks[at].state == NEVER) {
-            done = pageleap_region_grow(region, (at + 1) * BLOCK, pools[home], NULL) == PAGELEAP_OK;
-            end = at + 1;
-        } else {
-            done = pageleap_region_back(region, at * BLOCK, BLOCK, pools[home], NULL) == PAGELEAP_OK;
-            taken_again++;
-        }
+        bool again = at < end;
+        done = with_memory < pool_bytes / BLOCK && (is_child || ((again || reach(at)) && back(at)));
         if (done) {
             blocks[at].state = FREE;
+            taken_again += again;
             with_memory++;
         }
     }
@@ -312,13 +327,6 @@ static void give(void *memory) {
 
 /* ---- malloc and its relatives ---- */
 
-static void *failing(void *memory) {
-    if (memory == NULL) {
-        errno = ENOMEM;
-    }
-    return memory;
-}
-
 void *malloc(size_t size) {
     void *made = may_serve() ? from_region(size, 16) : NULL;
     return made != NULL ? made : __libc_malloc(size);
@@ -327,7 +335,8 @@ void *malloc(size_t size) {
 void *calloc(size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes)) {
-        return failing(NULL);
+        errno = ENOMEM;
+        return NULL;
     }
     void *made = may_serve() ? from_region(bytes, 16) : NULL;
     return made != NULL ? memset(made, 0, bytes) : __libc_calloc(count, size);
@@ -409,10 +418,35 @@ size_t malloc_usable_size(void *memory) {
     return is_ours(memory) ? usable(memory) : (chunk & ~(size_t)7) - (chunk & 2 ? 16 : 8);
 }
 
+/* ---- FILEs ---- */
+
+/* A function that makes a FILE: the C library's own, with its memory from elsewhere. */
+#define MAKES_FILE(name, parameters, ...)                                                          \
+    FILE *name parameters {                                                                        \
+        FILE *(*next) parameters;                                                                  \
+        inside++;                                                                                  \
+        *(void **)&next = dlsym(RTLD_NEXT, #name);                                                 \
+        FILE *made = next(__VA_ARGS__);                                                            \
+        inside--;                                                                                  \
+        return made;                                                                               \
+    }
+
+MAKES_FILE(fopen, (const char *path, const char *mode), path, mode)
+MAKES_FILE(fopen64, (const char *path, const char *mode), path, mode)
+MAKES_FILE(fdopen, (int descriptor, const char *mode), descriptor, mode)
+MAKES_FILE(popen, (const char *command, const char *mode), command, mode)
+MAKES_FILE(tmpfile, (void), )
+MAKES_FILE(tmpfile64, (void), )
+MAKES_FILE(fmemopen, (void *memory, size_t size, const char *mode), memory, size, mode)
+MAKES_FILE(open_memstream, (char **memory, size_t *size), memory, size)
+MAKES_FILE(fopencookie, (void *cookie, const char *mode, cookie_io_functions_t functions), cookie,
+           mode, functions)
+
 /* ---- fork ---- */
 
 static void before_fork(void) {
     inside++;
+    _IO_list_lock();
     pthread_mutex_lock(&lock);
     snapshot = NULL;
     if (is_child || end == 0) {
@@ -437,6 +471,7 @@ static void after_fork_in_parent(void) {
         munmap(snapshot, end * BLOCK);
     }
     pthread_mutex_unlock(&lock);
+    _IO_list_unlock();
     inside--;
 }
 
@@ -453,6 +488,7 @@ static void after_fork_in_child(void) {
         is_child = true;
     }
     pthread_mutex_init(&lock, NULL);
+    _IO_list_resetlock(); /* the C library does it only if the parent had threads */
     inside--;
 }
 
@@ -490,7 +526,7 @@ static size_t tidy(pageleap_range *ranges) {
     return count;
 }
 
-static void leap(uint32_t engine) {
+static void leap(void) {
     static pageleap_range ranges[MOST_RANGES];
     size_t count = tidy(ranges);
     pageleap_job *job;
@@ -528,17 +564,19 @@ static bool is_inherited[MOST_INHERITED];
 
 static uint32_t wanted_engine(void) {
     const char *name = getenv("MALLOC_IN_REGION_ENGINE");
-    for (uint32_t engine = 0; name != NULL && engine < 8; engine++) {
-        if (strcmp(pageleap_engine_name(engine), name) == 0) {
-            return engine;
+    for (uint32_t number = 0; number < 8; number++) {
+        if (strcmp(pageleap_engine_name(number), name != NULL ? name : "auto") == 0) {
+            return number;
         }
     }
-    return PAGELEAP_ENGINE_AUTO;
+    fprintf(stderr, "malloc_in_region: there is no engine %s\n", name);
+    exit(2);
 }
 
 static pthread_barrier_t separated;
 
-static void *leap_until_the_end(void *engine) {
+static void *leap_until_the_end(void *nothing) {
+    (void)nothing;
     inside++; /* to the end: the thread does nothing but call the library */
     if (unshare(CLONE_FILES) != 0) {
         abort();
@@ -550,8 +588,11 @@ static void *leap_until_the_end(void *engine) {
     }
     pthread_barrier_wait(&separated);
     while (!atomic_load(&stop)) {
-        leap(*(uint32_t *)engine);
+        leap();
     }
+    /* What the program no longer changes. */
+    leap();
+    leap();
     return NULL;
 }
 
@@ -571,23 +612,11 @@ static void count_mappings(size_t count[2]) {
 
 /* ---- The beginning and the end ---- */
 
-static uint32_t engine;
-
 static void need(pageleap_status status) {
     if (status != PAGELEAP_OK) {
         fprintf(stderr, "malloc_in_region: %s\n", pageleap_last_error());
         exit(2);
     }
-}
-
-static void *need_memory(size_t bytes) {
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-        perror("malloc_in_region: mmap");
-        exit(2);
-    }
-    return memory;
 }
 
 __attribute__((constructor)) static void begin(void) {
@@ -614,14 +643,19 @@ __attribute__((constructor)) static void begin(void) {
         need(pageleap_pool_new(PAGELEAP_ON(node), pool_bytes, NULL, &pools[i]));
     }
     need(pageleap_region_reserve(ADDRESSES * pool_bytes, PAGELEAP_PAGE_4K, &region));
-    blocks = need_memory(block_count * sizeof *blocks);
+    blocks = mmap(NULL, block_count * sizeof *blocks, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (blocks == MAP_FAILED) {
+        perror("malloc_in_region: mmap");
+        exit(2);
+    }
     start = pageleap_region_start(region);
     atomic_store(&is_ready, true);
     sigset_t all, kept;
     pthread_barrier_init(&separated, NULL, 2);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &kept);
-    if (pthread_create(&leaper, NULL, leap_until_the_end, &engine) != 0) {
+    if (pthread_create(&leaper, NULL, leap_until_the_end, NULL) != 0) {
         abort();
     }
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
@@ -630,14 +664,12 @@ __attribute__((constructor)) static void begin(void) {
     inside--;
 }
 
-/* Two more leaps, and what is left then. The memory stays: threads may still use it. */
+/* What is left after the last leaps. The memory stays: threads may still use it. */
 __attribute__((destructor)) static void finish(void) {
     inside++;
     const char *path = getenv("MALLOC_IN_REGION_REPORT");
-    if (!is_child && !atomic_exchange(&stop, true)) {
+    if (atomic_load(&is_ready) && !is_child && !atomic_exchange(&stop, true)) {
         pthread_join(leaper, NULL);
-        leap(engine);
-        leap(engine);
         size_t mappings[2], runs = 0;
         count_mappings(mappings);
         pthread_mutex_lock(&lock);
@@ -650,12 +682,12 @@ __attribute__((destructor)) static void finish(void) {
         char line[512];
         int length = snprintf(
             line, sizeof line,
-            "pid %d jobs %llu leaps %llu failed %llu busy %llu moved_mb %llu in_use_kb %zu "
-            "given_back_kb %llu taken_again_kb %llu elsewhere %llu runs %zu mappings %zu "
-            "other_mappings %zu lost_bytes %lld\n",
-            (int)getpid(), jobs, leaps, failed, busy, bytes_moved >> 20, with_memory * BLOCK / 1024,
-            given_back * BLOCK / 1024, taken_again * BLOCK / 1024, elsewhere, runs, mappings[0],
-            mappings[1], lost);
+            "program %s engine %s pid %d jobs %llu leaps %llu failed %llu busy %llu moved_kb %llu "
+            "in_use_kb %zu given_back_kb %llu taken_again_kb %llu elsewhere %llu runs %zu "
+            "mappings %zu other_mappings %zu lost_bytes %lld\n",
+            program_invocation_short_name, pageleap_engine_name(engine), (int)getpid(), jobs, leaps,
+            failed, busy, bytes_moved >> 10, with_memory * BLOCK / 1024, given_back * BLOCK / 1024,
+            taken_again * BLOCK / 1024, elsewhere, runs, mappings[0], mappings[1], lost);
         pthread_mutex_unlock(&lock);
         int file = path != NULL ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
         if (file >= 0) {

@@ -33,6 +33,7 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
     let scripts = with_extension(&workspace.root.join("crates/capi/tests/programs"), "sh")?;
     ensure!(!scripts.is_empty(), "there are no programs to run");
     let mut outcome = Outcome::default();
+    outcome.add("an unknown engine", refuses_unknown_engine(&library).map(|()| None));
     for script in scripts {
         let name = script.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let alone = match run_script(&script, &python, &[]) {
@@ -47,7 +48,7 @@ pub fn test(workspace: &Workspace) -> Result<Outcome> {
             }
         };
         for engine in ENGINES {
-            let result = run_leaping(&script, &python, &library, engine, &alone);
+            let result = run_leaping(&script, &name, &python, &library, engine, &alone);
             outcome.add(&format!("{name} ({engine})"), result.map(|()| None));
         }
     }
@@ -62,7 +63,7 @@ fn build(workspace: &Workspace, prefix: &Path, folder: &Path) -> Result<PathBuf>
     compile.args(["-g", "-O2", "-shared", "-fPIC", "-pthread", "-o"]).arg(&library);
     compile.arg(workspace.root.join("crates/capi/examples/malloc_in_region.c"));
     compile.args(pkg_config(prefix, "pageleap", &["--cflags", "--libs"])?);
-    compile.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+    compile.args(["-ldl".to_owned(), format!("-Wl,-rpath,{}", prefix.join("lib").display())]);
     run(compile)?;
     Ok(library)
 }
@@ -87,6 +88,21 @@ fn python_with_numpy(folder: &Path) -> PathBuf {
     }
 }
 
+/// Whether a process ends at once that is to leap by an engine that does not exist.
+fn refuses_unknown_engine(library: &Path) -> Result<()> {
+    let mut command = Command::new("env");
+    command.arg("MALLOC_IN_REGION_ENGINE=nonsense").arg(with_name("LD_PRELOAD", library));
+    let output = command.args(["echo", "a program"]).output().context("cannot run env")?;
+    let (code, words) = (output.status.code(), String::from_utf8_lossy(&output.stderr));
+    ensure!(code == Some(2) && output.stdout.is_empty(), "it ends with {code:?}");
+    ensure!(words.contains("there is no engine nonsense"), "it says {words:?}");
+    Ok(())
+}
+
+fn with_name(name: &str, value: &Path) -> String {
+    format!("{name}={}", value.display())
+}
+
 /// What a script has printed.
 enum Printed {
     Lines(Vec<String>),
@@ -98,7 +114,7 @@ fn run_script(script: &Path, python: &Path, variables: &[(&str, &Path)]) -> Resu
     let scratch = Scratch::new("programs");
     let mut command = Command::new("env");
     for (name, value) in variables {
-        command.arg(format!("{name}={}", value.display()));
+        command.arg(with_name(name, value));
     }
     command.args(["sh", "-eu"]).arg(script).current_dir(scratch.path()).env("PYTHON", python);
     let mut lines = Vec::new();
@@ -113,6 +129,7 @@ fn run_script(script: &Path, python: &Path, variables: &[(&str, &Path)]) -> Resu
 /// Runs a script while the memory of all its programs leaps, and compares what it prints.
 fn run_leaping(
     script: &Path,
+    name: &str,
     python: &Path,
     library: &Path,
     engine: &str,
@@ -132,46 +149,88 @@ fn run_leaping(
         Printed::Skipped(reason) => bail!("it runs without leaps only: {reason}"),
     }
     let text = read(&report).context("no process has written its report")?;
-    let mut sums = BTreeMap::new();
-    for line in text.lines() {
-        let process = figures(line)?;
-        check(&process).with_context(|| line.to_owned())?;
-        for (name, value) in process {
-            *sums.entry(name).or_insert(0) += value;
-        }
+    let processes = text.lines().map(process_of).collect::<Result<Vec<_>>>()?;
+    for process in &processes {
+        check(process, engine).with_context(|| format!("{process:?}"))?;
     }
-    let of = |name| sums.get(name).copied().unwrap_or_default();
-    ensure!(of("leaps") > 0 && of("moved_mb") > 0, "nothing has leapt");
+    check_program(&processes, program_of(name))?;
     println!(
         "    {} processes, {} leaps of {} MB in all, {} pages busy",
-        text.lines().count(),
-        of("leaps"),
-        of("moved_mb"),
-        of("busy")
+        processes.len(),
+        sum(&processes, "leaps"),
+        sum(&processes, "moved_kb") / 1024,
+        sum(&processes, "busy")
     );
     Ok(())
 }
 
-/// The figures of a process: names, each with its value.
-fn figures(line: &str) -> Result<BTreeMap<&str, i64>> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    words
-        .chunks(2)
-        .map(|pair| match pair {
-            [name, value] => Ok((*name, value.parse()?)),
-            _ => bail!("a name has no value"),
-        })
-        .collect::<Result<_>>()
-        .with_context(|| format!("the report of a process has the line {line:?}"))
+/// What a process has written when it ended.
+#[derive(Debug)]
+struct Process<'a> {
+    program: &'a str,
+    engine: &'a str,
+    figures: BTreeMap<&'a str, i64>,
 }
 
-/// Whether a process has ended with all frames, with no job failed, and with no more mappings than
-/// its last leap needs: it puts the pages of a run into consecutive frames.
-fn check(process: &BTreeMap<&str, i64>) -> Result<()> {
-    let of = |name: &str| process.get(name).copied().context("a figure is missing");
+fn process_of(line: &str) -> Result<Process<'_>> {
+    read_process(line).with_context(|| format!("the report of a process has the line {line:?}"))
+}
+
+/// A line is names, each with its value.
+fn read_process(line: &str) -> Result<Process<'_>> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ["program", program, "engine", engine, ref rest @ ..] = words[..] else {
+        bail!("it does not begin with the program and the engine");
+    };
+    let figure = |pair: &[&'_ str]| match *pair {
+        [_, value] => Ok(value.parse()?),
+        _ => bail!("a name has no value"),
+    };
+    let figures = rest.chunks(2).map(|pair| Ok((pair[0], figure(pair)?))).collect::<Result<_>>()?;
+    Ok(Process { program, engine, figures })
+}
+
+impl Process<'_> {
+    fn figure(&self, name: &str) -> Result<i64> {
+        self.figures.get(name).copied().with_context(|| format!("the figure {name} is missing"))
+    }
+}
+
+fn sum(processes: &[Process<'_>], name: &str) -> i64 {
+    processes.iter().filter_map(|process| process.figures.get(name)).sum()
+}
+
+/// Whether a process leapt by the engine that was asked for, and has ended with all frames, with no
+/// job failed, and with no more mappings than its last leap needs: it puts the pages of a run into
+/// consecutive frames.
+fn check(process: &Process<'_>, engine: &str) -> Result<()> {
+    let of = |name| process.figure(name);
+    ensure!(process.engine == engine, "it leapt by {}, not by {engine}", process.engine);
     ensure!(of("failed")? == 0, "a job has failed");
+    ensure!(of("elsewhere")? == 0, "the region had no memory for the program");
     ensure!(of("lost_bytes")? == 0, "frames have no owner, or two");
     ensure!(of("mappings")? <= 3 * of("runs")? + 2, "the region is left in pieces");
+    Ok(())
+}
+
+/// The program that a script is about.
+fn program_of(script: &str) -> &str {
+    match script {
+        "numpy" => "python",
+        "redis" => "redis-server",
+        name => name,
+    }
+}
+
+/// Whether the program, whose name may end with a version, has run and leapt.
+fn check_program(processes: &[Process<'_>], program: &str) -> Result<()> {
+    let is_version = |rest: &str| rest.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let of_program =
+        |process: &&Process<'_>| process.program.strip_prefix(program).is_some_and(is_version);
+    let moved: Result<Vec<i64>> =
+        processes.iter().filter(of_program).map(|process| process.figure("moved_kb")).collect();
+    let most = moved?.into_iter().max().with_context(|| format!("no {program} has a line"))?;
+    ensure!(most > 0, "the memory of {program} has not leapt");
     Ok(())
 }
 
@@ -179,16 +238,33 @@ fn check(process: &BTreeMap<&str, i64>) -> Result<()> {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "pid 7 leaps 3 failed 0 runs 2 mappings 8 lost_bytes 0";
+    const GOOD: &str = "program python3 engine auto pid 7 leaps 3 failed 0 moved_kb 5 elsewhere 0 \
+                        runs 2 mappings 8 lost_bytes 0";
 
     #[test]
     fn a_process_that_lost_something_is_refused() {
-        let verdict = |line: &str| check(&figures(line).unwrap()).is_ok();
+        let verdict = |line: &str| check(&process_of(line).unwrap(), "auto").is_ok();
         assert!(verdict(GOOD));
         assert!(!verdict(&GOOD.replace("failed 0", "failed 1")));
+        assert!(!verdict(&GOOD.replace("elsewhere 0", "elsewhere 1")));
         assert!(!verdict(&GOOD.replace("lost_bytes 0", "lost_bytes -65536")));
         assert!(!verdict(&GOOD.replace("mappings 8", "mappings 9")));
         assert!(!verdict(&GOOD.replace("runs 2", "")));
-        assert!(figures("pid 7 leaps").is_err() && figures("pid x").is_err());
+        assert!(!verdict(&GOOD.replace("engine auto", "engine precopy")));
+        for line in ["", "pid 7", "program x engine auto pid", "program x engine auto pid y"] {
+            assert!(process_of(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_program_of_a_script_must_have_leapt() {
+        let verdict = |line: &str, program| check_program(&[process_of(line).unwrap()], program);
+        verdict(GOOD, "python").unwrap();
+        verdict(&GOOD.replace("python3", "python3.11"), "python").unwrap();
+        for other in ["git", "pyth", "python4"] {
+            assert!(verdict(GOOD, other).is_err(), "{other}");
+        }
+        assert!(verdict(&GOOD.replace("moved_kb 5", "moved_kb 0"), "python").is_err());
+        assert!(check_program(&[], "python").is_err());
     }
 }

@@ -17,5 +17,6 @@ for i in 1 2 3 4 5 6; do
 done
 git repack -adq --threads=2
 git fsck --full
-git log --stat | sha256sum
+git log --stat > ../log
+sha256sum < ../log
 git rev-parse HEAD
