@@ -613,9 +613,10 @@ pageleap_status pageleap_pool_verify(const pageleap_pool *pool,
  * - With the engines mprotect and precopy-protect, no thread may write into it while that
  *   thread blocks SIGSEGV.
  * - mlock and madvise may be used on any part of it at any time, and their effects survive
- *   moves. The same holds for mprotect, but write access to pages that nobody could write is
- *   given before they move, or after. A call on pages in the very moment at which they move may
- *   be lost for some of them. The exception is MADV_REMOVE, which takes the memory away. */
+ *   moves. The same holds for mprotect, but pages that a job is to move stay readable until it
+ *   has ended, and write access to pages that nobody could write is given before they move, or
+ *   after. A call that comes some milliseconds before pages move may be lost for them. The
+ *   exception is MADV_REMOVE, which takes the memory away. */
 typedef struct pageleap_region pageleap_region;
 
 /* A region in figures. */

@@ -203,6 +203,16 @@ pub(crate) enum Verdict {
     AsBefore,
 }
 
+impl Verdict {
+    /// The same, where there can be no other attempt.
+    pub(crate) fn given_up(self) -> Verdict {
+        match self {
+            Verdict::Refused(why) | Verdict::Changed(why) => Verdict::GivenUp(why),
+            other => other,
+        }
+    }
+}
+
 /// Runs of pages of an area in ascending order, each with what was done.
 pub(crate) type Runs = Vec<(Range<u64>, Verdict)>;
 

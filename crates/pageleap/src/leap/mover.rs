@@ -520,10 +520,8 @@ impl Mover for FrameMover {
         let area = &self.look_for_tracer(worker, area);
         let by = AreaEngine { engine: self.terrain.engine, why: Why::AsChosen };
         let region = self.place(area).region;
-        if self.terrain.engine.signals() {
-            // The first look takes a second, in which these pages must not be busy.
-            let _ = self.deaf();
-        }
+        // The first look takes a second, in which these pages must not be busy.
+        let _ = self.terrain.engine.signals() && self.deaf().is_some();
         let _under_way = match region.begin(self.owners[area.item], &area.pages) {
             Ok(under_way) => under_way,
             Err(gone) => return withdrawn(by, gone),
@@ -592,12 +590,7 @@ impl Mover for FrameMover {
                     Errno(libc::EDEADLK) => Verdict::Refused(self.why_no_signals(call)),
                     _ => self.after_refusal(&work, &present, split, (call, errno)),
                 };
-                match refused {
-                    Verdict::Refused(why) | Verdict::Changed(why) if !usable => {
-                        Verdict::GivenUp(why)
-                    }
-                    other => other,
-                }
+                if usable { refused } else { refused.given_up() }
             }
         };
         // What the kernel refuses of another mapping says nothing of ours.
