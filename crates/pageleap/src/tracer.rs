@@ -11,8 +11,8 @@
 //! thread only, and a tracer of the main thread alone (strace without `-f`) lets a job's threads go
 //! on. One of them stands for all others of its job: a job starts its threads itself, so a tracer
 //! that follows `clone` has all of them, and one that attaches to a process later attaches to all
-//! of its threads before it reads their memory. Who attaches to single threads by their numbers is
-//! not covered.
+//! of its threads before it reads their memory. A tracer that attaches to single threads by their
+//! numbers is not covered.
 
 use std::fs::File;
 use std::io::Read;
@@ -36,7 +36,7 @@ fn tracer_in(status: &[u8]) -> Option<u32> {
     Some(number).filter(|number| *number != 0)
 }
 
-/// What a thread knows of its tracer. It looks between areas, and never in a window.
+/// A thread's knowledge of its tracer. The thread looks between areas, and never in a window.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     seen_ns: Option<u64>,
@@ -44,9 +44,10 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Who traces the calling thread, as far as is known at `now_ns`. The first call looks, then
-    /// those that come [`EVERY_NS`] after the last look. Who is traced looks each time, which costs
-    /// little beside the stops: so the job's own engine goes on as soon as the tracer is gone.
+    /// The process that traces the calling thread, as far as is known at `now_ns`. The first call
+    /// looks, and then each call that comes [`EVERY_NS`] after the last look. While the thread is
+    /// traced, each call looks, which costs little beside the stops: so the job's own engine goes on
+    /// as soon as the tracer is gone.
     pub(crate) fn tracer(
         &mut self,
         now_ns: u64,
@@ -59,7 +60,7 @@ impl Watch {
         self.last()
     }
 
-    /// Who traced it at the last look.
+    /// The process that traced the thread at the last look.
     pub(crate) fn last(&self) -> Option<u32> {
         self.tracer
     }

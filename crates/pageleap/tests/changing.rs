@@ -210,6 +210,46 @@ fn a_mapping_that_splits_before_its_page_tables_move_is_moved_in_parts() {
     }
 }
 
+/// The program advises a whole mapping right before its page tables go to the alias of the frames
+/// that it leaves. No call takes advice on huge pages back, and the next region must not get it.
+#[test]
+fn advice_that_goes_with_page_tables_does_not_reach_the_next_region() {
+    const PAGES: usize = 64;
+    let _turn = turn();
+    for engine in engines_for(PageSize::Base) {
+        let [start, advises] = [0, 0].map(|zero| Arc::new(AtomicUsize::new(zero)));
+        let (of_region, left) = (start.clone(), advises.clone());
+        let (pools, region) = scene(PAGES, move |request| {
+            let (start, len) = (of_region.load(SeqCst), PAGES * BASE_PAGE);
+            let is_exchange = request.call == Call::Exchange;
+            if start > 0 && is_exchange && !(start..start + len).contains(&request.addr) {
+                advise(start, len, libc::MADV_NOHUGEPAGE);
+                left.fetch_add(1, SeqCst);
+            }
+            None
+        });
+        start.store(address(&region), SeqCst);
+        let all = 0..PAGES * BASE_PAGE;
+        let job = migration(&region, all.clone(), &pools[1]).engine(engine).threads(1);
+        // One area: in the next one the job would see what has changed.
+        let report = job.area_bytes(all.end).start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{engine}: {report}");
+        // The engine `wp-sync` takes no page tables away.
+        let takes = engine != EngineChoice::Only(Engine::WpSync);
+        assert_eq!(advises.load(SeqCst) > 0, takes, "{engine}: {report}");
+        drop(region);
+        start.store(0, SeqCst);
+        let next = Region::new(&pools[0], all.end).unwrap();
+        stamp(&next, all.clone(), 2);
+        leap(&next, all.clone(), &pools[1]);
+        leap(&next, all.clone(), &pools[0]);
+        check_stamp(&next, all.clone(), 2);
+        let flags = region_flags(&next);
+        assert!(!flags.iter().any(|(_, text)| text.contains("nh")), "{engine}: {flags:?}");
+        audit(&[&pools[0], &pools[1]], &[&next]).unwrap();
+    }
+}
+
 /// If it goes on, the pages stay in the end, with the first cause as their reason. Then they move
 /// as ever.
 #[test]

@@ -3,7 +3,7 @@
 use super::{Checker, Mutant};
 
 const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
-const SHARE: &str = "crates/pageleap/src/pool/share.rs";
+const REPAIR: &str = "crates/pageleap/src/pool/repair.rs";
 const RUN: &str = "crates/pageleap/src/job/run.rs";
 const MPROTECT: &str = "crates/pageleap/src/engine/mprotect.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
@@ -379,15 +379,15 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "discard-hides-from-guards",
         file: REGION,
-        find: "self.0.pins.start_moving(&pages).map_err(|_| pinned())?;",
-        replace: "self.0.pins.start_moving(&pages).map(drop).map_err(|_| pinned())?;",
+        find: "|| self.0.pins.start_moving(&pages).map_err(|_| pinned());",
+        replace: "|| self.0.pins.start_moving(&pages).map(drop).map_err(|_| pinned());",
         why: "a guard is given on pages whose frames are given back",
         caught_by: Checker::Directed.says("the frame of a guarded page was given back"),
     },
     Mutant {
         name: "discarded-under-way",
         file: BUSY,
-        find: "            || self.under_way.iter().any(|other| overlap(range, other))\n",
+        find: "            && !self.under_way.iter().any(|other| overlap(range, other))\n",
         replace: "",
         why: "a call discards pages while an attempt moves them",
         caught_by: Checker::Unit.says("a call takes what is under way"),
@@ -431,6 +431,22 @@ pub const ROWS: &[Mutant] = &[
         replace: "known.range.contains(&addr) && (now_ns > 0 || is_suspect)",
         why: "pages get the attributes that they had when their job began, and not those that the program has set since",
         caught_by: Checker::Unit.says("attributes of before"),
+    },
+    Mutant {
+        name: "advice-for-the-next-region",
+        file: REPAIR,
+        find: "parts.all(|part| part.attributes.huge_pages.is_none())",
+        replace: "parts.all(|part| part.end > part.start)",
+        why: "a region gets advice on huge pages that the program has given to another one",
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "taken-before-it-is-refused",
+        file: "crates/pageleap/src/region/busy.rs",
+        find: "            Err(error) => return Some(Err(error)),\n        };",
+        replace: "            Err(error) => {\n                let open: Vec<_> = self.overlapping(range).collect();\n                open.iter().for_each(|(start, _)| _ = self.parts.remove(start));\n                return Some(Err(error));\n            }\n        };",
+        why: "a job loses the pages of a call that was refused",
+        caught_by: Checker::Unit.says("a call that took nothing has taken pages from a job"),
     },
     Mutant {
         name: "split-and-replaced",
@@ -482,7 +498,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "stray-tables-handed-out",
-        file: SHARE,
+        file: REPAIR,
         find: "lock(&self.0.state).strayed.set(part, !wanted);",
         replace: "lock(&self.0.state).strayed.set(part, false);",
         why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
@@ -490,7 +506,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "mapped-anew-and-not-noted",
-        file: SHARE,
+        file: REPAIR,
         find: "self.strayed.set(run, true);",
         replace: "",
         why: "page tables that some thread's call has allocated anew count as being where the share wants them",
@@ -498,7 +514,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "filled-again-and-not-noted",
-        file: SHARE,
+        file: REPAIR,
         find: "            if filled.is_ok() {\n                state.strayed.set(part, true);\n            }\n",
         replace: "",
         why: "page tables that some thread's call has allocated for an alias that lost its own count as being where the share wants them",

@@ -1,6 +1,6 @@
 //! Mappings of the library's own: memory that no allocator knows.
 //!
-//! What a window needs lies here, because the heap may lie in the area.
+//! Data that a window needs lies here, because the heap may lie in the area.
 
 use std::ops::Range;
 

@@ -114,7 +114,7 @@ impl MemoryMover {
         }
         let (refused, why) = match self.in_place.load(Relaxed) {
             true => (area.refused.checked_sub(TRIES), Why::Remainder),
-            // What was tried in place before has not been tried by the kernel.
+            // The kernel has not tried what was tried in place before.
             false => (Some(area.refused.saturating_sub(TRIES)), Why::Traced),
         };
         let refused = refused.filter(|_| self.may_leave)?;
@@ -169,7 +169,7 @@ impl MemoryMover {
                 return Ok(());
             }
         }
-        // What the scan had no room for goes back to the queue.
+        // Pages for which the scan had no room go back to the queue.
         let end = if seen < range.end { at } else { range.end };
         if at < end {
             found.say(at..end, Verdict::Left(Some(Reason::Absent)));

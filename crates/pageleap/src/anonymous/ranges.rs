@@ -122,8 +122,8 @@ fn can_move_in_place(mapping: &SmapsEntry, statics: &[Range<usize>]) -> bool {
     }
     let is_anonymous =
         mapping.name.is_empty() || ["[heap", "[anon:"].iter().any(|n| mapping.name.starts_with(n));
-    // What the kernel does not manage as it does other pages shows in smaps only; userfaultfd
-    // refuses it.
+    // Pages that the kernel does not manage as it does others show in smaps only; userfaultfd
+    // refuses them.
     is_anonymous && mapping.perms.starts_with("rw") && mapping.perms.ends_with('p')
 }
 

@@ -159,7 +159,7 @@ impl Reserve {
             });
         }
         if self.page == PageSize::Thp && taken.bytes > 0 {
-            // What is left of huge pages that moved in parts keeps others from coming.
+            // The rest of huge pages that moved in parts keeps others from coming.
             let refused =
                 |(call, errno)| Error::call(call, self.frames.start(), taken.bytes, errno);
             self.frames.renew(0..taken.bytes).map_err(refused)?;

@@ -1,8 +1,8 @@
 //! The window: pages leave the range, are copied, and the copies come.
 //!
 //! Nothing here allocates, logs, or touches memory of the program: the heap may lie in the area.
-//! What is used lies on the stack, in memory that [`Mapped`](super::mapped::Mapped) has, or is
-//! static: mappings with static variables are not moved.
+//! The data that it uses lies on the stack, in memory that [`Mapped`](super::mapped::Mapped) has, or
+//! is static: mappings with static variables are not moved.
 //!
 //! One lock, [`Shared::open`], orders what the worker and the [`attendant`] do:
 //!
@@ -399,7 +399,7 @@ impl Ground<'_> {
         // SAFETY: forwarded to the caller.
         let (done, refused) = unsafe { self.relocate(dst, src, len) };
         taking.since_ns.store(0, Ordering::Release);
-        // What was filled to end the call is the page of zeros. A page that reclaim had in hand has
+        // A page that was filled to end the call is the page of zeros. A page that reclaim had in hand has
         // moved as an entry of the swap.
         let arrived = |categories| {
             categories & page_is::ZERO == 0

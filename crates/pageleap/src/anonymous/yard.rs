@@ -96,7 +96,7 @@ impl Yard {
             let kept = [self.uffd.kept(), self.end.kept()];
             let thread = Thread::start(name, move || {
                 let bomb = AbortOnUnwind;
-                // What was captured lies on the heap, and is copied to the stack.
+                // The captured values lie on the heap, and are copied to the stack.
                 let (ground, kept) = std::hint::black_box((ground, kept));
                 let served = ground.shared.served();
                 let is_traced = u64::from(tracer::of_this_thread().is_some());

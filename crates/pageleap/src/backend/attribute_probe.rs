@@ -25,7 +25,7 @@ use crate::observe::{self, AttributeRun};
 use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
-/// Most mappings that are probed, at some 20 us each. Of more, smaps is read as it is.
+/// The most mappings that are probed, at some 20 us each. Of more, smaps is read as it is.
 const MAX_PROBES: usize = 256;
 
 /// The page that is reserved for duplicates, if one is. The lock also keeps two probes apart.
@@ -97,14 +97,19 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
         Some(page) => page,
         None => *reserved.insert(sys::reserve_below(mappings.at(0)?.start, BASE_PAGE).ok()?),
     };
-    let mut parts: Vec<Range<usize>> = Vec::new();
+    // Parts of ranges, and whether each lies in the same mapping as the one before it.
+    let (mut parts, mut joined): (Vec<Range<usize>>, Vec<bool>) = Default::default();
+    let (mut last, mut probes) = (None, 0);
     for range in ranges {
         let (seen, mut at) = (parts.len(), range.start);
         while let Some(mapping) = mappings.at(at).filter(|_| at < range.end) {
-            let Some(part) = overlap(mapping, range) else { break };
+            let Some(part) = overlap(mapping.clone(), range) else { break };
             at = part.end;
             parts.push(part);
-            if parts.len() > MAX_PROBES {
+            let is_same = last.replace(mapping.clone()) == Some(mapping);
+            joined.push(is_same);
+            probes += usize::from(!is_same);
+            if probes > MAX_PROBES {
                 return None;
             }
         }
@@ -112,15 +117,21 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
             return None;
         }
     }
-    let mut runs = Vec::new();
-    for part in parts {
-        // The page is the part's own: other parts of the mapping may be changing.
-        let (run, is_ours) = probe(page, part.start);
-        if !is_ours {
-            *reserved = None;
-        }
-        let run = run?;
-        runs.push(AttributeRun { start: part.start, end: part.end, ..run });
+    let mut runs: Vec<AttributeRun> = Vec::new();
+    for (part, joined) in parts.into_iter().zip(joined) {
+        let known = runs.last().filter(|_| joined).map(|run| run.attributes);
+        let attributes = match known {
+            Some(attributes) => attributes,
+            None => {
+                // The page is the part's own: other parts of the mapping may be changing.
+                let (run, is_ours) = probe(page, part.start);
+                if !is_ours {
+                    *reserved = None;
+                }
+                run?.attributes
+            }
+        };
+        runs.push(AttributeRun { start: part.start, end: part.end, attributes });
     }
     Some(observe::joined(runs.into_iter()))
 }

@@ -391,7 +391,7 @@ unsafe impl Backend for Model {
         );
         let of = |e: &Entry| (e.prot, e.dont_fork, e.dont_dump, e.locked, e.tracked);
         if source.iter().any(|e| of(e) != of(&source[0])) {
-            // More than one mapping. What was at the target is gone by then.
+            // More than one mapping. The kernel has unmapped the target by then.
             pages(to, len).for_each(|page| _ = state.space.remove(&page));
             return Err(Errno(libc::EFAULT));
         }

@@ -147,9 +147,13 @@ fn try_engine<T>(
             return Unusable { reason, remedy, is_short: false };
         }
         let remedy = "`pageleap doctor` tells how to allow it; or let the engine be chosen (auto)";
-        let is_short = matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM);
-        Unusable { reason, remedy, is_short }
+        Unusable { reason, remedy, is_short: is_shortage(errno) }
     })
+}
+
+/// Whether a call was refused for want of descriptors or kernel memory, which may be there later.
+pub(crate) fn is_shortage(errno: Errno) -> bool {
+    matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)
 }
 
 /// What is known of an area before an attempt.
@@ -437,7 +441,7 @@ mod tests {
             let error = for_job(EngineChoice::Auto, page, &Ok(()), short).unwrap_err();
             let Error::EngineRefused { reason, .. } = error else { panic!("{error}") };
             assert!(reason.contains(&Errno(errno).to_string()), "{reason}");
-            // What is over a moment later is no shortage.
+            // A shortage that is over a moment later is none.
             let whole = |one: &Engine| !one.signals() && one.moves(page);
             let mut refusals = Engine::ALL.into_iter().filter(whole).count();
             let soon = |_| match refusals.checked_sub(1) {
@@ -490,7 +494,7 @@ mod tests {
             assert_eq!(at(few), AreaEngine { engine: other, why: Why::FewWait });
             let many = Situation { few_wait: false, ..few };
             assert_eq!(at(many), AreaEngine { engine, why: Why::ManyWait });
-            // What was refused once is tried as it always was.
+            // An area that was refused once is tried as it always was.
             assert_eq!(at(Situation { refused: 1, ..few }).why, Why::AsChosen);
             assert_eq!(at(Situation { writable: false, ..few }).why, Why::ReadOnly);
             let apart = at(Situation { exchange_unsupported: true, ..few });

@@ -226,7 +226,7 @@ mod tests {
         // One disturbed copy, and one that was lucky, change nothing.
         let rounds = [times(500, 400), times(500, 9000), times(500, 410), times(10, 400)];
         assert_eq!(chosen(&rounds), Some(MEMCPY));
-        // What was not tried never wins.
+        // A method that was not tried never wins.
         assert_eq!(chosen(&[times(500, u64::MAX)]), Some(0));
     }
 

@@ -239,7 +239,7 @@ mod tests {
         let complete: Vec<_> =
             done.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty()).collect();
         assert_eq!(complete, [(3, &vec![(0, 0)]), (7, &vec![(0, 1)]), (9, &vec![(0, 2)])]);
-        // What fails is not waited for.
+        // Pages that fail are not waited for.
         assert_eq!(unjoined.dealt_with(1, &(0..1), true), []);
         assert_eq!(unjoined.dealt_with(1, &(1..3), false), [(1, 0)]);
         assert_eq!((unjoined.take_rest(), unjoined.apart), (vec![], 0));

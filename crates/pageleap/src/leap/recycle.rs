@@ -13,7 +13,10 @@ use crate::engine::waits::Waits;
 use crate::job::books::Books;
 use crate::job::report::Warning;
 use crate::pool::{self, Share};
-use crate::sync::{Instant, Mutex, Ordering, lock, thread};
+use crate::sync::{Instant, Mutex, lock, thread};
+
+/// How many bytes of vacated frames are made ready at a time.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// Frames that pages have left.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +32,7 @@ impl Vacated {
     /// In pieces, because who waits for frames waits for a whole one, and some calls keep all other
     /// threads of the process from mapping while they last.
     fn pieces(self) -> impl Iterator<Item = Vacated> {
-        const BYTES: usize = 16 << 20;
-        let pieces = self.run.pieces(BYTES / self.share.page_size().bytes());
+        let pieces = self.run.pieces(PIECE_BYTES / self.share.page_size().bytes());
         pieces.map(move |run| Vacated { run, ..self.clone() })
     }
 }
@@ -63,7 +65,7 @@ impl FrameMover {
         if crowded() {
             let vacated = merged(std::mem::take(&mut lock(&self.ledger).vacated));
             vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
-            self.terrain.recycle(vacated, self.has_changed.load(Ordering::Relaxed) > 0, books);
+            self.terrain.recycle(vacated, books);
         }
     }
 
@@ -71,8 +73,7 @@ impl FrameMover {
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
         // From here on no call takes pages away.
         self.set_open(false);
-        let FrameMover { terrain, legs, ledger, slots, regions, has_changed, .. } = self;
-        let has_changed = has_changed.load(Ordering::Relaxed) > 0;
+        let FrameMover { terrain, legs, ledger, slots, regions, .. } = self;
         let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
         for slot in &slots {
             books.with_waits(|waits| drain(slot.slot(), waits));
@@ -114,32 +115,58 @@ impl FrameMover {
         drop(claimed);
         drop(legs);
         moved();
-        terrain.recycle(vacated, has_changed, books);
+        terrain.recycle(vacated, books);
     }
 }
 
 impl Terrain {
-    /// Makes announced frames ready for use again. `has_changed`: the program has changed a mapping.
-    fn recycle(&self, vacated: Vec<Vacated>, has_changed: bool, books: Books<'_>) {
+    /// Makes announced frames ready for use again.
+    fn recycle(&self, vacated: Vec<Vacated>, books: Books<'_>) {
+        let pieces: Vec<_> = vacated.into_iter().flat_map(Vacated::pieces).collect();
+        for alike in pieces.chunk_by(|one, other| one.share == other.share) {
+            for batch in batches(alike) {
+                self.recycle_batch(batch, books);
+            }
+        }
+    }
+
+    /// The same for pieces of one share.
+    fn recycle_batch(&self, batch: &[Vacated], books: Books<'_>) {
         let tracker = self.tracker.as_ref().map(OpenTracker::tracker);
-        for Vacated { share, run, marked } in vacated.into_iter().flat_map(Vacated::pieces) {
-            if marked {
-                share.take_marks(run, |addr, len| match tracker {
-                    // SAFETY: the alias of frames that nobody uses.
-                    Some(tracker) => unsafe { self.backend.untrack(tracker, addr, len) },
-                    None => Ok(()),
-                });
-            }
-            if has_changed {
-                // Advice that no call takes back may have come along with the page tables.
-                share.mark_spoilt(run);
-            }
-            if let Err(error) = share.give_back_announced(run) {
+        let share = &batch[0].share;
+        for Vacated { run, .. } in batch.iter().filter(|piece| piece.marked) {
+            share.take_marks(*run, |addr, len| match tracker {
+                // SAFETY: the alias of frames that nobody uses.
+                Some(tracker) => unsafe { self.backend.untrack(tracker, addr, len) },
+                None => Ok(()),
+            });
+        }
+        // Reclaimed mappings are joined with their neighbours, so that one look tells of many.
+        batch.iter().for_each(|piece| share.reclaim(piece.run));
+        share.look_for_advice(&batch.iter().map(|piece| piece.run).collect::<Vec<_>>());
+        for piece in batch {
+            if let Err(error) = share.give_back_announced(piece.run) {
                 let what = "vacated frames are out of circulation for now";
                 books.warn(Warning::because(what, &error));
             }
         }
     }
+}
+
+/// Cuts pieces of one share into batches of few pieces and few bytes.
+fn batches(mut pieces: &[Vacated]) -> impl Iterator<Item = &[Vacated]> {
+    const MOST: usize = 128;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |piece: &&Vacated| {
+            bytes += piece.run.frames as usize * piece.share.page_size().bytes();
+            bytes <= PIECE_BYTES
+        };
+        let fitting = pieces.iter().take(MOST).take_while(fits).count();
+        let (batch, rest) = pieces.split_at(fitting.max(1).min(pieces.len()));
+        pieces = rest;
+        (!batch.is_empty()).then_some(batch)
+    })
 }
 
 fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {

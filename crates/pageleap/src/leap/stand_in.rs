@@ -1,7 +1,6 @@
 //! The engine that moves areas which the job's own engine cannot move, or must not while a debugger
-//! traces the job ([`choice::stand_in`]): its
-//! tracker is opened when the first area needs it, and a thread reads the messages of it from then
-//! on, until no area is left.
+//! traces the job ([`choice::stand_in`]). Its tracker is opened when the first area needs it. From
+//! then on a thread reads the tracker's messages, until no area is left.
 
 use std::sync::Arc;
 
@@ -77,9 +76,13 @@ impl FrameMover {
         }
     }
 
-    /// The tracker of the stand-in, opened and served.
+    /// The tracker of the stand-in, opened and served. A refusal holds for the rest of the job,
+    /// unless it is a shortage, which may be over when the next area comes.
     pub(super) fn tracker_of_stand_in(&self, engine: Engine) -> Result<Tracker, (Call, Errno)> {
         let served = &mut *lock(&self.stand_in.0);
+        if matches!(served, Some(Err((_, errno))) if choice::is_shortage(*errno)) {
+            *served = None;
+        }
         let served = served.get_or_insert_with(|| self.serve_stand_in(engine));
         served.as_ref().map(|served| served.open.tracker()).map_err(|refused| *refused)
     }

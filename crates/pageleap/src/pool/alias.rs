@@ -9,9 +9,11 @@
 //!   Filled --------------> Hollow --------------> Borrowed <------ Filled
 //!     ^                      |    <--------------     |      Lent
 //!     |                      |      TablesTaken       |
-//!     +------- Mended -------+------------------------+
+//!     +------- Mended -------+                        | Reclaimed
+//!     |                                               v
+//!     +------- Mended ---------------------------- Reclaimed
 //!
-//!   Filled, Hollow, Borrowed --- Spoilt ----> Spoilt
+//!   Filled, Hollow, Borrowed, Reclaimed --- Spoilt ----> Spoilt
 //!   any state ----------------- Mapped ----> Filled
 //!   any state ----------------- MapFailed -> Torn
 //! ```
@@ -32,6 +34,9 @@ pub(crate) enum AliasState {
     /// Its page tables are filled, but it has the access and the attributes of a region. To be
     /// given back those of an alias.
     Borrowed,
+    /// It has its own access and attributes again, but for advice that no call takes back. To be
+    /// looked at.
+    Reclaimed,
     /// It has attributes or page tables that no call takes back. To be mapped anew.
     Spoilt,
     /// It may be a hole, because a call failed, and another thread may have mapped memory into the
@@ -48,7 +53,9 @@ pub(crate) enum AliasEvent {
     Lent,
     /// It has got something that no call takes back, or a repair has failed.
     Spoilt,
-    /// A repair has succeeded.
+    /// It has got back its own access and attributes, as far as calls can give them.
+    Reclaimed,
+    /// A repair has succeeded, or a look has found none needed.
     Mended,
     /// It has been mapped anew.
     Mapped,
@@ -66,6 +73,7 @@ impl AliasState {
             (AliasState::Spoilt, _) | (_, AliasEvent::Spoilt) => AliasState::Spoilt,
             (_, AliasEvent::TablesTaken) => AliasState::Hollow,
             (_, AliasEvent::Lent) => AliasState::Borrowed,
+            (_, AliasEvent::Reclaimed) => AliasState::Reclaimed,
             (_, AliasEvent::Mended) => AliasState::Filled,
         }
     }
@@ -105,7 +113,7 @@ impl Aliases {
 mod tests {
     use proptest::prelude::*;
 
-    use super::AliasEvent::{Lent, MapFailed, Mapped, Mended, Spoilt, TablesTaken};
+    use super::AliasEvent::{Lent, MapFailed, Mapped, Mended, Reclaimed, Spoilt, TablesTaken};
     use super::*;
     use crate::cases::cases;
 
@@ -115,19 +123,20 @@ mod tests {
     struct Marks {
         hollow: bool,
         borrowed: bool,
+        doubtful: bool,
         spoilt: bool,
         torn: bool,
     }
 
     impl Marks {
         fn note(&mut self, event: AliasEvent) {
+            let less = Marks { spoilt: self.spoilt, torn: self.torn, ..Marks::default() };
             match event {
-                TablesTaken => (self.hollow, self.borrowed) = (true, false),
-                Lent => (self.hollow, self.borrowed) = (false, true),
-                Spoilt => {
-                    (self.hollow, self.borrowed, self.spoilt) = (false, false, true);
-                }
-                Mended => (self.hollow, self.borrowed) = (false, false),
+                TablesTaken => *self = Marks { hollow: true, ..less },
+                Lent => *self = Marks { borrowed: true, ..less },
+                Reclaimed => *self = Marks { doubtful: true, ..less },
+                Spoilt => *self = Marks { spoilt: true, ..less },
+                Mended => *self = less,
                 Mapped => *self = Marks::default(),
                 MapFailed => *self = Marks { torn: true, ..Marks::default() },
             }
@@ -141,6 +150,7 @@ mod tests {
                 Marks { spoilt: true, .. } => AliasState::Spoilt,
                 Marks { hollow: true, .. } => AliasState::Hollow,
                 Marks { borrowed: true, .. } => AliasState::Borrowed,
+                Marks { doubtful: true, .. } => AliasState::Reclaimed,
                 _ => AliasState::Filled,
             }
         }
@@ -149,7 +159,7 @@ mod tests {
     #[test]
     fn only_a_new_mapping_leads_out_of_what_no_call_repairs() {
         for state in [AliasState::Spoilt, AliasState::Torn] {
-            for event in [TablesTaken, Lent, Spoilt, Mended] {
+            for event in [TablesTaken, Lent, Reclaimed, Spoilt, Mended] {
                 assert_eq!(state.after(event), state, "{event:?}");
             }
             assert_eq!(state.after(Mapped), AliasState::Filled);
@@ -158,7 +168,7 @@ mod tests {
     }
 
     fn event() -> impl Strategy<Value = AliasEvent> {
-        prop::sample::select(vec![TablesTaken, Lent, Spoilt, Mended, Mapped, MapFailed])
+        prop::sample::select(vec![TablesTaken, Lent, Reclaimed, Spoilt, Mended, Mapped, MapFailed])
     }
 
     proptest! {
@@ -174,7 +184,7 @@ mod tests {
                 marks[first as usize..run.end() as usize].iter_mut().for_each(|m| m.note(event));
                 let all = Run { first: 0, frames: 52 };
                 use AliasState::{Borrowed, Filled, Hollow, Spoilt, Torn};
-                for state in [Filled, Hollow, Borrowed, Spoilt, Torn] {
+                for state in [Filled, Hollow, Borrowed, AliasState::Reclaimed, Spoilt, Torn] {
                     let mut of_state = [false; 52];
                     let runs = aliases.runs_in(all, state);
                     prop_assert!(runs.windows(2).all(|w| w[0].end() < w[1].first), "{:?}", runs);

@@ -8,6 +8,7 @@ mod descriptor;
 mod fill;
 mod frames;
 mod needs;
+mod repair;
 mod reserve;
 pub(crate) mod room;
 mod share;

@@ -12,11 +12,10 @@
 //! policy says, and not where the share wants them, so the share notes their frames as *strayed*.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use super::alias::{AliasEvent, AliasState, Aliases};
-use super::descriptor::LOST;
+use super::alias::{AliasState, Aliases};
 use super::frames::{FrameAllocator, FrameSet, Run};
 use super::{fill, room};
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
@@ -51,20 +50,22 @@ pub(crate) struct ShareInner {
     anchor: Mutex<Option<usize>>,
     /// The process that made it.
     process: u32,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
+    /// Whether looks at the attributes of the alias take so long that it is mapped anew instead.
+    pub(super) looks_are_slow: AtomicBool,
     /// Signalled when announced frames have been given back.
     returned: Condvar,
     id: u64,
 }
 
-struct State {
+pub(super) struct State {
     allocator: FrameAllocator,
     /// Frames that have held data. They are zeroed before a region gets them as new memory.
     used: FrameSet,
     /// The states of aliases: what is to be repaired before a frame is free.
-    aliases: Aliases,
+    pub(super) aliases: Aliases,
     /// Frames whose page tables may lie on another node than the share wants.
-    strayed: FrameSet,
+    pub(super) strayed: FrameSet,
     /// Frames whose alias could not be repaired. The repair is tried again when frames are short.
     unmapped: Vec<Run>,
     /// How many frames are about to be given back.
@@ -73,7 +74,7 @@ struct State {
 
 /// What is mapped where an alias is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fill {
+pub(super) enum Fill {
     /// Reserved address space; page tables are filled later.
     New,
     /// The alias.
@@ -134,6 +135,7 @@ impl Share {
             anchor: Mutex::new(None),
             process: std::process::id(),
             state: Mutex::new(state),
+            looks_are_slow: AtomicBool::new(false),
             returned: Condvar::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
@@ -333,96 +335,6 @@ impl Share {
         self.0.id
     }
 
-    /// Repairs the alias of `run`, so that it is filled and writable, with [`ALIAS_ATTRIBUTES`].
-    fn mend_alias(&self, run: Run) -> Result<(), (Call, Run, Errno)> {
-        // If a repair fails, the next kind of repair does the same.
-        let outcome = |repaired: &Result<(), Errno>| match repaired {
-            Ok(()) => AliasEvent::Mended,
-            Err(_) => AliasEvent::Spoilt,
-        };
-        self.reclaim(run);
-        let hollow = self.alias_runs(run, AliasState::Hollow);
-        for part in hollow.into_iter().flat_map(|run| self.0.steps(run)) {
-            let filled = self.0.refill_alias(part);
-            let mut state = lock(&self.0.state);
-            state.aliases.note(part, outcome(&filled));
-            if filled.is_ok() {
-                state.strayed.set(part, true);
-            }
-        }
-        let spoilt = self.alias_runs(run, AliasState::Spoilt);
-        for part in spoilt.into_iter().flat_map(|run| self.0.steps(run)) {
-            let mapped = self.0.map_alias(part, Fill::Anew);
-            lock(&self.0.state).mapped_anew(part, mapped);
-            if let Err(LOST) = mapped {
-                return Err((LOST.0, part, LOST.1));
-            }
-        }
-        for part in self.alias_runs(run, AliasState::Torn) {
-            self.0.map_alias(part, Fill::Torn).map_err(|(call, errno)| (call, part, errno))?;
-            lock(&self.0.state).mapped_anew(part, Ok(()));
-        }
-        Ok(())
-    }
-
-    /// The parts of `run` whose alias is in that state.
-    fn alias_runs(&self, run: Run, alias: AliasState) -> Vec<Run> {
-        lock(&self.0.state).aliases.runs_in(run, alias)
-    }
-
-    /// Removes from the alias of vacated frames the marks of a tracker. `untrack` ends tracking of
-    /// an address range. The page tables stay.
-    pub(crate) fn take_marks(&self, run: Run, untrack: impl Fn(usize, usize) -> Result<(), Errno>) {
-        for part in self.0.steps(run) {
-            let (addr, len) =
-                (self.0.alias_of(part.first), part.frames as usize * self.0.page.bytes());
-            // The marks have left page table entries that do not allow writing. Taking the
-            // permission away and giving it again restores the entries, which takes a fraction of
-            // the time of a fault for each.
-            // SAFETY: the alias is the share's own, and the frames have no user.
-            let healed = untrack(addr, len).and_then(|()| unsafe {
-                self.0.backend.protect(addr, len, Prot::READ)?;
-                self.0.backend.protect(addr, len, Prot::READ_WRITE)
-            });
-            if healed.is_err() {
-                self.mark_spoilt(part);
-            }
-        }
-    }
-
-    /// Brings the page tables of the alias of frames, which the caller has taken, to `node`. A part
-    /// whose page tables may lie elsewhere is mapped anew, with the attributes of an alias, and
-    /// then passed to `finish`. A part that fails is mapped anew again the next time.
-    ///
-    /// New page tables lie where the calling thread's policy says, which has to be `node`.
-    pub(crate) fn seat_tables(
-        &self,
-        run: Run,
-        node: NodeId,
-        finish: impl Fn(Run) -> Result<(), Errno>,
-    ) -> Result<(), (Call, Errno)> {
-        let wanted = self.0.tables == Some(node);
-        let parts = if wanted { lock(&self.0.state).strayed.runs_in(run) } else { vec![run] };
-        for part in parts {
-            let torn = !self.alias_runs(part, AliasState::Torn).is_empty();
-            let mapped = self.0.map_alias(part, if torn { Fill::Torn } else { Fill::Anew });
-            lock(&self.0.state).mapped_anew(part, mapped);
-            mapped?;
-            finish(part).map_err(|errno| (Call::Advise, errno))?;
-            lock(&self.0.state).strayed.set(part, !wanted);
-        }
-        Ok(())
-    }
-
-    /// Maps the alias of frames, which the caller has taken, where it may be a hole.
-    pub(crate) fn mend_torn(&self, run: Run) -> Result<(), (Call, Errno)> {
-        self.alias_runs(run, AliasState::Torn).into_iter().try_for_each(|part| {
-            self.0.map_alias(part, Fill::Torn)?;
-            lock(&self.0.state).mapped_anew(part, Ok(()));
-            Ok(())
-        })
-    }
-
     /// Notes on which node the page tables lie that map `run` now; `None` if that is not known.
     pub(crate) fn note_tables(&self, run: Run, node: Option<NodeId>) {
         lock(&self.0.state).strayed.set(run, node.is_none() || node != self.0.tables);
@@ -443,65 +355,6 @@ impl Share {
             frames.all(|frame| frame < self.0.frames && !state.allocator.is_free(frame));
         (self.0.frames - state.allocator.free_frames() - unmapped, all_taken)
     }
-
-    /// Notes that the alias of `run` is filled, with the access and the attributes of a region.
-    pub(crate) fn mark_borrowed(&self, run: Run) {
-        lock(&self.0.state).aliases.note(run, AliasEvent::Lent);
-    }
-
-    /// Gives the borrowed alias of frames its own access and attributes again, before the frames
-    /// are free. Nobody uses the frames. If that fails, the alias is mapped anew later.
-    pub(crate) fn reclaim(&self, run: Run) {
-        for part in self.alias_runs(run, AliasState::Borrowed) {
-            let event = match self.0.reclaim_alias(part) {
-                Ok(()) => AliasEvent::Mended,
-                Err(_) => AliasEvent::Spoilt,
-            };
-            lock(&self.0.state).aliases.note(part, event);
-        }
-    }
-
-    /// Has the kernel join the alias of frames that nobody uses with its neighbours, where it has
-    /// not. The kernel tries to whenever an attribute changes, so one is changed and changed back.
-    /// If that fails, the alias stays apart until the frames are free.
-    pub(crate) fn rejoin(&self, run: Run) {
-        let (addr, len) = (self.0.alias_of(run.first), run.frames as usize * self.0.page.bytes());
-        for advice in [Advice::DoDump, Advice::DontDump] {
-            // SAFETY: the alias is the share's own.
-            let _ = unsafe { self.0.backend.advise(addr, len, advice) };
-        }
-    }
-
-    /// Maps the alias of `run` again, after a call has failed that may have left a hole.
-    pub(crate) fn mend_hole(&self, run: Run) {
-        lock(&self.0.state).aliases.note(run, AliasEvent::MapFailed);
-        let mapped = self.0.map_alias(run, Fill::Torn);
-        lock(&self.0.state).mapped_anew(run, mapped);
-    }
-
-    /// Notes that the page tables of the alias of `run` have gone to a region.
-    pub(crate) fn mark_hollow(&self, run: Run) {
-        lock(&self.0.state).aliases.note(run, AliasEvent::TablesTaken);
-    }
-
-    /// Notes that the alias of `run` must be mapped anew before the frames can be free.
-    pub(crate) fn mark_spoilt(&self, run: Run) {
-        lock(&self.0.state).aliases.note(run, AliasEvent::Spoilt);
-    }
-}
-
-impl State {
-    /// Notes that the alias of `run` has been mapped anew, or that this failed and may have left a
-    /// hole, unless it failed for want of the descriptor: then nothing has changed.
-    fn mapped_anew(&mut self, run: Run, mapped: Result<(), (Call, Errno)>) {
-        let event = match mapped {
-            Ok(()) => AliasEvent::Mapped,
-            Err(LOST) => AliasEvent::Spoilt,
-            Err(_) => AliasEvent::MapFailed,
-        };
-        self.aliases.note(run, event);
-        self.strayed.set(run, true);
-    }
 }
 
 impl ShareInner {
@@ -513,30 +366,6 @@ impl ShareInner {
     /// The offset of a frame in the file.
     pub(crate) fn offset_of(&self, frame: u64) -> u64 {
         frame * self.page.bytes() as u64
-    }
-
-    /// Maps the alias of `run`.
-    fn map_alias(&self, run: Run, fill: Fill) -> Result<(), (Call, Errno)> {
-        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        let offset = self.offset_of(run.first);
-        let populate = fill != Fill::New;
-        let mapping =
-            Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
-        self.look_at_descriptor()?;
-        // SAFETY: the alias is the share's own, and the frames have no user. Memory that another
-        // thread has mapped into a hole is not replaced.
-        unsafe {
-            if fill == Fill::Torn {
-                self.backend.map_own(&mapping)
-            } else {
-                self.backend.map(&mapping)
-            }
-            .map_err(|errno| (Call::Map, errno))?;
-            // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would leave
-            // the lock behind.
-            self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
-        }
-        self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
     }
 
     /// Locks the frames into memory, by a mapping that never changes. A lock on the alias would be
@@ -562,57 +391,11 @@ impl ShareInner {
         }
     }
 
-    /// Gives the alias of `run` its own access and attributes again, in place of a region's. Its
-    /// page tables stay, and become writable again.
-    fn reclaim_alias(&self, run: Run) -> Result<(), Errno> {
-        for part in self.steps(run) {
-            let (addr, len) = (self.alias_of(part.first), part.frames as usize * self.page.bytes());
-            // SAFETY: the alias is ours, and the frames have no user.
-            unsafe { self.backend.protect(addr, len, Prot::READ_WRITE) }?;
-        }
-        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // `mlockall` or the region may have locked it. A process that may not unlock memory has not
-        // locked any. SAFETY: the alias is the share's own.
-        let _ = unsafe { self.backend.unlock(addr, len) };
-        self.advise_alias(run)
-    }
-
-    /// Fills the alias of `run` again, whose page tables have gone to a region, and gives it its
-    /// own access and attributes. No mapping is made, which a child could inherit before it is
-    /// hidden. Refused for huge pages: only a new mapping is sure to have no page tables for base
-    /// pages.
-    fn refill_alias(&self, run: Run) -> Result<(), Errno> {
-        if self.page != PageSize::Base {
-            return Err(Errno(libc::EINVAL));
-        }
-        self.reclaim_alias(run)?;
-        let (addr, len) = (self.alias_of(run.first), run.frames as usize * self.page.bytes());
-        // For reading, because then the kernel maps 16 pages per fault, and pages of a shared
-        // memory file are writable all the same. SAFETY: the alias is the share's own, and the
-        // frames have no user.
-        unsafe { self.backend.populate(addr, len, false) }
-    }
-
-    /// The parts of a run for calls that visit every page. Such a call keeps all other threads of
-    /// the process from mapping and unmapping, for some 20 us per MB.
-    fn steps(&self, run: Run) -> impl Iterator<Item = Run> {
-        /// Bytes of a step: one page of page table.
-        const STEP: usize = 2 << 20;
-        run.pieces(STEP / self.page.bytes())
-    }
-
-    /// Gives the alias of `run` the advice of all aliases, which keeps it from children and core
-    /// dumps.
-    pub(crate) fn advise_alias(&self, run: Run) -> Result<(), Errno> {
-        // SAFETY: the alias is ours, and the frames have no user.
-        unsafe { self.hide(self.alias_of(run.first), run.frames as usize * self.page.bytes()) }
-    }
-
     /// Keeps a mapping of frames from children and core dumps, which would get the data twice.
     ///
     /// # Safety
     /// The mapping is the share's own.
-    unsafe fn hide(&self, addr: usize, len: usize) -> Result<(), Errno> {
+    pub(super) unsafe fn hide(&self, addr: usize, len: usize) -> Result<(), Errno> {
         [Advice::DontFork, Advice::DontDump, Advice::Normal].into_iter().try_for_each(|advice| {
             // SAFETY: forwarded to the caller.
             unsafe { self.backend.advise(addr, len, advice) }

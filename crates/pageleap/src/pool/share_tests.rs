@@ -5,6 +5,7 @@ use super::*;
 use crate::backend::Linux;
 use crate::backend::{FailAt, FailMode, Model};
 use crate::pool::Pool;
+use crate::pool::alias::AliasEvent;
 
 /// What is where a call has left a hole, or not: ours goes with the pool, and what another thread
 /// has mapped there stays.

@@ -79,17 +79,31 @@ impl Claims {
         })
     }
 
-    /// Claims a range for a call, and withdraws it from jobs. Refused if part of it is under way, or
+    /// Whether a call may withdraw a range from jobs. It may not if part of the range is under way, or
     /// claimed and not open, or if a call waits for it that came before. `waits` is the call itself,
     /// if it waits.
-    fn withdraw(&mut self, range: &Range<usize>, waits: Option<Owner>) -> Option<Owner> {
+    fn may_withdraw(&self, range: &Range<usize>, waits: Option<Owner>) -> bool {
         let mut before = self.waiting.iter().take_while(|(call, _)| Some(*call) != waits);
-        if before.any(|(_, other)| overlap(range, other))
-            || self.under_way.iter().any(|other| overlap(range, other))
-            || self.overlapping(range).any(|(_, part)| !part.open)
-        {
+        !before.any(|(_, other)| overlap(range, other))
+            && !self.under_way.iter().any(|other| overlap(range, other))
+            && self.overlapping(range).all(|(_, part)| part.open)
+    }
+
+    /// Claims a range for a call, and withdraws it from jobs, if it may be withdrawn and `admit`
+    /// does not refuse. `None`: it may not be withdrawn. After a refusal jobs keep the range.
+    fn withdraw<T, E>(
+        &mut self,
+        range: &Range<usize>,
+        waits: Option<Owner>,
+        admit: impl FnOnce() -> Result<T, E>,
+    ) -> Option<Result<(Owner, T), E>> {
+        if !self.may_withdraw(range, waits) {
             return None;
         }
+        let admitted = match admit() {
+            Ok(admitted) => admitted,
+            Err(error) => return Some(Err(error)),
+        };
         let open: Vec<_> = self.overlapping(range).collect();
         for (start, Part { end, owner, open }) in open {
             self.parts.remove(&start);
@@ -98,7 +112,7 @@ impl Claims {
         }
         let owner = self.new_owner();
         self.put(range.clone(), owner, false);
-        Some(owner)
+        Some(Ok((owner, admitted)))
     }
 
     /// Marks bytes as under way, unless some are no longer the owner's, or open and waited for: then
@@ -245,51 +259,47 @@ impl Drop for UnderWay<'_> {
 impl RegionInner {
     /// Claims a byte range for a job.
     pub(crate) fn claim(self: &Arc<Self>, range: Range<usize>) -> Result<Claim, Error> {
-        let owner = lock(&self.busy.claims).claim(&range);
-        self.claimed(range, owner)
-    }
-
-    /// Claims a byte range for a call, which waits as long for attempts of jobs and for other calls.
-    /// Meanwhile no attempt begins on it.
-    pub(super) fn withdraw(
-        self: &Arc<Self>,
-        range: Range<usize>,
-        patience: Duration,
-    ) -> Result<Claim, Error> {
-        let BusyRanges { claims, freed } = &self.busy;
-        let mut claims = lock(claims);
-        if patience.is_zero() {
-            let owner = claims.withdraw(&range, None);
-            return self.claimed(range, owner);
-        }
-        let began = Instant::now();
-        let call = claims.new_owner();
-        claims.waiting.push((call, range.clone()));
-        let owner = loop {
-            if let Some(owner) = claims.withdraw(&range, Some(call)) {
-                break Some(owner);
-            }
-            let left = patience.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                break None;
-            }
-            claims = freed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0;
-        };
-        claims.waiting.retain(|(other, _)| *other != call);
-        // Others may have waited for this one.
-        freed.notify_all();
-        self.claimed(range, owner)
-    }
-
-    fn claimed(
-        self: &Arc<Self>,
-        range: Range<usize>,
-        owner: Option<Owner>,
-    ) -> Result<Claim, Error> {
-        match owner {
+        match lock(&self.busy.claims).claim(&range) {
             Some(owner) => Ok(Claim { region: self.clone(), range, owner }),
             None => Err(Error::RangeBusy { start: range.start, end: range.end }),
         }
+    }
+
+    /// Claims a byte range for a call, which waits as long for attempts of jobs and for other calls.
+    /// Meanwhile no attempt begins on it. As soon as the range may be withdrawn, `admit` has the last
+    /// word. After an error jobs keep the range. `admit` takes no lock of a job or of claims.
+    pub(super) fn withdraw<T>(
+        self: &Arc<Self>,
+        range: Range<usize>,
+        patience: Duration,
+        mut admit: impl FnMut() -> Result<T, Error>,
+    ) -> Result<(Claim, T), Error> {
+        let BusyRanges { claims, freed } = &self.busy;
+        let mut claims = lock(claims);
+        let busy = || Err(Error::RangeBusy { start: range.start, end: range.end });
+        let withdrawn = if patience.is_zero() {
+            claims.withdraw(&range, None, admit).unwrap_or_else(busy)
+        } else {
+            let began = Instant::now();
+            let call = claims.new_owner();
+            claims.waiting.push((call, range.clone()));
+            let withdrawn = loop {
+                if let Some(withdrawn) = claims.withdraw(&range, Some(call), &mut admit) {
+                    break withdrawn;
+                }
+                let left = patience.saturating_sub(began.elapsed());
+                if left.is_zero() {
+                    break busy();
+                }
+                claims = freed.wait_timeout(claims, left).unwrap_or_else(PoisonError::into_inner).0;
+            };
+            claims.waiting.retain(|(other, _)| *other != call);
+            // Others may have waited for this one.
+            freed.notify_all();
+            withdrawn
+        };
+        let (owner, admitted) = withdrawn?;
+        Ok((Claim { region: self.clone(), range, owner }, admitted))
     }
 
     /// Marks pages of a job as under way. If some have been withdrawn, or a call waits for them,
@@ -321,6 +331,7 @@ mod tests {
 
     use super::*;
     use crate::cases::cases;
+    use crate::units::AddressRange;
 
     #[test]
     fn overlaps_are_refused_and_neighbours_are_not() {
@@ -329,7 +340,7 @@ mod tests {
         for range in [4..8, 0..5, 7..9, 5..6, 0..100] {
             assert_eq!(claims.claim(&range), None, "{range:?}");
             assert_eq!(
-                claims.withdraw(&range, None),
+                withdraw(&mut claims, &range, None),
                 None,
                 "{range:?} of a claim that is not open"
             );
@@ -337,6 +348,11 @@ mod tests {
         assert!(claims.claim(&(0..4)).is_some() && claims.claim(&(8..9)).is_some());
         let left: Vec<usize> = claims.left_of(four, &(4..8)).map(|(start, _)| start).collect();
         assert_eq!(left, [4]);
+    }
+
+    fn withdraw(claims: &mut Claims, range: &Range<usize>, waits: Option<Owner>) -> Option<Owner> {
+        let withdrawn = claims.withdraw(range, waits, || Ok::<_, std::convert::Infallible>(()));
+        withdrawn.map(|Ok((owner, ()))| owner)
     }
 
     fn open(claims: &mut Claims, range: &Range<usize>) -> Owner {
@@ -350,8 +366,8 @@ mod tests {
         let mut claims = Claims::default();
         let job = open(&mut claims, &(0..8));
         assert_eq!(claims.begin(job, &(2..4)), Ok(()));
-        assert_eq!(claims.withdraw(&(3..5), None), None, "a call takes what is under way");
-        let call = claims.withdraw(&(4..6), None).unwrap();
+        assert_eq!(withdraw(&mut claims, &(3..5), None), None, "a call takes what is under way");
+        let call = withdraw(&mut claims, &(4..6), None).unwrap();
         assert_ne!(call, job);
         assert_eq!(
             claims.begin(job, &(4..8)),
@@ -363,8 +379,47 @@ mod tests {
         assert_eq!(claims.begin(job, &(0..8)), Err(vec![4..6]));
         assert_eq!(claims.begin(job, &(6..8)), Ok(()));
         claims.end(&(2..4));
-        assert!(claims.withdraw(&(2..4), None).is_some());
+        assert!(withdraw(&mut claims, &(2..4), None).is_some());
         assert_eq!(claims.begin(job, &(0..8)), Err(vec![2..6]));
+    }
+
+    /// A guard that comes while a call waits keeps the pages where they are, and the job moves them
+    /// when the guard has gone.
+    #[test]
+    fn pages_of_a_call_that_is_refused_stay_with_their_job() {
+        use crate::backend::Model;
+        use crate::{BASE_PAGE, NodeId, Pool, Region};
+        let pool = Pool::builder(NodeId(0), 4 * BASE_PAGE as u64).threads(1);
+        let pool = pool.backend(Arc::new(Model::new())).build().unwrap();
+        let region = Region::new(&pool, 4 * BASE_PAGE).unwrap();
+        let inner = region.inner();
+        let (all, part) = (0..4 * BASE_PAGE, BASE_PAGE..3 * BASE_PAGE);
+        let claim = inner.claim(all).unwrap();
+        claim.set_open(true);
+        let Ok(under_way) = inner.begin(claim.owner(), &(0..2)) else { panic!("nothing is gone") };
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| {
+                inner.withdraw(part.clone(), Duration::from_secs(3600), || {
+                    let pinned = AddressRange::new(0, BASE_PAGE);
+                    let moving = inner.pins.start_moving(&(1..3));
+                    moving.map(drop).map_err(|_| Error::Pinned { range: pinned })
+                })
+            });
+            while !inner.is_waited_for(&(1..3)) {
+                std::thread::yield_now();
+            }
+            let guard = region.pin(2 * BASE_PAGE..3 * BASE_PAGE).unwrap();
+            drop(under_way);
+            let refused = call.join().unwrap().map(drop);
+            assert!(matches!(refused, Err(Error::Pinned { .. })), "{refused:?}");
+            drop(guard);
+        });
+        assert_eq!(
+            claim.pages_left(),
+            [0..4],
+            "a call that took nothing has taken pages from a job"
+        );
+        assert!(!inner.is_waited_for(&(0..4)));
     }
 
     #[test]
@@ -378,17 +433,17 @@ mod tests {
         assert_eq!(claims.sort(job, &[2..5]), (vec![2..5], vec![]), "a call may yet give up");
         assert_eq!(claims.claim(&(4..9)), None, "a new job gets what a call waits for");
         // One after the other, and nobody who does not wait before them.
-        assert_eq!(claims.withdraw(&(1..4), Some(first)), None, "it is under way");
-        assert_eq!(claims.withdraw(&(3..5), Some(second)), None, "it is not its turn");
-        assert_eq!(claims.withdraw(&(4..6), None), None, "it is not its turn");
+        assert_eq!(withdraw(&mut claims, &(1..4), Some(first)), None, "it is under way");
+        assert_eq!(withdraw(&mut claims, &(3..5), Some(second)), None, "it is not its turn");
+        assert_eq!(withdraw(&mut claims, &(4..6), None), None, "it is not its turn");
         claims.left_of(job, &(0..8)).for_each(|(_, part)| part.open = false);
         assert_eq!(claims.begin(job, &(2..6)), Ok(()), "a job waits for a call that waits for it");
         claims.end(&(2..6));
         claims.left_of(job, &(0..8)).for_each(|(_, part)| part.open = true);
         claims.end(&(0..2));
-        assert!(claims.withdraw(&(1..4), Some(first)).is_some());
+        assert!(withdraw(&mut claims, &(1..4), Some(first)).is_some());
         claims.waiting.remove(0);
-        assert_eq!(claims.withdraw(&(3..5), Some(second)), None, "a call has part of it");
+        assert_eq!(withdraw(&mut claims, &(3..5), Some(second)), None, "a call has part of it");
     }
 
     proptest! {
@@ -416,7 +471,7 @@ mod tests {
                     }
                     1 => {
                         let allowed = slots.iter().flatten().all(is_job);
-                        let owner = claims.withdraw(&range, None);
+                        let owner = withdraw(&mut claims, &range, None);
                         prop_assert_eq!(owner.is_some(), allowed);
                         if let Some(owner) = owner {
                             slots.fill(Some(owner));

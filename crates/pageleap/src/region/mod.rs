@@ -237,10 +237,9 @@ impl Region {
                 "name unbacked pages only",
             )),
         };
-        // Also before: what is withdrawn from a job is lost to it.
+        // Also before, so that a call which cannot succeed does not wait.
         check_unbacked()?;
-        let _claim = inner.withdraw(range.clone(), patience)?;
-        check_unbacked()?;
+        let (_claim, ()) = inner.withdraw(range.clone(), patience, check_unbacked)?;
         // Beyond the limit of address space an exchange would leave a hole, into which another
         // thread could map memory.
         check_address_space(&*inner.backend, 0)?;
@@ -341,13 +340,13 @@ impl Region {
         let pages = self.0.pages(&range);
         let pinned =
             || Error::Pinned { range: AddressRange::new(self.0.addr(pages.start), range.len()) };
-        // Also before: what is withdrawn from a job is lost to it.
+        // Also before, so that a call which cannot succeed does not wait.
         if self.0.pins.any(&pages) {
             return Err(pinned());
         }
-        let _claim = self.0.withdraw(range.clone(), patience)?;
         // A call that asks for a guard meanwhile waits, and finds the part unbacked.
-        let _moving = self.0.pins.start_moving(&pages).map_err(|_| pinned())?;
+        let start_moving = || self.0.pins.start_moving(&pages).map_err(|_| pinned());
+        let (_claim, _moving) = self.0.withdraw(range.clone(), patience, start_moving)?;
         self.0.unback(pages.clone())
     }
 
