@@ -39,8 +39,8 @@ pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pa
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
     PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
-    has_seccomp_filter, kernel_release, own_cpu_clock, policy_mode, reschedule, resource_limit,
-    run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
+    has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock, policy_mode, reschedule,
+    resource_limit, run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
 };
 pub use threads::{Thread, is_own_thread, own_stack};
 pub use uffd::{

@@ -7,6 +7,7 @@ use std::slice;
 
 use crate::descriptor::KeptFd;
 use crate::errno::{Errno, check};
+use crate::mempolicy::MAX_NODES;
 
 /// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
 /// numbers of the mask that [`effective_capabilities`] returns.
@@ -170,6 +171,29 @@ pub fn policy_mode() -> Result<i32, Errno> {
     // SAFETY: the call writes one number. Mask and address are null, so it touches nothing else.
     check(unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0, none, 0) })?;
     Ok(mode)
+}
+
+/// Whether the cpuset of the calling thread contains a node at this moment (`get_mempolicy(2)` with
+/// MPOL_F_MEMS_ALLOWED, Linux 2.6.24). It is what `Mems_allowed` in `/proc/thread-self/status` says,
+/// and costs one call.
+///
+/// # Errors
+/// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies. EINVAL:
+/// the kernel is built for more than [`MAX_NODES`] nodes.
+pub fn is_node_allowed(node: u32) -> Result<bool, Errno> {
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    /// `include/uapi/linux/mempolicy.h`.
+    const MPOL_F_MEMS_ALLOWED: libc::c_ulong = 4;
+    let mut mask = [0 as libc::c_ulong; MAX_NODES.div_ceil(BITS)];
+    let (none, nowhere) = (std::ptr::null_mut::<libc::c_int>(), 0 as libc::c_ulong);
+    let (words, bits) = (mask.as_mut_ptr(), (mask.len() * BITS) as libc::c_ulong);
+    // SAFETY: the call writes as many bits as it is told that the mask has. Mode and address are
+    // null.
+    check(unsafe {
+        libc::syscall(libc::SYS_get_mempolicy, none, words, bits, nowhere, MPOL_F_MEMS_ALLOWED)
+    })?;
+    let node = node as usize;
+    Ok(mask.get(node / BITS).is_some_and(|word| word >> (node % BITS) & 1 == 1))
 }
 
 /// The CPU time that the calling thread has used, in nanoseconds (CLOCK_THREAD_CPUTIME_ID of

@@ -435,7 +435,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "advice-for-the-next-region",
         file: REPAIR,
-        find: "parts.all(|part| part.attributes.huge_pages.is_none())",
+        find: "parts.all(|part| part.attributes == ALIAS_ATTRIBUTES)",
         replace: "parts.all(|part| part.end > part.start)",
         why: "a region gets advice on huge pages that the program has given to another one",
         caught_by: Checker::Unit.fails(),

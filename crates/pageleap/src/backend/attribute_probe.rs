@@ -4,7 +4,8 @@
 //! entry of smaps, the kernel visits every page of the mapping: 30 ms per GB, a quarter of the time
 //! that copying the GB takes. So one page of the mapping is duplicated. The duplicate has the same
 //! attributes and no page tables, and it lies below all other mappings, so that its entry is the
-//! first of the file. `/proc/self/maps` tells the bounds and the access of mappings without a walk,
+//! first of the file. Several mappings are duplicated side by side, and read at once: opening the
+//! file and removing the duplicates takes longer than an entry. `/proc/self/maps` tells the bounds and the access of mappings without a walk,
 //! and from Linux 6.11 on those of one mapping (PROCMAP_QUERY).
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
@@ -21,15 +22,18 @@ use pageleap_sys as sys;
 
 use super::Errno;
 use crate::error::Error;
-use crate::observe::{self, AttributeRun};
+use crate::observe::{self, AttributeRun, Attributes};
 use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
-/// The most mappings that are probed, at some 20 us each. Of more, smaps is read as it is.
+/// The most mappings that are probed, at some 5 to 20 us each. Of more, smaps is read as it is.
 const MAX_PROBES: usize = 256;
 
-/// The page that is reserved for duplicates, if one is. The lock also keeps two probes apart.
-static PROBE: Mutex<Option<usize>> = Mutex::new(None);
+/// The most duplicates at a time.
+const ROOM: usize = 64;
+
+/// The pages that are reserved for duplicates, if some are. The lock also keeps two probes apart.
+static PROBE: Mutex<Option<Range<usize>>> = Mutex::new(None);
 
 /// The attributes of ranges; see [`super::Backend::attributes`].
 pub(super) fn attributes(ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
@@ -93,9 +97,9 @@ impl Mappings {
 fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mappings = Mappings::open().ok()?;
     let mut reserved = lock(&PROBE);
-    let page = match *reserved {
-        Some(page) => page,
-        None => *reserved.insert(sys::reserve_below(mappings.at(0)?.start, BASE_PAGE).ok()?),
+    let room = match reserved.clone() {
+        Some(room) => room,
+        None => reserved.insert(reserve_room(mappings.at(0)?.start)?).clone(),
     };
     // Parts of ranges, and whether each lies in the same mapping as the one before it.
     let (mut parts, mut joined): (Vec<Range<usize>>, Vec<bool>) = Default::default();
@@ -117,56 +121,102 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
             return None;
         }
     }
+    // A page of each mapping that is to be read. It is the caller's: other parts of the mapping may
+    // be changing.
+    let first = parts.iter().zip(&joined).filter(|(_, joined)| !**joined);
+    let pages: Vec<usize> = first.map(|(part, _)| part.start).collect();
+    let mut found = Vec::new();
+    for some in pages.chunks(room.len() / BASE_PAGE) {
+        let (attributes, is_ours) = probe(&room, some);
+        if !is_ours {
+            *reserved = None;
+        }
+        found.extend(attributes?);
+    }
+    let mut found = found.into_iter();
     let mut runs: Vec<AttributeRun> = Vec::new();
     for (part, joined) in parts.into_iter().zip(joined) {
-        let known = runs.last().filter(|_| joined).map(|run| run.attributes);
-        let attributes = match known {
-            Some(attributes) => attributes,
-            None => {
-                // The page is the part's own: other parts of the mapping may be changing.
-                let (run, is_ours) = probe(page, part.start);
-                if !is_ours {
-                    *reserved = None;
-                }
-                run?.attributes
-            }
+        let attributes = match runs.last() {
+            Some(last) if joined => last.attributes,
+            _ => found.next()?,
         };
         runs.push(AttributeRun { start: part.start, end: part.end, attributes });
     }
     Some(observe::joined(runs.into_iter()))
 }
 
-/// Duplicates the mapping at `from` to the reserved page, reads the first entry of smaps, and
-/// removes the duplicate. Also returns whether the page is still reserved.
-fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
-    // SAFETY: the page is ours; the duplicate is gone before this function returns, and the
-    // caller's claim keeps `from` as it is.
-    if unsafe { sys::duplicate_mapping(from, page, BASE_PAGE) }.is_err() {
-        // The call may have left a hole.
-        let reserved = sys::reserve_at(page, BASE_PAGE);
-        return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
-    }
-    let mut file = File::open("/proc/self/smaps").ok();
-    // The kernel makes as many entries as fit into the buffer; half a kilobyte is less than one.
-    let mut text = Vec::new();
-    let mut part = [0u8; 512];
-    while let Some(n) = file.as_mut().and_then(|f| f.read(&mut part).ok()).filter(|n| *n > 0) {
-        text.extend_from_slice(&part[..n]);
-        // When the last line of the first entry is complete, reading ends: each further byte may
-        // cost a walk over page tables.
-        let flags = text.windows(8).position(|w| w == b"VmFlags:");
-        if flags.is_some_and(|at| text[at..].contains(&b'\n')) {
+/// Reserves pages below the lowest mapping.
+fn reserve_room(lowest: usize) -> Option<Range<usize>> {
+    let lens = [ROOM * BASE_PAGE, BASE_PAGE];
+    let mut reserved = lens.iter().filter_map(|len| {
+        let start = sys::reserve_below(lowest, *len).ok()?;
+        Some(start..start + len)
+    });
+    reserved.next()
+}
+
+/// Duplicates mappings to the reserved pages, reads the first entries of smaps, and removes the
+/// duplicates. Also returns whether the pages are still reserved.
+fn probe(room: &Range<usize>, from: &[usize]) -> (Option<Vec<Attributes>>, bool) {
+    let places = || room.clone().step_by(BASE_PAGE).zip(from);
+    let mut made = 0;
+    for (place, from) in places() {
+        // SAFETY: the page is ours; the duplicate is gone before this function returns, and the
+        // caller's claim keeps `from` as it is.
+        if unsafe { sys::duplicate_mapping(*from, place, BASE_PAGE) }.is_err() {
             break;
         }
+        made += 1;
     }
-    let run = observe::attributes_in(&text, page, BASE_PAGE).pop().filter(|run| run.start == page);
-    // SAFETY: the page is ours.
-    let vacated = unsafe { sys::vacate(page, BASE_PAGE) }.is_ok();
+    // The call that failed may have left a hole.
+    let is_whole = made == from.len() || {
+        let reserved = sys::reserve_at(room.start + made * BASE_PAGE, BASE_PAGE);
+        matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST)))
+    };
+    let used = room.start..room.start + made * BASE_PAGE;
+    let runs = if made == from.len() { read_first_entries(&used) } else { Vec::new() };
+    let of = |place: usize| {
+        runs.iter().find(|run| (run.start..run.end).contains(&place)).map(|run| run.attributes)
+    };
+    let found = places().map(|(place, _)| of(place)).collect();
+    if used.is_empty() {
+        return (found, is_whole);
+    }
+    // SAFETY: the pages are ours.
+    let vacated = unsafe { sys::vacate(used.start, used.len()) }.is_ok();
     if !vacated {
-        // SAFETY: as above.
-        let _ = unsafe { sys::unmap(page, BASE_PAGE) };
+        // SAFETY: as above. What is left of the reservation goes too: it is made anew.
+        let _ = unsafe { sys::unmap(room.start, room.len()) };
     }
-    (run, vacated)
+    (found, is_whole && vacated)
+}
+
+/// The attributes that the first entries of smaps tell, which are those of `range`.
+fn read_first_entries(range: &Range<usize>) -> Vec<AttributeRun> {
+    /// The kernel makes as many entries as fit into the buffer. Half a kilobyte is less than one.
+    const PART: usize = 512;
+    let Ok(mut file) = File::open("/proc/self/smaps") else { return Vec::new() };
+    let (mut text, mut buffer) = (Vec::new(), [0u8; 8 * PART]);
+    // Where the entry ends that is being read, and up to where lines have been looked at.
+    let (mut entry_end, mut looked) = (range.start, 0);
+    // When the last line of the last entry is complete, reading ends: each further byte may cost a
+    // walk over page tables. Duplicates of neighbouring bytes are one entry.
+    let mut is_read = false;
+    while !is_read {
+        let many = range.end.saturating_sub(entry_end) > 8 * BASE_PAGE;
+        let part = &mut buffer[..if many { 8 * PART } else { PART }];
+        let Some(n) = file.read(part).ok().filter(|n| *n > 0) else { break };
+        text.extend_from_slice(&part[..n]);
+        while let Some(len) = text[looked..].iter().position(|byte| *byte == b'\n') {
+            let line = &text[looked..looked + len];
+            looked += len + 1;
+            if let Some(entry) = std::str::from_utf8(line).ok().and_then(range_of) {
+                entry_end = entry.end;
+            }
+            is_read |= line.starts_with(b"VmFlags:") && entry_end >= range.end;
+        }
+    }
+    observe::attributes_in(&text, range.start, range.len())
 }
 
 fn range_of(line: &str) -> Option<Range<usize>> {

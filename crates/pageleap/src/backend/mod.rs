@@ -15,6 +15,7 @@
 
 #[cfg(not(loom))]
 mod attribute_probe;
+pub(crate) mod attributes;
 mod fail_at;
 mod interpose;
 #[cfg(not(loom))]

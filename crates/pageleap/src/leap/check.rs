@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Migration;
@@ -13,6 +13,7 @@ use crate::engine::fault::MAX_THREADS;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::region::{RegionInner, check_same_backend};
+use crate::sync::monotonic_ns;
 use crate::units::{PageSize, RegionId};
 
 fn bad(what: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
@@ -133,6 +134,41 @@ fn breaks(legs: &[Leg], follows: impl Fn(&Leg, &Leg) -> bool) -> usize {
     legs.windows(2).filter(|two| !follows(&two[0], &two[1])).count() + usize::from(!legs.is_empty())
 }
 
+/// The mappings of the process, and how many it may have.
+#[derive(Clone, Copy, Debug)]
+struct MappingCount {
+    in_use: usize,
+    limit: usize,
+    /// Whether `in_use` is the most that there can be by now.
+    is_estimate: bool,
+}
+
+/// The last count, and when it was made.
+static COUNTED: Mutex<Option<(MappingCount, u64)>> = Mutex::new(None);
+
+/// How many mappings the process has at most. Counting them takes about a millisecond per thousand,
+/// so a count serves again for a while. `None`: the limit is not known.
+fn mappings_soon() -> Result<Option<MappingCount>, Error> {
+    /// For how long a count serves.
+    const FRESH_NS: u64 = 10_000_000;
+    /// How many mappings others may have made meanwhile. Calls that map exclude each other in the
+    /// kernel and take more than a microsecond, and one of them makes two at most.
+    const SINCE: usize = 2 * FRESH_NS as usize / 1000;
+    let last = *COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let fresh = last.filter(|(_, at_ns)| monotonic_ns().saturating_sub(*at_ns) < FRESH_NS);
+    if let Some((count, _)) = fresh {
+        let in_use = count.in_use + SINCE;
+        return Ok(Some(MappingCount { in_use, is_estimate: true, ..count }));
+    }
+    observe::max_mapping_count().map(count_mappings).transpose()
+}
+
+fn count_mappings(limit: usize) -> Result<MappingCount, Error> {
+    let count = MappingCount { in_use: observe::mapping_count()?, limit, is_estimate: false };
+    *COUNTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((count, monotonic_ns()));
+    Ok(count)
+}
+
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
 /// by page instead.
 pub(super) fn mapping_headroom(
@@ -140,7 +176,7 @@ pub(super) fn mapping_headroom(
     threads: usize,
     page: PageSize,
 ) -> Result<Headroom, Error> {
-    let Some(limit) = observe::max_mapping_count() else { return Ok(Headroom::UNLIMITED) };
+    let Some(count) = mappings_soon()? else { return Ok(Headroom::UNLIMITED) };
     // Each area under way splits a mapping of the region (two more). Those of hugetlb pages stay
     // apart for a while.
     let mut demand = Demand {
@@ -169,12 +205,18 @@ pub(super) fn mapping_headroom(
         });
         demand.in_parts = Some(parts.sum());
     }
-    let count = observe::mapping_count()?;
-    headroom(limit.saturating_sub(count), demand).ok_or(Error::Limit {
+    let needed = demand.always + 2 * demand.legs;
+    let room = |count: MappingCount| headroom(count.limit.saturating_sub(count.in_use), demand);
+    let found = room(count).filter(|found| found.most_vacated == usize::MAX);
+    if let (Some(found), true) = (found, count.is_estimate) {
+        return Ok(found);
+    }
+    let count = if count.is_estimate { count_mappings(count.limit)? } else { count };
+    room(count).ok_or(Error::Limit {
         what: "memory mappings of this process (vm.max_map_count)",
-        limit,
-        in_use: count,
-        needed: demand.always + 2 * demand.legs,
+        limit: count.limit,
+        in_use: count.in_use,
+        needed,
         remedy: "raise it (sysctl -w vm.max_map_count=262144), unmap what is no longer used, or \
                  move fewer pieces at once",
     })

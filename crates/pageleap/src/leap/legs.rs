@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::attributes;
-use crate::backend::{Errno, Prot};
+use crate::backend::{Errno, Prot, attributes};
 use crate::error::Error;
 use crate::job::plan;
 use crate::observe::{self, AttributeRun, Attributes};
@@ -47,15 +46,11 @@ impl Leg {
         Run { first, frames: pages.end - pages.start }
     }
 
-    /// Gives the alias of the destination's frames the attributes of the pages, and says whether
-    /// page tables can be exchanged.
-    fn prepare_alias(&self) -> bool {
+    /// Whether the alias of the destination's frames may get the attributes of the pages.
+    fn may_exchange(&self) -> bool {
         // There is no advice that takes this one back, and the alias must not keep it. Nor must it
         // lose its access for good: pages that their user may not read are read through it.
-        if self.attributes.huge_pages.is_some() || !self.attributes.prot.readable() {
-            return false;
-        }
-        self.lend_attributes(self.frames()).is_ok()
+        self.attributes.huge_pages.is_none() && self.attributes.prot.readable()
     }
 
     /// Gives the alias of some of the frames the attributes of the pages. Access stays as it is
@@ -70,6 +65,39 @@ impl Leg {
         let _ = unsafe { self.to.0.backend.unlock(addr, len) };
         // SAFETY: the alias of frames that this job has taken.
         unsafe { attributes::advise(&*self.to.0.backend, addr, len, &ALIAS_ATTRIBUTES, &wanted) }
+    }
+}
+
+/// Refuses if the descriptor of a share that pages leave or reach has been closed.
+pub(crate) fn check_descriptors(claimed: &[Claimed]) -> Result<(), Error> {
+    // Many ranges have frames of few shares.
+    let mut shares: BTreeMap<u64, Share> = BTreeMap::new();
+    for (moving, to, _) in claimed.iter().flat_map(Claimed::parts) {
+        if !moving.is_empty() {
+            shares.entry(to.id()).or_insert(to);
+        }
+        for Extent { share, .. } in moving {
+            shares.entry(share.id()).or_insert(share);
+        }
+    }
+    shares.values().try_for_each(Share::check_descriptor)
+}
+
+/// Lends the aliases of all legs' frames the attributes of their pages, and notes whose page tables
+/// can be exchanged. Frames of several legs that lie together get them by one call.
+pub(crate) fn lend_aliases(claimed: &mut [Claimed]) {
+    let mut legs: Vec<&mut Leg> = claimed.iter_mut().flat_map(|one| &mut one.legs).collect();
+    legs.retain(|leg| leg.may_exchange());
+    legs.sort_by_key(|leg| (leg.to.id(), leg.to_frame));
+    let lie_together = |one: &&mut Leg, next: &&mut Leg| {
+        one.to == next.to
+            && one.frames().end() == next.to_frame
+            && one.attributes == next.attributes
+    };
+    for alike in legs.chunk_by_mut(lie_together) {
+        let frames = alike.iter().map(|leg| leg.frames().frames).sum();
+        let lent = alike[0].lend_attributes(Run { frames, ..alike[0].frames() }).is_ok();
+        alike.iter_mut().for_each(|leg| leg.exchange = lent);
     }
 }
 
@@ -109,16 +137,6 @@ impl Claimed {
         parts.collect()
     }
 
-    /// Refuses if the descriptor of a share that pages leave or reach has been closed.
-    pub(crate) fn check_descriptors(&self) -> Result<(), Error> {
-        self.parts().iter().filter(|(moving, ..)| !moving.is_empty()).try_for_each(
-            |(moving, to, _)| {
-                moving.iter().try_for_each(|extent| extent.share.check_descriptor())?;
-                to.check_descriptor()
-            },
-        )
-    }
-
     /// Adds the frames that it takes.
     pub(crate) fn add_needs(&self, needs: &mut Needs) {
         for (moving, to, _) in self.parts() {
@@ -126,12 +144,11 @@ impl Claimed {
         }
     }
 
-    /// Takes frames for those pages that have to move, and prepares their aliases. `attributes` are
-    /// those of at least this range.
+    /// Takes frames for those pages that have to move. `attributes` are those of at least this
+    /// range.
     pub(crate) fn plan(
         &mut self,
         attributes: &[AttributeRun],
-        exchange: bool,
         needs: &mut Needs,
     ) -> Result<(), Error> {
         self.check_whole_pages(attributes)?;
@@ -146,13 +163,10 @@ impl Claimed {
                     let pages = page..page + run.frames;
                     page = pages.end;
                     let sources = overlapping(&moving, &pages, |e| e.pages.clone());
-                    let to = NewFrames { share: &to, first: run.first, tables, exchange };
+                    let to = NewFrames { share: &to, first: run.first, tables };
                     self.add_legs(&pages, sources, &to, attributes)?;
                 }
             }
-        }
-        if exchange {
-            self.legs.iter_mut().for_each(|leg| leg.exchange = leg.prepare_alias());
         }
         Ok(())
     }
@@ -204,7 +218,7 @@ impl Claimed {
                 tables: to.tables,
                 pages: part,
                 attributes,
-                exchange: to.exchange,
+                exchange: false,
             });
         }
         Ok(())
@@ -254,7 +268,6 @@ struct NewFrames<'a> {
     first: u64,
     /// Where the page tables belong that map them then.
     tables: Option<NodeId>,
-    exchange: bool,
 }
 
 fn unused(share: &Share, run: Run) -> ((u64, u64), (Share, Run)) {

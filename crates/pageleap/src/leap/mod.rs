@@ -4,7 +4,6 @@
 //! destination ([`legs`]). It then chooses the engine and starts a job with a mover of frames
 //! ([`mover`]). At the end the job recycles the vacated frames ([`recycle`]).
 
-mod attributes;
 mod check;
 mod copying;
 mod join;
@@ -42,13 +41,14 @@ use crate::job::source::Source;
 use crate::limits::{check_address_space, check_memory_cgroups};
 use crate::pool::{Destination, Needs};
 use crate::region::Region;
-use crate::sync::{Instant, lock};
+use crate::sync::{Instant, lock, monotonic_ns};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use check::Headroom;
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
 use mover::{FrameMover, Terrain};
+use present::Look;
 use recycle::Parts;
 use slots::ClaimedSlot;
 use tracker::OpenTracker;
@@ -251,7 +251,7 @@ impl<'a> Migration<'a> {
             Claimed::claim(region, range.clone(), to)
         };
         let mut claimed: Vec<Claimed> = self.ranges.iter().map(claim).collect::<Result<_, _>>()?;
-        claimed.iter().try_for_each(Claimed::check_descriptors)?;
+        legs::check_descriptors(&claimed)?;
         let nodes: BTreeSet<NodeId> = claimed.iter().flat_map(Claimed::nodes).collect();
         if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
             return Err(Error::NodeNotAllowed { node: *node });
@@ -263,7 +263,7 @@ impl<'a> Migration<'a> {
             let bytes = self.ranges.iter().map(|(_, range, _)| range.len()).sum();
             check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
         }
-        let writable = take_frames(&mut claimed, page)?;
+        let (writable, start_look) = take_frames(&mut claimed, page)?;
         let mut headroom = Headroom::UNLIMITED;
         if backend.is_host_memory() {
             headroom = check::mapping_headroom(&claimed, threads, page)?;
@@ -317,7 +317,7 @@ impl<'a> Migration<'a> {
             parts: Parts::new(self.most_vacated.unwrap_or(headroom.most_vacated)),
             began,
         };
-        let mover = FrameMover::new(terrain, claimed, legs, slots);
+        let mover = FrameMover::new(terrain, claimed, legs, slots, start_look);
         let run = Running::new(mover, items, areas, settings, warnings, began)?;
         self.tell_regions(run.shared());
         run.start()
@@ -387,7 +387,7 @@ fn cpus_of(
         return Ok(cpus);
     }
     for node in nodes {
-        cpus.extend(Topology::node_now(*node)?.cpus);
+        cpus.extend(Topology::cpus_now(*node)?);
     }
     // Emulated nodes (`numa=fake`) share CPUs.
     cpus.sort_unstable();
@@ -401,15 +401,21 @@ fn cpus_of(
     Ok(cpus)
 }
 
-/// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable.
-fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<bool, Error> {
+/// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable,
+/// and the look at their attributes.
+fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<(bool, Look), Error> {
+    let at_ns = monotonic_ns();
     let attributes = check::attributes_of(claimed)?;
+    let look = Look::at_start(at_ns, monotonic_ns().saturating_sub(at_ns));
     let mut needs = Needs::default();
     claimed.iter().for_each(|one| one.add_needs(&mut needs));
-    for one in claimed {
-        one.plan(&attributes[&one.claim.region().id], !page.is_hugetlb(), &mut needs)?;
+    for one in &mut *claimed {
+        one.plan(&attributes[&one.claim.region().id], &mut needs)?;
     }
-    Ok(attributes.values().flatten().any(|run| run.attributes.prot.writable()))
+    if !page.is_hugetlb() {
+        legs::lend_aliases(claimed);
+    }
+    Ok((attributes.values().flatten().any(|run| run.attributes.prot.writable()), look))
 }
 
 /// What the job (items, areas) and its mover (legs) take over from the claimed ranges.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
-use super::present::{Known, Present, mapping_changed};
+use super::present::{Known, Look, Present, mapping_changed};
 use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;
 use super::stand_in::StandIn;
@@ -29,6 +29,7 @@ use crate::job::handle::Stop;
 use crate::job::pace::Seen;
 use crate::job::report::Warning;
 use crate::job::{Mover, Terms};
+use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
 use crate::region::{Extent, Owner, RegionInner};
@@ -91,12 +92,12 @@ pub(super) struct FrameMover {
     cpuset_seen_ns: AtomicU64,
     /// For areas that the job's engine cannot move.
     pub(super) stand_in: StandIn,
-    /// When the job began, by the clock that tells how old attributes are.
-    pub(super) began_ns: u64,
+    /// The look at the attributes of all legs before the job began.
+    pub(super) start_look: Look,
     /// 1 if the program has changed a mapping since the job began.
     pub(super) has_changed: AtomicU64,
     /// The last look at mappings that were to be joined.
-    pub(super) joined_look: Mutex<Option<Known>>,
+    pub(super) joined_look: Mutex<Option<Look>>,
     /// 1 if pages have stayed with advice on huge pages that their user has not given.
     pub(super) has_advised: AtomicU64,
 }
@@ -166,11 +167,11 @@ impl FrameMover {
         claimed: Vec<Claimed>,
         legs: Vec<Leg>,
         slots: Vec<ClaimedSlot>,
+        start_look: Look,
     ) -> FrameMover {
         let hugetlb = terrain.page.is_hugetlb();
         let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
         let unjoined = Unjoined::new(apart);
-        let began_ns = terrain.began.elapsed().as_nanos() as u64;
         FrameMover {
             terrain,
             legs,
@@ -194,7 +195,7 @@ impl FrameMover {
             warned_of_tracer: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
             stand_in: StandIn::default(),
-            began_ns: monotonic_ns().saturating_sub(began_ns),
+            start_look,
             has_changed: AtomicU64::new(0),
             joined_look: Mutex::new(None),
             has_advised: AtomicU64::new(0),
@@ -383,11 +384,12 @@ impl FrameMover {
     }
 
     /// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
-    /// Returns whether there can be one.
+    /// `lent` are the attributes that the span had. Returns whether there can be a next attempt.
     fn settle_aliases(
         &self,
         place: &Place<'_>,
         work: &Work,
+        lent: &Attributes,
         ended: &Ended,
         preferred: Option<NodeId>,
     ) -> bool {
@@ -414,8 +416,7 @@ impl FrameMover {
                     leg.from.note_tables(old, None);
                 }
                 if entries == Entries::Apart {
-                    leg.from.rejoin(old);
-                    leg.from.reclaim(old);
+                    leg.from.reclaim_from(old, lent);
                 }
             }
             // Perhaps a hole, where another thread's next mapping could land: fill it at once.
@@ -566,7 +567,7 @@ impl Mover for FrameMover {
         if ended.effort.hurried && (closes_for_copy || ended.effort.held) {
             worker.share.spend(ended.effort.window_ns);
         }
-        let usable = self.settle_aliases(&place, &work, &ended, preferred);
+        let usable = self.settle_aliases(&place, &work, &present.attributes, &ended, preferred);
         let Ended { step, mut effort, mut telling, disturbed, old_alias } = ended;
         if by.why == Why::FewWait {
             // By choice, and not because writers were too fast. Its copy is what the pace is about.

@@ -3,8 +3,8 @@
 //! The program may call `madvise`, `mprotect` and `mlock` on a region that leaps. A commit replaces
 //! the mapping, so it must give the new one what the program has set by then. No call tells a
 //! library of such a change, and reading the attributes of an area takes 20 to 40 us: a tenth of the
-//! time that a small area takes. So what was read of a mapping counts for the rest of the mapping
-//! too, for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that
+//! time that a small area takes, and several times that of one page. So a look goes ahead, to the
+//! rest of the mapping and to the ranges that follow, and counts for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that
 //! something has kept where it was.
 //!
 //! What the program changes between that look and the end of the attempt is lost for this area,
@@ -12,11 +12,11 @@
 //! repeated with what is there now.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::attributes;
 use super::legs::Leg;
 use super::mover::FrameMover;
-use crate::backend::{Advice, Call, Errno, Mapping};
+use crate::backend::{Advice, Call, Errno, Mapping, attributes};
 use crate::engine::commit::{Effort, SPLIT, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{Frames, Work};
@@ -39,40 +39,35 @@ const PATIENCE: u64 = 50;
 /// A look that takes longer is not worth its time for each mapping.
 const CHEAP_NS: u64 = 100_000;
 
-/// How far ahead of an area its mapping is looked at, in bytes. Each mapping in there takes time.
+/// How far ahead of an area mappings are looked at, in bytes. Each mapping in there takes time.
 const AHEAD: usize = 16 << 20;
 
-/// What a worker knows of a mapping.
+/// What a worker knows of mappings.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    /// Which addresses.
-    range: Range<usize>,
-    attributes: Attributes,
+    /// In ascending order.
+    runs: Vec<AttributeRun>,
     /// When they were read, and how long that took.
+    look: Look,
+}
+
+/// A look at attributes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
     at_ns: u64,
     took_ns: u64,
 }
 
-impl Known {
-    /// What the job has read of a leg before it began.
-    fn at_start(leg: &Leg, region: &RegionInner, at_ns: u64) -> Known {
-        let Range { start, end } = leg.pages;
-        let range = region.addr(start)..region.addr(start) + region.bytes(end - start);
-        Known { range, attributes: leg.attributes, at_ns, took_ns: 0 }
+impl Look {
+    /// The look at all ranges before a job begins. However long it took, it counts for 10 ms at most.
+    pub(super) fn at_start(at_ns: u64, took_ns: u64) -> Look {
+        Look { at_ns, took_ns: took_ns.min(5 * FRESH_NS / PATIENCE) }
     }
 
-    /// Whether it still counts for an address at that time.
-    fn tells(&self, addr: usize, now_ns: u64) -> bool {
+    /// Whether what was read then still counts.
+    fn counts(&self, now_ns: u64) -> bool {
         let lasts = FRESH_NS.max(PATIENCE * self.took_ns);
-        self.range.contains(&addr) && now_ns.saturating_sub(self.at_ns) <= lasts
-    }
-
-    /// The first pages of an area, with these attributes.
-    fn present(&self, area: &Area, region: &RegionInner) -> Present {
-        let first = area.pages.start;
-        let pages = (self.range.end - region.addr(first)) / region.page.bytes();
-        let end = area.pages.end.min(first + pages as u64);
-        Present { pages: first..end, attributes: self.attributes }
+        now_ns.saturating_sub(self.at_ns) <= lasts
     }
 
     /// Whether another look has to wait because the last one took so long.
@@ -80,6 +75,29 @@ impl Known {
         let since = now_ns.saturating_sub(self.at_ns);
         self.took_ns > CHEAP_NS && since <= PATIENCE * self.took_ns
     }
+}
+
+impl Known {
+    /// What is known of an address, up to the next change of attributes.
+    fn at(&self, addr: usize) -> Option<&AttributeRun> {
+        let run = self.runs.get(self.runs.partition_point(|run| run.end <= addr))?;
+        (run.start <= addr).then_some(run)
+    }
+}
+
+/// What the job has read of a leg before it began.
+fn at_start(leg: &Leg, region: &RegionInner) -> AttributeRun {
+    let Range { start, end } = leg.pages;
+    let (start, len) = (region.addr(start), region.bytes(end - start));
+    AttributeRun { start, end: start + len, attributes: leg.attributes }
+}
+
+/// The first pages of an area, with the attributes of the run in which it begins.
+fn present(run: &AttributeRun, area: &Area, region: &RegionInner) -> Present {
+    let first = area.pages.start;
+    let pages = run.end.saturating_sub(region.addr(first)) / region.page.bytes();
+    let end = area.pages.end.min(first + pages as u64);
+    Present { pages: first..end, attributes: run.attributes }
 }
 
 /// Why attributes are not known.
@@ -108,27 +126,27 @@ impl FrameMover {
         let region = self.region(leg.item);
         let addr = region.addr(area.pages.start);
         let now_ns = monotonic_ns();
-        let began = Known::at_start(leg, region, self.began_ns);
+        let began = at_start(leg, region);
         let is_suspect = area.refused > 0 || area.changed > 0;
         // What nobody may write is moved without a look at writers, so it has to be so still.
-        let counts = |known: &&Known| {
-            !is_suspect && known.attributes.prot.writable() && known.tells(addr, now_ns)
-        };
-        let told = [known.as_ref(), Some(&began)].into_iter().flatten().find(counts).cloned();
+        let may_count = |run: &&AttributeRun| !is_suspect && run.attributes.prot.writable();
+        let last = known.as_ref().filter(|known| known.look.counts(now_ns));
+        let last = last.and_then(|known| known.at(addr)).filter(may_count);
+        let first = Some(&began).filter(may_count).filter(|_| self.start_look.counts(now_ns));
         let has_changed = || self.has_changed.load(Ordering::Relaxed) > 0;
-        let spares = |last: &Known| !is_suspect && !has_changed() && last.spares(now_ns);
-        let told = match told {
-            Some(told) => told,
+        let spares = |last: &Known| !is_suspect && !has_changed() && last.look.spares(now_ns);
+        let told = match last.or(first) {
+            Some(told) => told.clone(),
             None if known.as_ref().is_some_and(spares) => began,
             None => {
-                let ahead = if is_suspect { 0 } else { AHEAD };
-                let end = began.range.end.min(addr + region.bytes(area.len()) + ahead);
-                let run = match self.read(addr..end) {
-                    Ok(run) => run,
+                let ranges = self.ahead(area, leg, if is_suspect { 0 } else { AHEAD });
+                let end = ranges[0].end;
+                let runs = match self.read(&ranges) {
+                    Ok(runs) => runs,
                     // No descriptor or no memory for the look. What is known last is probably right.
                     Err(Unread::Refused) => {
-                        let last = known.clone().filter(|known| known.range.contains(&addr));
-                        return Ok(last.unwrap_or(began).present(area, region));
+                        let last = known.as_ref().and_then(|known| known.at(addr));
+                        return Ok(present(last.unwrap_or(&began), area, region));
                     }
                     Err(Unread::Unmapped { until }) => {
                         let pages = (until - addr).div_ceil(region.page.bytes()) as u64;
@@ -138,20 +156,23 @@ impl FrameMover {
                 };
                 // The least of all looks, because another thread may have had the CPU meanwhile.
                 let took_ns = monotonic_ns().saturating_sub(now_ns);
-                let took_ns = known.as_ref().map_or(took_ns, |last| took_ns.min(last.took_ns));
-                let (range, mut attributes) = (run.start..run.end, run.attributes);
+                let took_ns = known.as_ref().map_or(took_ns, |last| took_ns.min(last.look.took_ns));
+                let mut run = runs[0].clone();
                 if is_suspect && self.has_advised.load(Ordering::Relaxed) > 0 {
-                    attributes.huge_pages = leg.attributes.huge_pages;
+                    run.attributes.huge_pages = leg.attributes.huge_pages;
                 }
                 // What other workers do to their areas ahead of this one is no change of the program's.
-                let is_cut = range.end < end && self.slots.len() == 1;
-                if is_cut || attributes != leg.attributes {
+                if run.end < end && self.slots.len() == 1 {
                     self.has_changed.store(1, Ordering::Relaxed);
                 }
-                known.insert(Known { range, attributes, at_ns: now_ns, took_ns }).clone()
+                *known = Some(Known { runs, look: Look { at_ns: now_ns, took_ns } });
+                run
             }
         };
-        let present = told.present(area, region);
+        if told.attributes != leg.attributes {
+            self.has_changed.store(1, Ordering::Relaxed);
+        }
+        let present = present(&told, area, region);
         let first = area.pages.start;
         match present.pages.is_empty() {
             true => Err((first..first + 1, Reason::MappingChanged(None))),
@@ -159,14 +180,34 @@ impl FrameMover {
         }
     }
 
-    /// The attributes at the start of a range, with how far they go.
-    fn read(&self, range: Range<usize>) -> Result<AttributeRun, Unread> {
-        let runs = self.backend().attributes(std::slice::from_ref(&range));
-        let runs = runs.map_err(|_| Unread::Refused)?;
-        match runs.into_iter().next() {
-            Some(run) if run.start == range.start => Ok(run),
-            Some(run) => Err(Unread::Unmapped { until: run.start }),
-            None => Err(Unread::Unmapped { until: range.end }),
+    /// The addresses to look at for an area: the rest of its leg, and the legs that follow it, as
+    /// far as that many bytes behind the area. In ascending order; the area lies in the first one.
+    fn ahead(&self, area: &Area, leg: &Leg, bytes: usize) -> Vec<Range<usize>> {
+        /// Each may be a mapping of its own.
+        const MOST: usize = 64;
+        let region = self.region(leg.item);
+        let addr = region.addr(area.pages.start);
+        let limit = addr + region.bytes(area.len()) + bytes;
+        let addresses = |leg: &Leg| region.addr(leg.pages.start)..region.addr(leg.pages.end);
+        let mut ranges = vec![addr..addresses(leg).end.min(limit)];
+        let others = self.legs[area.leg + 1..].iter().take(MOST);
+        for other in others.take_while(|other| Arc::ptr_eq(self.region(other.item), region)) {
+            let Range { start, end } = addresses(other);
+            if start < ranges[ranges.len() - 1].end || start >= limit {
+                break;
+            }
+            ranges.push(start..end.min(limit));
+        }
+        ranges
+    }
+
+    /// The attributes of ranges, which are in ascending order, beginning at the start of the first.
+    fn read(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Unread> {
+        let runs = self.backend().attributes(ranges).map_err(|_| Unread::Refused)?;
+        match runs.first() {
+            Some(run) if run.start == ranges[0].start => Ok(runs),
+            Some(run) => Err(Unread::Unmapped { until: run.start.min(ranges[0].end) }),
+            None => Err(Unread::Unmapped { until: ranges[0].end }),
         }
     }
 
@@ -180,7 +221,7 @@ impl FrameMover {
     ) -> Verdict {
         let Span { addr, len, .. } = work.span;
         let is_split = call == Call::Exchange && errno == SPLIT;
-        let same = |run: AttributeRun| {
+        let same = |run: &AttributeRun| {
             // Pages that could not be mapped by huge pages again have advice of the library's.
             let huge_pages =
                 if split { present.attributes.huge_pages } else { run.attributes.huge_pages };
@@ -188,8 +229,8 @@ impl FrameMover {
                 && Attributes { huge_pages, ..run.attributes } == present.attributes
         };
         // A look that fails tells of no change.
-        let is_other = match self.read(addr..addr + len) {
-            Ok(run) => !same(run),
+        let is_other = match self.read(std::slice::from_ref(&(addr..addr + len))) {
+            Ok(runs) => !same(&runs[0]),
             Err(unread) => matches!(unread, Unread::Unmapped { .. }),
         };
         if is_split || is_other {
@@ -272,13 +313,13 @@ impl FrameMover {
         let now_ns = monotonic_ns();
         let last = &mut *lock(&self.joined_look);
         let has_changed = self.has_changed.load(Ordering::Relaxed) > 0;
-        if last.as_ref().is_some_and(|last| !has_changed && last.spares(now_ns)) {
+        if last.is_some_and(|last| !has_changed && last.spares(now_ns)) {
             return vec![(*mapping, leg.attributes)];
         }
         let runs = self.backend().attributes(std::slice::from_ref(&range)).unwrap_or_default();
         let took_ns = monotonic_ns().saturating_sub(now_ns);
-        let took_ns = last.as_ref().map_or(took_ns, |last| took_ns.min(last.took_ns));
-        *last = Some(Known { range, attributes: leg.attributes, at_ns: now_ns, took_ns });
+        let took_ns = last.map_or(took_ns, |last| took_ns.min(last.took_ns));
+        *last = Some(Look { at_ns: now_ns, took_ns });
         let part = |run: AttributeRun| {
             let offset = mapping.offset + (run.start - mapping.addr) as u64;
             let (addr, len, prot) = (run.start, run.end - run.start, run.attributes.prot);

@@ -89,6 +89,7 @@ impl FrameMover {
             let inside = left[leg.item].iter().map(move |part| common(part, &all));
             inside.filter(|part| !part.is_empty()).collect::<Vec<_>>()
         };
+        let mut lent = Vec::new();
         for (leg, part) in legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |p| (leg, p)))
         {
             // Where pages have stayed, what a failed attempt has left of the alias of their frames
@@ -98,10 +99,13 @@ impl FrameMover {
                 extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
             };
             stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
-            if !leg.exchange {
-                continue;
+            if leg.exchange {
+                let (share, run) = (leg.to.clone(), leg.frames_of(&part));
+                lent.push(Vacated { share, run, marked: false });
             }
-            if let Err(errno) = leg.to.0.advise_alias(leg.frames_of(&part)) {
+        }
+        for Vacated { share, run, .. } in merged(lent) {
+            if let Err(errno) = share.0.advise_alias(run) {
                 let text =
                     format!("core dumps may contain the data twice: madvise failed with {errno}");
                 books.warn(Warning::of(text, Call::Advise, errno));
@@ -143,7 +147,7 @@ impl Terrain {
         }
         // Reclaimed mappings are joined with their neighbours, so that one look tells of many.
         batch.iter().for_each(|piece| share.reclaim(piece.run));
-        share.look_for_advice(&batch.iter().map(|piece| piece.run).collect::<Vec<_>>());
+        share.look_at_reclaimed(&batch.iter().map(|piece| piece.run).collect::<Vec<_>>());
         for piece in batch {
             if let Err(error) = share.give_back_announced(piece.run) {
                 let what = "vacated frames are out of circulation for now";

@@ -1,14 +1,15 @@
 //! Repairs of aliases: what the alias of a frame needs before the frame may be free, or before a
 //! migration may copy into it.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::alias::{AliasEvent, AliasState};
 use super::descriptor::LOST;
 use super::frames::Run;
-use super::share::{Fill, Share, ShareInner, State};
-use crate::backend::{Advice, Call, Errno, Mapping, Prot};
-use crate::observe::AttributeRun;
+use super::share::{ALIAS_ATTRIBUTES, Fill, Share, ShareInner, State};
+use crate::backend::{Advice, Call, Errno, Mapping, Prot, attributes};
+use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{lock, monotonic_ns};
 use crate::units::{NodeId, PageSize};
 
@@ -34,7 +35,7 @@ impl Share {
                 state.strayed.set(part, true);
             }
         }
-        self.look_for_advice(&[run]);
+        self.look_at_reclaimed(&[run]);
         let spoilt = self.alias_runs(run, AliasState::Spoilt);
         for part in spoilt.into_iter().flat_map(|run| self.0.steps(run)) {
             let mapped = self.0.map_alias(part, Fill::Anew);
@@ -125,12 +126,42 @@ impl Share {
         }
     }
 
-    /// Looks for advice that no call takes back (`MADV_HUGEPAGE`, `MADV_NOHUGEPAGE`) at the
-    /// reclaimed alias of frames that nobody uses. The program may have given it to a span right
-    /// before the span's page tables went to the alias. An alias with such advice is mapped anew
-    /// later, because the next region would get the advice with the page tables. One call of this
-    /// function for many runs costs less than a call for each.
-    pub(crate) fn look_for_advice(&self, runs: &[Run]) {
+    /// The same where it is known which attributes the alias has got, by as few calls as possible,
+    /// and joins it with its neighbours. What it has beyond them, a later look finds.
+    pub(crate) fn reclaim_from(&self, run: Run, lent: &Attributes) {
+        let inner = &*self.0;
+        let own = Attributes { huge_pages: lent.huge_pages, ..ALIAS_ATTRIBUTES };
+        let Range { start, end } = inner.alias_range(run);
+        let (addr, len) = (start, end - start);
+        let is_changed = (lent.dont_fork, lent.dont_dump) != (own.dont_fork, own.dont_dump);
+        // SAFETY: the alias is the share's own, and the frames have no user.
+        let reclaimed = unsafe {
+            let access = match lent.prot == own.prot {
+                true => Ok(()),
+                false => inner.backend.protect(addr, len, own.prot),
+            };
+            if lent.locked {
+                let _ = inner.backend.unlock(addr, len);
+            }
+            access.and_then(|()| attributes::advise(&*inner.backend, addr, len, lent, &own))
+        };
+        // The kernel joins mappings when a call changes their attributes.
+        if !is_changed {
+            self.rejoin(run);
+        }
+        let event = match reclaimed {
+            Ok(()) => AliasEvent::Reclaimed,
+            Err(_) => AliasEvent::Spoilt,
+        };
+        lock(&inner.state).aliases.note(run, event);
+    }
+
+    /// Looks whether the reclaimed alias of frames that nobody uses has its own attributes. The
+    /// program may have set others on a span right before the span's page tables went to the alias,
+    /// and no call takes back advice on huge pages. Such an alias is mapped anew later, because the
+    /// next region would get the attributes with the page tables. One call of this function for many
+    /// runs costs less than a call for each.
+    pub(crate) fn look_at_reclaimed(&self, runs: &[Run]) {
         let inner = &*self.0;
         let doubtful: Vec<Run> =
             runs.iter().flat_map(|run| self.alias_runs(*run, AliasState::Reclaimed)).collect();
@@ -145,12 +176,12 @@ impl Share {
         if monotonic_ns().saturating_sub(began_ns) > SLOW_NS {
             inner.looks_are_slow.store(true, Ordering::Relaxed);
         }
-        let is_clean = |range: &std::ops::Range<usize>, seen: &[AttributeRun]| {
+        let is_clean = |range: &Range<usize>, seen: &[AttributeRun]| {
             let mut parts =
                 seen.iter().filter(|part| part.start < range.end && part.end > range.start);
             let first = parts.clone().next();
             first.is_some_and(|first| first.start <= range.start)
-                && parts.all(|part| part.attributes.huge_pages.is_none())
+                && parts.all(|part| part.attributes == ALIAS_ATTRIBUTES)
         };
         let state = &mut *lock(&inner.state);
         for (run, range) in doubtful.into_iter().zip(&ranges) {
@@ -205,7 +236,7 @@ impl State {
 
 impl ShareInner {
     /// The addresses at which the alias maps `run`.
-    fn alias_range(&self, run: Run) -> std::ops::Range<usize> {
+    fn alias_range(&self, run: Run) -> Range<usize> {
         self.alias_of(run.first)..self.alias_of(run.end())
     }
 

@@ -251,8 +251,12 @@ pub(crate) struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        lock(&self.region.busy.claims).end(&self.bytes);
-        self.region.busy.freed.notify_all();
+        let mut claims = lock(&self.region.busy.claims);
+        claims.end(&self.bytes);
+        // A call to the kernel for each attempt is worth a look.
+        if !claims.waiting.is_empty() {
+            self.region.busy.freed.notify_all();
+        }
     }
 }
 

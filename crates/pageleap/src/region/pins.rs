@@ -129,10 +129,13 @@ pub(crate) struct Moving<'a> {
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        let moving = &mut lock(&self.pins.state).moving;
+        let State { moving, guards } = &mut *lock(&self.pins.state);
         let at = moving.iter().position(|pages| *pages == self.pages).expect("it was put there");
         moving.swap_remove(at);
-        self.pins.changed.notify_all();
+        // A thread that waits has added its guard before.
+        if guards.first_in(&self.pages).is_some() {
+            self.pins.changed.notify_all();
+        }
     }
 }
 

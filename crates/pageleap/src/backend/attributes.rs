@@ -4,7 +4,7 @@
 //! tables gives the alias the range's attributes first, and they arrive in the same instant. An
 //! engine that maps a file sets the attributes again right after.
 
-use crate::backend::{Advice, Backend, Call, Errno};
+use super::{Advice, Backend, Call, Errno};
 use crate::error::Error;
 use crate::observe::Attributes;
 
