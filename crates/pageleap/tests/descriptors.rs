@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{check_stamp, engines_for, leap, migration, pools, soon, stamp, turn};
 use moving::{FINE, cases};
-use pageleap::backend::{Call, Linux};
+use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, PageSize, Pool, Reason, Region};
 use refusing::Refusing;
 
@@ -288,6 +288,122 @@ fn in_a_window() {
     }
 }
 
+/// What the library's numbers stand for, when other code has used them again for something that
+/// cannot be mapped.
+#[derive(Clone, Copy, Debug)]
+enum Unmappable {
+    /// The numbers are free.
+    Nothing,
+    /// The same, and a call has left a hole before.
+    NothingAndHole,
+    /// The kernel asks the socket when the old mapping is gone.
+    Socket,
+    /// The kernel refuses it as it refuses what may not be written.
+    Pipe,
+    /// The kernel refuses it as such.
+    Directory,
+}
+
+/// Makes all these numbers stand for such a file.
+fn replace(by: Unmappable, numbers: &[RawFd]) {
+    let mut pair = [0; 2];
+    // SAFETY: the calls get an array of two, or a C string.
+    let number = unsafe {
+        match by {
+            Unmappable::Nothing | Unmappable::NothingAndHole => {
+                close(Closing::All, numbers, 0);
+                return;
+            }
+            Unmappable::Socket => {
+                assert_eq!(
+                    libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()),
+                    0
+                );
+                pair[0]
+            }
+            Unmappable::Pipe => {
+                assert_eq!(libc::pipe(pair.as_mut_ptr()), 0);
+                pair[0]
+            }
+            Unmappable::Directory => libc::open(c"/".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY),
+        }
+    };
+    for old in numbers {
+        // SAFETY: the call takes no pointers.
+        assert_eq!(unsafe { libc::dup2(number, *old) }, *old);
+    }
+}
+
+/// Whether children and core dumps leave out the mapping that begins at an address, by its flags.
+fn hidden_from(start: usize) -> Vec<String> {
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let (_, here) = smaps.split_once(&format!("\n{start:x}-")).expect("it is mapped");
+    let line = here.lines().find_map(|line| line.strip_prefix("VmFlags: "));
+    let flags = line.unwrap().split_whitespace().filter(|flag| ["dc", "dd"].contains(flag));
+    flags.map(str::to_owned).collect()
+}
+
+/// In a window whose page tables do not come by an exchange, at the call that maps the file: the
+/// attempt ends, nobody waits, and all memory stays.
+fn at_the_last_call(by: Unmappable) {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        for engine in engines_for(page) {
+            replace_at_the_last_call(by, page, engine);
+        }
+    }
+}
+
+fn replace_at_the_last_call(by: Unmappable, page: PageSize, engine: EngineChoice) {
+    let start = Arc::new(AtomicUsize::new(0));
+    let before = Arc::new(Mutex::new(None::<Vec<RawFd>>));
+    let (at, to_keep) = (start.clone(), before.clone());
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        if request.addr != at.load(SeqCst) {
+            return None;
+        }
+        if request.call == Call::Map
+            && let Some(before) = to_keep.lock().unwrap().take()
+        {
+            replace(by, &since(&before));
+            if matches!(by, Unmappable::NothingAndHole) {
+                // SAFETY: the window is closed, and the call that comes would replace this.
+                unsafe { libc::munmap(request.addr as *mut _, page.bytes()) };
+                return Some(Errno(libc::ENOMEM));
+            }
+        }
+        (request.call == Call::Exchange).then_some(Errno(libc::EINVAL))
+    }));
+    let now = numbers();
+    let pool = |node| {
+        let pool = Pool::builder(node, page.bytes() as u64).page_size(page);
+        pool.backend(backend.clone()).build()
+    };
+    let [Ok(from), Ok(to)] = common::nodes().map(pool) else { return };
+    let region = Region::new(&from, page.bytes()).unwrap();
+    stamp(&region, 0..page.bytes(), 1);
+    let hidden = hidden_from(common::address(&region));
+    *before.lock().unwrap() = Some(now);
+    start.store(common::address(&region), SeqCst);
+    let report = migration(&region, 0..page.bytes(), &to).engine(engine).start().unwrap().wait();
+    assert!(before.lock().unwrap().is_none(), "{engine:?}: no call needed a file");
+    check_stamp(&region, 0..page.bytes(), 1);
+    stamp(&region, 0..page.bytes(), 2);
+    check_stamp(&region, 0..page.bytes(), 2);
+    assert_eq!(
+        report.pages.total() as usize,
+        page.bytes() / BASE_PAGE.max(page.bytes()),
+        "{report}"
+    );
+    let (hidden, was) = (hidden_from(common::address(&region)), hidden);
+    assert_eq!(hidden, was, "{engine:?}: left out of children (dc), of core dumps (dd)");
+    let closing = match by {
+        Unmappable::Nothing | Unmappable::NothingAndHole => Closing::All,
+        _ => Closing::Reuses,
+    };
+    takes_no_frames(&[from, to], page.bytes(), closing);
+}
+
 /// Memory in place: the job ends, all memory stays, and another job has descriptors of its own.
 fn in_place(closing: Closing) {
     let _turn = turn();
@@ -349,6 +465,20 @@ fn a_lost_event_ends_no_service_and_another_one_is_not_signalled() {
         &[
             ("during a job", || during_a_job(Closing::Events), FINE),
             ("in place", || in_place(Closing::Events), FINE),
+        ],
+    );
+}
+
+#[test]
+fn numbers_of_files_that_cannot_be_mapped_end_a_window() {
+    cases(
+        "numbers_of_files_that_cannot_be_mapped_end_a_window",
+        &[
+            ("free", || at_the_last_call(Unmappable::Nothing), FINE),
+            ("free, and a hole", || at_the_last_call(Unmappable::NothingAndHole), FINE),
+            ("a socket", || at_the_last_call(Unmappable::Socket), FINE),
+            ("a pipe", || at_the_last_call(Unmappable::Pipe), FINE),
+            ("a directory", || at_the_last_call(Unmappable::Directory), FINE),
         ],
     );
 }

@@ -116,6 +116,14 @@ pub struct Tracker {
 }
 
 impl Tracker {
+    /// Whether the number of the userfaultfd still stands for it. Allocates nothing.
+    pub(crate) fn has_faults(&self) -> bool {
+        match self.faults {
+            Descriptor::Kernel(faults) => faults.is_ours(),
+            Descriptor::Model(_) => true,
+        }
+    }
+
     /// The number of the descriptor that has been closed, or of its userfaultfd, and whether the
     /// number stands for another file now.
     pub(crate) fn state(&self) -> (i32, bool) {
@@ -182,8 +190,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Maps part of a file in place of what is mapped there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// The same, where an earlier call may have failed and left a hole. Memory that another thread
-    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which no
-    /// other method returns. Allocates nothing.
+    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which only
+    /// [`Backend::move_mapping`] also returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
@@ -191,6 +199,10 @@ pub unsafe trait Backend: Send + Sync {
     /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
     /// EINVAL, without side effect, if the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
+    /// Moves the mapping of `[from, from + len)`, with its page tables, to `[to, to + len)`, where
+    /// nothing is mapped; `from` is a hole then. If it fails, both are as they were. EEXIST: something
+    /// is mapped at `to`. Allocates nothing.
+    unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Changes access. When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
     /// Gives advice that changes no contents.

@@ -156,7 +156,7 @@ impl Worker {
 pub(super) struct Place<'a> {
     pub(super) leg: &'a Leg,
     region: &'a RegionInner,
-    old: pool::Run,
+    pub(super) old: pool::Run,
     new: pool::Run,
 }
 
@@ -392,9 +392,12 @@ impl FrameMover {
         preferred: Option<NodeId>,
     ) -> bool {
         let Place { leg, old, new, .. } = *place;
-        let Effort { exchanged, by_exchange, .. } = ended.effort;
+        let Effort { exchanged, by_exchange, by_alias, .. } = ended.effort;
         if exchanged {
             leg.to.mark_hollow(new);
+        }
+        if by_alias {
+            leg.to.mend_hole(new);
         }
         match ended.old_alias {
             OldAlias::Untouched => {}
@@ -576,7 +579,8 @@ impl Mover for FrameMover {
         let restored = match step {
             Step::Migrated => self.restore_attributes(attributes, &work.span, effort.by_exchange),
             _ if split => {
-                self.map_huge_again(worker.slot, attributes, &work, &mut effort, terms.books)
+                let at = (&place, &work);
+                self.map_huge_again(worker.slot, attributes, at, &mut effort, terms.books)
             }
             _ if effort.unlocked => self.restore_attributes(attributes, &work.span, true),
             _ => Ok(()),
