@@ -334,6 +334,69 @@ fn replace(by: Unmappable, numbers: &[RawFd]) {
     }
 }
 
+/// How many files the process may open, as it is set. The hard limit stays.
+fn set_open_files(most: Option<libc::rlim_t>) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the calls read and write one structure.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = most.unwrap_or(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+}
+
+/// The program lowers its limit while a job of each engine runs: the job goes on as far as it can,
+/// and ends.
+fn few_files_in_regions(most: libc::rlim_t) {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        let bytes = PAGES * page.bytes();
+        for engine in engines_for(page) {
+            let Ok(pools) = pools(page, bytes as u64) else { continue };
+            let region = Region::new(&pools[0], bytes).unwrap();
+            stamp(&region, 0..bytes, 1);
+            // Half of the pages are done when the job comes to the guard.
+            let guard = region.pin(0..bytes / 2).unwrap();
+            let job = migration(&region, 0..bytes, &pools[1]).engine(engine);
+            let job =
+                job.area_bytes(page.bytes()).pin_patience(std::time::Duration::from_secs(3600));
+            let job = job.start().unwrap();
+            assert!(soon(|| job.progress().bytes_migrated == (bytes / 2) as u64));
+            set_open_files(Some(most));
+            drop(guard);
+            let report = job.wait();
+            set_open_files(None);
+            assert_eq!(report.pages.total() as usize, PAGES, "{engine:?}: {report}");
+            check_stamp(&region, 0..bytes, 1);
+            stamp(&region, 0..bytes, 2);
+            leap(&region, 0..bytes, &pools[1]);
+            check_stamp(&region, 0..bytes, 2);
+        }
+    }
+}
+
+/// The same for memory in place.
+fn few_files_in_place(most: libc::rlim_t) {
+    let _turn = turn();
+    if let Some(error) = in_place::why_not() {
+        return println!("SKIP {error}");
+    }
+    for page in in_place::KINDS {
+        let bytes = 8 * in_place::HUGE;
+        let memory = in_place::memory(bytes, page);
+        let node = common::nodes()[1];
+        memory.fill(node);
+        let job = in_place::migration(&memory, node).rate_limit(bytes as u64);
+        let job = job.start().unwrap();
+        assert!(soon(|| job.progress().bytes_migrated > 0));
+        set_open_files(Some(most));
+        let report = job.wait();
+        set_open_files(None);
+        assert!(in_place::moved(&report) > 0, "{report}");
+        memory.check();
+    }
+}
+
 /// Whether children and core dumps leave out the mapping that begins at an address, by its flags.
 fn hidden_from(start: usize) -> Vec<String> {
     let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
@@ -479,6 +542,20 @@ fn numbers_of_files_that_cannot_be_mapped_end_a_window() {
             ("a socket", || at_the_last_call(Unmappable::Socket), FINE),
             ("a pipe", || at_the_last_call(Unmappable::Pipe), FINE),
             ("a directory", || at_the_last_call(Unmappable::Directory), FINE),
+        ],
+    );
+}
+
+#[test]
+fn a_limit_below_the_open_files_ends_no_service() {
+    // The kernel refuses to look at two descriptors, or at one.
+    cases(
+        "a_limit_below_the_open_files_ends_no_service",
+        &[
+            ("regions, one file", || few_files_in_regions(1), FINE),
+            ("regions, no file", || few_files_in_regions(0), FINE),
+            ("in place, one file", || few_files_in_place(1), FINE),
+            ("in place, no file", || few_files_in_place(0), FINE),
         ],
     );
 }

@@ -22,6 +22,7 @@ mod pagemap;
 mod process;
 mod threads;
 mod uffd;
+mod wait;
 
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
@@ -48,3 +49,4 @@ pub use uffd::{
     uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register, uffd_unregister, uffd_wake,
     uffd_write_protect, uffd_zeropage, userfaultfd, userfaultfd_from_device,
 };
+pub use wait::wait_readable;
