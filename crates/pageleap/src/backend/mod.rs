@@ -128,7 +128,7 @@ impl Tracker {
     /// number stands for another file now.
     pub(crate) fn state(&self) -> (i32, bool) {
         let Descriptor::Kernel(faults) = self.faults else { return (-1, false) };
-        let all = [Some(faults), self.pagemap, self.end];
+        let all = [Some(faults), self.pagemap];
         let lost = all.into_iter().flatten().find(|kept| !kept.is_ours()).unwrap_or(faults);
         (lost.number(), !lost.is_ours() && lost.is_open())
     }
@@ -239,8 +239,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Closes a tracker, for the job that opened it and no longer uses it. Ranges that it still
     /// follows are no longer followed, and the call does not wait for anything.
     unsafe fn close_tracker(&self, tracker: Tracker);
-    /// Whether the descriptors of a tracker still stand for it, as [`Backend::has_file`] tells of a
-    /// file.
+    /// Whether the descriptors of a tracker that attempts use still stand for it, as
+    /// [`Backend::has_file`] tells of a file.
     fn has_tracker(&self, tracker: Tracker) -> bool;
     /// Reads a tracker's messages until [`Backend::end_tracker`] is called: an exchange of followed
     /// pages waits until its message has been read. With [`Ability::HoldWriters`] it calls `write`

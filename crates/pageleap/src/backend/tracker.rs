@@ -74,9 +74,10 @@ fn all(tracker: Tracker) -> impl Iterator<Item = Kept> {
     [Some(tracker.faults.kept()), tracker.pagemap, tracker.end].into_iter().flatten()
 }
 
-/// Whether all descriptors are still the tracker's.
+/// Whether the descriptors that attempts use are still the tracker's. Without its event [`serve`] goes
+/// on, and [`end`] finds another way.
 pub(super) fn is_whole(tracker: Tracker) -> bool {
-    all(tracker).all(|kept| kept.is_ours())
+    tracker.has_faults() && tracker.pagemap.is_none_or(|pagemap| pagemap.is_ours())
 }
 
 fn borrow<'a>(kept: Kept) -> BorrowedFd<'a> {

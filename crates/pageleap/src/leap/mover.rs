@@ -83,6 +83,9 @@ pub(super) struct FrameMover {
     deaf: OnceLock<Option<Error>>,
     /// What is wrong with the SIGSEGV handler, once an area has stayed because of it.
     handler_gone: OnceLock<Error>,
+    /// The number of a tracker's descriptor that other code has closed, of the job's own tracker or
+    /// another engine's, and whether it stands for another file.
+    pub(super) lost_tracker: OnceLock<(i32, bool)>,
     /// How each leg is copied, from the moment when that is known.
     pub(super) methods: OnceLock<Vec<CopyMethod>>,
     /// Set once a warning tells why pages stay while the job is traced.
@@ -190,6 +193,7 @@ impl FrameMover {
             raised: OnceLock::new(),
             deaf: OnceLock::new(),
             handler_gone: OnceLock::new(),
+            lost_tracker: OnceLock::new(),
             methods: OnceLock::new(),
             warned_of_tracer: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
