@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
 
 use pageleap::{Job, Migration, Phase};
 
@@ -244,9 +245,14 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
             }
             let mut wanted =
                 libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            let interval_ms = interval_ms.clamp(1, i32::MAX as u32);
             // A signal only makes the next call come early.
             // SAFETY: one descriptor, which lives as long as the job.
-            unsafe { libc::poll(&mut wanted, 1, interval_ms.clamp(1, i32::MAX as u32) as c_int) };
+            let woken = unsafe { libc::poll(&mut wanted, 1, interval_ms as c_int) };
+            let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
+            if woken > 0 || woken < 0 && refused {
+                look_now_and_then(of, interval_ms);
+            }
         }
         Ok(())
     })
@@ -254,6 +260,15 @@ pub unsafe extern "C" fn pageleap_job_wait_with_progress(
         // SAFETY: forwarded to the caller.
         unsafe { pageleap_job_wait(job, report) }
     })
+}
+
+/// Waits where `poll` cannot: the process may open no file at all (RLIMIT_NOFILE), or other code has
+/// closed the descriptor. Comes back at once if the job has ended.
+fn look_now_and_then(job: &Job, ms: u32) {
+    let end = Instant::now() + Duration::from_millis(ms.into());
+    while !job.is_finished() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 impl pageleap_status {

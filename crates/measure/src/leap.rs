@@ -132,10 +132,7 @@ pub fn finish(job: &Job, mut look: impl FnMut(&Job) -> Wish) {
 
 /// Waits for the job for at most `time`.
 fn finished_within(job: &Job, time: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: job.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd, whose descriptor is open as long as the job is borrowed. After an
-    // error the job itself is asked.
-    unsafe { libc::poll(&mut poll, 1, time.as_millis() as libc::c_int) };
+    pageleap_sys::wait_readable([job.as_fd().as_raw_fd()], time.as_millis() as i32);
     job.is_finished()
 }
 

@@ -192,11 +192,13 @@ pub enum Call {
     Discard,
     /// Opening the pagemap of this process, which scans ask.
     OpenPagemap,
+    /// A mapping moves, with its page tables, into a hole.
+    MoveMapping,
 }
 
 impl Call {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Call; 28] = [
+    pub const ALL: [Call; 29] = [
         Call::CreateFile,
         Call::Reserve,
         Call::Release,
@@ -225,6 +227,7 @@ impl Call {
         Call::FillPages,
         Call::Discard,
         Call::OpenPagemap,
+        Call::MoveMapping,
     ];
 
     /// The name of the system call.
@@ -258,6 +261,7 @@ impl Call {
             Call::FillPages => "UFFDIO_COPY",
             Call::Discard => "madvise(DONTNEED)",
             Call::OpenPagemap => "open(/proc/self/pagemap)",
+            Call::MoveMapping => "mremap",
         }
     }
 }

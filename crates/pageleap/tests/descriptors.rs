@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{check_stamp, engines_for, leap, migration, pools, soon, stamp, turn};
 use moving::{FINE, cases};
-use pageleap::backend::{Call, Linux};
+use pageleap::backend::{Call, Errno, Linux};
 use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, PageSize, Pool, Reason, Region};
 use refusing::Refusing;
 
@@ -239,6 +239,13 @@ fn in_the_middle(closing: Closing) {
             let mut own = close(closing, &since(&before), bytes);
             drop(guard);
             let report = job.wait();
+            if matches!(closing, Closing::Events) {
+                // The userfaultfd is still there, and the thread that reads its messages.
+                assert!(report.ended.is_completed(), "{engine:?}: {report}");
+                check_stamp(&region, 0..bytes, 1);
+                own.iter_mut().for_each(Own::check);
+                continue;
+            }
             let Ended::Failed(Error::DescriptorLost { .. }) = &report.ended else {
                 panic!("{engine:?}: {report}")
             };
@@ -250,6 +257,34 @@ fn in_the_middle(closing: Closing) {
             own.iter_mut().for_each(Own::check);
         }
     }
+}
+
+/// One of two userfaultfds of a job is closed: the report names that one.
+fn one_of_two() {
+    let _turn = turn();
+    let bytes = PAGES * BASE_PAGE;
+    let before = numbers();
+    let pools = pools(PageSize::Base, bytes as u64).unwrap();
+    let region = Region::new(&pools[0], bytes).unwrap();
+    let guard = region.pin(0..bytes / 2).unwrap();
+    let job = migration(&region, 0..bytes, &pools[1]).area_bytes(BASE_PAGE);
+    let job = job.pin_patience(std::time::Duration::from_secs(3600)).start().unwrap();
+    assert!(soon(|| job.progress().bytes_migrated == (bytes / 2) as u64));
+    let is_tracker = |number: &RawFd| {
+        let link = fs::read_link(format!("/proc/self/fd/{number}")).unwrap();
+        link.to_string_lossy().contains("userfaultfd")
+    };
+    let mut trackers: Vec<_> = since(&before).into_iter().filter(is_tracker).collect();
+    trackers.sort_unstable();
+    // The second one is that of the engine for areas for which few threads wait.
+    let [_, closed] = trackers[..] else { return println!("SKIP one engine moves all areas here") };
+    close(Closing::All, &[closed], 0);
+    drop(guard);
+    let report = job.wait();
+    let Ended::Failed(Error::DescriptorLost { descriptor, .. }) = report.ended else {
+        panic!("{report}")
+    };
+    assert_eq!(descriptor, closed, "{report}");
 }
 
 /// In a window, at the call that needs the memory files: the attempt ends, and all memory stays.
@@ -286,6 +321,185 @@ fn in_a_window() {
         stamp(&region, 0..page.bytes(), 2);
         check_stamp(&region, 0..page.bytes(), 2);
     }
+}
+
+/// What the library's numbers stand for, when other code has used them again for something that
+/// cannot be mapped.
+#[derive(Clone, Copy, Debug)]
+enum Unmappable {
+    /// The numbers are free.
+    Nothing,
+    /// The same, and a call has left a hole before.
+    NothingAndHole,
+    /// The kernel asks the socket when the old mapping is gone.
+    Socket,
+    /// The kernel refuses it as it refuses what may not be written.
+    Pipe,
+    /// The kernel refuses it as such.
+    Directory,
+}
+
+/// Makes all these numbers stand for such a file.
+fn replace(by: Unmappable, numbers: &[RawFd]) {
+    let mut pair = [0; 2];
+    // SAFETY: the calls get an array of two, or a C string.
+    let number = unsafe {
+        match by {
+            Unmappable::Nothing | Unmappable::NothingAndHole => {
+                close(Closing::All, numbers, 0);
+                return;
+            }
+            Unmappable::Socket => {
+                assert_eq!(
+                    libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()),
+                    0
+                );
+                pair[0]
+            }
+            Unmappable::Pipe => {
+                assert_eq!(libc::pipe(pair.as_mut_ptr()), 0);
+                pair[0]
+            }
+            Unmappable::Directory => libc::open(c"/".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY),
+        }
+    };
+    for old in numbers {
+        // SAFETY: the call takes no pointers.
+        assert_eq!(unsafe { libc::dup2(number, *old) }, *old);
+    }
+}
+
+/// How many files the process may open, as it is set. The hard limit stays.
+fn set_open_files(most: Option<libc::rlim_t>) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the calls read and write one structure.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
+        limit.rlim_cur = most.unwrap_or(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limit), 0);
+    }
+}
+
+/// The program lowers its limit while a job of each engine runs: the job goes on as far as it can,
+/// and ends.
+fn few_files_in_regions(most: libc::rlim_t) {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        let bytes = PAGES * page.bytes();
+        for engine in engines_for(page) {
+            let Ok(pools) = pools(page, bytes as u64) else { continue };
+            let region = Region::new(&pools[0], bytes).unwrap();
+            stamp(&region, 0..bytes, 1);
+            // Half of the pages are done when the job comes to the guard.
+            let guard = region.pin(0..bytes / 2).unwrap();
+            let job = migration(&region, 0..bytes, &pools[1]).engine(engine);
+            let job =
+                job.area_bytes(page.bytes()).pin_patience(std::time::Duration::from_secs(3600));
+            let job = job.start().unwrap();
+            assert!(soon(|| job.progress().bytes_migrated == (bytes / 2) as u64));
+            set_open_files(Some(most));
+            drop(guard);
+            let report = job.wait();
+            set_open_files(None);
+            assert_eq!(report.pages.total() as usize, PAGES, "{engine:?}: {report}");
+            check_stamp(&region, 0..bytes, 1);
+            stamp(&region, 0..bytes, 2);
+            leap(&region, 0..bytes, &pools[1]);
+            check_stamp(&region, 0..bytes, 2);
+        }
+    }
+}
+
+/// The same for memory in place.
+fn few_files_in_place(most: libc::rlim_t) {
+    let _turn = turn();
+    if let Some(error) = in_place::why_not() {
+        return println!("SKIP {error}");
+    }
+    for page in in_place::KINDS {
+        let bytes = 8 * in_place::HUGE;
+        let memory = in_place::memory(bytes, page);
+        let node = common::nodes()[1];
+        memory.fill(node);
+        let job = in_place::migration(&memory, node).rate_limit(bytes as u64);
+        let job = job.start().unwrap();
+        assert!(soon(|| job.progress().bytes_migrated > 0));
+        set_open_files(Some(most));
+        let report = job.wait();
+        set_open_files(None);
+        assert!(in_place::moved(&report) > 0, "{report}");
+        memory.check();
+    }
+}
+
+/// Whether children and core dumps leave out the mapping that begins at an address, by its flags.
+fn hidden_from(start: usize) -> Vec<String> {
+    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let (_, here) = smaps.split_once(&format!("\n{start:x}-")).expect("it is mapped");
+    let line = here.lines().find_map(|line| line.strip_prefix("VmFlags: "));
+    let flags = line.unwrap().split_whitespace().filter(|flag| ["dc", "dd"].contains(flag));
+    flags.map(str::to_owned).collect()
+}
+
+/// In a window whose page tables do not come by an exchange, at the call that maps the file: the
+/// attempt ends, nobody waits, and all memory stays.
+fn at_the_last_call(by: Unmappable) {
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        for engine in engines_for(page) {
+            replace_at_the_last_call(by, page, engine);
+        }
+    }
+}
+
+fn replace_at_the_last_call(by: Unmappable, page: PageSize, engine: EngineChoice) {
+    let start = Arc::new(AtomicUsize::new(0));
+    let before = Arc::new(Mutex::new(None::<Vec<RawFd>>));
+    let (at, to_keep) = (start.clone(), before.clone());
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        if request.addr != at.load(SeqCst) {
+            return None;
+        }
+        if request.call == Call::Map
+            && let Some(before) = to_keep.lock().unwrap().take()
+        {
+            replace(by, &since(&before));
+            if matches!(by, Unmappable::NothingAndHole) {
+                // SAFETY: the window is closed, and the call that comes would replace this.
+                unsafe { libc::munmap(request.addr as *mut _, page.bytes()) };
+                return Some(Errno(libc::ENOMEM));
+            }
+        }
+        (request.call == Call::Exchange).then_some(Errno(libc::EINVAL))
+    }));
+    let now = numbers();
+    let pool = |node| {
+        let pool = Pool::builder(node, page.bytes() as u64).page_size(page);
+        pool.backend(backend.clone()).build()
+    };
+    let [Ok(from), Ok(to)] = common::nodes().map(pool) else { return };
+    let region = Region::new(&from, page.bytes()).unwrap();
+    stamp(&region, 0..page.bytes(), 1);
+    let hidden = hidden_from(common::address(&region));
+    *before.lock().unwrap() = Some(now);
+    start.store(common::address(&region), SeqCst);
+    let report = migration(&region, 0..page.bytes(), &to).engine(engine).start().unwrap().wait();
+    assert!(before.lock().unwrap().is_none(), "{engine:?}: no call needed a file");
+    check_stamp(&region, 0..page.bytes(), 1);
+    stamp(&region, 0..page.bytes(), 2);
+    check_stamp(&region, 0..page.bytes(), 2);
+    assert_eq!(
+        report.pages.total() as usize,
+        page.bytes() / BASE_PAGE.max(page.bytes()),
+        "{report}"
+    );
+    let (hidden, was) = (hidden_from(common::address(&region)), hidden);
+    assert_eq!(hidden, was, "{engine:?}: left out of children (dc), of core dumps (dd)");
+    let closing = match by {
+        Unmappable::Nothing | Unmappable::NothingAndHole => Closing::All,
+        _ => Closing::Reuses,
+    };
+    takes_no_frames(&[from, to], page.bytes(), closing);
 }
 
 /// Memory in place: the job ends, all memory stays, and another job has descriptors of its own.
@@ -332,8 +546,9 @@ macro_rules! everywhere {
 #[test]
 fn closed_descriptors_are_noticed_and_no_page_is_lost() {
     let test = "closed_descriptors_are_noticed_and_no_page_is_lost";
-    let in_a_window: [moving::Case; 1] = [("in a window", in_a_window, FINE)];
-    cases(test, &[&everywhere!(Closing::All)[..], &in_a_window].concat());
+    let others: [moving::Case; 2] =
+        [("in a window", in_a_window, FINE), ("one of two", one_of_two, FINE)];
+    cases(test, &[&everywhere!(Closing::All)[..], &others].concat());
 }
 
 #[test]
@@ -348,7 +563,36 @@ fn a_lost_event_ends_no_service_and_another_one_is_not_signalled() {
         "a_lost_event_ends_no_service_and_another_one_is_not_signalled",
         &[
             ("during a job", || during_a_job(Closing::Events), FINE),
+            ("in the middle", || in_the_middle(Closing::Events), FINE),
             ("in place", || in_place(Closing::Events), FINE),
+        ],
+    );
+}
+
+#[test]
+fn numbers_of_files_that_cannot_be_mapped_end_a_window() {
+    cases(
+        "numbers_of_files_that_cannot_be_mapped_end_a_window",
+        &[
+            ("free", || at_the_last_call(Unmappable::Nothing), FINE),
+            ("free, and a hole", || at_the_last_call(Unmappable::NothingAndHole), FINE),
+            ("a socket", || at_the_last_call(Unmappable::Socket), FINE),
+            ("a pipe", || at_the_last_call(Unmappable::Pipe), FINE),
+            ("a directory", || at_the_last_call(Unmappable::Directory), FINE),
+        ],
+    );
+}
+
+#[test]
+fn a_limit_below_the_open_files_ends_no_service() {
+    // The kernel refuses to look at two descriptors, or at one.
+    cases(
+        "a_limit_below_the_open_files_ends_no_service",
+        &[
+            ("regions, one file", || few_files_in_regions(1), FINE),
+            ("regions, no file", || few_files_in_regions(0), FINE),
+            ("in place, one file", || few_files_in_place(1), FINE),
+            ("in place, no file", || few_files_in_place(0), FINE),
         ],
     );
 }

@@ -22,6 +22,7 @@ mod pagemap;
 mod process;
 mod threads;
 mod uffd;
+mod wait;
 
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
@@ -32,8 +33,8 @@ pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
     Advice, Event, MFD_NOEXEC_SEAL, discard, duplicate_mapping, exchange_page_tables, is_mapped,
     is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create,
-    memfd_create_with, memfd_seal, protect, read_at, reserve, reserve_at, reserve_below,
-    set_advice, signal_event, unlock, unmap, vacate,
+    memfd_create_with, memfd_seal, move_mapping, protect, read_at, reserve, reserve_at,
+    reserve_below, set_advice, signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
@@ -48,3 +49,4 @@ pub use uffd::{
     uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register, uffd_unregister, uffd_wake,
     uffd_write_protect, uffd_zeropage, userfaultfd, userfaultfd_from_device,
 };
+pub use wait::wait_readable;

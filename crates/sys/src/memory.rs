@@ -277,6 +277,28 @@ pub unsafe fn exchange_page_tables(from: usize, to: usize, len: usize) -> Result
     check_mapping(unsafe { libc::mremap(from as *mut _, len, len, flags, to) }).map(drop)
 }
 
+/// Moves the mapping of `[from, from + len)`, with its page tables, to `[to, to + len)`, where
+/// nothing is mapped (`mremap(2)`; for hugetlb pages Linux 5.16). Nothing is mapped at `from` then.
+///
+/// # Errors
+/// EEXIST: something is mapped at `to`. EINVAL: the kernel moves no hugetlb pages. ENOMEM: above
+/// RLIMIT_AS or `vm.max_map_count`. EFAULT: `from` is not a single mapping. In each case both ranges
+/// are as they were.
+///
+/// # Safety
+/// The caller owns both ranges, which do not overlap, and no thread accesses `from` any more.
+pub unsafe fn move_mapping(from: usize, to: usize, len: usize) -> Result<(), Errno> {
+    // No other thread gets the hole from now on.
+    reserve_at(to, len)?;
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the caller owns `from`, and `to` was reserved above.
+    let moved = unsafe { libc::mremap(from as *mut _, len, len, flags, to as *mut libc::c_void) };
+    check_mapping(moved).map(drop).inspect_err(|_| {
+        // SAFETY: the reservation made above, or nothing.
+        let _ = unsafe { unmap(to, len) };
+    })
+}
+
 /// Reserves one base page just below `lowest`, the address of the lowest mapping of the process.
 /// The new mapping then comes first in `/proc/self/smaps`. `page` is the base page size in bytes.
 ///

@@ -8,6 +8,7 @@ use std::slice;
 use crate::descriptor::KeptFd;
 use crate::errno::{Errno, check};
 use crate::mempolicy::MAX_NODES;
+use crate::wait::wait_readable;
 
 /// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
 /// numbers of the mask that [`effective_capabilities`] returns.
@@ -94,9 +95,7 @@ impl PidFd {
         if !self.0.is_ours() {
             return false;
         }
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the call reads and writes one `pollfd`, and does not wait.
-        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+        wait_readable([self.0.as_raw_fd()], 0) == [true]
     }
 }
 

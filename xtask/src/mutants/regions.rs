@@ -243,8 +243,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "commit-gives-up",
         file: COMMIT,
-        find: "        Err(_) => None,\n    })\n}\n\n/// Maps frames again",
-        replace: "        Err(_) => Some(Ok(())),\n    })\n}\n\n/// Maps frames again",
+        find: "        Err(_) => None,\n    });\n    effort.by_alias",
+        replace: "        Err(_) => Some(Ok(Source::File)),\n    });\n    effort.by_alias",
         why: "a commit that failed half-way leaves a hole",
         caught_by: Checker::Unit.fails(),
     },
@@ -563,7 +563,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "left-split",
         file: MOVER,
-        find: "            _ if split => {\n                self.map_huge_again(worker.slot, attributes, &work, &mut effort, terms.books)\n            }\n",
+        find: "            _ if split => {\n                let at = (&place, &work);\n                self.map_huge_again(worker.slot, attributes, at, &mut effort, terms.books)\n            }\n",
         replace: "",
         why: "huge pages that stay are mapped by base pages, with advice that their user has not given",
         caught_by: Checker::Unit.fails(),

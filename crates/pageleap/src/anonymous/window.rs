@@ -25,7 +25,9 @@ use std::time::Duration;
 
 #[cfg(not(all(test, shuttle)))]
 use pageleap_sys as sys;
-use pageleap_sys::{CopyMethod, Errno, Kept, PageQuery, PageRegion, UffdMessage, page_is};
+use pageleap_sys::{
+    CopyMethod, Errno, Kept, PageQuery, PageRegion, UffdMessage, page_is, wait_readable,
+};
 
 #[cfg(all(test, shuttle))]
 use super::model as sys;
@@ -635,24 +637,22 @@ pub(super) fn watcher(ground: Ground<'_>, _: [Kept; 2]) {
 pub(super) fn attendant(ground: Ground<'_>, kept: [Kept; 2]) {
     /// How soon it is noticed that a descriptor is no longer the job's: then nothing ends the wait.
     const LOOK_MS: i32 = 500;
-    let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut descriptors = kept.map(|kept| waiting(kept.number()));
+    let mut waits = kept.map(|kept| kept.number());
     loop {
-        let number = descriptors.len() as libc::nfds_t;
-        // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
+        // Messages are read also after an interrupted call.
+        let [_, is_over] = wait_readable(waits, LOOK_MS);
         let [faults, ends] = kept.each_ref().map(Kept::is_ours);
         if !faults {
             // Closing the userfaultfd has ended all registrations.
             return;
         }
         ground.attend();
-        if ends && descriptors[1].revents != 0 {
+        if ends && is_over {
             return;
         }
         if !ends {
             // Threads that touch holes are served until the userfaultfd is closed.
-            descriptors[1].fd = -1;
+            waits[1] = -1;
         }
     }
 }

@@ -135,6 +135,12 @@ unsafe impl<I: Interposer> Backend for I {
             }
         })
     }
+    unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        self.decide(&Request::new(Call::MoveMapping, to), |part| match part {
+            Part::Whole => unsafe { self.inner().move_mapping(from, to, len) },
+            Part::Half => Ok(()),
+        })
+    }
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         let request = Request { prot: Some(prot), ..Request::new(Call::Protect, addr) };
         self.decide(&request, |part| unsafe { self.inner().protect(addr, part.of(len), prot) })

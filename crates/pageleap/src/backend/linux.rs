@@ -136,6 +136,9 @@ unsafe impl Backend for Linux {
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }
     }
+    unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        unsafe { sys::move_mapping(from, to, len) }
+    }
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         unsafe { sys::protect(addr, len, prot.0) }
     }
@@ -227,7 +230,8 @@ unsafe impl Backend for Linux {
         sys::uffd_wake(tracker::faults(tracker), addr, len)
     }
     fn count_waiting(&self, tracker: Tracker) -> u64 {
-        sys::uffd_count_faults(tracker::faults(tracker))
+        // A read of a file of the program's could wait, and would take what is the program's.
+        if tracker.has_faults() { sys::uffd_count_faults(tracker::faults(tracker)) } else { 0 }
     }
     unsafe fn read_file(
         &self,

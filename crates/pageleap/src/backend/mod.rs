@@ -117,11 +117,19 @@ pub struct Tracker {
 }
 
 impl Tracker {
+    /// Whether the number of the userfaultfd still stands for it. Allocates nothing.
+    pub(crate) fn has_faults(&self) -> bool {
+        match self.faults {
+            Descriptor::Kernel(faults) => faults.is_ours(),
+            Descriptor::Model(_) => true,
+        }
+    }
+
     /// The number of the descriptor that has been closed, or of its userfaultfd, and whether the
     /// number stands for another file now.
     pub(crate) fn state(&self) -> (i32, bool) {
         let Descriptor::Kernel(faults) = self.faults else { return (-1, false) };
-        let all = [Some(faults), self.pagemap, self.end];
+        let all = [Some(faults), self.pagemap];
         let lost = all.into_iter().flatten().find(|kept| !kept.is_ours()).unwrap_or(faults);
         (lost.number(), !lost.is_ours() && lost.is_open())
     }
@@ -183,8 +191,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Maps part of a file in place of what is mapped there. On failure the range may be a hole.
     unsafe fn map(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// The same, where an earlier call may have failed and left a hole. Memory that another thread
-    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which no
-    /// other method returns. Allocates nothing.
+    /// has mapped into the hole meanwhile is not replaced: then the result is EEXIST, which only
+    /// [`Backend::move_mapping`] also returns. Allocates nothing.
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
@@ -192,6 +200,10 @@ pub unsafe trait Backend: Send + Sync {
     /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
     /// EINVAL, without side effect, if the kernel or the page size does not allow it.
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
+    /// Moves the mapping of `[from, from + len)`, with its page tables, to `[to, to + len)`, where
+    /// nothing is mapped; `from` is a hole then. If it fails, both are as they were. EEXIST: something
+    /// is mapped at `to`. Allocates nothing.
+    unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Changes access. When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
     /// Gives advice that changes no contents.
@@ -228,8 +240,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Closes a tracker, for the job that opened it and no longer uses it. Ranges that it still
     /// follows are no longer followed, and the call does not wait for anything.
     unsafe fn close_tracker(&self, tracker: Tracker);
-    /// Whether the descriptors of a tracker still stand for it, as [`Backend::has_file`] tells of a
-    /// file.
+    /// Whether the descriptors of a tracker that attempts use still stand for it, as
+    /// [`Backend::has_file`] tells of a file.
     fn has_tracker(&self, tracker: Tracker) -> bool;
     /// Reads a tracker's messages until [`Backend::end_tracker`] is called: an exchange of followed
     /// pages waits until its message has been read. With [`Ability::HoldWriters`] it calls `write`

@@ -406,6 +406,18 @@ unsafe impl Backend for Model {
             e.tables = None; // whole pages of them move
         })
     }
+    unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        let mut state = self.state();
+        if pages(to, len).any(|page| state.space.contains_key(&page)) {
+            return Err(Errno(libc::EEXIST));
+        }
+        let moved: Option<Vec<Entry>> =
+            pages(from, len).map(|page| state.space.get(&page).copied()).collect();
+        let moved = moved.ok_or(Errno(libc::EFAULT))?;
+        pages(from, len).for_each(|page| _ = state.space.remove(&page));
+        state.put(to, len, |i| moved[i]);
+        Ok(())
+    }
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno> {
         self.state().each(addr, len, |e| e.prot = prot)
     }

@@ -5,7 +5,7 @@
 //! between the freeze and the commit no code may touch the heap.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use pageleap_sys::{
     self as sys, Errno, Event, Kept, KeptFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
@@ -74,9 +74,10 @@ fn all(tracker: Tracker) -> impl Iterator<Item = Kept> {
     [Some(tracker.faults.kept()), tracker.pagemap, tracker.end].into_iter().flatten()
 }
 
-/// Whether all descriptors are still the tracker's.
+/// Whether the descriptors that attempts use are still the tracker's. Without its event [`serve`] goes
+/// on, and [`end`] finds another way.
 pub(super) fn is_whole(tracker: Tracker) -> bool {
-    all(tracker).all(|kept| kept.is_ours())
+    tracker.has_faults() && tracker.pagemap.is_none_or(|pagemap| pagemap.is_ours())
 }
 
 fn borrow<'a>(kept: Kept) -> BorrowedFd<'a> {
@@ -103,27 +104,29 @@ pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
     /// How soon it is noticed that a descriptor is no longer the tracker's: then nothing ends the
     /// wait.
     const LOOK_MS: i32 = 500;
-    let waiting = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let numbers = [Some(tracker.faults.kept()), tracker.end].map(|kept| kept.map(|k| k.number()));
-    let mut descriptors = numbers.map(|number| waiting(number.unwrap_or(-1)));
+    let mut waits = [Some(tracker.faults.kept()), tracker.end].map(number);
     loop {
-        let number = descriptors.len() as libc::nfds_t;
-        // SAFETY: the array outlives the call. Messages are read also after an interrupted call.
-        unsafe { libc::poll(descriptors.as_mut_ptr(), number, LOOK_MS) };
-        if !tracker.faults.kept().is_ours() {
+        // Messages are read also after an interrupted call.
+        let [_, is_over] = sys::wait_readable(waits, LOOK_MS);
+        if !tracker.has_faults() {
             // Closing the userfaultfd has let everybody go on who waited for it.
             return;
         }
         sys::uffd_drain(faults(tracker), write);
         // Without it, exchanges would still wait until their messages have been read.
         let ends = tracker.end.is_some_and(|end| end.is_ours());
-        if ends && descriptors[1].revents != 0 {
+        if ends && is_over {
             return;
         }
         if !ends {
-            descriptors[1].fd = -1;
+            waits[1] = -1;
         }
     }
+}
+
+/// The number of a descriptor, or that of none.
+fn number(kept: Option<Kept>) -> RawFd {
+    kept.map_or(-1, |kept| kept.number())
 }
 
 /// Ends [`serve`].

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Tools;
 use super::Work;
 use super::slot::Span;
-use crate::backend::{Backend, Call, Errno, Haste, Mapping, Prot};
+use crate::backend::{Advice, Backend, Call, Errno, Haste, Mapping, Prot};
 use crate::sync::thread;
 use crate::units::BASE_PAGE;
 
@@ -58,6 +58,9 @@ pub(crate) struct Effort {
     pub(crate) exchanged: bool,
     /// The exchange put the frames in place. The span therefore has the attributes of the alias.
     pub(crate) by_exchange: bool,
+    /// The mapping of the new frames' alias went into the span, because the descriptor of their file
+    /// was gone. The alias is a hole.
+    pub(crate) by_alias: bool,
     /// What became of the alias of the old frames.
     pub(super) parked: Parked,
     /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
@@ -226,47 +229,88 @@ pub(super) unsafe fn arrive(
     // that hole.
     let map =
         |torn| unsafe { if torn { backend.map_own(&mapping) } else { backend.map(&mapping) } };
-    persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
-        Ok(()) => Some(Ok(())),
+    let arrived = persist(effort, |refusals| match map(work.may_exchange || refusals > 0) {
+        Ok(()) => Some(Ok(Source::File)),
+        Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
+        // Another owner's mapping lies there for now, or the check of its owner failed.
+        Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
         // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
         // the kernel checks these before it changes anything. If the span is mapped after such an
         // error, its mapping is the previous one.
-        // Or the descriptor has been closed, which the kernel looks up first.
-        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN | libc::EBADF))
+        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
             if refusals > 0 && backend.is_mapped(addr, len) =>
         {
             Some(Err(errno))
         }
-        // The number stands for something else by now, of which the kernel says so in its own way
-        // (ENODEV of a socket, say), before it changes anything.
-        Err(errno)
-            if refusals > 0 && !backend.has_file(mapping.file) && backend.is_mapped(addr, len) =>
-        {
-            Some(Err(errno))
-        }
-        Err(errno @ Errno(libc::EEXIST | libc::EBADF)) if refusals > FOREIGN_LOOKS => {
-            end_process(errno)
+        Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
+            // SAFETY: as above; nobody uses the alias of the new frames but this attempt.
+            unsafe { without_file(backend, &mapping, work.new.alias, refusals, errno) }
         }
         Err(_) => None,
-    })
+    });
+    effort.by_alias = arrived == Ok(Source::Alias);
+    arrived.map(drop)
+}
+
+/// From where a span has got its mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Its file was mapped.
+    File,
+    /// It is the mapping of an alias, which is a hole now.
+    Alias,
+}
+
+/// Ends a call that has to map a file whose descriptor other code has closed. Of a number that
+/// stands for nothing, a pipe or a directory the kernel says so before it changes anything, and the
+/// span is as it was. A socket it asks first when the old mapping is gone. Then the mapping of
+/// `alias`, which maps the same frames, fills the hole: that takes no descriptor. `None`: not yet.
+///
+/// # Safety
+/// As [`arrive`]. Nobody uses `alias`.
+unsafe fn without_file(
+    backend: &dyn Backend,
+    mapping: &Mapping,
+    alias: usize,
+    refusals: u64,
+    why: Errno,
+) -> Option<Result<Source, Errno>> {
+    let Mapping { addr, len, prot, .. } = *mapping;
+    if backend.is_mapped(addr, len) {
+        return Some(Err(why));
+    }
+    // As in a new mapping of the file. An attribute that stays is another one than its user's, but
+    // the contents are whole. SAFETY: forwarded to the caller.
+    let moved = unsafe {
+        for advice in [Advice::DoFork, Advice::DoDump, Advice::Normal] {
+            let _ = backend.advise(alias, len, advice);
+        }
+        backend.protect(alias, len, prot).and_then(|()| backend.move_mapping(alias, addr, len))
+    };
+    match moved {
+        Ok(()) => Some(Ok(Source::Alias)),
+        Err(Errno(libc::ENOMEM)) => None,
+        Err(errno) if refusals > FOREIGN_LOOKS => end_process(errno),
+        Err(_) => None,
+    }
 }
 
 /// Maps frames again over a span that already maps them, so that the span's many mappings become
 /// one. `restore` sets the span's attributes again. Threads that touch the span meanwhile wait for
-/// this one, which is raised as `haste` says.
+/// this one, which is raised as `haste` says. `alias` maps the same frames.
 ///
 /// # Safety
 /// The span belongs to a region and maps exactly what `mapping` says. Nobody migrates, grows or
-/// discards it meanwhile.
+/// discards it meanwhile, or uses the alias of its frames.
 #[cfg(not(loom))]
 pub(crate) unsafe fn map_again<T>(
     tools: &Tools<'_>,
     span: &Span,
-    mapping: &Mapping,
+    (mapping, alias): (&Mapping, usize),
     haste: Option<Haste>,
     effort: &mut Effort,
     restore: impl FnOnce() -> T,
-) -> (Result<(), Errno>, T) {
+) -> (Result<Source, Errno>, T) {
     let Tools { slot, epoch, backend } = *tools;
     if !backend.has_file(mapping.file) {
         // The span stays as it is.
@@ -280,12 +324,8 @@ pub(crate) unsafe fn map_again<T>(
         // SAFETY: forwarded to the caller; threads that fault wait for the slot.
         match unsafe { if refusals == 0 { backend.map(mapping) } else { backend.map_own(mapping) } }
         {
-            Err(errno @ Errno(libc::EBADF)) if backend.is_mapped(span.addr, span.len) => {
-                Some(Err(errno))
-            }
-            Err(errno @ Errno(libc::EEXIST | libc::EBADF)) if refusals > FOREIGN_LOOKS => {
-                end_process(errno)
-            }
+            Ok(()) => Some(Ok(Source::File)),
+            Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
             // Another owner's mapping lies there for now, or the check of its owner failed.
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The span maps the same frames before and after. Only a hole must be filled. What was
@@ -293,8 +333,11 @@ pub(crate) unsafe fn map_again<T>(
             Err(errno) if refusals > 0 && backend.is_mapped(span.addr, span.len) => {
                 Some(Err(errno))
             }
+            Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
+                // SAFETY: forwarded to the caller.
+                unsafe { without_file(backend, mapping, alias, refusals, errno) }
+            }
             Err(_) => None,
-            Ok(()) => Some(Ok(())),
         }
     });
     let restored = restore();
@@ -310,11 +353,11 @@ const FOREIGN_LOOKS: u64 = 100;
 
 /// Ends the process. A call had left a hole in a region. Another thread has mapped memory there, and
 /// both would write to the same addresses; or the descriptor has been closed without which the hole
-/// cannot be filled.
+/// cannot be filled, and the kernel does not move the mapping of the alias.
 fn end_process(errno: Errno) -> ! {
     let words: &[u8] = match errno {
-        Errno(libc::EBADF) => b"pageleap: other code has closed a descriptor of pageleap's while a system call had failed in a region; ending the process\n",
-        _ => b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n",
+        Errno(libc::EEXIST) => b"pageleap: another thread has mapped memory into a region while a system call had failed there; ending the process\n",
+        _ => b"pageleap: other code has closed a descriptor of pageleap's while a system call had failed in a region; ending the process\n",
     };
     // SAFETY: plain system calls on a constant.
     unsafe {

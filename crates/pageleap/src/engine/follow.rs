@@ -265,6 +265,8 @@ impl Attempt<'_> {
             Ok(()) => Some(()),
             // The kernel does not say so for want of anything: nothing is registered.
             Err(Errno(libc::EINVAL)) if refusals > 8 => Some(()),
+            // The end of the userfaultfd has ended its registrations.
+            Err(_) if !tracker.has_faults() => Some(()),
             Err(_) => None,
         });
         self.wake(effort);
@@ -273,7 +275,12 @@ impl Attempt<'_> {
     fn wake(&self, effort: &mut Effort) {
         let Span { addr, len, .. } = self.work.span;
         effort.count(Call::Wake);
-        persist(effort, |_| self.tools.backend.wake(self.following.tracker, addr, len).ok());
+        let (backend, tracker) = (self.tools.backend, self.following.tracker);
+        // The end of the userfaultfd has let everybody go on.
+        persist(effort, |_| {
+            let woken = backend.wake(tracker, addr, len);
+            (woken.is_ok() || !tracker.has_faults()).then_some(())
+        });
     }
 }
 

@@ -10,11 +10,12 @@ use std::ops::Range;
 use super::legs::Leg;
 use super::mover::FrameMover;
 use crate::backend::{Call, Mapping};
-use crate::engine::commit::{Effort, map_again};
+use crate::engine::commit::{Effort, Source, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
 use crate::job::report::Warning;
 use crate::observe::Attributes;
+use crate::pool::{Run, Share};
 use crate::sync::{lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
@@ -185,7 +186,7 @@ impl FrameMover {
                     populate: true,
                 };
                 for (mapping, attributes) in self.to_join(leg, &mapping) {
-                    whole &= self.join_mapping(slot, &attributes, &mapping, books);
+                    whole &= self.join_mapping(slot, &attributes, (&mapping, &leg.to), books);
                 }
             }
         }
@@ -196,9 +197,13 @@ impl FrameMover {
         &self,
         slot: &'static Slot,
         attributes: &Attributes,
-        mapping: &Mapping,
+        (mapping, share): (&Mapping, &Share),
         books: Books<'_>,
     ) -> bool {
+        let page = share.page_size().bytes();
+        let frames =
+            Run { first: mapping.offset / page as u64, frames: (mapping.len / page) as u64 };
+        let alias = share.0.alias_of(frames.first);
         let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
         let mut effort = Effort::default();
         let haste = self.hurries.get().copied();
@@ -206,13 +211,16 @@ impl FrameMover {
         // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
         // to do with it any more.
         let (joined, restored) = unsafe {
-            map_again(&self.tools(slot), &span, mapping, haste, &mut effort, || {
+            map_again(&self.tools(slot), &span, (mapping, alias), haste, &mut effort, || {
                 self.restore_attributes(attributes, &span, false)
             })
         };
         // As every window: nobody waits longer than from before the first call to after the last.
         effort.window_ns = monotonic_ns() - closed_at;
         books.add(&effort);
+        if joined == Ok(Source::Alias) {
+            share.mend_hole(frames);
+        }
         if let Err(errno) = joined {
             let text = format!("mappings stay apart: mmap failed with {errno}");
             books.warn_once(Warning::of(text, Call::Map, errno));

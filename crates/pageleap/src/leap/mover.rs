@@ -84,6 +84,9 @@ pub(super) struct FrameMover {
     deaf: OnceLock<Option<Error>>,
     /// What is wrong with the SIGSEGV handler, once an area has stayed because of it.
     handler_gone: OnceLock<Error>,
+    /// The number of a tracker's descriptor that other code has closed, of the job's own tracker or
+    /// another engine's, and whether it stands for another file.
+    pub(super) lost_tracker: OnceLock<(i32, bool)>,
     /// How each leg is copied, from the moment when that is known.
     pub(super) methods: OnceLock<Vec<CopyMethod>>,
     /// Set once a warning tells why pages stay while the job is traced.
@@ -157,7 +160,7 @@ impl Worker {
 pub(super) struct Place<'a> {
     pub(super) leg: &'a Leg,
     region: &'a RegionInner,
-    old: pool::Run,
+    pub(super) old: pool::Run,
     new: pool::Run,
 }
 
@@ -191,6 +194,7 @@ impl FrameMover {
             raised: OnceLock::new(),
             deaf: OnceLock::new(),
             handler_gone: OnceLock::new(),
+            lost_tracker: OnceLock::new(),
             methods: OnceLock::new(),
             warned_of_tracer: OnceLock::new(),
             cpuset_seen_ns: AtomicU64::new(0),
@@ -394,9 +398,12 @@ impl FrameMover {
         preferred: Option<NodeId>,
     ) -> bool {
         let Place { leg, old, new, .. } = *place;
-        let Effort { exchanged, by_exchange, .. } = ended.effort;
+        let Effort { exchanged, by_exchange, by_alias, .. } = ended.effort;
         if exchanged {
             leg.to.mark_hollow(new);
+        }
+        if by_alias {
+            leg.to.mend_hole(new);
         }
         match ended.old_alias {
             OldAlias::Untouched => {}
@@ -577,7 +584,8 @@ impl Mover for FrameMover {
         let restored = match step {
             Step::Migrated => self.restore_attributes(attributes, &work.span, effort.by_exchange),
             _ if split => {
-                self.map_huge_again(worker.slot, attributes, &work, &mut effort, terms.books)
+                let at = (&place, &work);
+                self.map_huge_again(worker.slot, attributes, at, &mut effort, terms.books)
             }
             _ if effort.unlocked => self.restore_attributes(attributes, &work.span, true),
             _ => Ok(()),

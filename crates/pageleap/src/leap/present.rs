@@ -15,9 +15,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::legs::Leg;
-use super::mover::FrameMover;
+use super::mover::{FrameMover, Place};
 use crate::backend::{Advice, Call, Errno, Mapping, attributes};
-use crate::engine::commit::{Effort, SPLIT, map_again};
+use crate::engine::commit::{Effort, SPLIT, Source, map_again};
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{Frames, Work};
 use crate::error::Error;
@@ -268,13 +268,13 @@ impl FrameMover {
         &self,
         slot: &'static Slot,
         wanted: &Attributes,
-        work: &Work,
+        (place, work): (&Place<'_>, &Work),
         effort: &mut Effort,
         books: Books<'_>,
     ) -> Result<(), Error> {
         let Work { span, old, .. } = work;
         let Span { addr, len, prot } = *span;
-        let Frames { file, offset, .. } = *old;
+        let Frames { file, offset, alias } = *old;
         let mapping = Mapping { addr, len, file, offset, prot, populate: true };
         if wanted.locked {
             // A mapping that replaces a locked one counts twice. SAFETY: the span is claimed by
@@ -285,12 +285,15 @@ impl FrameMover {
         // SAFETY: the span is claimed by this job and maps exactly these frames. The attempt on it
         // is over.
         let (mapped, restored) = unsafe {
-            map_again(&self.tools(slot), span, &mapping, work.haste, effort, || {
+            map_again(&self.tools(slot), span, (&mapping, alias), work.haste, effort, || {
                 self.restore_attributes(wanted, span, false)
             })
         };
         // Of two windows the longer one is told.
         effort.window_ns = effort.window_ns.max(monotonic_ns().saturating_sub(closed_at));
+        if mapped == Ok(Source::Alias) {
+            place.leg.from.mend_hole(place.old);
+        }
         if let Err(errno) = mapped {
             self.has_advised.store(1, Ordering::Relaxed);
             if wanted.huge_pages.is_none() {

@@ -42,8 +42,11 @@ impl FrameMover {
     pub(super) fn has_descriptors(&self, place: &Place<'_>, work: &Work) -> bool {
         let shares = [&place.leg.from, &place.leg.to];
         let tracker = work.following.map(|following| following.tracker);
-        shares.into_iter().all(Share::has_descriptor)
-            && tracker.is_none_or(|tracker| self.backend().has_tracker(tracker))
+        let lost = tracker.filter(|tracker| !self.backend().has_tracker(*tracker));
+        if let Some(tracker) = lost {
+            self.lost_tracker.get_or_init(|| tracker.state());
+        }
+        lost.is_none() && shares.into_iter().all(Share::has_descriptor)
     }
 
     /// What to say of a descriptor that is gone.
@@ -52,8 +55,7 @@ impl FrameMover {
         let shares = [&leg.from, &leg.to];
         let of_share = shares.into_iter().find_map(|share| share.check_descriptor().err());
         of_share.unwrap_or_else(|| {
-            let tracker = self.terrain.tracker.as_ref().map(|open| open.tracker().state());
-            let (descriptor, is_reused) = tracker.unwrap_or((-1, false));
+            let (descriptor, is_reused) = self.lost_tracker.get().copied().unwrap_or((-1, false));
             Error::DescriptorLost { what: "a job that moves memory".into(), descriptor, is_reused }
         })
     }
