@@ -20,8 +20,8 @@ use common::{
 };
 use pageleap::backend::{Backend, Call, Errno, Linux, Model};
 use pageleap::{
-    BASE_PAGE, Ended, Engine, EngineChoice, Error, NodeId, PageOutcome, PageSize, Pool, Reason,
-    Region, audit,
+    BASE_PAGE, Ended, Engine, EngineChoice, Error, Migration, NodeId, PageOutcome, PageSize, Pool,
+    Reason, Region, audit,
 };
 use refusing::{Refusing, Request};
 
@@ -109,16 +109,22 @@ fn what_the_program_sets_during_a_job_is_what_moved_pages_have() {
     for_page_sizes("what_the_program_sets_during_a_job_is_what_moved_pages_have", PAGES, |pools| {
         let page = pools[0].page_size().bytes();
         let all = 0..PAGES * page;
-        for (engine, settings) in engines_for(pools[0].page_size())
+        let is_base = page == BASE_PAGE;
+        // As one range, and as a range for each page, of which one look tells several.
+        for (engine, settings, each) in engines_for(pools[0].page_size())
             .into_iter()
             .flat_map(|engine| SETTINGS.map(|settings| (engine, settings)))
+            .flat_map(|(engine, settings)| [(engine, settings, PAGES), (engine, settings, 1)])
+            .filter(|(.., each)| is_base || *each == PAGES)
         {
             let region = Region::new(&pools[0], all.end).unwrap();
             stamp(&region, all.clone(), 3);
             let start = address(&region);
             let guard = region.pin(all.clone()).unwrap();
-            let job = migration(&region, all.clone(), &pools[1]).engine(engine);
-            let job = job.pin_patience(Duration::from_secs(3600)).start().unwrap();
+            let job = all.clone().step_by(each * page).fold(Migration::new(), |job, start| {
+                job.range(&region, start..start + each * page, &pools[1])
+            });
+            let job = job.engine(engine).pin_patience(Duration::from_secs(3600)).start().unwrap();
             std::thread::sleep(LONG_AGO);
             settings.iter().for_each(|(first, pages, set)| set(start + first * page, pages * page));
             let wanted = region_flags(&region);
