@@ -299,17 +299,17 @@ pub unsafe fn move_mapping(from: usize, to: usize, len: usize) -> Result<(), Err
     })
 }
 
-/// Reserves one base page just below `lowest`, the address of the lowest mapping of the process.
-/// The new mapping then comes first in `/proc/self/smaps`. `page` is the base page size in bytes.
+/// Reserves `len` bytes below `lowest`, the address of the lowest mapping of the process. The new
+/// mapping then comes first in `/proc/self/smaps`. A gap of as many bytes stays above it.
 ///
 /// # Errors
 /// EEXIST: another thread has mapped something there meanwhile. ENOMEM: `lowest` is too close to
 /// address 0. Otherwise as [`reserve_at`].
-pub fn reserve_below(lowest: usize, page: usize) -> Result<usize, Errno> {
-    // A gap of one page keeps the kernel from merging the two mappings.
+pub fn reserve_below(lowest: usize, len: usize) -> Result<usize, Errno> {
+    // The gap keeps the kernel from merging the two mappings.
     let at =
-        lowest.checked_sub(2 * page).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
-    reserve_at(at, page).map(|()| at)
+        lowest.checked_sub(2 * len).filter(|at| *at >= MIN_ADDRESS).ok_or(Errno(libc::ENOMEM))?;
+    reserve_at(at, len).map(|()| at)
 }
 
 /// Reserves `[at, at + len)` without access and without memory (`mmap(2)` with

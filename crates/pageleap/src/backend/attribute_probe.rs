@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use pageleap_sys as sys;
 
@@ -30,10 +31,13 @@ use crate::units::BASE_PAGE;
 const MAX_PROBES: usize = 256;
 
 /// The most duplicates at a time.
-const ROOM: usize = 64;
+pub(crate) const MOST_DUPLICATES: usize = 64;
 
 /// The pages that are reserved for duplicates, if some are. The lock also keeps two probes apart.
 static PROBE: Mutex<Option<Range<usize>>> = Mutex::new(None);
+
+/// The process that has reserved them: a child made by `fork` may have holes there.
+static RESERVED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The attributes of ranges; see [`super::Backend::attributes`].
 pub(super) fn attributes(ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Error> {
@@ -97,10 +101,12 @@ impl Mappings {
 fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mappings = Mappings::open().ok()?;
     let mut reserved = lock(&PROBE);
-    let room = match reserved.clone() {
+    let process = std::process::id();
+    let room = match reserved.clone().filter(|_| RESERVED_BY.load(Relaxed) == process) {
         Some(room) => room,
         None => reserved.insert(reserve_room(mappings.at(0)?.start)?).clone(),
     };
+    RESERVED_BY.store(process, Relaxed);
     // Parts of ranges, and whether each lies in the same mapping as the one before it.
     let (mut parts, mut joined): (Vec<Range<usize>>, Vec<bool>) = Default::default();
     let (mut last, mut probes) = (None, 0);
@@ -126,12 +132,14 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let first = parts.iter().zip(&joined).filter(|(_, joined)| !**joined);
     let pages: Vec<usize> = first.map(|(part, _)| part.start).collect();
     let mut found = Vec::new();
-    for some in pages.chunks(room.len() / BASE_PAGE) {
-        let (attributes, is_ours) = probe(&room, some);
+    while found.len() < pages.len() {
+        let some = &pages[found.len()..];
+        let (attributes, is_ours) = probe(&room, &some[..some.len().min(room.len() / BASE_PAGE)]);
         if !is_ours {
             *reserved = None;
+            return None;
         }
-        found.extend(attributes?);
+        found.extend(attributes.filter(|some| !some.is_empty())?);
     }
     let mut found = found.into_iter();
     let mut runs: Vec<AttributeRun> = Vec::new();
@@ -147,7 +155,7 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
 
 /// Reserves pages below the lowest mapping.
 fn reserve_room(lowest: usize) -> Option<Range<usize>> {
-    let lens = [ROOM * BASE_PAGE, BASE_PAGE];
+    let lens = [MOST_DUPLICATES * BASE_PAGE, BASE_PAGE];
     let mut reserved = lens.iter().filter_map(|len| {
         let start = sys::reserve_below(lowest, *len).ok()?;
         Some(start..start + len)
@@ -156,36 +164,34 @@ fn reserve_room(lowest: usize) -> Option<Range<usize>> {
 }
 
 /// Duplicates mappings to the reserved pages, reads the first entries of smaps, and removes the
-/// duplicates. Also returns whether the pages are still reserved.
+/// duplicates. Tells of as many mappings as could be duplicated: the limits on mappings and on
+/// locked memory may leave room for a few only. Also returns whether the pages are still reserved.
 fn probe(room: &Range<usize>, from: &[usize]) -> (Option<Vec<Attributes>>, bool) {
     let places = || room.clone().step_by(BASE_PAGE).zip(from);
-    let mut made = 0;
-    for (place, from) in places() {
+    let duplicated = |(place, from): &(usize, &usize)| {
         // SAFETY: the page is ours; the duplicate is gone before this function returns, and the
         // caller's claim keeps `from` as it is.
-        if unsafe { sys::duplicate_mapping(*from, place, BASE_PAGE) }.is_err() {
-            break;
-        }
-        made += 1;
-    }
+        unsafe { sys::duplicate_mapping(**from, *place, BASE_PAGE) }.is_ok()
+    };
+    let made = places().take_while(duplicated).count();
     // The call that failed may have left a hole.
     let is_whole = made == from.len() || {
         let reserved = sys::reserve_at(room.start + made * BASE_PAGE, BASE_PAGE);
         matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST)))
     };
+    if made == 0 {
+        return (None, is_whole);
+    }
     let used = room.start..room.start + made * BASE_PAGE;
-    let runs = if made == from.len() { read_first_entries(&used) } else { Vec::new() };
+    let runs = read_first_entries(&used);
     let of = |place: usize| {
         runs.iter().find(|run| (run.start..run.end).contains(&place)).map(|run| run.attributes)
     };
-    let found = places().map(|(place, _)| of(place)).collect();
-    if used.is_empty() {
-        return (found, is_whole);
-    }
+    let found = places().take(made).map(|(place, _)| of(place)).collect();
     // SAFETY: the pages are ours.
     let vacated = unsafe { sys::vacate(used.start, used.len()) }.is_ok();
     if !vacated {
-        // SAFETY: as above. What is left of the reservation goes too: it is made anew.
+        // SAFETY: as above. The rest of the reservation goes too: it is made anew.
         let _ = unsafe { sys::unmap(room.start, room.len()) };
     }
     (found, is_whole && vacated)
@@ -215,6 +221,9 @@ fn read_first_entries(range: &Range<usize>) -> Vec<AttributeRun> {
             }
             is_read |= line.starts_with(b"VmFlags:") && entry_end >= range.end;
         }
+    }
+    if !is_read {
+        return Vec::new();
     }
     observe::attributes_in(&text, range.start, range.len())
 }

@@ -23,6 +23,8 @@ pub(crate) struct Area {
     pub(crate) refused: u32,
     /// Attempts that ended because the program had changed the mapping.
     pub(crate) changed: u32,
+    /// Whether something has kept it where it was, such as a guard.
+    pub(crate) kept: bool,
     /// Why the first attempt ended that did not succeed for one of these two reasons. What comes of
     /// it later is no cause.
     pub(crate) cause: Option<Reason>,
@@ -31,7 +33,7 @@ pub(crate) struct Area {
 impl Area {
     /// An area that has not been tried.
     pub(crate) fn new(item: usize, leg: usize, pages: Range<u64>) -> Self {
-        Area { item, leg, pages, disturbed: 0, refused: 0, changed: 0, cause: None }
+        Area { item, leg, pages, disturbed: 0, refused: 0, changed: 0, kept: false, cause: None }
     }
 
     /// Whether it has not been tried.

@@ -431,7 +431,7 @@ impl<M: Mover> Running<M> {
             }
             Verdict::Kept(why) => {
                 note(PageOutcome::Busy, Some(why));
-                queue.keep(area.clone());
+                queue.keep(Area { kept: true, ..area.clone() });
             }
             Verdict::Refused(why) => {
                 if let Some(again) = self.settings.policy.after_refusal(area, why) {

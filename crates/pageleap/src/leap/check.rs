@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Migration;
 use super::join::mappings_apart;
 use super::legs::{Claimed, Leg};
-use crate::backend::Backend;
+use crate::backend::{Backend, MOST_DUPLICATES};
 use crate::engine::fault::MAX_THREADS;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
@@ -139,7 +139,7 @@ fn breaks(legs: &[Leg], follows: impl Fn(&Leg, &Leg) -> bool) -> usize {
 struct MappingCount {
     in_use: usize,
     limit: usize,
-    /// Whether `in_use` is the most that there can be by now.
+    /// Whether `in_use` is an estimate of the most that there can be by now.
     is_estimate: bool,
 }
 
@@ -151,8 +151,8 @@ static COUNTED: Mutex<Option<(MappingCount, u64)>> = Mutex::new(None);
 fn mappings_soon() -> Result<Option<MappingCount>, Error> {
     /// For how long a count serves.
     const FRESH_NS: u64 = 10_000_000;
-    /// How many mappings others may have made meanwhile. Calls that map exclude each other in the
-    /// kernel and take more than a microsecond, and one of them makes two at most.
+    /// How many mappings others may have made meanwhile, as an estimate: calls that map exclude each
+    /// other in the kernel and take about a microsecond, and few of them make more than two.
     const SINCE: usize = 2 * FRESH_NS as usize / 1000;
     let last = *COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
     let fresh = last.filter(|(_, at_ns)| monotonic_ns().saturating_sub(*at_ns) < FRESH_NS);
@@ -164,8 +164,9 @@ fn mappings_soon() -> Result<Option<MappingCount>, Error> {
 }
 
 fn count_mappings(limit: usize) -> Result<MappingCount, Error> {
+    let at_ns = monotonic_ns();
     let count = MappingCount { in_use: observe::mapping_count()?, limit, is_estimate: false };
-    *COUNTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((count, monotonic_ns()));
+    *COUNTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((count, at_ns));
     Ok(count)
 }
 
@@ -184,6 +185,8 @@ pub(super) fn mapping_headroom(
         legs: claimed.iter().map(Claimed::leg_count).sum(),
         in_parts: None,
     };
+    // A look at attributes duplicates that many mappings at most, for a moment.
+    demand.always += demand.legs.min(MOST_DUPLICATES);
     if page.is_hugetlb() {
         let pages: Vec<u64> = claimed.iter().map(Claimed::moving_pages).collect();
         // Regions that have leapt before have theirs already.

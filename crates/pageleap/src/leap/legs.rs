@@ -242,9 +242,16 @@ impl Claimed {
     pub(crate) fn give_back_unused(&mut self) {
         // A failure keeps the frames out of circulation until the pool's next attempt; there is
         // nobody to tell.
-        std::mem::take(&mut self.unused)
-            .into_values()
-            .for_each(|(share, run)| drop(share.give_back(run)));
+        let mut runs: Vec<(Share, Run)> = Vec::new();
+        for (share, run) in std::mem::take(&mut self.unused).into_values() {
+            match runs.last_mut() {
+                Some((last, before)) if *last == share && before.end() == run.first => {
+                    before.frames += run.frames
+                }
+                _ => runs.push((share, run)),
+            }
+        }
+        runs.into_iter().for_each(|(share, run)| drop(share.give_back(run)));
     }
 
     /// Notes that pages map these frames of a share now.

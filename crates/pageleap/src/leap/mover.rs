@@ -5,7 +5,6 @@
 //! region's extents, then a share's state. None is held during an attempt.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::join::{Block, Unjoined};
@@ -140,12 +139,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// The outcome where a guard keeps pages. Who drops it may have set attributes before.
-    fn wait_for_guard(&mut self, by: AreaEngine, kept: Range<u64>) -> Outcome {
-        self.known = None;
-        Outcome::kept(by, kept, Reason::Guarded)
-    }
-
     /// How to run before others in the windows of an attempt, if at all. Before one that closes the
     /// area for its copy, the CPU may be offered to others.
     fn haste(&mut self, closes_for_copy: bool) -> Option<Haste> {
@@ -500,7 +493,7 @@ impl Mover for FrameMover {
     /// administrator who changes the cpuset wants this process off that node. The kernel moves the
     /// pages on that have moved already.
     fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
-        /// The look takes some 30 us.
+        /// Where a seccomp filter refuses the cheap call, a look takes some 80 us.
         const EVERY_NS: u64 = 25_000_000;
         let now = self.terrain.began.elapsed().as_nanos() as u64;
         let seen = self.cpuset_seen_ns.load(Ordering::Relaxed);
@@ -536,7 +529,7 @@ impl Mover for FrameMover {
         };
         let _moving = match region.pins.start_moving(&area.pages) {
             Ok(moving) => moving,
-            Err(kept) => return worker.wait_for_guard(by, kept),
+            Err(kept) => return Outcome::kept(by, kept, Reason::Guarded),
         };
         // After the guards, for the same reason.
         let present = match self.present(&mut worker.known, &self.legs[area.leg], area) {

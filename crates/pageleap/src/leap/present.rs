@@ -36,7 +36,7 @@ const FRESH_NS: u64 = 2_000_000;
 /// old kernels, it takes long.
 const PATIENCE: u64 = 50;
 
-/// A look that takes longer is not worth its time for each mapping.
+/// A look at one area that takes longer is not worth its time.
 const CHEAP_NS: u64 = 100_000;
 
 /// How far ahead of an area mappings are looked at, in bytes. Each mapping in there takes time.
@@ -56,12 +56,20 @@ pub(super) struct Known {
 pub(super) struct Look {
     at_ns: u64,
     took_ns: u64,
+    /// Whether it was at one area only.
+    is_narrow: bool,
 }
 
 impl Look {
     /// The look at all ranges before a job begins. However long it took, it counts for 10 ms at most.
     pub(super) fn at_start(at_ns: u64, took_ns: u64) -> Look {
-        Look { at_ns, took_ns: took_ns.min(5 * FRESH_NS / PATIENCE) }
+        Look { at_ns, took_ns: took_ns.min(5 * FRESH_NS / PATIENCE), is_narrow: false }
+    }
+
+    /// This look, with the time of an earlier one if that took less: another thread may have had the
+    /// CPU meanwhile.
+    fn or_faster(self, last: Look) -> Look {
+        Look { took_ns: self.took_ns.min(last.took_ns), ..self }
     }
 
     /// Whether what was read then still counts.
@@ -70,10 +78,11 @@ impl Look {
         now_ns.saturating_sub(self.at_ns) <= lasts
     }
 
-    /// Whether another look has to wait because the last one took so long.
+    /// Whether another look has to wait because the last one took so long, although it was at one
+    /// area only.
     fn spares(&self, now_ns: u64) -> bool {
         let since = now_ns.saturating_sub(self.at_ns);
-        self.took_ns > CHEAP_NS && since <= PATIENCE * self.took_ns
+        self.is_narrow && self.took_ns > CHEAP_NS && since <= PATIENCE * self.took_ns
     }
 }
 
@@ -129,17 +138,22 @@ impl FrameMover {
         let began = at_start(leg, region);
         let is_suspect = area.refused > 0 || area.changed > 0;
         // What nobody may write is moved without a look at writers, so it has to be so still.
-        let may_count = |run: &&AttributeRun| !is_suspect && run.attributes.prot.writable();
+        let may_count =
+            |run: &&AttributeRun| !is_suspect && !area.kept && run.attributes.prot.writable();
         let last = known.as_ref().filter(|known| known.look.counts(now_ns));
         let last = last.and_then(|known| known.at(addr)).filter(may_count);
         let first = Some(&began).filter(may_count).filter(|_| self.start_look.counts(now_ns));
         let has_changed = || self.has_changed.load(Ordering::Relaxed) > 0;
-        let spares = |last: &Known| !is_suspect && !has_changed() && last.look.spares(now_ns);
+        let spares =
+            |last: &Known| !is_suspect && !area.kept && !has_changed() && last.look.spares(now_ns);
         let told = match last.or(first) {
             Some(told) => told.clone(),
             None if known.as_ref().is_some_and(spares) => began,
             None => {
-                let ranges = self.ahead(area, leg, if is_suspect { 0 } else { AHEAD });
+                // After a look that took long the next one is narrow, which tells whether looks do.
+                let was_long = known.as_ref().is_some_and(|last| last.look.took_ns > CHEAP_NS);
+                let is_narrow = is_suspect || was_long;
+                let ranges = self.ahead(area, leg, if is_narrow { 0 } else { AHEAD });
                 let end = ranges[0].end;
                 let runs = match self.read(&ranges) {
                     Ok(runs) => runs,
@@ -154,9 +168,9 @@ impl FrameMover {
                         return Err((area.pages.start..end, Reason::MappingChanged(None)));
                     }
                 };
-                // The least of all looks, because another thread may have had the CPU meanwhile.
                 let took_ns = monotonic_ns().saturating_sub(now_ns);
-                let took_ns = known.as_ref().map_or(took_ns, |last| took_ns.min(last.look.took_ns));
+                let look = Look { at_ns: now_ns, took_ns, is_narrow };
+                let look = known.as_ref().map_or(look, |last| look.or_faster(last.look));
                 let mut run = runs[0].clone();
                 if is_suspect && self.has_advised.load(Ordering::Relaxed) > 0 {
                     run.attributes.huge_pages = leg.attributes.huge_pages;
@@ -165,7 +179,8 @@ impl FrameMover {
                 if run.end < end && self.slots.len() == 1 {
                     self.has_changed.store(1, Ordering::Relaxed);
                 }
-                *known = Some(Known { runs, look: Look { at_ns: now_ns, took_ns } });
+                let runs = if self.slots.len() > 1 { vec![run.clone()] } else { runs };
+                *known = Some(Known { runs, look });
                 run
             }
         };
@@ -180,8 +195,11 @@ impl FrameMover {
         }
     }
 
-    /// The addresses to look at for an area: the rest of its leg, and the legs that follow it, as
-    /// far as that many bytes behind the area. In ascending order; the area lies in the first one.
+    /// The addresses to look at for an area: the rest of its leg, as far as that many bytes behind
+    /// the area, and the legs that follow it. In ascending order; the area lies in the first one.
+    ///
+    /// Beside other workers only its own leg, and of that counts the mapping in which the area lies:
+    /// they may be moving pages ahead, whose attributes are not those of their user meanwhile.
     fn ahead(&self, area: &Area, leg: &Leg, bytes: usize) -> Vec<Range<usize>> {
         /// Each may be a mapping of its own.
         const MOST: usize = 64;
@@ -190,13 +208,20 @@ impl FrameMover {
         let limit = addr + region.bytes(area.len()) + bytes;
         let addresses = |leg: &Leg| region.addr(leg.pages.start)..region.addr(leg.pages.end);
         let mut ranges = vec![addr..addresses(leg).end.min(limit)];
+        if bytes == 0 || self.slots.len() > 1 {
+            return ranges;
+        }
+        let extents = lock(&region.extents);
         let others = self.legs[area.leg + 1..].iter().take(MOST);
         for other in others.take_while(|other| Arc::ptr_eq(self.region(other.item), region)) {
             let Range { start, end } = addresses(other);
             if start < ranges[ranges.len() - 1].end || start >= limit {
                 break;
             }
-            ranges.push(start..end.min(limit));
+            // Pages that a call has discarded meanwhile have no attributes.
+            if extents.backs_all(other.pages.clone()) {
+                ranges.push(start..end.min(limit));
+            }
         }
         ranges
     }
@@ -321,8 +346,8 @@ impl FrameMover {
         }
         let runs = self.backend().attributes(std::slice::from_ref(&range)).unwrap_or_default();
         let took_ns = monotonic_ns().saturating_sub(now_ns);
-        let took_ns = last.map_or(took_ns, |last| took_ns.min(last.took_ns));
-        *last = Some(Look { at_ns: now_ns, took_ns });
+        let look = Look { at_ns: now_ns, took_ns, is_narrow: true };
+        *last = Some(last.map_or(look, |last| look.or_faster(last)));
         let part = |run: AttributeRun| {
             let offset = mapping.offset + (run.start - mapping.addr) as u64;
             let (addr, len, prot) = (run.start, run.end - run.start, run.attributes.prot);

@@ -15,7 +15,11 @@ use crate::units::{NodeId, PageSize};
 
 /// A look at the attributes of an alias that takes longer than this takes longer than a new mapping
 /// of 16 MB.
-const SLOW_NS: u64 = 1_000_000;
+const SLOW_NS: u64 = 2_000_000;
+
+/// For how long aliases are mapped anew after a slow look. Another thread may have had the CPU
+/// meanwhile, so the verdict does not last.
+const LOOKS_AGAIN_NS: u64 = 100_000_000;
 
 impl Share {
     /// Repairs the alias of `run`, so that it is filled and writable, with [`ALIAS_ATTRIBUTES`].
@@ -171,10 +175,12 @@ impl Share {
         let ranges: Vec<_> = doubtful.iter().map(|run| inner.alias_range(*run)).collect();
         let began_ns = monotonic_ns();
         // Smaps takes long where it is read as a whole: of hugetlb pages, for one.
-        let is_slow = inner.page.is_hugetlb() || inner.looks_are_slow.load(Ordering::Relaxed);
+        let is_slow =
+            inner.page.is_hugetlb() || began_ns < inner.looks_again_ns.load(Ordering::Relaxed);
         let seen = if is_slow { None } else { inner.backend.attributes(&ranges).ok() };
-        if monotonic_ns().saturating_sub(began_ns) > SLOW_NS {
-            inner.looks_are_slow.store(true, Ordering::Relaxed);
+        let now_ns = monotonic_ns();
+        if now_ns.saturating_sub(began_ns) > SLOW_NS {
+            inner.looks_again_ns.store(now_ns + LOOKS_AGAIN_NS, Ordering::Relaxed);
         }
         let is_clean = |range: &Range<usize>, seen: &[AttributeRun]| {
             let mut parts =

@@ -12,7 +12,7 @@
 //! policy says, and not where the share wants them, so the share notes their frames as *strayed*.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use super::alias::{AliasState, Aliases};
@@ -51,8 +51,9 @@ pub(crate) struct ShareInner {
     /// The process that made it.
     process: u32,
     pub(super) state: Mutex<State>,
-    /// Whether looks at the attributes of the alias take so long that it is mapped anew instead.
-    pub(super) looks_are_slow: AtomicBool,
+    /// Until when the alias is mapped anew without a look at its attributes, because the last look
+    /// took long, by `monotonic_ns`.
+    pub(super) looks_again_ns: AtomicU64,
     /// Signalled when announced frames have been given back.
     returned: Condvar,
     id: u64,
@@ -135,7 +136,7 @@ impl Share {
             anchor: Mutex::new(None),
             process: std::process::id(),
             state: Mutex::new(state),
-            looks_are_slow: AtomicBool::new(false),
+            looks_again_ns: AtomicU64::new(0),
             returned: Condvar::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }));
