@@ -407,10 +407,11 @@ typedef struct pageleap_finding {
     /* sizeof(pageleap_finding). */
     size_t size;
     /* The topic: a name that stays the same from version to version, such as "cpuset",
-     * "hugetlb-2m" or "free-memory". Five topics concern engines: precopy works if "freeze"
+     * "hugetlb-2m" or "free-memory". Six topics concern engines: precopy works if "freeze"
      * does (but not for hugetlb pages), wp-sync if "write-barrier" does, stop-copy if "hold"
-     * does (but not for hugetlb pages), precopy-protect if "write-tracking" does, and uffd-move if
-     * "memory-in-place" does. The engine mprotect works wherever a job can. */
+     * does (for hugetlb pages of 2 MB if "hold-hugetlb" does, and for none of 1 GB),
+     * precopy-protect if "write-tracking" does, and uffd-move if "memory-in-place" does. The engine
+     * mprotect works wherever a job can. */
     const char *topic;
     /* Its state. */
     enum pageleap_state state;
@@ -784,7 +785,7 @@ typedef enum pageleap_engine {
     PAGELEAP_ENGINE_MPROTECT = 4,
     /* Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
      * for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
-     * as precopy does. Not for hugetlb pages. */
+     * as precopy does; for hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB. */
     PAGELEAP_ENGINE_STOP_COPY = 5,
     /* The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory(). */
     PAGELEAP_ENGINE_KERNEL = 6,

@@ -39,7 +39,7 @@ pub enum pageleap_engine {
     PAGELEAP_ENGINE_MPROTECT = 4,
     /// Takes the page tables away, copies, and brings new ones: who touches pages meanwhile waits
     /// for their copy. System calls do not fail because of it. Needs Linux 5.14, and a userfaultfd
-    /// as precopy does. Not for hugetlb pages.
+    /// as precopy does; for hugetlb pages of 2 MB Linux 5.18. Not for those of 1 GB.
     PAGELEAP_ENGINE_STOP_COPY = 5,
     /// The kernel's move_pages(2), for memory that no pool owns: pageleap_leap_memory().
     PAGELEAP_ENGINE_KERNEL = 6,

@@ -14,12 +14,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use common::{
-    End, address, become_nobody, case, check_stamp, is_root, nodes, own_files, run_case,
-    set_dumpable, skip, soon, stamp, turn, works,
+    End, address, become_nobody, case, check_stamp, is_root, ladder, nodes, own_files, run_case,
+    set_dumpable, skip, skip_page_size, soon, stamp, turn, works,
 };
-use pageleap::backend::{Call, Errno, Linux};
+use pageleap::backend::{Advice, Call, Errno, Linux};
 use pageleap::probe::{Capabilities, Topic};
-use pageleap::{Engine, Migration, Pool, Region, Report, audit};
+use pageleap::{BASE_PAGE, Engine, Error, Migration, PageSize, Pool, Region, Report, audit};
 use refusing::Refusing;
 
 const AREA: usize = 64 << 10;
@@ -116,8 +116,27 @@ fn has_message() -> bool {
     ready > 0 && polls.iter().any(|poll| poll.revents & libc::POLLIN != 0)
 }
 
+/// What is moved: so many areas of these pages.
+#[derive(Clone, Copy)]
+struct Memory {
+    page: PageSize,
+    area: usize,
+    areas: usize,
+}
+
+const BASE: Memory = Memory { page: PageSize::Base, area: AREA, areas: AREAS };
+/// As many as machines have that run the tests, and page by page.
+const HUGE: Memory = Memory { page: PageSize::Huge2M, area: 2 << 20, areas: 40 };
+
+impl Memory {
+    fn bytes(self) -> usize {
+        self.area * self.areas
+    }
+}
+
 /// A region with its pools, and a thread that touches each area of `touched` in its window.
 struct Scene {
+    memory: Memory,
     region: Region,
     pools: [Pool; 2],
     /// The pool in which the region lies.
@@ -127,10 +146,12 @@ struct Scene {
 }
 
 impl Scene {
-    fn new() -> Scene {
+    fn new(memory: Memory) -> Result<Scene, Error> {
         let toucher = Toucher::start();
         let touched: Arc<[AtomicUsize; 2]> = Arc::default();
         let (touch, addresses) = (toucher.shared.clone(), touched.clone());
+        // The area whose page tables have been dropped, and not been replaced yet.
+        let dropped = AtomicUsize::new(0);
         let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
             let [start, end] = [0, 1].map(|at| addresses[at].load(SeqCst));
             match request.call {
@@ -139,55 +160,73 @@ impl Scene {
                 Call::Exchange if (start..end).contains(&request.addr) => {
                     touch.touch_unless_followed(request.addr);
                 }
+                // The same where they cannot be exchanged.
+                Call::Advise if request.advice == Some(Advice::DropTables) => {
+                    dropped.store(request.addr, SeqCst);
+                }
+                Call::Map
+                    if dropped.swap(0, SeqCst) == request.addr
+                        && (start..end).contains(&request.addr) =>
+                {
+                    touch.touch_unless_followed(request.addr);
+                }
                 _ => {}
             }
             None
         }));
-        let pools = nodes().map(|node| {
-            Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap()
-        });
-        let region = Region::new(&pools[0], BYTES).unwrap();
-        stamp(&region, 0..BYTES, 1);
-        Scene { region, pools, at: Cell::new(0), touched, toucher }
+        let build = |node| {
+            let pool = Pool::builder(node, memory.bytes() as u64).page_size(memory.page);
+            pool.backend(backend.clone()).build()
+        };
+        let [near, far] = nodes();
+        let pools = [build(near)?, build(far)?];
+        let region = Region::new(&pools[0], memory.bytes())?;
+        stamp(&region, 0..memory.bytes(), 1);
+        Ok(Scene { memory, region, pools, at: Cell::new(0), touched, toucher })
     }
 
     /// Moves the region while a thread touches some of its areas. Each area and window fits the
     /// budget.
     fn leap(&self, touched: Range<usize>, writes: bool) -> Report {
         self.at.set(1 - self.at.get());
-        let addresses = [touched.start, touched.end].map(|at| address(&self.region) + at * AREA);
+        let Memory { area, .. } = self.memory;
+        let all = 0..self.memory.bytes();
+        let addresses = [touched.start, touched.end].map(|at| address(&self.region) + at * area);
         self.toucher.shared.writes.store(writes, SeqCst);
         self.toucher.shared.followed.store(0, SeqCst);
         self.touched.iter().zip(addresses).for_each(|(word, addr)| word.store(addr, SeqCst));
-        let job = Migration::new().range(&self.region, 0..BYTES, &self.pools[self.at.get()]);
-        let job = job.area_bytes(AREA).threads(1).wait_budget(Duration::from_secs(600));
+        let job = Migration::new().range(&self.region, all.clone(), &self.pools[self.at.get()]);
+        let job = job.area_bytes(area).threads(1).wait_budget(Duration::from_secs(600));
         let report = job.start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
-        check_stamp(&self.region, 0..BYTES, 1);
+        check_stamp(&self.region, all, 1);
         audit(&[&self.pools[0], &self.pools[1]], &[&self.region]).unwrap();
         report
     }
 }
 
-/// How many areas were moved by an engine, for a reason that contains `why`.
-fn areas_by(report: &Report, engine: Engine, why: &str) -> u64 {
+/// How many pages were moved by an engine, for a reason that contains `why`.
+fn pages_by(report: &Report, engine: Engine, why: &str) -> usize {
     let parts = report.engines.iter().filter(|part| part.engine == engine);
-    parts.filter(|part| part.why.contains(why)).map(|part| part.pages).sum::<u64>()
-        / (AREA / 4096) as u64
+    parts.filter(|part| part.why.contains(why)).map(|part| part.pages).sum::<u64>() as usize
+}
+
+/// How many areas of a job were closed first by one engine. All others have been followed by the
+/// other one.
+fn closed_first(memory: Memory, closes: Engine, follows: Engine, report: &Report) -> usize {
+    const FEW: &str = "few threads came to wait";
+    const MANY: &str = "would have had to wait";
+    let [few, many] = [pages_by(report, closes, FEW), pages_by(report, follows, MANY)]
+        .map(|pages| pages * memory.page.bytes() / memory.area);
+    assert_eq!((few + many, report.engine), (memory.areas, follows), "{report}");
+    assert_eq!(report.holds, 0, "{report}");
+    few
 }
 
 /// Checks what a job does that can close areas first by one engine and follow writes by another.
 fn check_choices(closes: Engine, follows: Engine, readers_wait: bool) {
-    const FEW: &str = "few threads came to wait";
-    const MANY: &str = "would have had to wait";
-    let scene = Scene::new();
-    let split = |report: &Report| {
-        let [few, many] =
-            [areas_by(report, closes, FEW), areas_by(report, follows, MANY)].map(|n| n as usize);
-        assert_eq!((few + many, report.engine), (AREAS, follows), "{report}");
-        assert_eq!(report.holds, 0, "{report}");
-        few
-    };
+    let scene = Scene::new(BASE).unwrap();
+    let split = |report: &Report| closed_first(BASE, closes, follows, report);
     assert_eq!(split(&scene.leap(0..0, true)), AREAS);
     // A thread waits for each area. That is noticed after 11 areas. Following lasts for 16 areas,
     // then for 32 and 64, with 7 areas of trial in between.
@@ -211,6 +250,30 @@ fn areas_are_followed_while_threads_come_to_wait() {
         }
     }
     check_choices(Engine::StopCopy, Engine::Precopy, true);
+}
+
+/// As above, with fewer areas.
+#[test]
+fn areas_of_hugetlb_pages_are_followed_while_threads_come_to_wait() {
+    const NAME: &str = "areas_of_hugetlb_pages_are_followed_while_threads_come_to_wait";
+    let _turn = turn();
+    let (closes, follows) = (Engine::StopCopy, Engine::WpSync);
+    if !ladder(HUGE.page).starts_with(&[follows, closes]) {
+        return skip(NAME, &"hugetlb pages cannot be both held and followed here");
+    }
+    let scene = match Scene::new(HUGE) {
+        Ok(scene) => scene,
+        Err(error) => return skip_page_size(NAME, HUGE.page, error),
+    };
+    let areas = HUGE.areas;
+    let split = |report: &Report| closed_first(HUGE, closes, follows, report);
+    assert_eq!(split(&scene.leap(0..0, true)), areas);
+    for writes in [true, false] {
+        assert_eq!(split(&scene.leap(0..areas, writes)), 11 + 7);
+    }
+    assert_eq!(split(&scene.leap(4..12, true)), areas);
+    assert_eq!(split(&scene.leap(4..24, true)), areas - 16);
+    assert_eq!(split(&scene.leap(0..0, true)), areas, "the next job begins anew");
 }
 
 #[test]
@@ -293,8 +356,8 @@ fn what_keeps_page_tables_from_moving_is_told() {
     check_stamp(&region, 0..BYTES, 1);
     if matches!(report.engine, Engine::Precopy | Engine::StopCopy) {
         // The engine that is left lets no system call fail either.
-        let all = areas_by(&report, Engine::WpSync, "failed with EINVAL");
-        assert_eq!(all, AREAS as u64, "{report}");
+        let all = pages_by(&report, Engine::WpSync, "failed with EINVAL");
+        assert_eq!(all, BYTES / BASE_PAGE, "{report}");
         assert!(report.warnings.is_empty(), "{report}");
     }
 }

@@ -408,7 +408,8 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
             }
             // For the other engines only the worst mode, half-way. Base pages have all modes.
             let modes = if engine == EngineChoice::Auto { &MODES[..] } else { &MODES[2..] };
-            for (errno, modes) in [(libc::ENOMEM, modes), (libc::EINVAL, &MODES[..1])] {
+            let errors = [libc::EINVAL, libc::EPERM].map(|errno| (errno, &MODES[..1]));
+            for (errno, modes) in [(libc::ENOMEM, modes)].into_iter().chain(errors) {
                 let reached = sweep(Errno(errno), modes, |sabotage| {
                     on_the_kernel(engine, sabotage(), page).unwrap()
                 });
@@ -426,7 +427,7 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
 fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     const NAME: &str = "on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too";
     let _turn = turn();
-    for page in [PageSize::Base, PageSize::Thp] {
+    for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M] {
         let start = |region: &Region, to: &Pool| start_forced(EngineChoice::Auto, region, to);
         let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
         let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };

@@ -1,20 +1,32 @@
-//! Mappings of hugetlb pages, which the kernel does not join by itself; threads that copy such a
-//! page together; and what a report says of the engines that a job has used.
+//! Mappings of hugetlb pages, which the kernel does not join by itself; page tables that such
+//! mappings share; threads that copy such a page together; and what a report says of the engines
+//! that a job has used.
 
 mod common;
 #[path = "common/refusing.rs"]
 mod refusing;
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::Duration;
 
 use common::{
-    address, check_stamp, in_lab, pool_mappings, skip, skip_page_size, soon, stamp, turn, works,
+    address, check_stamp, in_lab, own_files, pool_mappings, region_flags, skip, skip_page_size,
+    soon, stamp, turn, works, works_for,
 };
-use pageleap::backend::{Backend, Call, Linux, Model, Prot};
-use pageleap::{Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit};
+use pageleap::backend::{Advice, Backend, Call, Linux, Model, Prot};
+use pageleap::{
+    BASE_PAGE, Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, audit,
+};
 use refusing::Refusing;
 
 const PAGE: PageSize = PageSize::Huge2M;
@@ -60,6 +72,163 @@ fn mappings_of_huge_pages_are_joined_block_by_block() {
     check_joining(&Region::new(&pools[0], bytes).unwrap(), 0..bytes, &pools);
 }
 
+/// Mappings of 1 GB of one file, aligned to 1 GB, share a page of page tables if their attributes
+/// are equal when they are touched for the first time. A mapping that is split shares nothing any
+/// more, so the first area empties all of the 1 GB. Who touches that outside of the area has nothing
+/// to wait for: a registration that reached further would have it wait for ever.
+#[test]
+fn nobody_waits_outside_of_the_area_whose_shared_page_tables_are_split() {
+    const NAME: &str = "nobody_waits_outside_of_the_area_whose_shared_page_tables_are_split";
+    let _turn = turn();
+    if !works_for(Engine::StopCopy.into(), PAGE) {
+        return skip(NAME, &"stop-copy does not work here for hugetlb pages");
+    }
+    for is_shared in [false, true] {
+        match touch_all_in_windows(is_shared) {
+            // Four that the test itself has dropped, outside of the first area.
+            Ok(absent) => assert_eq!(absent > 4, is_shared, "{absent} pages without an entry"),
+            Err(error) => return skip_page_size(NAME, PAGE, error),
+        }
+    }
+}
+
+/// Moves pages on both sides of a border between two times 1 GB. In each window a thread reads all
+/// pages of the region that lie outside of the area. Returns how many had no entry then.
+fn touch_all_in_windows(is_shared: bool) -> Result<usize, Error> {
+    const GIGABYTE: usize = 1 << 30;
+    const BYTES: usize = 2 * GIGABYTE;
+    const MOVES: Range<usize> = GIGABYTE - (16 << 20)..GIGABYTE + (16 << 20);
+    let reader = Arc::new(Reader::default());
+    let (dropped, asked) = (AtomicUsize::new(0), reader.clone());
+    let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
+        if request.advice == Some(Advice::DropTables) {
+            dropped.store(request.addr, Relaxed);
+        } else if request.call == Call::Map && dropped.swap(0, Relaxed) == request.addr {
+            // All has been copied, and the new frames are about to come.
+            asked.read_outside_of(request.addr);
+        }
+        None
+    }));
+    let build = |bytes: usize| {
+        let pool = Pool::builder(NodeId(0), bytes as u64).page_size(PAGE);
+        pool.backend(backend.clone()).build()
+    };
+    let (from, to) = (build(BYTES)?, build(MOVES.len())?);
+    let region = Region::new(&from, BYTES)?;
+    let start = address(&region);
+    stamp(&region, MOVES, 1);
+    if is_shared {
+        share_page_tables(&region);
+    }
+    (0..BYTES).step_by(PAGE.bytes()).for_each(|at| reader.touch(start + at));
+    for gone in [0, 40 << 20, MOVES.start, MOVES.end - PAGE.bytes(), BYTES - PAGE.bytes()] {
+        advise(start + gone, PAGE.bytes(), libc::MADV_DONTNEED);
+    }
+    let flags = region_flags(&region);
+    std::thread::scope(|scope| {
+        scope.spawn(|| reader.read(start..start + BYTES));
+        let job = Migration::new().range(&region, MOVES, &to).engine(Engine::StopCopy);
+        let job = job.area_bytes(2 * PAGE.bytes()).threads(1);
+        let report = job.start().map(|job| job.wait());
+        reader.over.store(1, Relaxed);
+        let report = report.unwrap();
+        assert!(report.ended.is_completed() && report.warnings.is_empty(), "{report}");
+        assert_eq!(report.pages.migrated, (MOVES.len() / PAGE.bytes()) as u64, "{report}");
+    });
+    check_stamp(&region, MOVES, 1);
+    let [before, after] = [flags, region_flags(&region)].map(|flags| {
+        let kinds: BTreeSet<String> = flags.into_iter().map(|(_, flags)| flags).collect();
+        kinds
+    });
+    assert_eq!(before, after);
+    assert_eq!(reader.windows.load(Relaxed), MOVES.len() / (2 * PAGE.bytes()));
+    audit(&[&from, &to], &[&region]).unwrap();
+    Ok(reader.absent.load(Relaxed))
+}
+
+/// Maps a region again that maps the beginning of its file, with all attributes of the pool's alias
+/// before it has any page tables.
+fn share_page_tables(region: &Region) {
+    let (start, len) = (address(region), region.len());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.starts_with(&format!("{start:x}-"))).unwrap();
+    let inode: u64 = line.split_ascii_whitespace().nth(4).unwrap().parse().unwrap();
+    let files = own_files().into_iter().map(|(fd, _)| {
+        // SAFETY: an open descriptor; the file is not closed, since it is another's.
+        ManuallyDrop::new(unsafe { File::from_raw_fd(fd) })
+    });
+    let file = files.into_iter().find(|file| file.metadata().unwrap().ino() == inode).unwrap();
+    // SAFETY: the same frames are mapped as before, and nobody else uses the region.
+    let at = unsafe {
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        libc::mmap(start as *mut libc::c_void, len, prot, flags, file.as_raw_fd(), 0)
+    };
+    assert_eq!(at as usize, start);
+    advise(start, len, libc::MADV_DONTFORK);
+    advise(start, len, libc::MADV_DONTDUMP);
+}
+
+fn advise(addr: usize, len: usize, advice: libc::c_int) {
+    // SAFETY: the range is a region's, and the advice changes no contents of a file.
+    assert_eq!(unsafe { libc::madvise(addr as *mut libc::c_void, len, advice) }, 0);
+}
+
+/// A thread that reads a region when it is asked to.
+#[derive(Default)]
+struct Reader {
+    /// The area that is left out; 0: nothing to do.
+    closed: AtomicUsize,
+    windows: AtomicUsize,
+    /// Pages that had no entry when they were read.
+    absent: AtomicUsize,
+    over: AtomicUsize,
+}
+
+impl Reader {
+    /// Has all pages read outside of the area, and returns when that is done.
+    fn read_outside_of(&self, area: usize) {
+        self.windows.fetch_add(1, Relaxed);
+        self.closed.store(area, Release);
+        let done = soon(|| self.closed.load(Acquire) == 0);
+        // A panic here would leave the thread asleep, and the test with it.
+        if !done {
+            eprintln!("a thread waits outside of the area at {area:#x}");
+            std::process::abort();
+        }
+    }
+
+    fn read(&self, region: Range<usize>) {
+        while self.over.load(Relaxed) == 0 {
+            let closed = self.closed.load(Acquire);
+            if closed == 0 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let area = closed..closed + 2 * PAGE.bytes();
+            let pages = region.clone().step_by(PAGE.bytes());
+            for page in pages.filter(|page| !area.contains(page)) {
+                self.absent.fetch_add(usize::from(!is_present(page)), Relaxed);
+                self.touch(page);
+            }
+            self.closed.store(0, Release);
+        }
+    }
+
+    fn touch(&self, page: usize) {
+        // SAFETY: an address of a region that outlives the call.
+        unsafe { (page as *const u8).read_volatile() };
+    }
+}
+
+/// Whether a page has an entry in the page tables.
+fn is_present(addr: usize) -> bool {
+    let mut entry = [0; 8];
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    pagemap.read_exact_at(&mut entry, (addr / BASE_PAGE * 8) as u64).unwrap();
+    u64::from_ne_bytes(entry) >> 63 == 1
+}
+
 /// Two pools of huge pages on node 0.
 fn pools_of(pages: usize) -> Result<[Pool; 2], Error> {
     let bytes = (pages * PAGE.bytes()) as u64;
@@ -75,9 +244,10 @@ fn check_joining(region: &Region, range: Range<usize>, pools: &[Pool; 2]) {
         (EngineChoice::Only(Engine::Mprotect), 1),
         (EngineChoice::Only(Engine::WpSync), 3),
         (EngineChoice::Only(Engine::PrecopyProtect), 3),
+        (EngineChoice::Only(Engine::StopCopy), 1),
         (EngineChoice::Only(Engine::Mprotect), 2),
     ];
-    let ways = ways.into_iter().filter(|(engine, _)| works(*engine));
+    let ways = ways.into_iter().filter(|(engine, _)| works_for(*engine, PAGE));
     for (leap, (engine, threads)) in ways.enumerate() {
         let job = Migration::new().range(region, range.clone(), &pools[(leap + 1) % 2]);
         let job = job.engine(engine).area_bytes(PAGE.bytes()).threads(threads);
@@ -93,7 +263,7 @@ fn check_joining(region: &Region, range: Range<usize>, pools: &[Pool; 2]) {
         // closed for long, and takes none.
         let first = match engine {
             EngineChoice::Only(Engine::WpSync) => 2,
-            EngineChoice::Only(Engine::PrecopyProtect) => pages + 2,
+            EngineChoice::Only(Engine::PrecopyProtect | Engine::StopCopy) => pages + 2,
             _ => 0,
         };
         assert_eq!(report.windows_first, if may_go_first() { first } else { 0 }, "{report}");

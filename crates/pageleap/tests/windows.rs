@@ -8,14 +8,12 @@ mod refusing;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use common::{address, check_stamp, nodes, skip, stamp, turn, works};
+use common::{address, check_stamp, nodes, skip, skip_page_size, stamp, turn, works, works_for};
 use pageleap::backend::{Call, Linux};
-use pageleap::{BASE_PAGE, Engine, Migration, Pool, Region};
+use pageleap::{Engine, Error, Migration, PageSize, Pool, Region};
 use refusing::{Refusing, Request};
 
-const BYTES: usize = 4 * BASE_PAGE;
-/// Where the stores go. Stamps do not reach it.
-const STORED_AT: usize = 2 * BASE_PAGE;
+const PAGES: usize = 4;
 
 /// A region of one area, and the pool to which it moves.
 struct Scene {
@@ -26,7 +24,10 @@ struct Scene {
 impl Scene {
     /// `gate` is run before each call on the region's first page, when it is given the address of
     /// that page.
-    fn new(gate: impl Fn(&Request) + Send + Sync + 'static) -> (Scene, Arc<AtomicUsize>) {
+    fn new(
+        page: PageSize,
+        gate: impl Fn(&Request) + Send + Sync + 'static,
+    ) -> Result<(Scene, Arc<AtomicUsize>), Error> {
         let start = Arc::new(AtomicUsize::new(0));
         let opened = start.clone();
         let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
@@ -36,25 +37,36 @@ impl Scene {
             }
             None
         }));
-        let [from, to] = nodes().map(|node| {
-            Pool::builder(node, BYTES as u64).backend(backend.clone()).build().unwrap()
-        });
-        let region = Region::new(&from, BYTES).unwrap();
-        stamp(&region, 0..STORED_AT, 1);
-        (Scene { region, to }, start)
+        let bytes = PAGES * page.bytes();
+        let build = |node| {
+            let pool = Pool::builder(node, bytes as u64).page_size(page);
+            pool.backend(backend.clone()).build()
+        };
+        let [near, far] = nodes();
+        let (from, to) = (build(near)?, build(far)?);
+        let region = Region::new(&from, bytes)?;
+        let scene = Scene { region, to };
+        stamp(&scene.region, 0..scene.stored_at(), 1);
+        Ok((scene, start))
+    }
+
+    /// Where the stores go. Stamps do not reach it.
+    fn stored_at(&self) -> usize {
+        self.region.len() / 2
     }
 
     fn word(&self) -> &AtomicU64 {
-        &self.region.atomics_u64(STORED_AT..STORED_AT + 8).unwrap()[0]
+        &self.region.atomics_u64(self.stored_at()..self.stored_at() + 8).unwrap()[0]
     }
 
     /// Moves the region in one attempt.
     fn leap(&self, engine: Engine) {
-        let job = Migration::new().range(&self.region, 0..BYTES, &self.to).engine(engine);
-        let report = job.area_bytes(BYTES).threads(1).start().unwrap().wait();
+        let bytes = self.region.len();
+        let job = Migration::new().range(&self.region, 0..bytes, &self.to).engine(engine);
+        let report = job.area_bytes(bytes).threads(1).start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
         assert_eq!(report.engine, engine, "{report}");
-        check_stamp(&self.region, 0..STORED_AT, 1);
+        check_stamp(&self.region, 0..self.stored_at(), 1);
     }
 }
 
@@ -87,14 +99,15 @@ fn a_store_just_before_the_window_is_not_lost() {
     let word = Arc::new(AtomicUsize::new(0));
     let stores = Arc::new(AtomicU64::new(0));
     let (at, count) = (word.clone(), stores.clone());
-    let (scene, start) = Scene::new(move |request| {
+    let (scene, start) = Scene::new(PageSize::Base, move |request| {
         // The last of these calls is made when all has been copied that was seen to be written.
         if request.call == Call::Track {
             let value = count.fetch_add(1, SeqCst) + 1;
             // SAFETY: an aligned word of the region, which only atomic operations access.
             unsafe { AtomicU64::from_ptr(at.load(SeqCst) as *mut u64) }.store(value, SeqCst);
         }
-    });
+    })
+    .unwrap();
     word.store(scene.word().as_ptr() as usize, SeqCst);
     start.store(address(&scene.region), SeqCst);
     scene.leap(engine);
@@ -105,42 +118,50 @@ fn a_store_just_before_the_window_is_not_lost() {
 
 #[test]
 fn a_store_in_the_window_is_not_lost() {
+    const NAME: &str = "a_store_in_the_window_is_not_lost";
     let _turn = turn();
-    for engine in [Engine::Precopy, Engine::StopCopy, Engine::Mprotect] {
-        if !works(engine.into()) {
-            skip("a_store_in_the_window_is_not_lost", &format!("no engine {engine}"));
-            continue;
+    let ways = [Engine::Precopy, Engine::StopCopy, Engine::Mprotect].map(|e| (e, PageSize::Base));
+    for (engine, page) in ways.into_iter().chain([(Engine::StopCopy, PageSize::Huge2M)]) {
+        if !works_for(engine.into(), page) {
+            skip(NAME, &format!("no engine {engine} for pages of {page}"));
+        } else if let Err(error) = store_in_the_window(engine, page) {
+            skip_page_size(NAME, page, error);
         }
-        let [opened, stored] = [0; 2].map(|_| Arc::new(AtomicBool::new(false)));
-        let writer = Arc::new(AtomicU32::new(0));
-        let (open, done, thread) = (opened.clone(), stored.clone(), writer.clone());
-        let (scene, start) = Scene::new(move |request| {
-            // All has been copied, and the new frames are about to come.
-            if matches!(request.call, Call::Exchange | Call::Map) && !open.swap(true, SeqCst) {
-                while !done.load(SeqCst) && !waits(thread.load(SeqCst)) {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // SAFETY: the call has no arguments.
-                writer.store(unsafe { libc::gettid() } as u32, SeqCst);
-                while !opened.load(SeqCst) {
-                    std::thread::yield_now();
-                }
-                scene.word().store(7, SeqCst);
-                stored.store(true, SeqCst);
-            });
-            // Before that it could be a futex of its start that the thread waits on.
-            while writer.load(SeqCst) == 0 {
+    }
+}
+
+fn store_in_the_window(engine: Engine, page: PageSize) -> Result<(), Error> {
+    let [opened, stored] = [0; 2].map(|_| Arc::new(AtomicBool::new(false)));
+    let writer = Arc::new(AtomicU32::new(0));
+    let (open, done, thread) = (opened.clone(), stored.clone(), writer.clone());
+    let (scene, start) = Scene::new(page, move |request| {
+        // All has been copied, and the new frames are about to come.
+        if matches!(request.call, Call::Exchange | Call::Map) && !open.swap(true, SeqCst) {
+            while !done.load(SeqCst) && !waits(thread.load(SeqCst)) {
                 std::thread::yield_now();
             }
-            start.store(address(&scene.region), SeqCst);
-            scene.leap(engine);
-            // A thread that waits for a gate that was not reached would wait for ever.
-            assert!(opened.swap(true, SeqCst), "the gate was not reached");
+        }
+    })?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the call has no arguments.
+            writer.store(unsafe { libc::gettid() } as u32, SeqCst);
+            while !opened.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            scene.word().store(7, SeqCst);
+            stored.store(true, SeqCst);
         });
-        assert_eq!(scene.word().load(SeqCst), 7, "{engine}: a store in the window is lost");
-    }
+        // Before that it could be a futex of its start that the thread waits on.
+        while writer.load(SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        start.store(address(&scene.region), SeqCst);
+        scene.leap(engine);
+        // A thread that waits for a gate that was not reached would wait for ever.
+        assert!(opened.swap(true, SeqCst), "the gate was not reached");
+    });
+    let words = format!("{engine}: a store in the window is lost, of pages of {page}");
+    assert_eq!(scene.word().load(SeqCst), 7, "{words}");
+    Ok(())
 }

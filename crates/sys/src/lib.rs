@@ -31,10 +31,11 @@ pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
 pub use memory::{
-    Advice, Event, MFD_NOEXEC_SEAL, discard, duplicate_mapping, exchange_page_tables, is_mapped,
-    is_over_address_space_limit, lock, map_file, map_file_into_hole, memfd_create,
-    memfd_create_with, memfd_seal, move_mapping, protect, read_at, reserve, reserve_at,
-    reserve_below, set_advice, signal_event, unlock, unmap, vacate,
+    Advice, Event, MFD_NOEXEC_SEAL, check_that_huge_tables_drop, discard, duplicate_mapping,
+    exchange_page_tables, is_mapped, is_over_address_space_limit, lock, map_file,
+    map_file_into_hole, map_huge_without_page, memfd_create, memfd_create_with, memfd_seal,
+    move_mapping, protect, read_at, reserve, reserve_at, reserve_below, set_advice, signal_event,
+    unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};

@@ -154,7 +154,8 @@ pub unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
 /// # Safety
 /// The caller owns the range. A thread that accesses the range meanwhile sees the old or the new
 /// contents. If the call fails, the thread may also meet a hole: kernels before 6.12 can fail after
-/// they have removed the old mapping.
+/// they have removed the old mapping, and so can all kernels where the file is of huge pages
+/// (hugetlb), because they reserve these last.
 pub unsafe fn map_file(
     addr: usize,
     len: usize,
@@ -389,7 +390,8 @@ pub enum Advice {
     /// The kernel must not use transparent huge pages (MADV_NOHUGEPAGE). Since Linux 6.12 it does
     /// not map present ones as such either.
     NoHugePage,
-    /// Empties the page tables of a shared mapping (MADV_DONTNEED). Threads that touch it fill
+    /// Empties the page tables of a shared mapping (MADV_DONTNEED; of hugetlb pages Linux 5.18).
+    /// When the call returns, no CPU has a translation of them. Threads that touch the range fill
     /// them again. Locked ranges are refused. Pages of a private mapping would be lost.
     DropTables,
     /// Fills the page tables with writable entries and allocates missing pages
@@ -436,6 +438,38 @@ pub unsafe fn set_advice(addr: usize, len: usize, advice: Advice) -> Result<(), 
     // SAFETY: the caller owns the range, and no advice of the list discards contents that it
     // shares with a file.
     check(unsafe { libc::madvise(addr as *mut _, len, advice) }.into()).map(drop)
+}
+
+/// Maps a page of 2 MB of a new memory file of huge pages, readable and writable, without taking or
+/// reserving one of the machine's. Returns the address. A thread that touches the mapping takes one,
+/// or gets SIGBUS if none is free.
+///
+/// # Errors
+/// EINVAL: the kernel has no huge pages. ENODEV: none of this size. EMFILE or ENFILE: too many open
+/// files. ENOMEM: above RLIMIT_AS or `vm.max_map_count`.
+pub fn map_huge_without_page() -> Result<usize, Errno> {
+    let file = memfd_create(c"pageleap:probe", Some(HUGE_2M.ilog2()))?;
+    memfd_seal(file.as_fd(), HUGE_2M)?;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the kernel chooses the address, so the new mapping replaces nothing.
+    unsafe { map_shared(0, HUGE_2M, file.as_fd(), 0, prot, libc::MAP_NORESERVE) }
+}
+
+const HUGE_2M: usize = 2 << 20;
+
+/// Tries whether the kernel empties page tables of huge pages ([`Advice::DropTables`] of hugetlb,
+/// Linux 5.18).
+///
+/// # Errors
+/// EINVAL: it does not. Otherwise as [`map_huge_without_page`].
+pub fn check_that_huge_tables_drop() -> Result<(), Errno> {
+    let at = map_huge_without_page()?;
+    // SAFETY: nobody else knows the mapping made above, and nothing is stored in it.
+    unsafe {
+        let dropped = set_advice(at, HUGE_2M, Advice::DropTables);
+        unmap(at, HUGE_2M)?;
+        dropped
+    }
 }
 
 /// Gives the pages of a range back, also of a locked one (MADV_DONTNEED, or MADV_DONTNEED_LOCKED of

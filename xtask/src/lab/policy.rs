@@ -24,7 +24,7 @@ const PAGE_SIZES: [&str; 4] = ["4k", "thp", "2m", "1g"];
 
 /// The findings of doctor that depend on the kernel or the user: their ids, and their text in the
 /// table.
-const FEATURES: [(&str, &str); 18] = [
+const FEATURES: [(&str, &str); 19] = [
     ("memfd", "memory files that are sealable and never executable"),
     ("memfd-seals", "seals that keep a pool's file from being truncated"),
     ("populate", "page tables filled without a signal (`MADV_POPULATE_WRITE`)"),
@@ -41,6 +41,7 @@ const FEATURES: [(&str, &str); 18] = [
     ("write-tracking", "writes tracked without a fault handler"),
     ("write-barrier", "writers held back, the kernel's writes included"),
     ("hold", "pages that are taken away held against user code and kernel"),
+    ("hold-hugetlb", "the same of hugetlb pages of 2 MB"),
     ("freeze", "a range held against user code and kernel"),
     ("memory-in-place", "memory of `malloc` and `mmap` moved in place (`UFFDIO_MOVE`)"),
 ];

@@ -11,6 +11,7 @@ const FOLLOW: &str = "crates/pageleap/src/engine/follow.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy.rs";
 const PRECOPY_PROTECT: &str = "crates/pageleap/src/engine/precopy_protect.rs";
 const STOP_COPY: &str = "crates/pageleap/src/engine/stop_copy.rs";
+const ENGINES: &str = "crates/pageleap/src/engine/mod.rs";
 const TRACKER: &str = "crates/pageleap/src/backend/tracker.rs";
 const WP_SYNC: &str = "crates/pageleap/src/engine/wp_sync.rs";
 const NOTES: &str = "crates/pageleap/src/engine/notes.rs";
@@ -578,7 +579,7 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "split-alias-used-again",
-        file: "crates/pageleap/src/engine/mod.rs",
+        file: ENGINES,
         find: "let split = work.maybe_split || followed",
         replace: "let split = followed",
         why: "advice against huge pages goes to the alias of frames that are free, and on to the next region",
@@ -587,17 +588,43 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "copied-without-being-stopped",
         file: STOP_COPY,
-        find: "unsafe { at.freeze(effort) }?;",
-        replace: "",
+        find: "at.freeze(effort)",
+        replace: "Ok(())",
         why: "an area is copied and replaced although its page tables have not been taken away",
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
         name: "stopped-and-faulted-in",
         file: TRACKER,
-        find: "let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
-        replace: "let (least, whole) = (uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);",
+        find: "faults => (faults, [holds | uffd_mode::WP; 2]),",
+        replace: "faults => (faults, [uffd_mode::MISSING | uffd_mode::WP; 2]),",
         why: "in the window of stop-copy a store finds the old frame in the file, and does not wait",
-        caught_by: Checker::Windows.says("stop-copy: a store in the window is lost"),
+        caught_by: Checker::Windows
+            .says("stop-copy: a store in the window is lost, of pages of 4k"),
+    },
+    Mutant {
+        name: "hugetlb-copied-without-being-stopped",
+        file: STOP_COPY,
+        find: "at.drop_tables(effort)",
+        replace: "Ok(())",
+        why: "hugetlb pages are copied and replaced although everybody can store to them",
+        caught_by: Checker::Loom.fails(),
+    },
+    Mutant {
+        name: "hugetlb-stopped-and-faulted-in",
+        file: TRACKER,
+        find: "(drops.and_then(|()| privileged(HOLD_HUGETLB)), [holds; 2])",
+        replace: "(drops.and_then(|()| privileged(HOLD_HUGETLB)), [uffd_mode::MISSING; 2])",
+        why: "the same of hugetlb pages",
+        caught_by: Checker::Windows
+            .says("stop-copy: a store in the window is lost, of pages of 2m"),
+    },
+    Mutant {
+        name: "hugetlb-pages-always-stopped",
+        file: ENGINES,
+        find: "all.swap(follows, closes);",
+        replace: "let _ = (follows, closes);",
+        why: "jobs over hugetlb pages close areas for their copy although many threads wait",
+        caught_by: Checker::Unit.fails(),
     },
 ];

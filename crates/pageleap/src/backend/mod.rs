@@ -97,10 +97,20 @@ pub enum Ability {
     /// exchange ends the registration of the mapping that moves, and waits for no message. Needs
     /// the same privilege as `NoteAndHold`, but works since Linux 5.14.
     Hold,
+    /// The same for hugetlb pages of 2 MB, whose page tables [`Advice::DropTables`] takes away:
+    /// they cannot be exchanged. Needs the same privilege, and Linux 5.18.
+    HoldHugetlb,
     /// It notes nothing, and holds up threads that write to a page which is marked clean, until
     /// [`Backend::let_write`] or [`Backend::wake`]. Needs the same privilege as `NoteAndHold`, but
     /// works on older kernels.
     HoldWriters,
+}
+
+impl Ability {
+    /// Whether a tracker only holds up threads, whichever way they touch a page without an entry.
+    pub(crate) const fn only_holds(self) -> bool {
+        matches!(self, Ability::Hold | Ability::HoldHugetlb)
+    }
 }
 
 /// Follows writes to pages, for one worker. The job that opened it closes it, exactly once, by
@@ -207,7 +217,8 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn move_mapping(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
     /// Changes access. When it returns, no CPU holds a translation that allows more.
     unsafe fn protect(&self, addr: usize, len: usize, prot: Prot) -> Result<(), Errno>;
-    /// Gives advice that changes no contents.
+    /// Gives advice that changes no contents. After [`Advice::DropTables`] no page of the range has
+    /// a page table entry, and no CPU a translation.
     unsafe fn advise(&self, addr: usize, len: usize, advice: Advice) -> Result<(), Errno>;
     /// Fills page tables, for writing if `write` is set, else for reading. Where the mapping does
     /// not allow that, it fails, and raises no signal.
@@ -253,7 +264,8 @@ pub unsafe trait Backend: Send + Sync {
     /// Follows the writes to a mapped range. Each page counts as written until
     /// [`Backend::mark_clean`]. With `hold`, a thread that touches a page without a page table
     /// entry waits until [`Backend::wake`], in user code and in the kernel; an exchange leaves such
-    /// pages behind. A second call changes `hold`. A tracker with [`Ability::Hold`] always holds.
+    /// pages behind. A second call changes `hold`. A tracker with [`Ability::Hold`] or
+    /// [`Ability::HoldHugetlb`] always holds.
     unsafe fn track(
         &self,
         tracker: Tracker,
@@ -294,7 +306,7 @@ pub unsafe trait Backend: Send + Sync {
     /// Lets threads go on that wait for a page of a range. They repeat their access.
     fn wake(&self, tracker: Tracker, addr: usize, len: usize) -> Result<(), Errno>;
     /// How many threads have come to wait for pages of a tracker's ranges since the last call
-    /// ([`Ability::Hold`]); of many it counts some. Waits for nothing, allocates nothing. Not a
+    /// ([`Ability::Hold`], [`Ability::HoldHugetlb`]); of many it counts some. Waits for nothing, allocates nothing. Not a
     /// mapping call.
     fn count_waiting(&self, tracker: Tracker) -> u64;
     /// Copies frames from their file to `dst`, which no other thread accesses.

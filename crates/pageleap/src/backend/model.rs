@@ -396,7 +396,7 @@ unsafe impl Backend for Model {
             return Err(Errno(libc::EFAULT));
         }
         let State { trackers, .. } = &*state;
-        let ends = |e: &Entry| e.tracked.is_some_and(|by| trackers[&by] == Ability::Hold);
+        let ends = |e: &Entry| e.tracked.is_some_and(|by| trackers[&by].only_holds());
         let moved: Vec<Entry> =
             source.iter().map(|e| if ends(e) { e.untracked() } else { *e }).collect();
         state.put(to, len, |i| moved[i]);
@@ -427,6 +427,8 @@ unsafe impl Backend for Model {
             Advice::DoFork => e.dont_fork = false,
             Advice::DontDump => e.dont_dump = true,
             Advice::DoDump => e.dont_dump = false,
+            // Whether a page was written since it was marked clean is remembered as by `forget`.
+            Advice::DropTables => e.absent = true,
             _ => {}
         })
     }
@@ -547,7 +549,7 @@ unsafe impl Backend for Model {
         hold: bool,
     ) -> Result<(), Errno> {
         let (mut state, tracker) = (self.state(), Some(tracker.faults.modelled()));
-        let hold = hold || tracker.is_some_and(|by| state.trackers[&by] == Ability::Hold);
+        let hold = hold || tracker.is_some_and(|by| state.trackers[&by].only_holds());
         let tracked = |page| state.space.get(&page).and_then(|e| e.tracked);
         if pages(addr, len).any(|page| tracked(page).is_some() && tracked(page) != tracker) {
             return Err(Errno(libc::EBUSY));

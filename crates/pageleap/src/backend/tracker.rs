@@ -11,7 +11,9 @@ use pageleap_sys::{
     self as sys, Errno, Event, Kept, KeptFd, PageQuery, PageRegion, page_is, scan_flag, uffd_mode,
 };
 
-use super::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, privileged, shake_hands};
+use super::uffd::{
+    BARRIER, EXCHANGE, HOLD, HOLD_AGAINST_COLLAPSE, HOLD_HUGETLB, privileged, shake_hands,
+};
 use super::{Ability, Call, Descriptor, Tracker};
 use crate::priority;
 
@@ -19,19 +21,21 @@ use crate::priority;
 pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     let refused = |errno| (Call::OpenTracker, errno);
     let follows = [uffd_mode::WP, uffd_mode::WP | uffd_mode::MINOR];
+    // MISSING for pages that the file lacks: a thread that touches one waits. Otherwise the kernel
+    // would give it a new page, which nobody copies.
+    let holds = uffd_mode::MINOR | uffd_mode::MISSING;
     let (faults, modes) = match ability {
         Ability::NoteAndHold => (privileged(EXCHANGE), follows),
         // A tracker that holds up no thread can do without faults of the kernel.
         Ability::Note => (sys::userfaultfd(true).and_then(|fd| shake_hands(fd, EXCHANGE)), follows),
         Ability::HoldWriters => (privileged(BARRIER), follows),
-        Ability::Hold => {
-            // MISSING for pages that the file lacks: a thread that touches one waits. Otherwise the
-            // kernel would give it a new page, which nobody copies.
-            let (least, whole) = (uffd_mode::MINOR | uffd_mode::MISSING, HOLD_AGAINST_COLLAPSE);
-            match privileged(whole) {
-                Err(Errno(libc::EINVAL)) => (privileged(HOLD), [least; 2]),
-                faults => (faults, [least | uffd_mode::WP; 2]),
-            }
+        Ability::Hold => match privileged(HOLD_AGAINST_COLLAPSE) {
+            Err(Errno(libc::EINVAL)) => (privileged(HOLD), [holds; 2]),
+            faults => (faults, [holds | uffd_mode::WP; 2]),
+        },
+        Ability::HoldHugetlb => {
+            let drops = sys::check_that_huge_tables_drop();
+            (drops.and_then(|()| privileged(HOLD_HUGETLB)), [holds; 2])
         }
     };
     let faults = faults.map_err(refused)?;
@@ -42,7 +46,7 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
         end: end.map(Event::into_kept),
         modes,
     };
-    if ability == Ability::Hold {
+    if ability.only_holds() {
         return Ok(whole(faults, None, None));
     }
     let end = Event::new().map_err(|errno| (Call::OpenTracker, errno))?;

@@ -31,6 +31,11 @@ pub(crate) const HOLD: u64 = uffd_feature::MISSING_SHMEM | uffd_feature::MINOR_S
 pub(crate) const HOLD_AGAINST_COLLAPSE: u64 =
     HOLD | uffd_feature::PAGEFAULT_FLAG_WP | uffd_feature::WP_HUGETLBFS_SHMEM;
 
+/// Features for holding up who touches a hugetlb page that has been taken away. No huge entry comes
+/// without a fault there: nothing has to be kept away as MADV_COLLAPSE is above.
+pub(crate) const HOLD_HUGETLB: u64 =
+    uffd_feature::MISSING_HUGETLBFS | uffd_feature::MINOR_HUGETLBFS;
+
 /// Features for moving private memory in place: moving pages, and messages before pages are
 /// discarded and when a range is unmapped (Linux 6.8).
 pub(crate) const MOVE_IN_PLACE: u64 =

@@ -1,13 +1,79 @@
 //! Which engine a job gets, and which engine moves an area of it. Pure: what takes system calls is
 //! asked by the caller.
 
-use super::{Engine, EngineChoice, Hold, Profile, TrackerNeed};
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Engine, Hold, Profile, TrackerNeed};
 use crate::backend::{Ability, Call, Errno};
 use crate::error::{Error, closed_pagemap};
 use crate::units::PageSize;
 
 /// After this many refused calls an area is moved by [another engine](stand_in), which needs fewer.
 const MOST_REFUSALS: u32 = 2;
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The best that works here. For each area anew: while few threads come to wait, an engine that
+    /// closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`] with
+    /// writers held back); otherwise one that follows writes. While another process traces the
+    /// job's threads, one whose [readers never wait](Engine::readers_wait).
+    #[default]
+    Auto,
+    /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
+    /// those of a job that is traced if its readers wait.
+    Only(Engine),
+}
+
+impl EngineChoice {
+    /// All choices: [`EngineChoice::Auto`], then the engines, the best first.
+    pub const ALL: [EngineChoice; Engine::ALL.len() + 1] = {
+        let mut all = [EngineChoice::Auto; Engine::ALL.len() + 1];
+        let mut at = 0;
+        while at < Engine::ALL.len() {
+            all[at + 1] = EngineChoice::Only(Engine::ALL[at]);
+            at += 1;
+        }
+        all
+    };
+
+    /// The engine that is asked for by name.
+    pub fn forced(self) -> Option<Engine> {
+        match self {
+            EngineChoice::Auto => None,
+            EngineChoice::Only(engine) => Some(engine),
+        }
+    }
+}
+
+impl From<Engine> for EngineChoice {
+    fn from(engine: Engine) -> Self {
+        EngineChoice::Only(engine)
+    }
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    fn from_str(s: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|choice| choice.to_string() == s);
+        found.ok_or_else(|| Error::BadArgument {
+            what: "engine",
+            reason: format!("no engine is called `{s}`"),
+            remedy: format!("use {}", Self::ALL.map(|choice| choice.to_string()).join(", ")),
+        })
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.forced() {
+            None => f.write_str("auto"),
+            Some(engine) => engine.fmt(f),
+        }
+    }
+}
 
 /// The engine for a job.
 #[derive(Debug)]
@@ -43,7 +109,7 @@ pub(crate) fn for_job<T>(
     }
     let mut why_not = Vec::new();
     let mut short = None;
-    for (engine, is_again) in to_try(forced) {
+    for (engine, is_again) in to_try(forced, page) {
         if is_again && short.is_none() {
             continue;
         }
@@ -61,8 +127,8 @@ pub(crate) fn for_job<T>(
         match found {
             Ok(tracker) => {
                 let mut while_few_wait = None;
-                let other = engine.profile().while_few_wait;
-                if let Some(other) = other.filter(|_| forced.is_none() && !page.is_hugetlb()) {
+                let other = engine.while_few_wait(page);
+                if let Some(other) = other.filter(|_| forced.is_none()) {
                     match try_engine(other, page, &mut open) {
                         Ok(tracker) => while_few_wait = Some((other, tracker)),
                         Err(refused) => why_not.push(refused.reason),
@@ -97,8 +163,9 @@ pub(crate) fn for_job<T>(
 
 /// The engines to try, in this order, and whether that is for the second time: a shortage may be
 /// over by then.
-fn to_try(forced: Option<Engine>) -> impl Iterator<Item = (Engine, bool)> {
-    let of = |signals| Engine::ALL.into_iter().filter(move |engine| engine.signals() == signals);
+fn to_try(forced: Option<Engine>, page: PageSize) -> impl Iterator<Item = (Engine, bool)> {
+    let all = Engine::preferred(page);
+    let of = move |signals| all.into_iter().filter(move |engine| engine.signals() == signals);
     let again = of(false).filter(move |_| forced.is_none()).map(|engine| (engine, true));
     let first = |engine| (engine, false);
     let all = of(false).map(first).chain(again).chain(of(true).map(first));
@@ -131,11 +198,16 @@ fn try_engine<T>(
     open: &mut impl FnMut(Ability) -> Result<T, (Call, Errno)>,
 ) -> Result<Option<T>, Unusable> {
     if !engine.moves(page) {
-        let reason = format!("the engine {engine} moves pages of 4k and thp, not {page}");
+        let which = match engine.moves(PageSize::Huge2M) {
+            true => "4k, thp and 2m",
+            false => "4k and thp",
+        };
+        let reason = format!("the engine {engine} moves pages of {which}, not {page}");
         let remedy = "let the engine be chosen (auto)";
         return Err(Unusable { reason, remedy, is_short: false });
     }
-    let Some(TrackerNeed { ability, words, .. }) = engine.profile().tracker else {
+    let need = engine.profile().tracker.zip(engine.needs_for(page));
+    let Some((TrackerNeed { words, .. }, ability)) = need else {
         return Ok(None);
     };
     open(ability).map(Some).map_err(|(call, errno)| {
@@ -379,11 +451,11 @@ mod tests {
     fn an_engine_that_keeps_system_calls_whole_is_replaced_by_such_a_one_or_by_none() {
         let flags = [false, true];
         for engine in Engine::ALL.into_iter().filter(|engine| !engine.signals()) {
-            let other = engine.profile().while_few_wait;
             assert!(stand_in(engine).is_none_or(|other| !other.signals()));
             for bits in 0..1 << 7 {
                 let [has, apart, hold, few_wait, huge, opened, fewer] =
                     [0, 1, 2, 3, 4, 5, 6].map(|bit| flags[bits >> bit & 1]);
+                let page = if huge { PageSize::Huge2M } else { PageSize::Base };
                 for refused in 0..4 {
                     let by = for_area(&Situation {
                         engine,
@@ -391,9 +463,9 @@ mod tests {
                         has_tracker: has,
                         exchange_unsupported: apart,
                         refused,
-                        page: if huge { PageSize::Huge2M } else { PageSize::Base },
+                        page,
                         hold,
-                        while_few_wait: other.filter(|_| fewer && !huge),
+                        while_few_wait: engine.while_few_wait(page).filter(|_| fewer),
                         few_wait,
                         ..CALM
                     });
@@ -466,16 +538,16 @@ mod tests {
     #[test]
     fn auto_opens_what_it_needs_while_few_threads_wait_and_does_without() {
         let works = |ability| Ok(ability);
-        for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M] {
+        for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M, PageSize::Huge1G] {
             let chosen = for_job(EngineChoice::Auto, page, &Ok(()), works).unwrap();
-            let other = chosen.engine.profile().while_few_wait;
-            let wanted = other.filter(|_| !page.is_hugetlb()).map(|other| (other, other.needs()));
-            assert_eq!(chosen.while_few_wait, wanted);
+            let other = chosen.engine.while_few_wait(page);
+            assert_eq!(other.is_some(), page != PageSize::Huge1G, "{page}");
+            assert_eq!(chosen.while_few_wait, other.map(|other| (other, other.needs_for(page))));
             let asked = for_job(chosen.engine.into(), page, &Ok(()), works).unwrap();
             assert_eq!(asked.while_few_wait, None, "nothing else was asked for");
         }
         let first = Engine::ALL[0];
-        let other = first.profile().while_few_wait.unwrap();
+        let other = first.while_few_wait(PageSize::Base).unwrap();
         let only_first = |ability| {
             let opens = Some(ability) != other.needs();
             opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EMFILE)))
@@ -487,9 +559,13 @@ mod tests {
 
     #[test]
     fn areas_for_which_few_threads_wait_are_closed_first() {
-        for engine in Engine::ALL {
-            let Some(other) = engine.profile().while_few_wait else { continue };
-            let few = Situation { engine, while_few_wait: Some(other), few_wait: true, ..CALM };
+        let pages = [PageSize::Base, PageSize::Huge2M];
+        let mut pairs = Vec::new();
+        for (page, engine) in pages.into_iter().flat_map(|page| Engine::ALL.map(|e| (page, e))) {
+            let Some(other) = engine.while_few_wait(page) else { continue };
+            pairs.push((page, engine, other));
+            let few =
+                Situation { engine, page, while_few_wait: Some(other), few_wait: true, ..CALM };
             let at = |situation: Situation| for_area(&situation);
             assert_eq!(at(few), AreaEngine { engine: other, why: Why::FewWait });
             let many = Situation { few_wait: false, ..few };
@@ -500,6 +576,37 @@ mod tests {
             let apart = at(Situation { exchange_unsupported: true, ..few });
             assert_eq!(apart.why == Why::FewWait, !other.profile().needs_exchange);
         }
+        let (base, huge) = (PageSize::Base, PageSize::Huge2M);
+        let wanted = [
+            (base, Engine::Precopy, Engine::StopCopy),
+            (base, Engine::PrecopyProtect, Engine::Mprotect),
+            (huge, Engine::WpSync, Engine::StopCopy),
+        ];
+        assert_eq!(pairs, wanted);
+    }
+
+    /// Kernels differ in what they can do. Nothing but the last two lets a system call fail.
+    #[test]
+    fn hugetlb_pages_are_stopped_and_copied_where_nothing_better_opens() {
+        let only = |wanted: Ability| {
+            move |ability| {
+                let opens = ability == wanted;
+                opens.then_some(()).ok_or((Call::OpenTracker, Errno(libc::EINVAL)))
+            }
+        };
+        let engine = |page, open: &dyn Fn(Ability) -> Result<(), (Call, Errno)>| {
+            let chosen = for_job(EngineChoice::Auto, page, &Ok(()), open).unwrap();
+            (chosen.engine, chosen.while_few_wait.map(|(engine, _)| engine))
+        };
+        // Linux 6.1: no write-protection that is whole.
+        let holds = only(Ability::HoldHugetlb);
+        assert_eq!(engine(PageSize::Huge2M, &holds), (Engine::StopCopy, None));
+        assert_eq!(engine(PageSize::Huge1G, &holds), (Engine::LAST_RESORT, None));
+        // The tracker for base pages is of no use.
+        assert_eq!(engine(PageSize::Huge2M, &only(Ability::Hold)), (Engine::LAST_RESORT, None));
+        let both = |ability| holds(ability).or_else(|_| only(Ability::HoldWriters)(ability));
+        assert_eq!(engine(PageSize::Huge2M, &both), (Engine::WpSync, Some(Engine::StopCopy)));
+        assert_eq!(engine(PageSize::Huge1G, &both), (Engine::WpSync, None));
     }
 
     #[test]

@@ -198,6 +198,22 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Drops the page tables of hugetlb pages, which cannot move. Threads that touch the span from
+    /// then on wait.
+    ///
+    /// # Safety
+    /// As [`Attempt::freeze`].
+    pub(super) unsafe fn drop_tables(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let Span { addr, len, .. } = self.work.span;
+        effort.count(Call::Advise);
+        // SAFETY: the span is the job's, and maps a file.
+        unsafe { self.tools.backend.advise(addr, len, Advice::DropTables) }.map_err(|errno| {
+            // The kernel does not know this for hugetlb pages.
+            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            (Call::Advise, errno)
+        })
+    }
+
     /// Copies pages of the closed area, together with the crew.
     ///
     /// # Safety

@@ -34,14 +34,13 @@ mod wp_sync;
 
 use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
 use crate::backend::{Ability, Backend, CopyMethod, Haste, MemoryFile, Tracker};
 #[cfg(not(loom))]
 use crate::backend::{Call, Errno};
-use crate::error::Error;
 use crate::sync::AtomicU64;
 use crate::units::{BASE_PAGE, PageSize};
+pub use choice::EngineChoice;
 use commit::{Effort, Parked, Step};
 use crew::Piece;
 use slot::{Slot, Span};
@@ -55,8 +54,9 @@ pub enum Engine {
     Precopy,
     /// The page tables of an area are taken away, the area is copied, and the page tables of the
     /// new frames come. Nothing is followed: this is the cheapest engine where few threads touch
-    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later,
-    /// and not for hugetlb pages. System calls do not fail because of it (FUTEX_WAKE_OP may).
+    /// the area meanwhile, and those few wait for its copy, readers too. For Linux 5.14 and later;
+    /// hugetlb pages of 2 MB from Linux 5.18 on, and none of 1 GB. System calls do not fail because
+    /// of it (FUTEX_WAKE_OP may).
     StopCopy,
     /// Pages are write-protected and copied. Writers are let in one by one, page by page, and what
     /// they have written is copied again; at last everybody who writes waits until the new frames
@@ -90,14 +90,14 @@ pub(crate) struct Profile {
     pub(crate) tracker: Option<TrackerNeed>,
     /// Whether it follows writes: pages are marked, and the marks go along with the page tables.
     follows: bool,
-    /// Whether it moves hugetlb pages.
-    hugetlb: bool,
+    hugetlb: Hugetlb,
     /// Whether it keeps writers away by protection: they get SIGSEGV, and a system call that would
     /// have to write fails with EFAULT.
     pub(crate) signals: bool,
     /// Whether who reads an area may have to wait until a thread of the job has ended the window.
     readers_wait: bool,
-    /// Whether it cannot work where the kernel refuses to exchange page tables.
+    /// Whether it cannot work where the kernel refuses to exchange page tables, or to take away
+    /// those of hugetlb pages.
     needs_exchange: bool,
     /// How large its areas are, unless the user says it.
     pub(crate) areas: Areas,
@@ -105,9 +105,30 @@ pub(crate) struct Profile {
     most_pages: Option<usize>,
     /// How it deals with writers who spoil one copy after the other.
     hold: Hold,
-    /// Which engine `auto` takes in its place while few threads come to wait: one that closes areas
-    /// before it copies them. Not for hugetlb pages.
-    pub(crate) while_few_wait: Option<Engine>,
+    while_few_wait: FewWait,
+}
+
+/// Which hugetlb pages an engine moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hugetlb {
+    None,
+    /// Those of 2 MB: everybody would wait for the whole copy of one of 1 GB.
+    Of2M,
+    All,
+}
+
+/// Which engine `auto` takes in place of another one while few threads come to wait: one that closes
+/// areas before it copies them.
+#[derive(Clone, Copy, Debug)]
+struct FewWait {
+    /// For hugetlb pages.
+    hugetlb: Option<Engine>,
+    /// For all others.
+    other: Option<Engine>,
+}
+
+impl FewWait {
+    const NONE: FewWait = FewWait { hugetlb: None, other: None };
 }
 
 /// What an engine needs of its tracker.
@@ -176,14 +197,14 @@ const ENGINES: [Profile; Engine::COUNT] = [
             messages: Messages::Exchanges,
         }),
         follows: true,
-        hugetlb: false,
+        hugetlb: Hugetlb::None,
         signals: false,
         readers_wait: true,
         needs_exchange: true,
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::No,
-        while_few_wait: Some(Engine::StopCopy),
+        while_few_wait: FewWait { other: Some(Engine::StopCopy), ..FewWait::NONE },
     },
     Profile {
         engine: Engine::StopCopy,
@@ -195,7 +216,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
             messages: Messages::None,
         }),
         follows: false,
-        hugetlb: false,
+        hugetlb: Hugetlb::Of2M,
         signals: false,
         readers_wait: true,
         needs_exchange: true,
@@ -203,7 +224,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         // 16 MB: a thread that touches an area waits for its copy.
         most_pages: Some(4096),
         hold: Hold::No,
-        while_few_wait: None,
+        while_few_wait: FewWait::NONE,
     },
     Profile {
         engine: Engine::WpSync,
@@ -215,7 +236,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
             messages: Messages::Writers,
         }),
         follows: true,
-        hugetlb: true,
+        hugetlb: Hugetlb::All,
         signals: false,
         readers_wait: false,
         needs_exchange: false,
@@ -223,7 +244,7 @@ const ENGINES: [Profile; Engine::COUNT] = [
         areas: Areas::Adaptive { most_written: 24 },
         most_pages: Some(notes::MOST_PAGES),
         hold: Hold::Pages,
-        while_few_wait: None,
+        while_few_wait: FewWait { hugetlb: Some(Engine::StopCopy), ..FewWait::NONE },
     },
     Profile {
         engine: Engine::PrecopyProtect,
@@ -235,14 +256,14 @@ const ENGINES: [Profile; Engine::COUNT] = [
             messages: Messages::Exchanges,
         }),
         follows: true,
-        hugetlb: true,
+        hugetlb: Hugetlb::All,
         signals: true,
         readers_wait: false,
         needs_exchange: false,
         areas: Areas::Adaptive { most_written: 128 },
         most_pages: None,
         hold: Hold::HugetlbByLastResort,
-        while_few_wait: Some(Engine::Mprotect),
+        while_few_wait: FewWait { other: Some(Engine::Mprotect), ..FewWait::NONE },
     },
     Profile {
         engine: Engine::Mprotect,
@@ -250,14 +271,14 @@ const ENGINES: [Profile; Engine::COUNT] = [
         number: 4,
         tracker: None,
         follows: false,
-        hugetlb: true,
+        hugetlb: Hugetlb::All,
         signals: true,
         readers_wait: false,
         needs_exchange: false,
         areas: Areas::Fixed,
         most_pages: None,
         hold: Hold::Areas,
-        while_few_wait: None,
+        while_few_wait: FewWait::NONE,
     },
     Profile {
         engine: Engine::Kernel,
@@ -265,14 +286,14 @@ const ENGINES: [Profile; Engine::COUNT] = [
         number: 6,
         tracker: None,
         follows: false,
-        hugetlb: true,
+        hugetlb: Hugetlb::All,
         signals: false,
         readers_wait: false,
         needs_exchange: false,
         areas: Areas::Fixed,
         most_pages: None,
         hold: Hold::No,
-        while_few_wait: None,
+        while_few_wait: FewWait::NONE,
     },
     Profile {
         engine: Engine::UffdMove,
@@ -280,14 +301,14 @@ const ENGINES: [Profile; Engine::COUNT] = [
         number: 7,
         tracker: None,
         follows: false,
-        hugetlb: false,
+        hugetlb: Hugetlb::None,
         signals: false,
         readers_wait: true,
         needs_exchange: false,
         areas: Areas::Budgeted,
         most_pages: None,
         hold: Hold::No,
-        while_few_wait: None,
+        while_few_wait: FewWait::NONE,
     },
 ];
 
@@ -302,8 +323,8 @@ const _: () = {
 };
 
 impl Engine {
-    /// All that move memory of regions, the best first: `auto` takes the first one that works. The
-    /// last one works always.
+    /// All that move memory of regions, the best first, for other pages than hugetlb pages
+    /// ([`Engine::preferred`]). The last one works always.
     pub const ALL: [Engine; 5] = [
         Engine::Precopy,
         Engine::StopCopy,
@@ -344,9 +365,39 @@ impl Engine {
         self.profile().follows
     }
 
-    /// What it needs of the kernel; `None` if it works everywhere.
+    /// All of [`Engine::ALL`], the best for pages of this size first: `auto` takes the first one
+    /// that works. Among hugetlb pages one that follows writes comes before the one that it takes
+    /// along while few threads wait, as among others.
+    pub fn preferred(page: PageSize) -> [Engine; Engine::ALL.len()] {
+        let mut all = Engine::ALL;
+        if page.is_hugetlb() {
+            let place = |engine| all.iter().position(|one| *one == engine).expect("it is in there");
+            let (follows, closes) = (place(Engine::WpSync), place(Engine::StopCopy));
+            all.swap(follows, closes);
+        }
+        all
+    }
+
+    /// What it needs of the kernel, for pages other than hugetlb pages; `None` if it works
+    /// everywhere.
     pub fn needs(self) -> Option<Ability> {
-        self.profile().tracker.map(|need| need.ability)
+        self.needs_for(PageSize::Base)
+    }
+
+    /// What it needs of the kernel for pages of this size; `None` if it works everywhere.
+    pub fn needs_for(self, page: PageSize) -> Option<Ability> {
+        self.profile().tracker.map(|need| match need.ability {
+            Ability::Hold if page.is_hugetlb() => Ability::HoldHugetlb,
+            ability => ability,
+        })
+    }
+
+    /// Which engine `auto` takes in its place while few threads come to wait: one that closes areas
+    /// before it copies them.
+    pub(crate) fn while_few_wait(self, page: PageSize) -> Option<Engine> {
+        let FewWait { hugetlb, other } = self.profile().while_few_wait;
+        let engine = if page.is_hugetlb() { hugetlb } else { other };
+        engine.filter(|engine| engine.moves(page))
     }
 
     /// Whether its areas grow and shrink with what is seen of writers and windows, unless the user
@@ -357,7 +408,11 @@ impl Engine {
 
     /// Whether it can move pages of this size.
     pub const fn moves(self, page: PageSize) -> bool {
-        self.profile().hugetlb || !page.is_hugetlb()
+        match self.profile().hugetlb {
+            Hugetlb::None => !page.is_hugetlb(),
+            Hugetlb::Of2M => !matches!(page, PageSize::Huge1G),
+            Hugetlb::All => true,
+        }
     }
 
     /// Whether writers may get the signal SIGSEGV, which the library's handler deals with, and
@@ -375,8 +430,9 @@ impl Engine {
 
     /// The most bytes of an area, for pages of this size.
     pub(crate) fn most_area_bytes(self, page: PageSize) -> usize {
-        let most = self.profile().most_pages;
-        most.map_or(usize::MAX, |pages| (pages * followed_page_bytes(page)).max(page.bytes()))
+        let Profile { most_pages, follows, .. } = *self.profile();
+        let unit = if follows { followed_page_bytes(page) } else { BASE_PAGE };
+        most_pages.map_or(usize::MAX, |pages| (pages * unit).max(page.bytes()))
     }
 
     /// Whether the kernel moves the entries of a span to the alias of its frames one by one, into
@@ -396,69 +452,6 @@ impl Engine {
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// Which engine to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// The best that works here. For each area anew: while few threads come to wait, an engine that
-    /// closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`] with
-    /// writers held back); otherwise one that follows writes. While another process traces the
-    /// job's threads, one whose [readers never wait](Engine::readers_wait).
-    #[default]
-    Auto,
-    /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
-    /// those of a job that is traced if its readers wait.
-    Only(Engine),
-}
-
-impl EngineChoice {
-    /// All choices: [`EngineChoice::Auto`], then the engines, the best first.
-    pub const ALL: [EngineChoice; Engine::ALL.len() + 1] = {
-        let mut all = [EngineChoice::Auto; Engine::ALL.len() + 1];
-        let mut at = 0;
-        while at < Engine::ALL.len() {
-            all[at + 1] = EngineChoice::Only(Engine::ALL[at]);
-            at += 1;
-        }
-        all
-    };
-
-    /// The engine that is asked for by name.
-    pub fn forced(self) -> Option<Engine> {
-        match self {
-            EngineChoice::Auto => None,
-            EngineChoice::Only(engine) => Some(engine),
-        }
-    }
-}
-
-impl From<Engine> for EngineChoice {
-    fn from(engine: Engine) -> Self {
-        EngineChoice::Only(engine)
-    }
-}
-
-impl FromStr for EngineChoice {
-    type Err = Error;
-
-    fn from_str(s: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|choice| choice.to_string() == s);
-        found.ok_or_else(|| Error::BadArgument {
-            what: "engine",
-            reason: format!("no engine is called `{s}`"),
-            remedy: format!("use {}", Self::ALL.map(|choice| choice.to_string()).join(", ")),
-        })
-    }
-}
-
-impl fmt::Display for EngineChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.forced() {
-            None => f.write_str("auto"),
-            Some(engine) => engine.fmt(f),
-        }
     }
 }
 
@@ -641,6 +634,7 @@ impl Ended {
         };
         let disturbed = match profile.hold {
             _ if work.hold => None,
+            Hold::No => None,
             Hold::Areas => Some(step == Step::Dirty),
             _ if work.page.is_hugetlb() && step == Step::Migrated => Some(effort.written > 0),
             _ => None,
@@ -676,6 +670,6 @@ mod tests {
     #[test]
     fn the_last_resort_needs_nothing() {
         let Profile { tracker, hugetlb, needs_exchange, .. } = *Engine::LAST_RESORT.profile();
-        assert!(tracker.is_none() && hugetlb && !needs_exchange);
+        assert!(tracker.is_none() && hugetlb == Hugetlb::All && !needs_exchange);
     }
 }

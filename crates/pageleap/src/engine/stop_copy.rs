@@ -14,6 +14,11 @@
 //! messages, and the alias of the old frames can be read: nobody waits for a page of it. It is
 //! complete and writable, and needs nothing before its frames can be used again.
 //!
+//! The kernel exchanges no page tables of hugetlb pages. There the page tables of the area are
+//! dropped (MADV_DONTNEED, Linux 5.18), and a new mapping brings those of the new frames. What is
+//! in the file keeps its contents, and whoever touches it waits as above. The alias of the old
+//! frames keeps page tables of its own.
+//!
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
 
@@ -50,8 +55,8 @@ impl Way for StopCopy {
         unsafe { at.unlock(effort) }
     }
 
-    /// Moves the page tables of the span to the alias, copies the frames, and brings the page
-    /// tables of the new ones.
+    /// Takes the page tables of the span away, copies the frames, and brings the page tables of the
+    /// new ones.
     unsafe fn close_and_commit(
         &self,
         at: &Attempt<'_>,
@@ -60,7 +65,9 @@ impl Way for StopCopy {
         let Work { span: Span { len, prot, .. }, old, new, .. } = *at.work;
         let backend = at.tools.backend;
         // SAFETY: the span is published, and registered.
-        unsafe { at.freeze(effort) }?;
+        unsafe {
+            if at.work.page.is_hugetlb() { at.drop_tables(effort) } else { at.freeze(effort) }
+        }?;
         let from = monotonic_ns();
         // Nobody can store to the old frames any more, so this copy is the last one.
         if prot.readable() {

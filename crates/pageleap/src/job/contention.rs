@@ -52,8 +52,8 @@ impl Closing {
         self.pace.forget_copies();
     }
 
-    /// Takes an area of `pages` pages into account that was followed. `written` base pages of it
-    /// were written while it was copied.
+    /// Takes an area of `pages` pages into account that was followed. `written` pages of it, as
+    /// writes are noted, were written while it was copied.
     pub(crate) fn followed(&mut self, item: usize, pages: u64, written: u64) {
         let closed_pages = self.pace.area_pages();
         let seen = Followed { written, pages, closed_pages };
@@ -87,7 +87,7 @@ struct Contention {
 /// What was seen of an area that was followed.
 #[derive(Clone, Copy, Debug)]
 struct Followed {
-    /// Base pages that were written while it was copied.
+    /// Pages that were written while it was copied, as writes are noted: base or hugetlb pages.
     written: u64,
     /// Its pages.
     pages: u64,

@@ -12,7 +12,7 @@ const MOST_LEFT: u64 = 24;
 /// What was measured while an area moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Base pages that writers had written by the end of the first copy.
+    /// Pages that writers had written by the end of the first copy: base pages, or hugetlb pages.
     pub(crate) written: u64,
     /// Base pages copied while everybody waited.
     pub(crate) left: u64,

@@ -129,7 +129,7 @@ impl<'a> Migration<'a> {
     /// Sets the initial size of an area, a multiple of the page size. Default:
     /// [`DEFAULT_AREA_BYTES`], but at least one page. Under the default, engines that follow writes
     /// enlarge areas up to 16 MB while few pages are written, and shrink them again when many are.
-    /// They move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages, and
+    /// Such engines move hugetlb pages one by one. [`Engine::WpSync`] limits an area to 4096 pages, and
     /// [`Engine::StopCopy`] to 16 MB. Without a size, areas of the latter follow from
     /// [`Migration::wait_budget`]. Areas that [`EngineChoice::Auto`] closes before it copies them
     /// are smaller than this size if the budget asks for it.
@@ -327,7 +327,11 @@ impl<'a> Migration<'a> {
     fn pace(&self, engine: Engine, page: PageSize, legs: &[Leg]) -> Pace {
         let pages = |bytes: usize| (bytes / page.bytes()).max(1) as u64;
         let first = self.first_area_bytes(page).min(engine.most_area_bytes(page));
-        let areas = if page.is_hugetlb() { Areas::Fixed } else { engine.profile().areas };
+        let areas = match engine.profile().areas {
+            // What is copied beside its writers is a page.
+            Areas::Adaptive { .. } if page.is_hugetlb() => Areas::Fixed,
+            areas => areas,
+        };
         match areas {
             _ if self.area_bytes.is_some() => Pace::fixed(pages(first), self.wait_budget),
             Areas::Fixed => Pace::fixed(pages(first), self.wait_budget),

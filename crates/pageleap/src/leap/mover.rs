@@ -20,7 +20,9 @@ use crate::engine::choice::{AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, SLOTS};
 use crate::engine::slot::{Slot, Span};
-use crate::engine::{self, Ended, Engine, Entries, Following, Frames, OldAlias, Tools, Work};
+use crate::engine::{
+    self, Ended, Engine, Entries, Following, Frames, OldAlias, Tools, Work, followed_page_bytes,
+};
 use crate::error::Error;
 use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::job::books::Books;
@@ -573,6 +575,8 @@ impl Mover for FrameMover {
             // By choice, and not because writers were too fast. Its copy is what the pace is about.
             (effort.held, telling) = (false, step == Step::Migrated);
         }
+        // Nobody knows how many of those who waited would have written.
+        telling &= !(by.why == Why::ManyWait && work.hold);
         let (split, attributes) = (effort.split || work.maybe_split, &present.attributes);
         let restored = match step {
             Step::Migrated => self.restore_attributes(attributes, &work.span, effort.by_exchange),
@@ -603,8 +607,7 @@ impl Mover for FrameMover {
         if step == Step::Migrated {
             self.note_moved(&place, area, old_alias);
         }
-        let Effort { written, left, window_ns, copy_ns, .. } = effort;
-        let seen = telling.then_some(Seen { written, left, window_ns, copy_ns });
+        let seen = telling.then(|| seen(&effort, work.page));
         Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }
     }
 
@@ -660,6 +663,13 @@ impl Mover for FrameMover {
     fn dismiss_helpers(&self) {
         self.slots[0].slot().crew.end();
     }
+}
+
+/// What an attempt tells of the next areas.
+fn seen(effort: &Effort, page: PageSize) -> Seen {
+    let Effort { written, left, window_ns, copy_ns, .. } = *effort;
+    let written = written / (followed_page_bytes(page) / BASE_PAGE) as u64;
+    Seen { written, left, window_ns, copy_ns }
 }
 
 /// Whether whole pages of page table can move between two addresses.

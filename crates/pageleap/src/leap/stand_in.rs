@@ -40,7 +40,7 @@ impl FrameMover {
     ) -> Result<(AreaEngine, Option<Tracker>), (AreaEngine, Reason)> {
         let (by, tracker) = self.unless_traced(worker, situation);
         match worker.tracer.filter(|_| by.engine.readers_wait()) {
-            Some(tracer) => match self.choose_while_traced(tracer, books) {
+            Some(tracer) => match self.choose_while_traced(worker, tracer, books) {
                 Ok((by, tracker)) => Ok((by, Some(tracker))),
                 Err(why) => Err((by, why)),
             },

@@ -31,9 +31,14 @@ impl FrameMover {
         area.with_pages(area.pages.start..end)
     }
 
-    /// The engine of this job in whose windows readers go on. System calls that the job's engine
-    /// keeps whole stay whole, so there may be none.
+    /// The engine of this job in whose windows readers go on: the job's own, or its stand-in. System
+    /// calls that the job's engine keeps whole stay whole, so there may be none.
     fn engine_while_traced(&self) -> Option<Engine> {
+        let own = self.terrain.engine;
+        if !own.readers_wait() {
+            // Only the one that it takes along while few threads wait has readers wait.
+            return Some(own);
+        }
         let stand_in = choice::stand_in(self.terrain.engine);
         stand_in.filter(|engine| self.terrain.may_fall_back && !engine.readers_wait())
     }
@@ -42,10 +47,15 @@ impl FrameMover {
     /// area stays.
     pub(super) fn choose_while_traced(
         &self,
+        worker: &Worker,
         tracer: u32,
         books: Books<'_>,
     ) -> Result<(AreaEngine, Tracker), Reason> {
         let engine = self.engine_while_traced().ok_or(Reason::Traced)?;
+        let by = AreaEngine { engine, why: Why::Traced };
+        if engine == self.terrain.engine {
+            return worker.follow.map(|tracker| (by, tracker)).ok_or(Reason::Traced);
+        }
         let tracker = self.tracker_of_stand_in(engine).map_err(|(call, errno)| {
             let warn = || {
                 books.warn(format!(
@@ -56,7 +66,7 @@ impl FrameMover {
             self.warned_of_tracer.get_or_init(warn);
             Reason::Traced
         })?;
-        Ok((AreaEngine { engine, why: Why::Traced }, tracker))
+        Ok((by, tracker))
     }
 
     /// The error for pages that stay because of a tracer.

@@ -62,6 +62,8 @@ pub enum Topic {
     Freeze,
     /// The same without noting writes: holding threads that touch pages which have been taken away.
     Hold,
+    /// The same for hugetlb pages of 2 MB.
+    HoldHugetlb,
     /// Moving private memory in place (`UFFDIO_MOVE`), while user code and kernel use it.
     MemoryInPlace,
     /// Mappings that a process may have.
@@ -114,6 +116,7 @@ impl Topic {
             Topic::WriteBarrier => "write-barrier",
             Topic::Freeze => "freeze",
             Topic::Hold => "hold",
+            Topic::HoldHugetlb => "hold-hugetlb",
             Topic::MemoryInPlace => "memory-in-place",
             Topic::Mappings => "mappings",
             Topic::AddressSpace => "address-space",
@@ -149,7 +152,8 @@ impl Topic {
             | Topic::WriteTracking
             | Topic::WriteBarrier
             | Topic::Freeze
-            | Topic::Hold => "tracking",
+            | Topic::Hold
+            | Topic::HoldHugetlb => "tracking",
             Topic::Userfaultfd | Topic::UserfaultfdDevice | Topic::UserfaultfdUserMode => {
                 "userfaultfd"
             }
@@ -211,7 +215,8 @@ impl Topic {
             | Topic::WriteTracking
             | Topic::WriteBarrier
             | Topic::Freeze
-            | Topic::Hold => Need::Following,
+            | Topic::Hold
+            | Topic::HoldHugetlb => Need::Following,
             Topic::MemoryInPlace => Need::InPlace,
             Topic::LockedMemory | Topic::Swap => Need::Residency,
             Topic::Kernel => Need::Nothing,

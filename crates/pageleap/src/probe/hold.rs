@@ -12,13 +12,15 @@ use pageleap_sys::{self as sys, Errno, Thread, uffd_mode};
 use super::finding::{Finding, Topic};
 use super::scratch::{Failed, Scratch};
 use super::userfaultfd::{Way, WayFound};
-use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD};
+use crate::backend::uffd::{BARRIER, EXCHANGE, HOLD, HOLD_HUGETLB};
 use crate::units::BASE_PAGE;
 
 /// A way to hold accesses back.
 struct Hold {
     topic: Topic,
     features: u64,
+    /// Whether it is for hugetlb pages.
+    hugetlb: bool,
     mode: u64,
     /// Bits of the requests that a registered range must allow.
     requests: u64,
@@ -33,10 +35,11 @@ const WRITE_PROTECT: u64 = 1 << 6;
 /// `_UFFDIO_CONTINUE`.
 const CONTINUE: u64 = 1 << 7;
 
-const HOLDS: [Hold; 3] = [
+const HOLDS: [Hold; 4] = [
     Hold {
         topic: Topic::WriteBarrier,
         features: BARRIER,
+        hugetlb: false,
         mode: uffd_mode::WP,
         requests: WAKE | WRITE_PROTECT,
         works: "writers can be held back, the kernel's writes included",
@@ -45,6 +48,7 @@ const HOLDS: [Hold; 3] = [
     Hold {
         topic: Topic::Freeze,
         features: EXCHANGE,
+        hugetlb: false,
         mode: uffd_mode::WP | uffd_mode::MINOR,
         requests: WAKE | CONTINUE,
         works: "a range can be held against user code and kernel",
@@ -53,10 +57,20 @@ const HOLDS: [Hold; 3] = [
     Hold {
         topic: Topic::Hold,
         features: HOLD,
+        hugetlb: false,
         mode: uffd_mode::MISSING | uffd_mode::MINOR,
         requests: WAKE | CONTINUE,
         works: "pages that are taken away can be held against user code and kernel",
         fails: "pages that are taken away cannot be held against user code and kernel at once",
+    },
+    Hold {
+        topic: Topic::HoldHugetlb,
+        features: HOLD_HUGETLB,
+        hugetlb: true,
+        mode: uffd_mode::MISSING | uffd_mode::MINOR,
+        requests: WAKE | CONTINUE,
+        works: "hugetlb pages that are taken away can be held against user code and kernel",
+        fails: "hugetlb pages that are taken away cannot be held against user code and kernel",
     },
 ];
 
@@ -84,7 +98,11 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
     let try_it = || -> Result<Seen, Failed> {
         let uffd = way.open_with(hold.features)?;
         let zeros = file_of_zeros()?;
-        let scratch = Scratch::populated(BASE_PAGE, BASE_PAGE)?;
+        // A page of hugetlb is not taken: what is not there is held as well.
+        let scratch = match hold.hugetlb {
+            true => Scratch::huge_without_page()?,
+            false => Scratch::populated(BASE_PAGE, BASE_PAGE)?,
+        };
         let (start, len) = (scratch.span.start, scratch.span.len);
         // SAFETY: the range is the probe's own, and no thread touches it before it is held.
         let possible = unsafe { sys::uffd_register(uffd.as_fd(), start, len, hold.mode) }
@@ -99,7 +117,11 @@ fn attempt(ways: &[WayFound], hold: &Hold) -> Option<(Way, Result<Seen, Failed>)
         } else {
             scratch.span.forget().map_err(Failed::at("madvise(MADV_DONTNEED)"))?;
         }
-        Ok(waits(uffd, zeros, start..start + len, |_| ()))
+        let seen = waits(uffd, zeros, start..start + len, |_| {
+            // Otherwise the call would take a page in the end.
+            let _ = if hold.hugetlb { scratch.span.vacate() } else { Ok(()) };
+        });
+        Ok(seen)
     };
     Some((way, try_it()))
 }

@@ -142,7 +142,7 @@ impl Capabilities {
 }
 
 /// Topics that files say nothing about.
-const NOT_WITHOUT_CALLS: [Topic; 22] = [
+const NOT_WITHOUT_CALLS: [Topic; 23] = [
     Topic::BasePage,
     Topic::MemoryFiles,
     Topic::Seals,
@@ -161,6 +161,7 @@ const NOT_WITHOUT_CALLS: [Topic; 22] = [
     Topic::WriteBarrier,
     Topic::Freeze,
     Topic::Hold,
+    Topic::HoldHugetlb,
     Topic::MemoryInPlace,
     Topic::AddressSpace,
     Topic::FileSize,

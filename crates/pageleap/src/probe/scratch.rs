@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use pageleap_sys::{self as sys, Advice, Errno};
 
+use crate::units::PageSize;
+
 /// Readable and writable.
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// What the memory files are called in `/proc/self/maps`.
@@ -25,6 +27,12 @@ impl Span {
     pub(super) fn map(&self, file: BorrowedFd<'_>) -> Result<(), Errno> {
         // SAFETY: the range is the probe's own, and no other code knows its address.
         unsafe { sys::map_file(self.start, self.len, file, 0, READ_WRITE, false) }
+    }
+
+    /// Takes all access away. The address space stays the probe's.
+    pub(super) fn vacate(&self) -> Result<(), Errno> {
+        // SAFETY: as above.
+        unsafe { sys::vacate(self.start, self.len) }
     }
 
     pub(super) fn advise(&self, advice: Advice) -> Result<(), Errno> {
@@ -90,7 +98,14 @@ impl Scratch {
         Ok(Scratch { span })
     }
 
-    /// The same with all pages present.
+    /// A hugetlb page of 2 MB, which is neither taken nor reserved.
+    pub(super) fn huge_without_page() -> Result<Scratch, Failed> {
+        let start = sys::map_huge_without_page()
+            .map_err(Failed::at("mmap of a memory file of huge pages"))?;
+        Ok(Scratch { span: Span { start, len: PageSize::Huge2M.bytes() } })
+    }
+
+    /// As [`Scratch::new`], with all pages present.
     pub(super) fn populated(len: usize, align: usize) -> Result<Scratch, Failed> {
         let scratch = Scratch::new(len, align, None)?;
         scratch

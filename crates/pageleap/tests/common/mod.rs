@@ -104,15 +104,22 @@ pub fn surprises(report: &Report) -> Vec<&Warning> {
 
 /// Whether this machine and user can use an engine.
 pub fn works(engine: EngineChoice) -> bool {
+    works_for(engine, PageSize::Base)
+}
+
+/// Whether it can use it for pages of this size.
+pub fn works_for(engine: EngineChoice, page: PageSize) -> bool {
     static FOUND: OnceLock<Capabilities> = OnceLock::new();
     let has = |topic| FOUND.get_or_init(Capabilities::probe).has(topic);
     let Some(engine) = engine.forced() else { return true };
-    engine.needs().is_none_or(|ability| match ability {
+    let opens = engine.needs_for(page).is_none_or(|ability| match ability {
         Ability::NoteAndHold => has(Topic::Freeze) && has(Topic::WriteTracking),
         Ability::Hold => has(Topic::Hold),
+        Ability::HoldHugetlb => has(Topic::HoldHugetlb),
         Ability::HoldWriters => has(Topic::WriteBarrier),
         Ability::Note => has(Topic::WriteTracking),
-    })
+    });
+    opens && engine.moves(page)
 }
 
 /// Whether this machine and user can use the engine `precopy`.
@@ -142,8 +149,7 @@ pub fn engines() -> Vec<EngineChoice> {
 
 /// Those of [`engines`] that move pages of this size.
 pub fn engines_for(page: PageSize) -> Vec<EngineChoice> {
-    let moves = |choice: &EngineChoice| choice.forced().is_none_or(|engine| engine.moves(page));
-    engines().into_iter().filter(moves).collect()
+    engines().into_iter().filter(|engine| works_for(*engine, page)).collect()
 }
 
 /// Whether this is a machine of the lab. Every instruction is emulated there, so tests do less.
@@ -153,8 +159,8 @@ pub fn in_lab() -> bool {
 
 /// The engines that `auto` tries here for pages of this size, best first, without the last resort.
 pub fn ladder(page: PageSize) -> Vec<Engine> {
-    let fits = |engine: &Engine| engine.moves(page) && *engine != last_resort();
-    Engine::ALL.into_iter().filter(fits).filter(|engine| works((*engine).into())).collect()
+    let fits = |engine: &Engine| works_for((*engine).into(), page) && *engine != last_resort();
+    Engine::preferred(page).into_iter().filter(fits).collect()
 }
 
 /// Checks which engine a job has got. With [`EngineChoice::Auto`] that is the first of `ladder`

@@ -28,15 +28,20 @@ const LEN: usize = PAGES * BASE_PAGE;
 struct By {
     engine: Engine,
     hold: bool,
+    /// What the engine is told of the pages. The machine has base pages only: each stands for a
+    /// hugetlb page where the engine deals with these in another way.
+    page: PageSize,
 }
 
 impl By {
     /// Each engine that has a tracker, and each engine that can hold writers back once more with
-    /// writers held.
+    /// writers held. And the engine that takes hugetlb pages away as no other does.
     fn each() -> Vec<By> {
         let engines = Engine::ALL.into_iter().filter(|engine| engine.needs().is_some());
-        let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold }));
-        ways.filter(|by| !by.hold || by.can_hold()).collect()
+        let page = PageSize::Base;
+        let ways = engines.flat_map(|engine| [false, true].map(|hold| By { engine, hold, page }));
+        let huge = By { engine: Engine::StopCopy, hold: false, page: PageSize::Huge2M };
+        ways.filter(|by| !by.hold || by.can_hold()).chain([huge]).collect()
     }
 
     fn can_hold(self) -> bool {
@@ -89,7 +94,7 @@ impl Fixture {
         }
         let table = SlotTable::new();
         assert_eq!(table.claim(), Some(0));
-        let tracker = model.open_tracker(by.engine.needs().unwrap()).unwrap();
+        let tracker = model.open_tracker(by.engine.needs_for(by.page).unwrap()).unwrap();
         Fixture { model, table, view, alias, park, files, tracker, by }
     }
 
@@ -108,9 +113,9 @@ impl Fixture {
             span: Span { addr: self.view, len: LEN, prot: Prot::READ_WRITE },
             old: frames(from),
             new: frames(to),
-            page: PageSize::Base,
+            page: self.by.page,
             locked: false,
-            may_exchange: true,
+            may_exchange: !self.by.page.is_hugetlb(),
             hold: self.by.hold,
             maybe_split: false,
             method: CopyMethod::DEFAULT,
@@ -343,12 +348,13 @@ mod plain_tests {
             let Ended { step, effort, old_alias, .. } = f.attempt(&*f.model, 0, 1);
             assert_eq!(step, Step::Migrated);
             let Effort { copied, by_exchange, repairs, written, held, .. } = effort;
-            assert_eq!((copied, by_exchange, repairs), (LEN as u64, true, 0));
+            let huge = by.page.is_hugetlb();
+            assert_eq!((copied, by_exchange, repairs), (LEN as u64, !huge, 0));
             // If writers were held back, no engine knows which pages they would have written: all
             // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });
             let left = match by.engine.follows() {
-                true if by.is_served() => OldAlias::Untouched,
+                _ if huge || by.is_served() => OldAlias::Untouched,
                 true => OldAlias::HasTables(Entries::Marked),
                 false => OldAlias::HasTables(Entries::Apart),
             };
