@@ -83,6 +83,11 @@ pub(super) trait Way {
         unsafe { at.unproven(addr, len, mark_clean, effort, each) }
     }
 
+    /// Does what has to come before the span is registered.
+    unsafe fn before(&self, _at: &Attempt<'_>, _effort: &mut Effort) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     /// Makes the area ready to be closed.
     unsafe fn prepare(&self, _at: &Attempt<'_>, _effort: &mut Effort) -> Result<(), Refusal> {
         Ok(())
@@ -165,7 +170,9 @@ impl Attempt<'_> {
         unsafe { self.mark(if scans { Call::Scan } else { Call::MarkClean }, effort) }
     }
 
-    /// Takes the lock of the span away, if it has one: it must not go along to the alias.
+    /// Takes the lock of the span away, if it has one: it must not go along to the alias. Before the
+    /// span is registered so that threads wait for absent pages: a look at attributes duplicates a
+    /// page of a mapping, of a locked one the kernel fills the duplicate, and nobody would wake that.
     ///
     /// # Safety
     /// As [`attempt`](super::attempt).
@@ -316,6 +323,10 @@ pub(super) unsafe fn attempt(
     };
     let at = &Attempt { tools: *tools, work, following };
     let Tools { slot, epoch, backend } = *tools;
+    // SAFETY: forwarded to the caller.
+    if let Err((call, errno)) = unsafe { way.before(at, effort) } {
+        return Step::Refused(call, errno);
+    }
     effort.count(Call::Track);
     // SAFETY: the span is ours to follow.
     if let Err(errno) = unsafe { backend.track(following.tracker, addr, len, false) } {

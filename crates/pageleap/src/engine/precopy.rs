@@ -34,11 +34,11 @@ impl Way for Precopy {
     unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         let Span { addr, len, .. } = at.work.span;
         let (backend, tracker) = (at.tools.backend, at.following.tracker);
-        effort.count(Call::Track);
         // SAFETY: forwarded to the caller.
         unsafe {
-            backend.track(tracker, addr, len, true).map_err(|errno| (Call::Track, errno))?;
-            at.unlock(effort)
+            at.unlock(effort)?;
+            effort.count(Call::Track);
+            backend.track(tracker, addr, len, true).map_err(|errno| (Call::Track, errno))
         }
     }
 

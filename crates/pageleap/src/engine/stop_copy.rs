@@ -50,7 +50,7 @@ impl Way for StopCopy {
         true
     }
 
-    unsafe fn prepare(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
+    unsafe fn before(&self, at: &Attempt<'_>, effort: &mut Effort) -> Result<(), Refusal> {
         // SAFETY: forwarded to the caller.
         unsafe { at.unlock(effort) }
     }
