@@ -12,7 +12,6 @@
 //! range. Linux 6.17 and later print that file without the lock on the address space, while another
 //! thread may be moving a neighbour. For smaps the kernel takes the lock.
 
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -65,14 +64,14 @@ fn covers(parts: &[Range<usize>], range: &Range<usize>) -> bool {
 /// The mappings of this process, as they are asked about.
 enum Mappings {
     /// Each by a call.
-    Asked(File),
+    Asked(sys::KeptFd),
     /// All of them, read at once.
     Read(Vec<Range<usize>>),
 }
 
 impl Mappings {
     fn open() -> std::io::Result<Mappings> {
-        let mut file = File::open("/proc/self/maps")?;
+        let mut file = sys::open_own("maps")?;
         if sys::mapping_at(file.as_fd(), 0).is_ok() {
             return Ok(Mappings::Asked(file));
         }
@@ -135,7 +134,7 @@ fn probe(page: usize, from: usize) -> (Option<AttributeRun>, bool) {
         let reserved = sys::reserve_at(page, BASE_PAGE);
         return (None, matches!(reserved, Ok(()) | Err(Errno(libc::EEXIST))));
     }
-    let mut file = File::open("/proc/self/smaps").ok();
+    let mut file = sys::open_own("smaps").ok();
     // The kernel makes as many entries as fit into the buffer; half a kilobyte is less than one.
     let mut text = Vec::new();
     let mut part = [0u8; 512];

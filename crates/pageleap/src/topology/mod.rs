@@ -283,7 +283,7 @@ impl Topology {
 /// Whether the cpuset of the calling thread contains a node at this moment. If the cpuset cannot be
 /// read, the answer is `true`.
 pub(crate) fn allows_node(node: u32) -> bool {
-    let status = SysFiles::host().text("proc/thread-self/status").unwrap_or_default();
+    let status = SysFiles::host().text("proc/self/status").unwrap_or_default();
     let allowed = formats::status_value(&status, "Mems_allowed_list")
         .and_then(|list| formats::parse_list(list, MAX_NODES).ok());
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))
