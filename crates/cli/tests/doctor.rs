@@ -515,17 +515,18 @@ fn read_only_sysfs() -> io::Result<()> {
     check(unsafe { libc::mount(none, c"/sys".as_ptr(), none, flags, none.cast()) }.into())
 }
 
-/// Hides a file behind an empty one, as container runtimes do.
-fn masked(path: &std::ffi::CStr) -> io::Result<()> {
+/// Hides a file of the process and its copy of the main thread behind an empty one, as container
+/// runtimes do.
+fn masked(paths: [&std::ffi::CStr; 2]) -> io::Result<()> {
     own_mounts()?;
     let none = std::ptr::null::<libc::c_char>();
-    // SAFETY: constant paths.
-    check(
-        unsafe {
+    paths.into_iter().try_for_each(|path| {
+        // SAFETY: constant paths.
+        let masked = unsafe {
             libc::mount(c"/dev/null".as_ptr(), path.as_ptr(), none, libc::MS_BIND, none.cast())
-        }
-        .into(),
-    )
+        };
+        check(masked.into())
+    })
 }
 
 #[test]
@@ -548,12 +549,13 @@ fn missing_and_read_only_mounts_are_named() {
     // Without smaps, a leap cannot preserve the attributes of the memory. So it must fail, and must
     // not only seem to succeed.
     let demo = ["demo", "--scale-factor", "0.01", "--writes-per-s", "0", "--json"];
-    let smaps = place("masked smaps", || masked(c"/proc/self/smaps"));
+    let smaps = place("masked smaps", || masked([c"/proc/self/smaps", c"/proc/thread-self/smaps"]));
     let leap = program.run(&smaps, &demo);
     let said = String::from_utf8_lossy(&leap.stderr);
     assert!(!leap.status.success() && said.contains("/proc/self/smaps"), "{said}");
     assert_eq!(program.doctor(&smaps, &[]).1, 1);
-    let pagemap = place("masked pagemap", || masked(c"/proc/self/pagemap"));
+    let pagemap =
+        place("masked pagemap", || masked([c"/proc/self/pagemap", c"/proc/thread-self/pagemap"]));
     let leap = program.run(&pagemap, &demo);
     assert_eq!(leap.status.success(), program.doctor(&pagemap, &[]).1 == 0);
     assert!(

@@ -167,7 +167,7 @@ fn touch_ns(words: &[AtomicU64]) -> i64 {
 /// Anonymous memory of the process (RssAnon), which regions and pools are no part of; `None` if the
 /// kernel hides it.
 fn anonymous_bytes() -> Option<u64> {
-    rss_anon(&std::fs::read_to_string("/proc/self/status").ok()?)
+    rss_anon(&std::io::read_to_string(pageleap_sys::open_own("status").ok()?).ok()?)
 }
 
 fn rss_anon(status: &str) -> Option<u64> {

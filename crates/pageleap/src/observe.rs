@@ -2,9 +2,9 @@
 //! Nothing here changes memory, so that an effect has another observer than the code that made it.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+
+use pageleap_sys::KeptFd;
 
 use crate::error::Error;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, Prot};
@@ -13,6 +13,16 @@ const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";
 const PAGEMAP: &str = "/proc/self/pagemap";
 const NUMA_MAPS: &str = "/proc/self/numa_maps";
+
+/// Opens one of them, as the calling thread sees it.
+fn open(path: &str) -> std::io::Result<KeptFd> {
+    Ok(pageleap_sys::open_own(path.trim_start_matches("/proc/self/"))?)
+}
+
+/// The whole text of one of them.
+fn text(path: &str) -> Result<String, Error> {
+    open(path).and_then(std::io::read_to_string).map_err(|e| unreadable(path, e))
+}
 
 fn unreadable(path: &str, error: std::io::Error) -> Error {
     Error::system_file(path, &error)
@@ -33,7 +43,7 @@ pub fn pool_mapping_count() -> Result<usize, Error> {
 pub(crate) const POOL_FILE: &str = "/memfd:pageleap:";
 
 fn count_mappings(counts: impl Fn(&str) -> bool) -> Result<usize, Error> {
-    let maps = std::fs::read_to_string(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    let maps = text(MAPS)?;
     Ok(maps.lines().filter(|line| counts(line)).count())
 }
 
@@ -50,10 +60,10 @@ pub fn max_mapping_count() -> Option<usize> {
 /// If the file cannot be read, or a mapping lies only partly in the range.
 pub fn node_bytes(start: usize, len: usize) -> Result<BTreeMap<NodeId, u64>, Error> {
     let end = start.saturating_add(len);
-    let maps = std::fs::read_to_string(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    let maps = text(MAPS)?;
     let ranges = maps.lines().filter_map(|line| hex_range(line.split_whitespace().next()?));
     let inside: Vec<_> = ranges.filter(|(from, to)| *from < end && *to > start).collect();
-    match std::fs::read_to_string(NUMA_MAPS) {
+    match open(NUMA_MAPS).and_then(std::io::read_to_string) {
         Ok(text) => {
             if inside.iter().any(|(from, to)| *from < start || *to > end) {
                 return Err(Error::SystemFile {
@@ -271,7 +281,7 @@ pub(crate) fn smaps_entries(
 
 /// The mappings of a range with their attributes. See [`attributes`] for what that takes.
 pub(crate) fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
-    let file = File::open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
+    let file = open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
     // A small buffer, so that reading ends soon behind the range.
     smaps_entries(BufReader::with_capacity(4096, file), start, start.saturating_add(len))
         .map_err(|e| unreadable(SMAPS, e))
@@ -280,8 +290,7 @@ pub(crate) fn smaps(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> 
 /// The mappings of a range, as `/proc/self/maps` shows them. Reading it is cheap, and shows no
 /// attributes.
 pub(crate) fn mappings(start: usize, len: usize) -> Result<Vec<SmapsEntry>, Error> {
-    const MAPS: &str = "/proc/self/maps";
-    let file = File::open(MAPS).map_err(|e| unreadable(MAPS, e))?;
+    let file = open(MAPS).map_err(|e| unreadable(MAPS, e))?;
     smaps_entries(BufReader::new(file), start, start.saturating_add(len))
         .map_err(|e| unreadable(MAPS, e))
 }
@@ -399,7 +408,7 @@ pub fn frame_numbers(
         use std::io::ErrorKind::{NotFound, PermissionDenied, UnexpectedEof};
         matches!(e.kind(), NotFound | PermissionDenied | UnexpectedEof)
     };
-    let file = match File::open(PAGEMAP) {
+    let file = match open(PAGEMAP) {
         Err(e) if hides(&e) => return Ok(None),
         opened => opened.map_err(|e| unreadable(PAGEMAP, e))?,
     };
@@ -412,7 +421,7 @@ pub fn frame_numbers(
         let entries = BATCH.min(base_pages - batch);
         let bytes = &mut buffer[..entries * 8];
         let offset = (start / BASE_PAGE + batch) as u64 * 8;
-        match file.read_exact_at(bytes, offset) {
+        match read_exact(&file, bytes, offset) {
             Err(e) if hides(&e) => return Ok(None),
             read => read.map_err(|e| unreadable(PAGEMAP, e))?,
         }
@@ -425,6 +434,18 @@ pub fn frame_numbers(
         }
     }
     Ok((!hidden).then_some(frames))
+}
+
+/// Fills a buffer from a position of a file.
+fn read_exact(file: &KeptFd, into: &mut [u8], offset: u64) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], offset + done as u64)? {
+            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            bytes => done += bytes,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@
 //! of its threads before it reads their memory. A tracer that attaches to single threads by their
 //! numbers is not covered.
 
-use std::fs::File;
 use std::io::Read;
 
 /// How often threads look that are not traced: a look takes some 10 us.
@@ -25,7 +24,8 @@ const EVERY_NS: u64 = 100_000_000;
 pub(crate) fn of_this_thread() -> Option<u32> {
     // The line is among the first ones of the file; the longest before it, the name, has 64 bytes.
     let mut text = [0; 512];
-    let read = File::open("/proc/thread-self/status").and_then(|mut file| file.read(&mut text));
+    let opened = pageleap_sys::open_own("status").map_err(std::io::Error::from);
+    let read = opened.and_then(|mut file| file.read(&mut text));
     tracer_in(&text[..read.unwrap_or(0)])
 }
 

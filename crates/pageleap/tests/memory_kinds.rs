@@ -266,8 +266,10 @@ fn mask_pagemap() -> std::io::Result<()> {
         check(libc::unshare(libc::CLONE_NEWNS).into())?;
         let private = libc::MS_REC | libc::MS_PRIVATE;
         check(libc::mount(none, c"/".as_ptr(), none, private, none.cast()).into())?;
-        let (empty, pagemap) = (c"/dev/null".as_ptr(), c"/proc/self/pagemap".as_ptr());
-        check(libc::mount(empty, pagemap, none, libc::MS_BIND, none.cast()).into())
+        let empty = c"/dev/null".as_ptr();
+        [c"/proc/self/pagemap", c"/proc/thread-self/pagemap"].into_iter().try_for_each(|pagemap| {
+            check(libc::mount(empty, pagemap.as_ptr(), none, libc::MS_BIND, none.cast()).into())
+        })
     }
 }
 

@@ -4,6 +4,10 @@
 //! Each case runs in a child, because a failure may end the process.
 
 mod common;
+#[path = "common/in_place.rs"]
+mod in_place;
+#[path = "common/mapping.rs"]
+mod mapping;
 #[path = "common/moving.rs"]
 mod moving;
 
@@ -11,8 +15,9 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use common::{StopOnDrop, address, can_follow, leap, migration, soon};
+use common::{StopOnDrop, address, can_follow, engines, leap, migration, soon};
 use moving::{BYTES, FINE, cases, scene, while_migrating, write_rounds};
+use pageleap::probe::{Capabilities, Topic};
 use pageleap::{Ended, Engine, Error, Region};
 
 // Threads
@@ -263,4 +268,111 @@ fn handler_of_timer() {
             "LOST additions of the handler"
         );
     });
+}
+
+// A main thread that ends before the others
+// ------------------------------------------------------------------------------------------------
+
+/// Ends this thread, and not the process.
+extern "C" fn on_end(_: libc::c_int) {
+    // SAFETY: as `pthread_exit` ends the main thread. If no other thread ends the process, this is
+    // its exit code.
+    unsafe { libc::syscall(libc::SYS_exit, 101) };
+}
+
+/// Ends the main thread, which stays as a zombie: what `/proc/self` shows of memory and descriptors
+/// is gone.
+fn end_main_thread() {
+    let process = std::process::id();
+    // SAFETY: the handler ends the main thread, which waits for this one.
+    unsafe {
+        libc::signal(libc::SIGUSR1, on_end as *const () as usize);
+        let sent = libc::syscall(libc::SYS_tgkill, process, process, libc::SIGUSR1);
+        assert_eq!(sent, 0);
+    }
+    let stat = format!("/proc/{process}/stat");
+    assert!(soon(|| std::fs::read_to_string(&stat).unwrap().contains(") Z ")));
+    assert!(std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.is_empty()));
+}
+
+/// Runs `body` after the main thread has ended, and then ends the process.
+fn without_main_thread(body: impl FnOnce() + std::panic::UnwindSafe) {
+    let body = || {
+        end_main_thread();
+        body();
+    };
+    let code = std::panic::catch_unwind(body).map_or(101, |()| 0);
+    // SAFETY: nothing is left to be done; the harness would wait for its main thread.
+    unsafe { libc::_exit(code) };
+}
+
+/// What the machine allows, by topic.
+fn findings() -> Vec<(Topic, bool)> {
+    let found = Capabilities::probe();
+    found.findings().iter().map(|finding| (finding.topic, found.has(finding.topic))).collect()
+}
+
+fn leaps_of_regions() {
+    // They are found out beforehand.
+    let all = engines();
+    without_main_thread(move || {
+        for engine in all {
+            for page in common::PAGE_SIZES {
+                let bytes = 4 * page.bytes();
+                let Ok(pools) = common::pools(page, bytes as u64) else { continue };
+                if engine.forced().is_some_and(|engine| !engine.moves(page)) {
+                    continue;
+                }
+                let mut region = Region::new(&pools[0], bytes).unwrap();
+                common::stamp(&region, 0..bytes, 1);
+                region.verify().unwrap();
+                let job = migration(&region, 0..bytes, &pools[1]).engine(engine);
+                let report = job.start().unwrap().wait();
+                assert!(report.ended.is_completed(), "{engine:?}: {report}");
+                assert_eq!(report.pages.migrated, report.pages.total(), "{report}");
+                assert!(common::surprises(&report).is_empty(), "{report}");
+                common::check_stamp(&region, 0..bytes, 1);
+                region.discard(0..page.bytes()).unwrap();
+            }
+        }
+    });
+}
+
+fn leaps_in_place() {
+    let works = in_place::works("memory in place without a main thread");
+    without_main_thread(move || {
+        for page in in_place::KINDS.into_iter().filter(|_| works) {
+            let memory = in_place::memory(4 * in_place::HUGE, page);
+            let node = common::nodes()[1];
+            memory.fill(node);
+            let report = in_place::leap(&memory, node).unwrap().wait();
+            assert!(report.ended.is_completed(), "{report}");
+            assert!(in_place::moved(&report) > 0, "{report}");
+            memory.check();
+        }
+    });
+}
+
+fn what_is_found() {
+    let before = findings();
+    without_main_thread(move || {
+        assert_eq!(findings(), before);
+        let (region, nodes) = (scene().1, pageleap::observe::node_bytes);
+        let (start, len) = (address(&region), BYTES);
+        assert_eq!(nodes(start, len).unwrap().values().sum::<u64>(), len as u64);
+        let runs = pageleap::observe::attributes(start, len).unwrap();
+        assert_eq!(runs.len(), 1, "{runs:?}");
+    });
+}
+
+#[test]
+fn the_main_thread_may_end_before_the_others() {
+    cases(
+        "the_main_thread_may_end_before_the_others",
+        &[
+            ("regions", leaps_of_regions, FINE),
+            ("in place", leaps_in_place, FINE),
+            ("found", what_is_found, FINE),
+        ],
+    );
 }

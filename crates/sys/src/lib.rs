@@ -18,6 +18,7 @@ mod files;
 mod futex;
 mod memory;
 mod mempolicy;
+mod own;
 mod pagemap;
 mod process;
 mod threads;
@@ -38,6 +39,7 @@ pub use memory::{
     unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
+pub use own::open_own;
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
     PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,

@@ -8,6 +8,7 @@
 //! mapping. A call that gets another value fails with EINVAL.
 
 use std::ffi::CStr;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::descriptor::{Kept, KeptFd};
@@ -243,16 +244,8 @@ pub fn is_over_address_space_limit(page: usize, headroom: u64) -> bool {
         return false;
     };
     let mut text = [0u8; 64];
-    // SAFETY: the read stays within the buffer of this function, and the descriptor is its own.
-    let n = unsafe {
-        let fd = libc::open(c"/proc/self/statm".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if fd < 0 {
-            return false;
-        }
-        let n = libc::read(fd, text.as_mut_ptr().cast(), text.len());
-        libc::close(fd);
-        n.max(0) as usize
-    };
+    let read = crate::open_own("statm").map_err(io::Error::from);
+    let Ok(n) = read.and_then(|mut statm| statm.read(&mut text)) else { return false };
     let digits = text[..n].iter().take_while(|b| b.is_ascii_digit());
     let pages = digits.fold(0u64, |pages, d| pages * 10 + u64::from(d - b'0'));
     pages * page as u64 + headroom > limit

@@ -1,6 +1,5 @@
 //! What is present in a range, by `/proc/self/pagemap`.
 
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -34,10 +33,8 @@ pub(crate) struct Pagemap(KeptFd);
 impl Pagemap {
     /// Opens it, and makes sure that it can be scanned: another file may be mounted there.
     pub(crate) fn open() -> Result<Pagemap, (Call, Errno)> {
-        let opened = File::open("/proc/self/pagemap");
-        let refused = |errno| (Call::OpenPagemap, errno);
-        let file = opened.map_err(|e| refused(Errno(e.raw_os_error().unwrap_or(libc::EIO))))?;
-        let pagemap = Pagemap(KeptFd::new(file.into()).map_err(refused)?);
+        let opened = sys::open_own("pagemap");
+        let pagemap = Pagemap(opened.map_err(|errno| (Call::OpenPagemap, errno))?);
         let page = (&raw const pagemap).addr() / BASE_PAGE * BASE_PAGE;
         pagemap.scan(page..page + BASE_PAGE)?;
         Ok(pagemap)

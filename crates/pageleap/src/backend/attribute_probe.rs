@@ -13,7 +13,6 @@
 //! range. Linux 6.17 and later print that file without the lock on the address space, while another
 //! thread may be moving a neighbour. For smaps the kernel takes the lock.
 
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -73,14 +72,14 @@ fn covers(parts: &[Range<usize>], range: &Range<usize>) -> bool {
 /// The mappings of this process, as they are asked about.
 enum Mappings {
     /// Each by a call.
-    Asked(File),
+    Asked(sys::KeptFd),
     /// All of them, read at once.
     Read(Vec<Range<usize>>),
 }
 
 impl Mappings {
     fn open() -> std::io::Result<Mappings> {
-        let mut file = File::open("/proc/self/maps")?;
+        let mut file = sys::open_own("maps")?;
         if sys::mapping_at(file.as_fd(), 0).is_ok() {
             return Ok(Mappings::Asked(file));
         }
@@ -201,7 +200,7 @@ fn probe(room: &Range<usize>, from: &[usize]) -> (Option<Vec<Attributes>>, bool)
 fn read_first_entries(range: &Range<usize>) -> Vec<AttributeRun> {
     /// The kernel makes as many entries as fit into the buffer. Half a kilobyte is less than one.
     const PART: usize = 512;
-    let Ok(mut file) = File::open("/proc/self/smaps") else { return Vec::new() };
+    let Ok(mut file) = sys::open_own("smaps") else { return Vec::new() };
     let (mut text, mut buffer) = (Vec::new(), [0u8; 8 * PART]);
     // Where the entry ends that is being read, and up to where lines have been looked at.
     let (mut entry_end, mut looked) = (range.start, 0);

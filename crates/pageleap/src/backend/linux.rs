@@ -1,6 +1,7 @@
 //! The kernel: each operation is one system call.
 
 use std::ffi::CString;
+use std::io::Read;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -28,28 +29,21 @@ impl Linux {
 }
 
 /// Whether all mappings in `[start, start + len)` are a pool's, by their names in
-/// `/proc/self/maps`. Allocates nothing, because the allocator may live in the range.
+/// `/proc/self/maps`, and there is one. Allocates nothing, because the allocator may live in the
+/// range.
 fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     let name = crate::observe::POOL_FILE.as_bytes();
-    // SAFETY: opens, reads into a buffer of this function, closes.
-    let fd = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return Err(Errno::last());
-    }
+    let mut maps = sys::open_own("maps")?;
     // The longest line of a pool's file fits. Of longer lines (of other files) the rest is not
     // needed.
-    let (mut line, mut used, mut ours) = ([0u8; 256], 0, Ok(true));
+    let (mut line, mut used, mut found, mut theirs) = ([0u8; 256], 0, false, false);
     let mut part = [0u8; 1024];
     loop {
-        // SAFETY: as above.
-        let n = unsafe { libc::read(fd, part.as_mut_ptr().cast(), part.len()) };
-        if n < 0 {
-            ours = Err(Errno::last());
-        }
-        if n <= 0 {
+        let n = maps.read(&mut part).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        if n == 0 {
             break;
         }
-        for &byte in &part[..n as usize] {
+        for &byte in &part[..n] {
             if byte != b'\n' {
                 if used < line.len() {
                     line[used] = byte;
@@ -60,15 +54,13 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
             let text = &line[..used];
             let overlaps =
                 parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
-            if overlaps && !text.windows(name.len()).any(|w| w == name) {
-                ours = Ok(false);
-            }
+            found |= overlaps;
+            theirs |= overlaps && !text.windows(name.len()).any(|w| w == name);
             used = 0;
         }
     }
-    // SAFETY: as above.
-    unsafe { libc::close(fd) };
-    ours
+    // Something is mapped there, and the file does not show it.
+    if found { Ok(!theirs) } else { Err(Errno(libc::EIO)) }
 }
 
 /// The two hexadecimal numbers at the beginning of a line of maps.

@@ -4,7 +4,6 @@
 //! Nothing here decides anything. A tracker is three descriptors without a destructor, because
 //! between the freeze and the commit no code may touch the heap.
 
-use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use pageleap_sys::{
@@ -53,18 +52,12 @@ pub(super) fn open(ability: Ability) -> Result<Tracker, (Call, Errno)> {
     if ability == Ability::HoldWriters {
         return Ok(whole(faults, Some(end), None));
     }
-    let pagemap =
-        File::open("/proc/self/pagemap").map_err(|e| (Call::OpenPagemap, errno_of(&e)))?;
-    let pagemap = KeptFd::new(pagemap.into()).map_err(|errno| (Call::OpenPagemap, errno))?;
+    let pagemap = sys::open_own("pagemap").map_err(|errno| (Call::OpenPagemap, errno))?;
     // An empty range only asks whether the kernel knows the request.
     // SAFETY: nothing is protected.
     unsafe { sys::pagemap_scan(pagemap.as_fd(), 0..0, 0, &NOT_CLEAN, &mut []) }
         .map_err(|errno| (Call::Scan, errno))?;
     Ok(whole(faults, Some(end), Some(pagemap)))
-}
-
-fn errno_of(error: &std::io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// # Safety

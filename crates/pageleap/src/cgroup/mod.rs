@@ -4,6 +4,7 @@
 mod groups;
 
 use std::fs;
+use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
 use groups::{Groups, Version, groups};
@@ -57,7 +58,8 @@ pub(crate) fn memory_short_of(needed: u64) -> Option<Limit> {
     /// text.
     type Found = (Vec<u8>, Vec<[String; 2]>);
     static FOUND: Mutex<Option<Found>> = Mutex::new(None);
-    let memberships = fs::read("/proc/self/cgroup").ok()?;
+    let mut memberships = Vec::new();
+    pageleap_sys::open_own("cgroup").ok()?.read_to_end(&mut memberships).ok()?;
     let files = SysFiles::host();
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if found.as_ref().is_none_or(|(of, _)| *of != memberships) {

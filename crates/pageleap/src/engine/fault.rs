@@ -371,7 +371,8 @@ fn named(threads: &[(String, String)]) -> String {
 
 /// Ids and names of the threads below a task folder whose blocked-signal mask (`SigBlk`) contains
 /// `signal`. The kernel's workers among them (io_uring, vhost) are left out: they run no code of
-/// the process, block all signals, and get EFAULT instead.
+/// the process, block all signals, and get EFAULT instead. So is a main thread that has ended before
+/// the others.
 fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<(String, String)>> {
     let mut blocking = Vec::new();
     for task in std::fs::read_dir(tasks)? {
@@ -383,7 +384,8 @@ fn threads_that_block(tasks: &Path, signal: libc::c_int) -> std::io::Result<Vec<
         let blocked =
             field("SigBlk:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
         let stat = || std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        if blocked & 1 << (signal - 1) != 0 && !is_kernels(&stat()) {
+        let has_ended = field("State:").is_some_and(|state| state.starts_with('Z'));
+        if blocked & 1 << (signal - 1) != 0 && !has_ended && !is_kernels(&stat()) {
             let name: String =
                 field("Name:").unwrap_or("?").chars().filter(|c| !c.is_control()).collect();
             blocking.push((task.file_name().to_string_lossy().into_owned(), name));

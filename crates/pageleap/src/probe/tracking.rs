@@ -1,9 +1,8 @@
 //! Tracking writes: scans of the pagemap, and userfaultfd's asynchronous write-protection.
 
-use std::fs::File;
 use std::os::fd::AsFd;
 
-use pageleap_sys::{self as sys, Errno, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
+use pageleap_sys::{self as sys, PageQuery, PageRegion, page_is, scan_flag, uffd_mode};
 
 use super::around::Around;
 use super::finding::{Finding, Remedy, Topic, Who};
@@ -33,11 +32,8 @@ fn pagemap_scan() -> Result<bool, Failed> {
         && found[0] == PageRegion { start: start as u64, end: end as u64, categories: wanted })
 }
 
-fn open_pagemap() -> Result<File, Failed> {
-    let opened = File::open("/proc/self/pagemap");
-    opened.map_err(|e| {
-        Failed::at("open(/proc/self/pagemap)")(Errno(e.raw_os_error().unwrap_or(libc::EIO)))
-    })
+fn open_pagemap() -> Result<sys::KeptFd, Failed> {
+    sys::open_own("pagemap").map_err(Failed::at("open(/proc/self/pagemap)"))
 }
 
 fn judge_scan(around: &Around, tried: Result<bool, Failed>) -> Finding {

@@ -183,7 +183,21 @@ impl SysFiles {
 
     /// Opens what `path` leads to if it is of the wanted kind. Anything else is not opened, except
     /// if the path changes at this very moment.
+    ///
+    /// Of this machine, `proc/self` is what the calling thread sees: the main thread, which it would
+    /// be otherwise, may have ended (`pageleap_sys::open_own`).
     fn open(&self, path: &str, wanted: Wanted, effort: &Effort) -> Result<File, Refusal> {
+        let own = path.strip_prefix("proc/self/").filter(|_| self.is_host());
+        if let Some(name) = own
+            && let Ok(file) =
+                self.open_as_named(&format!("proc/thread-self/{name}"), wanted, effort)
+        {
+            return Ok(file);
+        }
+        self.open_as_named(path, wanted, effort)
+    }
+
+    fn open_as_named(&self, path: &str, wanted: Wanted, effort: &Effort) -> Result<File, Refusal> {
         effort.take_file().map_err(Refusal::Path)?;
         // Only a starting point: O_PATH needs no right to list the directory. A Landlock sandbox
         // refuses to list `/`, and so does a mode of 0711.

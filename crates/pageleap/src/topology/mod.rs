@@ -302,7 +302,7 @@ pub(crate) fn allows_node(node: u32) -> bool {
 
 /// The same where a seccomp filter refuses the call.
 fn allows_node_by_status(node: u32) -> bool {
-    let status = SysFiles::host().text("proc/thread-self/status").unwrap_or_default();
+    let status = SysFiles::host().text("proc/self/status").unwrap_or_default();
     let allowed = formats::status_value(&status, "Mems_allowed_list")
         .and_then(|list| formats::parse_list(list, MAX_NODES).ok());
     allowed.is_none_or(|nodes| nodes.contains(&(node as usize)))

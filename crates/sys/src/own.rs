@@ -1,0 +1,84 @@
+//! Files of `/proc` that tell of this process.
+
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::descriptor::KeptFd;
+use crate::errno::{Errno, check};
+
+/// Opens a file below `/proc/self`, such as `maps`, as the calling thread sees it
+/// (`/proc/thread-self`, Linux 3.17): `/proc/self` shows the main thread, and of one that has ended
+/// before the others neither memory nor descriptors. Where that is refused, it is `/proc/self`.
+/// Allocates nothing.
+///
+/// The number is out of the way of programs ([`crate::out_of_the_way`]). If other code closes it,
+/// reads fail.
+///
+/// # Errors
+/// Those of `open(2)`. ENAMETOOLONG: the name has more than 32 bytes.
+pub fn open_own(name: &str) -> Result<KeptFd, Errno> {
+    open_below(b"/proc/thread-self/", name).or_else(|_| open_below(b"/proc/self/", name))
+}
+
+fn open_below(folder: &[u8], name: &str) -> Result<KeptFd, Errno> {
+    let mut path = [0u8; 64];
+    let name = name.as_bytes();
+    let len = folder.len() + name.len();
+    if name.len() > 32 || name.contains(&0) {
+        return Err(Errno(libc::ENAMETOOLONG));
+    }
+    path[..folder.len()].copy_from_slice(folder);
+    path[folder.len()..len].copy_from_slice(name);
+    // SAFETY: the path ends with NUL, because the rest of the array is zero. The descriptor is new,
+    // and nobody else has it.
+    let file = unsafe {
+        let file = libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        OwnedFd::from_raw_fd(check(file.into())? as i32)
+    };
+    KeptFd::new(file)
+}
+
+impl Read for KeptFd {
+    /// Fails with EBADF if the number stands for another file now.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if !self.is_ours() {
+            return Err(Errno(libc::EBADF).into());
+        }
+        // SAFETY: the kernel writes at most as many bytes as the buffer has.
+        let read = unsafe { libc::read(self.as_raw_fd(), into.as_mut_ptr().cast(), into.len()) };
+        Ok(check(read as libc::c_long)?)
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thread_opens_what_is_its_own() {
+        let thread = || {
+            // SAFETY: the call takes no arguments.
+            let own = unsafe { libc::gettid() };
+            let text = io::read_to_string(open_own("stat").unwrap()).unwrap();
+            assert!(text.starts_with(&format!("{own} (")), "{text}");
+        };
+        thread();
+        std::thread::spawn(thread).join().unwrap();
+        assert_eq!(open_own("no such file").unwrap_err(), Errno(libc::ENOENT));
+        assert!(open_own(&"long".repeat(9)).is_err());
+    }
+
+    #[test]
+    fn a_number_of_another_file_is_not_read() {
+        let mut maps = open_own("maps").unwrap();
+        let theirs = std::fs::File::open("/dev/zero").unwrap();
+        // SAFETY: the call takes no pointers, and the number is this test's.
+        assert!(unsafe { libc::dup2(theirs.as_raw_fd(), maps.as_raw_fd()) } >= 0);
+        let error = maps.read(&mut [0]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+        let number = maps.as_raw_fd();
+        drop(maps);
+        // SAFETY: the test's own duplicate.
+        assert_eq!(unsafe { libc::close(number) }, 0, "it was closed");
+    }
+}
