@@ -207,7 +207,8 @@ impl FrameMover {
         let addr = region.addr(area.pages.start);
         let limit = addr + region.bytes(area.len()) + bytes;
         let addresses = |leg: &Leg| region.addr(leg.pages.start)..region.addr(leg.pages.end);
-        let mut ranges = vec![addr..addresses(leg).end.min(limit)];
+        let own = addr..addresses(leg).end.min(limit);
+        let mut ranges = Vec::from([own]);
         if bytes == 0 || self.slots.len() > 1 {
             return ranges;
         }
