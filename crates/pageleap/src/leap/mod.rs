@@ -42,7 +42,7 @@ use crate::job::source::Source;
 use crate::limits::{check_address_space, check_memory_cgroups};
 use crate::pool::{Destination, Needs};
 use crate::region::Region;
-use crate::sync::{Instant, lock};
+use crate::sync::{Instant, lock, monotonic_ns};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use check::Headroom;
@@ -263,7 +263,7 @@ impl<'a> Migration<'a> {
             let bytes = self.ranges.iter().map(|(_, range, _)| range.len()).sum();
             check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
         }
-        let writable = take_frames(&mut claimed, page)?;
+        let (writable, look_ns) = take_frames(&mut claimed, page)?;
         let mut headroom = Headroom::UNLIMITED;
         if backend.is_host_memory() {
             headroom = check::mapping_headroom(&claimed, threads, page)?;
@@ -308,6 +308,7 @@ impl<'a> Migration<'a> {
             may_fall_back: self.engine == EngineChoice::Auto,
             max_rounds: self.max_disturbed.unwrap_or(4),
             page,
+            look_ns,
             cpus,
             nodes,
             tracker,
@@ -405,15 +406,18 @@ fn cpus_of(
     Ok(cpus)
 }
 
-/// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable.
-fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<bool, Error> {
+/// Takes the frames for all pages that have to move. Returns whether any of the ranges is writable,
+/// and how long it took to read their attributes, in nanoseconds.
+fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<(bool, u64), Error> {
+    let before_ns = monotonic_ns();
     let attributes = check::attributes_of(claimed)?;
+    let look_ns = monotonic_ns().saturating_sub(before_ns);
     let mut needs = Needs::default();
     claimed.iter().for_each(|one| one.add_needs(&mut needs));
     for one in claimed {
         one.plan(&attributes[&one.claim.region().id], !page.is_hugetlb(), &mut needs)?;
     }
-    Ok(attributes.values().flatten().any(|run| run.attributes.prot.writable()))
+    Ok((attributes.values().flatten().any(|run| run.attributes.prot.writable()), look_ns))
 }
 
 /// What the job (items, areas) and its mover (legs) take over from the claimed ranges.

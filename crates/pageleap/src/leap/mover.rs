@@ -50,6 +50,8 @@ pub(super) struct Terrain {
     /// After this many further copies of an area it is frozen anyway.
     pub(super) max_rounds: u32,
     pub(super) page: PageSize,
+    /// How long it took to read the attributes with which the job began.
+    pub(super) look_ns: u64,
     /// The CPUs of the destinations.
     pub(super) cpus: Vec<usize>,
     /// The nodes of the destinations.
@@ -473,7 +475,7 @@ impl Mover for FrameMover {
     fn worker(&self, number: usize, _books: Books<'_>) -> Worker {
         let served = self.unserved.get().is_none();
         let tracker = self.terrain.tracker.as_ref().filter(|_| served).map(OpenTracker::tracker);
-        let first = self.first();
+        let (first, look_ns) = (self.first(), self.terrain.look_ns);
         if let Some(haste) = first.filter(|_| tracker.is_some()) {
             self.hurries.get_or_init(|| haste);
         }
@@ -486,7 +488,7 @@ impl Mover for FrameMover {
             tracer: None,
             first,
             share: FirstShare::new(monotonic_ns()),
-            known: None,
+            known: self.legs.first().map(|leg| Known::before_start(leg, self.began_ns, look_ns)),
         }
     }
 

@@ -61,6 +61,12 @@ impl Known {
         Known { range, attributes: leg.attributes, at_ns, took_ns: 0 }
     }
 
+    /// The look before the job began, which spares others if it took long: of hugetlb pages as long
+    /// as a tenth of a leap, or more.
+    pub(super) fn before_start(leg: &Leg, at_ns: u64, took_ns: u64) -> Known {
+        Known { range: 0..0, attributes: leg.attributes, at_ns, took_ns }
+    }
+
     /// Whether it still counts for an address at that time.
     fn tells(&self, addr: usize, now_ns: u64) -> bool {
         let lasts = FRESH_NS.max(PATIENCE * self.took_ns);
