@@ -428,7 +428,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attributes-of-the-start",
         file: "crates/pageleap/src/leap/present.rs",
-        find: "Some(&began).filter(may_count).filter(|_| self.start_look.counts(now_ns))",
+        find: "Some(&began).filter(may_count).filter(|_| self.start_look.counts_at_start(now_ns))",
         replace: "Some(&began).filter(|_| now_ns > 0)",
         why: "pages get the attributes that they had when their job began, and not those that the program has set since",
         caught_by: Checker::Unit.says("attributes of before"),

@@ -410,7 +410,8 @@ fn cpus_of(
 fn take_frames(claimed: &mut [Claimed], page: PageSize) -> Result<(bool, Look), Error> {
     let at_ns = monotonic_ns();
     let attributes = check::attributes_of(claimed)?;
-    let look = Look::at_start(at_ns, monotonic_ns().saturating_sub(at_ns));
+    let took_ns = monotonic_ns().saturating_sub(at_ns);
+    let look = Look::at_start(at_ns, took_ns, attributes.values().map(Vec::len).sum());
     let mut needs = Needs::default();
     claimed.iter().for_each(|one| one.add_needs(&mut needs));
     for one in &mut *claimed {

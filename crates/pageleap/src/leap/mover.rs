@@ -487,7 +487,7 @@ impl Mover for FrameMover {
             tracer: None,
             first,
             share: FirstShare::new(monotonic_ns()),
-            known: None,
+            known: Some(Known::at_start(self.start_look)),
         }
     }
 

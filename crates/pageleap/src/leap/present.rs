@@ -61,9 +61,15 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// The look at all ranges before a job begins. However long it took, it counts for 10 ms at most.
-    pub(super) fn at_start(at_ns: u64, took_ns: u64) -> Look {
-        Look { at_ns, took_ns: took_ns.min(5 * FRESH_NS / PATIENCE), is_narrow: false }
+    /// The look at all ranges before a job begins, which found that many runs of equal attributes.
+    pub(super) fn at_start(at_ns: u64, took_ns: u64, runs: usize) -> Look {
+        Look { at_ns, took_ns: took_ns / runs.max(1) as u64, is_narrow: true }
+    }
+
+    /// However long it took, the look before a job counts for 10 ms at most.
+    fn counts_at_start(&self, now_ns: u64) -> bool {
+        let took_ns = self.took_ns.min(5 * FRESH_NS / PATIENCE);
+        Look { took_ns, ..*self }.counts(now_ns)
     }
 
     /// This look, with the time of an earlier one if that took less: another thread may have had the
@@ -87,6 +93,12 @@ impl Look {
 }
 
 impl Known {
+    /// Nothing but how long the look before the job took. Of hugetlb pages that is a tenth of the
+    /// time of a leap, or more, and the next look waits as it does after any other of that length.
+    pub(super) fn at_start(look: Look) -> Known {
+        Known { runs: Vec::new(), look }
+    }
+
     /// What is known of an address, up to the next change of attributes.
     fn at(&self, addr: usize) -> Option<&AttributeRun> {
         let run = self.runs.get(self.runs.partition_point(|run| run.end <= addr))?;
@@ -142,7 +154,8 @@ impl FrameMover {
             |run: &&AttributeRun| !is_suspect && !area.kept && run.attributes.prot.writable();
         let last = known.as_ref().filter(|known| known.look.counts(now_ns));
         let last = last.and_then(|known| known.at(addr)).filter(may_count);
-        let first = Some(&began).filter(may_count).filter(|_| self.start_look.counts(now_ns));
+        let first =
+            Some(&began).filter(may_count).filter(|_| self.start_look.counts_at_start(now_ns));
         let has_changed = || self.has_changed.load(Ordering::Relaxed) > 0;
         let spares =
             |last: &Known| !is_suspect && !area.kept && !has_changed() && last.look.spares(now_ns);
