@@ -46,7 +46,6 @@
  * runs of blocks, the first that fits.
  */
 #include <pageleap.h>
-
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -534,12 +533,14 @@ static void leap(void) {
     pageleap_job_options options = PAGELEAP_INIT(pageleap_job_options);
     pageleap_report_figures figures = PAGELEAP_INIT(pageleap_report_figures);
     options.engine = engine;
-    if (count == 0) {
+    pageleap_status started =
+        count == 0 ? PAGELEAP_NO_THREAD : pageleap_job_start(ranges, count, &options, &job);
+    if (started == PAGELEAP_NO_THREAD) { /* while another thread is in execve(): EAGAIN */
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
         return;
     }
     jobs++;
-    if (pageleap_job_start(ranges, count, &options, &job) != PAGELEAP_OK) {
+    if (started != PAGELEAP_OK) {
         failed++;
         fprintf(stderr, "malloc_in_region: %s\n", pageleap_last_error());
         return;

@@ -57,7 +57,8 @@ pub enum pageleap_status {
     /// for another file now, which is not touched.
     PAGELEAP_DESCRIPTOR_LOST = 17,
     /// A thread that the work needs could not be started. pageleap_last_error_detail() has the errno
-    /// of pthread_create.
+    /// of pthread_create. With EAGAIN another thread of the process may be in execve: as long as that
+    /// takes, the kernel starts no thread, and if it fails, the next call succeeds.
     PAGELEAP_NO_THREAD = 18,
 }
 

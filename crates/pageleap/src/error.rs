@@ -185,7 +185,9 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// A thread that the work needs could not be started.
+    /// A thread that the work needs could not be started. With EAGAIN another thread of the process
+    /// may be in `execve`: as long as that takes, the kernel starts no thread, and if it fails, the
+    /// next call succeeds.
     #[error("{what} could not be started: pthread_create failed with {errno}; {remedy}")]
     NoThread {
         /// What the thread is for.

@@ -104,7 +104,8 @@ fn remedy_without_thread(errno: Errno, policy: Option<i32>) -> &'static str {
         (libc::EPERM, _) => "allow clone and clone3 in the seccomp profile",
         _ => {
             "raise the limit of threads (ulimit -u, pids.max, kernel.threads-max), of mappings \
-             (vm.max_map_count) or of address space (ulimit -v), or end threads"
+             (vm.max_map_count) or of address space (ulimit -v), or end threads; while another \
+             thread of the process is in execve, none can start"
         }
     }
 }
