@@ -352,8 +352,13 @@ fn what_keeps_page_tables_from_moving_is_told() {
     let region = Region::new(&pools[0], BYTES).unwrap();
     stamp(&region, 0..BYTES, 1);
     let report = Migration::new().range(&region, 0..BYTES, &pools[1]).start().unwrap().wait();
-    assert!(report.ended.is_completed(), "{report}");
     check_stamp(&region, 0..BYTES, 1);
+    if report.engine == Engine::StopCopy && !works(Engine::WpSync.into()) {
+        // Linux before 6.6 has no other engine that lets no system call fail.
+        assert!(report.pages.failed > 0 && report.to_string().contains("EINVAL"), "{report}");
+        return;
+    }
+    assert!(report.ended.is_completed(), "{report}");
     if matches!(report.engine, Engine::Precopy | Engine::StopCopy) {
         // The engine that is left lets no system call fail either.
         let all = pages_by(&report, Engine::WpSync, "failed with EINVAL");

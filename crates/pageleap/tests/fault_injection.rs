@@ -615,6 +615,11 @@ fn without_exchanges_files_are_mapped() {
             let report = with_load(&region, || {
                 start_forced(EngineChoice::Auto, &region, to).unwrap().wait()
             });
+            if report.engine == Engine::StopCopy && !common::works(Engine::WpSync.into()) {
+                // Linux before 6.6 has no other engine that lets no system call fail.
+                assert_eq!(report.pages.migrated, 0, "{report}");
+                continue;
+            }
             check_report(&report, PAGES, "no exchange");
             assert!(report.calls.contains_key(Call::Map.name()), "{report}");
             // The engines `precopy` and `stop-copy` freeze an area by an exchange. Without one

@@ -180,15 +180,14 @@ fn a_call_discards_and_backs_all_but_what_is_under_way() {
 /// of a page that was discarded meanwhile may be another region's by then.
 #[test]
 fn frames_of_discarded_pages_are_no_longer_the_jobs() {
-    const MAKER: &str = "maker";
     let _turn = turn();
-    let [reached, open] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let is_maker = || std::thread::current().name() == Some(MAKER);
-    let (at, go_on) = (reached.clone(), open.clone());
+    let [making, reached, open] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let (begun, at, go_on) = (making.clone(), reached.clone(), open.clone());
     let scene = Scene::with(PageSize::Base, move |request| {
         // The alias has the advice of a region by now, and goes to it with its page tables.
-        if request.call == Call::Exchange && is_maker() {
-            at.store(true, SeqCst);
+        // The job is held meanwhile, and so the first one is that of the other region.
+        let is_exchange = request.call == Call::Exchange;
+        if is_exchange && begun.load(SeqCst) && !at.swap(true, SeqCst) {
             while !go_on.load(SeqCst) {
                 std::thread::yield_now();
             }
@@ -199,13 +198,13 @@ fn frames_of_discarded_pages_are_no_longer_the_jobs() {
     let open_first = OpenOnDrop(&scene.gate);
     scene.discard(0..1, Duration::ZERO).unwrap();
     std::thread::scope(|scope| {
-        let make = || Region::new(&scene.pools[1], BASE_PAGE).unwrap();
-        let maker = std::thread::Builder::new().name(MAKER.into()).spawn_scoped(scope, make);
+        making.store(true, SeqCst);
+        let maker = scope.spawn(|| Region::new(&scene.pools[1], BASE_PAGE).unwrap());
         let came = soon(|| reached.load(SeqCst));
         drop(open_first);
         let report = job.wait();
         open.store(true, SeqCst);
-        let other = maker.unwrap().join().unwrap();
+        let other = maker.join().unwrap();
         assert!(came && report.ended.is_completed(), "{report}");
         let flags = region_flags(&other);
         assert!(flags.iter().all(|(_, flags)| !flags.contains(" dd")), "{flags:?}");
