@@ -260,13 +260,16 @@ fn check_joining(region: &Region, range: Range<usize>, pools: &[Pool; 2]) {
         assert_eq!(report.bytes_copied, bytes);
         // In how many windows the worker runs with a real-time priority. With `wp-sync` the window
         // of a page that nobody writes to is one call, and needs none. `mprotect` keeps areas
-        // closed for long, and takes none.
+        // closed for long, and takes none. Windows that contain the copy have one for half of the
+        // time at most: on a slow machine the rest of them has none.
         let first = match engine {
-            EngineChoice::Only(Engine::WpSync) => 2,
-            EngineChoice::Only(Engine::PrecopyProtect | Engine::StopCopy) => pages + 2,
-            _ => 0,
+            _ if !may_go_first() => 0..=0,
+            EngineChoice::Only(Engine::WpSync) => 2..=2,
+            EngineChoice::Only(Engine::PrecopyProtect) => pages + 2..=pages + 2,
+            EngineChoice::Only(Engine::StopCopy) => 3..=pages + 2,
+            _ => 0..=0,
         };
-        assert_eq!(report.windows_first, if may_go_first() { first } else { 0 }, "{report}");
+        assert!(first.contains(&report.windows_first), "{report}");
         check_stamp(region, range.clone(), 1);
         let mappings = pool_mappings();
         assert_eq!(mappings.len(), 4, "two of the region and two aliases: {mappings:#?}");
