@@ -28,6 +28,7 @@ pub(crate) mod uffd;
 
 use std::ops::Range;
 
+#[cfg(not(loom))]
 pub(crate) use attribute_probe::MOST_DUPLICATES;
 pub use fail_at::{FailAt, FailMode};
 pub use interpose::{Interposer, Part, Request};

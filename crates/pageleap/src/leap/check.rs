@@ -185,8 +185,9 @@ pub(super) fn mapping_headroom(
         legs: claimed.iter().map(Claimed::leg_count).sum(),
         in_parts: None,
     };
-    // A look at attributes duplicates that many mappings at most, for a moment.
-    demand.always += demand.legs.min(MOST_DUPLICATES);
+    // A look at attributes duplicates that many mappings at most, for a moment. One is among those
+    // that are always needed.
+    demand.always += demand.legs.min(MOST_DUPLICATES).saturating_sub(1);
     if page.is_hugetlb() {
         let pages: Vec<u64> = claimed.iter().map(Claimed::moving_pages).collect();
         // Regions that have leapt before have theirs already.
