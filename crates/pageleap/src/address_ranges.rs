@@ -9,9 +9,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::backend::{Backend, Call};
+use crate::backend::{Backend, Call, Errno};
 use crate::error::Error;
-use crate::units::BASE_PAGE;
+use crate::units::{BASE_PAGE, PageSize};
 
 /// The address ranges of all regions.
 pub(crate) static REGIONS: AddressRanges = AddressRanges::new();
@@ -27,6 +27,27 @@ fn is_of_pool_or_region(addr: usize, len: usize) -> bool {
 /// Reserves address space, aligned to 1 GB if it is that large, else to 2 MB: whole page-table
 /// pages can move between two such ranges.
 pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usize, Error> {
+    reserve_by(backend, bytes, |align| backend.reserve(bytes, align))
+}
+
+/// The same for a region of such pages. Mappings of hugetlb pages cannot be duplicated, so that
+/// their attributes are read in smaps, for which the kernel visits all pages at lower addresses.
+pub(crate) fn reserve_for_region(
+    backend: &dyn Backend,
+    bytes: usize,
+    page: PageSize,
+) -> Result<usize, Error> {
+    if !page.is_hugetlb() {
+        return reserve_aligned(backend, bytes);
+    }
+    reserve_by(backend, bytes, |align| backend.reserve_low(bytes, align))
+}
+
+fn reserve_by(
+    backend: &dyn Backend,
+    bytes: usize,
+    reserve: impl Fn(usize) -> Result<usize, Errno>,
+) -> Result<usize, Error> {
     const ALIGN_SMALL: usize = 2 << 20;
     const ALIGN_LARGE: usize = 1 << 30;
     let host = backend.is_host_memory();
@@ -36,7 +57,7 @@ pub(crate) fn reserve_aligned(backend: &dyn Backend, bytes: usize) -> Result<usi
     let align = if bytes >= ALIGN_LARGE { ALIGN_LARGE } else { ALIGN_SMALL };
     let mut holes = Vec::new();
     let reserved = loop {
-        match backend.reserve(bytes, align) {
+        match reserve(align) {
             // This is a hole that a failed call has left in a pool or a region. The repair of the
             // hole could not tell whose mapping lies there.
             Ok(addr) if host && is_of_pool_or_region(addr, bytes) => holes.push(addr),
@@ -207,6 +228,19 @@ impl AddressRanges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(not(any(loom, shuttle, miri)))]
+    fn regions_of_hugetlb_pages_come_before_the_program() {
+        use crate::backend::Linux;
+        let program = reserve_for_region as *const () as usize;
+        for (page, is_low) in [(PageSize::Huge2M, true), (PageSize::Base, false)] {
+            let at = reserve_for_region(&Linux, 2 << 20, page).unwrap();
+            assert_eq!(at < program, is_low, "{page:?}: {at:#x}");
+            // SAFETY: reserved above, and used by nobody.
+            unsafe { Linux.release(at, 2 << 20) }.unwrap();
+        }
+    }
 
     #[test]
     fn region_ranges_are_found_until_removed_beyond_one_block() {

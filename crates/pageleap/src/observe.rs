@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 
 use pageleap_sys::KeptFd;
 
@@ -245,38 +246,66 @@ pub(crate) fn smaps_entries(
     start: usize,
     end: usize,
 ) -> std::io::Result<Vec<SmapsEntry>> {
+    entries_with(source, start, end, |_| true)
+}
+
+/// The same with some of the fields: those whose line is wanted. An entry has some 25, and taking
+/// over all of them takes as long as the kernel takes to print them.
+fn entries_with(
+    mut source: impl BufRead,
+    start: usize,
+    end: usize,
+    is_wanted: impl Fn(&[u8]) -> bool,
+) -> std::io::Result<Vec<SmapsEntry>> {
     let mut entries: Vec<SmapsEntry> = Vec::new();
-    for line in source.split(b'\n') {
-        // The name of a file may be no text.
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
-        let mut words = line.split_whitespace();
-        let Some(head) = words.next() else { continue };
-        if let Some(name) = head.strip_suffix(':') {
-            if let Some(entry) = entries.last_mut() {
-                let value = line[head.len()..].trim().to_owned();
-                entry.fields.push((name.to_owned(), value));
+    let mut line = Vec::new();
+    while source.read_until(b'\n', &mut line)? > 0 {
+        let is_field = line.first().is_some_and(u8::is_ascii_uppercase);
+        if !is_field || is_wanted(&line) {
+            // The name of a file may be no text.
+            let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line));
+            if take_line(&mut entries, &text, start, end).is_break() {
+                return Ok(entries);
             }
-            continue;
         }
-        // A new mapping: keep the previous one only if it overlaps.
-        if entries.last().is_some_and(|e| e.end <= start || e.end <= e.start) {
-            entries.pop();
-        }
-        let Some((from, to)) = hex_range(head) else { continue };
-        if from >= end {
-            return Ok(entries);
-        }
-        // A mapping that has grown while the file was read is told once more, with what is known.
-        let from = entries.last().map_or(from, |last| from.max(last.end));
-        let perms = words.next().unwrap_or_default().to_owned();
-        let offset = words.next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
-        // Behind the offset, the device and the inode. A name may have spaces, also at its ends.
-        let name = line.splitn(6, ' ').nth(5).unwrap_or_default().trim_start().to_owned();
-        entries.push(SmapsEntry { start: from, end: to, perms, name, offset, fields: Vec::new() });
+        line.clear();
     }
     entries.retain(|e| e.end > start.max(e.start));
     Ok(entries)
+}
+
+/// Takes over one line of smaps. Breaks at the first mapping behind the range.
+fn take_line(
+    entries: &mut Vec<SmapsEntry>,
+    line: &str,
+    start: usize,
+    end: usize,
+) -> ControlFlow<()> {
+    let mut words = line.split_whitespace();
+    let Some(head) = words.next() else { return ControlFlow::Continue(()) };
+    if let Some(name) = head.strip_suffix(':') {
+        if let Some(entry) = entries.last_mut() {
+            let value = line[head.len()..].trim().to_owned();
+            entry.fields.push((name.to_owned(), value));
+        }
+        return ControlFlow::Continue(());
+    }
+    // A new mapping: keep the previous one only if it overlaps.
+    if entries.last().is_some_and(|e| e.end <= start || e.end <= e.start) {
+        entries.pop();
+    }
+    let Some((from, to)) = hex_range(head) else { return ControlFlow::Continue(()) };
+    if from >= end {
+        return ControlFlow::Break(());
+    }
+    // A mapping that has grown while the file was read is told once more, with what is known.
+    let from = entries.last().map_or(from, |last| from.max(last.end));
+    let perms = words.next().unwrap_or_default().to_owned();
+    let offset = words.next().and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
+    // Behind the offset, the device and the inode. A name may have spaces, also at its ends.
+    let name = line.splitn(6, ' ').nth(5).unwrap_or_default().trim_start().to_owned();
+    entries.push(SmapsEntry { start: from, end: to, perms, name, offset, fields: Vec::new() });
+    ControlFlow::Continue(())
 }
 
 /// The mappings of a range with their attributes. See [`attributes`] for what that takes.
@@ -312,12 +341,22 @@ pub(crate) fn stack_pointers() -> Vec<usize> {
 /// are left out. The kernel walks over the page tables of the range and of every mapping at lower
 /// addresses, which takes some 30 ms per GB of base pages.
 pub fn attributes(start: usize, len: usize) -> Result<Vec<AttributeRun>, Error> {
-    Ok(attribute_runs(&smaps(start, len)?, start, len))
+    let file = open(SMAPS).map_err(|e| unreadable(SMAPS, e))?;
+    let source = BufReader::with_capacity(4096, file);
+    let entries = entries_with(source, start, start.saturating_add(len), tells_attributes)
+        .map_err(|e| unreadable(SMAPS, e))?;
+    Ok(attribute_runs(&entries, start, len))
+}
+
+/// Whether a line of smaps tells attributes, and not sizes.
+fn tells_attributes(line: &[u8]) -> bool {
+    line.starts_with(b"VmFlags:")
 }
 
 /// The same from a text in the format of smaps.
 pub(crate) fn attributes_in(text: &[u8], start: usize, len: usize) -> Vec<AttributeRun> {
-    attribute_runs(&smaps_entries(text, start, start + len).unwrap_or_default(), start, len)
+    let entries = entries_with(text, start, start + len, tells_attributes);
+    attribute_runs(&entries.unwrap_or_default(), start, len)
 }
 
 /// The error for a part of a region that smaps does not show.

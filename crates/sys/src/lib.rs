@@ -35,8 +35,8 @@ pub use memory::{
     Advice, Event, MFD_NOEXEC_SEAL, check_that_huge_tables_drop, discard, duplicate_mapping,
     exchange_page_tables, is_mapped, is_over_address_space_limit, lock, map_file,
     map_file_into_hole, map_huge_without_page, memfd_create, memfd_create_with, memfd_seal,
-    move_mapping, protect, read_at, reserve, reserve_at, reserve_below, set_advice, signal_event,
-    unlock, unmap, vacate,
+    move_mapping, protect, read_at, reserve, reserve_at, reserve_below, reserve_low, set_advice,
+    signal_event, unlock, unmap, vacate,
 };
 pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
 pub use own::open_own;

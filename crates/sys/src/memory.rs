@@ -7,7 +7,9 @@
 //! Addresses, lengths and file offsets are in bytes and are multiples of the page size of the
 //! mapping. A call that gets another value fails with EINVAL.
 
+use std::collections::hash_map::RandomState;
 use std::ffi::CStr;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -99,6 +101,29 @@ pub fn reserve(len: usize, align: usize) -> Result<usize, Errno> {
         }
     }
     Ok(aligned)
+}
+
+/// The same at a low address, by chance: mostly below the program and its heap, and so before them
+/// in `/proc/self/smaps`, whose reader pays for all memory that is listed before. The addresses
+/// (from 64 GiB on) are free in ordinary programs and for the sanitizers; Java's compressed heap
+/// (below 32 GiB) and, for up to 448 GiB, Go's first arena (768 GiB) are not in the way. If the
+/// places that are tried are taken, the kernel chooses.
+///
+/// # Errors
+/// As [`reserve`].
+pub fn reserve_low(len: usize, align: usize) -> Result<usize, Errno> {
+    const LOWEST: usize = 64 << 30;
+    const SPAN: usize = 448 << 30;
+    const HIGHEST: usize = 1 << 46;
+    const TRIES: usize = 4;
+    let span = SPAN.max(len.saturating_mul(4)).min(HIGHEST);
+    let places = span.saturating_sub(len) / align;
+    let taken = |at: &usize| reserve_at(*at, len).is_ok();
+    let tried = (0..TRIES).filter(|_| places > 0).map(|_| {
+        let chance = RandomState::new().build_hasher().finish() as usize;
+        LOWEST.next_multiple_of(align) + chance % places * align
+    });
+    { tried }.find(taken).map_or_else(|| reserve(len, align), Ok)
 }
 
 /// Replaces everything that is mapped in `[addr, addr + len)` by a reservation without access and
@@ -614,6 +639,24 @@ mod tests {
     use std::mem::MaybeUninit;
 
     use super::*;
+
+    #[test]
+    fn low_addresses_lie_below_the_program_unless_they_are_too_many() {
+        const ALIGN: usize = 1 << 30;
+        let program =
+            low_addresses_lie_below_the_program_unless_they_are_too_many as *const () as usize;
+        let some: Vec<usize> = (0..8).map(|_| reserve_low(4 * ALIGN, ALIGN).unwrap()).collect();
+        for at in &some {
+            assert!(*at < program && at.is_multiple_of(ALIGN) && *at >= 64 << 30, "{at:#x}");
+        }
+        assert!(some.windows(2).any(|two| two[0] != two[1]), "the same place each time");
+        for at in some {
+            // SAFETY: reserved above, and used by nobody.
+            unsafe { unmap(at, 4 * ALIGN) }.unwrap();
+        }
+        // No place is large enough, and the kernel has none either.
+        assert_eq!(reserve_low(1 << 47, ALIGN), Err(Errno(libc::ENOMEM)));
+    }
 
     #[test]
     fn an_event_is_of_the_threads_own_table() {

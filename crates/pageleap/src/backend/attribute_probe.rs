@@ -9,7 +9,7 @@
 //! and from Linux 6.11 on those of one mapping (PROCMAP_QUERY).
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
-//! smaps is read as it is. The same happens if `/proc/self/maps` shows a gap or an overlap in a
+//! smaps is read as it is; regions of hugetlb pages lie low for that (ADR 27). The same happens if `/proc/self/maps` shows a gap or an overlap in a
 //! range. Linux 6.17 and later print that file without the lock on the address space, while another
 //! thread may be moving a neighbour. For smaps the kernel takes the lock.
 

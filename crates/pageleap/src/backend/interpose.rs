@@ -98,6 +98,9 @@ unsafe impl<I: Interposer> Backend for I {
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         self.decide(&Request::new(Call::Reserve, 0), |_| self.inner().reserve(len, align))
     }
+    fn reserve_low(&self, len: usize, align: usize) -> Result<usize, Errno> {
+        self.decide(&Request::new(Call::Reserve, 0), |_| self.inner().reserve_low(len, align))
+    }
     unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno> {
         self.decide(&Request::new(Call::Release, addr), |part| unsafe {
             self.inner().release(addr, part.of(len))

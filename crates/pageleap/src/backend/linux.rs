@@ -96,6 +96,9 @@ unsafe impl Backend for Linux {
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno> {
         sys::reserve(len, align)
     }
+    fn reserve_low(&self, len: usize, align: usize) -> Result<usize, Errno> {
+        sys::reserve_low(len, align)
+    }
     unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::unmap(addr, len) }
     }

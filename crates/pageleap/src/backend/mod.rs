@@ -196,6 +196,10 @@ pub unsafe trait Backend: Send + Sync {
     fn has_file(&self, file: MemoryFile) -> bool;
     /// Reserves address space without access.
     fn reserve(&self, len: usize, align: usize) -> Result<usize, Errno>;
+    /// The same, where looks at attributes are cheap: see [`pageleap_sys::reserve_low`].
+    fn reserve_low(&self, len: usize, align: usize) -> Result<usize, Errno> {
+        self.reserve(len, align)
+    }
     /// Unmaps a range and returns its address space.
     unsafe fn release(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Unmaps a range, but keeps its address space.

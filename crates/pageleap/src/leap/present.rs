@@ -72,10 +72,10 @@ impl Look {
         Look { took_ns, ..*self }.counts(now_ns)
     }
 
-    /// This look, with the time of an earlier one if that took less: another thread may have had the
-    /// CPU meanwhile.
-    fn or_faster(self, last: Look) -> Look {
-        Look { took_ns: self.took_ns.min(last.took_ns), ..self }
+    /// This look, with at most twice the time of the last one: another thread may have had the CPU
+    /// meanwhile. The more parts a region is in, the longer its looks take.
+    fn after(self, last: Look) -> Look {
+        Look { took_ns: self.took_ns.min(2 * last.took_ns), ..self }
     }
 
     /// Whether what was read then still counts.
@@ -183,7 +183,7 @@ impl FrameMover {
                 };
                 let took_ns = monotonic_ns().saturating_sub(now_ns);
                 let look = Look { at_ns: now_ns, took_ns, is_narrow };
-                let look = known.as_ref().map_or(look, |last| look.or_faster(last.look));
+                let look = known.as_ref().map_or(look, |last| look.after(last.look));
                 let mut run = runs[0].clone();
                 if is_suspect && self.has_advised.load(Ordering::Relaxed) > 0 {
                     run.attributes.huge_pages = leg.attributes.huge_pages;
@@ -361,7 +361,7 @@ impl FrameMover {
         let runs = self.backend().attributes(std::slice::from_ref(&range)).unwrap_or_default();
         let took_ns = monotonic_ns().saturating_sub(now_ns);
         let look = Look { at_ns: now_ns, took_ns, is_narrow: true };
-        *last = Some(last.map_or(look, |last| look.or_faster(last)));
+        *last = Some(last.map_or(look, |last| look.after(last)));
         let part = |run: AttributeRun| {
             let offset = mapping.offset + (run.start - mapping.addr) as u64;
             let (addr, len, prot) = (run.start, run.end - run.start, run.attributes.prot);

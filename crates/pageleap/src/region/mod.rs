@@ -27,7 +27,7 @@ pub use pins::PinGuard;
 use pins::Pins;
 pub use views::Plain;
 
-use crate::address_ranges::{Listed, REGIONS, reserve_aligned};
+use crate::address_ranges::{Listed, REGIONS, reserve_for_region};
 use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
 use crate::error::Error;
 use crate::job::handle::JobShared;
@@ -133,7 +133,7 @@ impl Region {
             });
         }
         let capacity = capacity.next_multiple_of(page.bytes());
-        let start = reserve_aligned(&*backend, capacity)?;
+        let start = reserve_for_region(&*backend, capacity, page)?;
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let listed = Listed::new(&REGIONS, &*backend, start, capacity);
         Ok(Region(Arc::new(RegionInner {
