@@ -434,7 +434,8 @@ fn few_files_in_place(most: libc::rlim_t) {
 
 /// Whether children and core dumps leave out the mapping that begins at an address, by its flags.
 fn hidden_from(start: usize) -> Vec<String> {
-    let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+    // The region may be the first mapping of the process.
+    let smaps = format!("\n{}", fs::read_to_string("/proc/self/smaps").unwrap());
     let (_, here) = smaps.split_once(&format!("\n{start:x}-")).expect("it is mapped");
     let line = here.lines().find_map(|line| line.strip_prefix("VmFlags: "));
     let flags = line.unwrap().split_whitespace().filter(|flag| ["dc", "dd"].contains(flag));
