@@ -118,12 +118,15 @@ pub fn reserve_low(len: usize, align: usize) -> Result<usize, Errno> {
     const TRIES: usize = 4;
     let span = SPAN.max(len.saturating_mul(4)).min(HIGHEST);
     let places = span.saturating_sub(len) / align;
-    let taken = |at: &usize| reserve_at(*at, len).is_ok();
-    let tried = (0..TRIES).filter(|_| places > 0).map(|_| {
+    let tries = if places > 0 { TRIES } else { 0 };
+    let mut tried = (0..tries).map(|_| {
         let chance = RandomState::new().build_hasher().finish() as usize;
         LOWEST.next_multiple_of(align) + chance % places * align
     });
-    { tried }.find(taken).map_or_else(|| reserve(len, align), Ok)
+    match tried.find(|at| reserve_at(*at, len).is_ok()) {
+        Some(at) => Ok(at),
+        None => reserve(len, align),
+    }
 }
 
 /// Replaces everything that is mapped in `[addr, addr + len)` by a reservation without access and

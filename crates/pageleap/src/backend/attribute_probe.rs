@@ -5,13 +5,15 @@
 //! that copying the GB takes. So one page of the mapping is duplicated. The duplicate has the same
 //! attributes and no page tables, and it lies below all other mappings, so that its entry is the
 //! first of the file. Several mappings are duplicated side by side, and read at once: opening the
-//! file and removing the duplicates takes longer than an entry. `/proc/self/maps` tells the bounds and the access of mappings without a walk,
-//! and from Linux 6.11 on those of one mapping (PROCMAP_QUERY).
+//! file and removing the duplicates takes longer than an entry. `/proc/self/maps` tells the bounds
+//! and the access of mappings without a walk, and from Linux 6.11 on those of one mapping
+//! (PROCMAP_QUERY).
 //!
 //! If this is not possible (on an old kernel, with hugetlb, without a free page at the bottom),
-//! smaps is read as it is; regions of hugetlb pages lie low for that (ADR 27). The same happens if `/proc/self/maps` shows a gap or an overlap in a
-//! range. Linux 6.17 and later print that file without the lock on the address space, while another
-//! thread may be moving a neighbour. For smaps the kernel takes the lock.
+//! smaps is read as it is; regions of hugetlb pages lie low for that (ADR 27). The same happens if
+//! `/proc/self/maps` shows a gap or an overlap in a range. Linux 6.17 and later print that file
+//! without the lock on the address space, while another thread may be moving a neighbour. For smaps
+//! the kernel takes the lock.
 
 use std::io::Read;
 use std::ops::Range;
@@ -100,12 +102,7 @@ impl Mappings {
 fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let mappings = Mappings::open().ok()?;
     let mut reserved = lock(&PROBE);
-    let process = std::process::id();
-    let room = match reserved.clone().filter(|_| RESERVED_BY.load(Relaxed) == process) {
-        Some(room) => room,
-        None => reserved.insert(reserve_room(mappings.at(0)?.start)?).clone(),
-    };
-    RESERVED_BY.store(process, Relaxed);
+    let room = room_below(&mut reserved, mappings.at(0)?.start)?;
     // Parts of ranges, and whether each lies in the same mapping as the one before it.
     let (mut parts, mut joined): (Vec<Range<usize>>, Vec<bool>) = Default::default();
     let (mut last, mut probes) = (None, 0);
@@ -150,6 +147,23 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
         runs.push(AttributeRun { start: part.start, end: part.end, attributes });
     }
     Some(observe::joined(runs.into_iter()))
+}
+
+/// The reserved pages. If a lower mapping has come since, such as a region of hugetlb pages, its
+/// entries would be read before those of duplicates: then others are reserved below it.
+fn room_below(reserved: &mut Option<Range<usize>>, lowest: usize) -> Option<Range<usize>> {
+    let process = std::process::id();
+    let own = reserved.clone().filter(|_| RESERVED_BY.load(Relaxed) == process);
+    if own.as_ref().is_some_and(|room| room.start <= lowest) {
+        return own;
+    }
+    let Some(room) = reserve_room(lowest) else { return own };
+    if let Some(old) = own {
+        // SAFETY: reserved by this process, and nobody else uses the pages.
+        let _ = unsafe { sys::unmap(old.start, old.len()) };
+    }
+    RESERVED_BY.store(process, Relaxed);
+    Some(reserved.insert(room).clone())
 }
 
 /// Reserves pages below the lowest mapping.
@@ -251,6 +265,33 @@ mod tests {
             [&[][..], &[(12, 20)], &[(10, 18)], &[(10, 14), (15, 20)], &[(10, 14), (10, 20)]]
         {
             assert!(!whole(parts), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn duplicates_come_before_mappings_that_have_come_since() {
+        let linux = Linux;
+        let file = linux.create_file("probe", PageSize::Base, BASE_PAGE).unwrap();
+        let addr = linux.reserve(BASE_PAGE, BASE_PAGE).unwrap();
+        let prot = Prot::READ_WRITE;
+        let mapping = Mapping { addr, len: BASE_PAGE, file, offset: 0, prot, populate: true };
+        // SAFETY: the range was reserved above, and nobody else knows it.
+        unsafe { linux.map(&mapping) }.unwrap();
+        let range = addr..addr + BASE_PAGE;
+        let look = || {
+            let runs = probe_all(std::slice::from_ref(&range));
+            assert_eq!(runs, Some(observe::attributes(addr, BASE_PAGE).unwrap()));
+            lock(&PROBE).clone().unwrap()
+        };
+        let before = look();
+        let low = sys::reserve_below(before.start, BASE_PAGE).unwrap();
+        let since = look();
+        assert!(since.end <= low, "{since:x?} and {low:x}");
+        // SAFETY: the ranges are ours, and nothing uses the file any more.
+        unsafe {
+            linux.release(low, BASE_PAGE).unwrap();
+            linux.release(addr, BASE_PAGE).unwrap();
+            linux.close_file(file);
         }
     }
 
