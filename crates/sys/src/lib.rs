@@ -48,8 +48,8 @@ pub use process::{
 };
 pub use threads::{Thread, is_own_thread, own_stack};
 pub use uffd::{
-    UffdMessage, uffd_copy, uffd_count_faults, uffd_drain, uffd_feature, uffd_handshake,
-    uffd_let_write, uffd_mode, uffd_move, uffd_read, uffd_register, uffd_unregister, uffd_wake,
+    UffdMessage, uffd_copy, uffd_count_faults, uffd_feature, uffd_handshake, uffd_let_write,
+    uffd_mode, uffd_move, uffd_read, uffd_register, uffd_serve_some, uffd_unregister, uffd_wake,
     uffd_write_protect, uffd_zeropage, userfaultfd, userfaultfd_from_device,
 };
 pub use wait::wait_readable;

@@ -6,6 +6,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::errno::{Errno, check, check_descriptor};
+use crate::wait::wait_readable;
 
 /// The version of the interface; every kernel has this one.
 const UFFD_API: u64 = 0xaa;
@@ -424,24 +425,21 @@ pub fn uffd_read(uffd: BorrowedFd<'_>, handle: &mut dyn FnMut(UffdMessage)) -> b
     !read.is_empty()
 }
 
-/// Reads all messages that are waiting (`read(2)`), and calls `write` with the address of each
-/// write to a protected page. Allocates nothing.
+/// Reads messages that are waiting, a few of them (`read(2)`), and calls `write` with the address of
+/// each write to a protected page. Returns whether there were any. Allocates nothing.
 ///
-/// A call such as `mremap` that waits for its message to be read goes on. A thread that waits for a
-/// page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
-pub fn uffd_drain(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) {
+/// A call such as `mremap` that waits for its message to be read goes on, and other code may give the
+/// number to a file of its own right then. So the caller checks the descriptor before each call. A
+/// thread that waits for a page stays asleep until [`uffd_wake`] or [`uffd_let_write`].
+pub fn uffd_serve_some(uffd: BorrowedFd<'_>, write: &mut dyn FnMut(usize)) -> bool {
     let mut messages = [Message::EMPTY; BATCH];
-    loop {
-        let read = read_messages(uffd, &mut messages);
-        if read.is_empty() {
-            return;
-        }
-        for message in read {
-            if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
-                write(message.address as usize);
-            }
+    let read = read_messages(uffd, &mut messages);
+    for message in read {
+        if message.event == EVENT_PAGEFAULT && message.flags & PAGEFAULT_FLAG_WP != 0 {
+            write(message.address as usize);
         }
     }
+    !read.is_empty()
 }
 
 /// Reads messages that are waiting, a few of them, and counts those of page faults: threads that
@@ -458,9 +456,13 @@ pub fn uffd_count_faults(uffd: BorrowedFd<'_>) -> u64 {
 /// Messages that are read at a time.
 const BATCH: usize = 8;
 
-/// Reads what is waiting, as far as there is room (`read(2)`).
+/// Reads what is waiting, as far as there is room (`read(2)`). A userfaultfd does not block, but a
+/// pipe does whose number this has become meanwhile: so nothing is read unless something is there.
 fn read_messages<'a>(uffd: BorrowedFd<'_>, messages: &'a mut [Message; BATCH]) -> &'a [Message] {
-    // SAFETY: the kernel writes whole messages into the buffer. The descriptor does not block.
+    if wait_readable([uffd.as_raw_fd()], 0) == [false] {
+        return &[];
+    }
+    // SAFETY: the kernel writes whole messages into the buffer.
     let read = unsafe {
         libc::read(uffd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(messages))
     };

@@ -109,10 +109,10 @@ pub(super) fn serve(tracker: Tracker, write: &mut dyn FnMut(usize)) {
             // Closing the userfaultfd has let everybody go on who waited for it.
             return;
         }
-        sys::uffd_drain(faults(tracker), write);
+        let were_any = sys::uffd_serve_some(faults(tracker), write);
         // Without it, exchanges would still wait until their messages have been read.
         let ends = tracker.end.is_some_and(|end| end.is_ours());
-        if ends && is_over {
+        if ends && is_over && !were_any {
             return;
         }
         if !ends {

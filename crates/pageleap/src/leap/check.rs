@@ -160,14 +160,15 @@ fn mappings_soon() -> Result<Option<MappingCount>, Error> {
         let in_use = count.in_use + SINCE;
         return Ok(Some(MappingCount { in_use, is_estimate: true, ..count }));
     }
-    observe::max_mapping_count().map(count_mappings).transpose()
+    count_mappings()
 }
 
-fn count_mappings(limit: usize) -> Result<MappingCount, Error> {
+fn count_mappings() -> Result<Option<MappingCount>, Error> {
+    let Some(limit) = observe::max_mapping_count() else { return Ok(None) };
     let at_ns = monotonic_ns();
     let count = MappingCount { in_use: observe::mapping_count()?, limit, is_estimate: false };
     *COUNTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((count, at_ns));
-    Ok(count)
+    Ok(Some(count))
 }
 
 /// Refuses a job that would begin within a few mappings of the process' limit: it would fail page
@@ -177,7 +178,6 @@ pub(super) fn mapping_headroom(
     threads: usize,
     page: PageSize,
 ) -> Result<Headroom, Error> {
-    let Some(count) = mappings_soon()? else { return Ok(Headroom::UNLIMITED) };
     // Each area under way splits a mapping of the region (two more). Those of hugetlb pages stay
     // apart for a while.
     let mut demand = Demand {
@@ -209,18 +209,25 @@ pub(super) fn mapping_headroom(
         });
         demand.in_parts = Some(parts.sum());
     }
-    let needed = demand.always + 2 * demand.legs;
+    room_for(demand)
+}
+
+fn room_for(demand: Demand) -> Result<Headroom, Error> {
     let room = |count: MappingCount| headroom(count.limit.saturating_sub(count.in_use), demand);
-    let found = room(count).filter(|found| found.most_vacated == usize::MAX);
-    if let (Some(found), true) = (found, count.is_estimate) {
-        return Ok(found);
+    let Some(mut count) = mappings_soon()? else { return Ok(Headroom::UNLIMITED) };
+    if count.is_estimate {
+        if let Some(found) = room(count).filter(|found| found.most_vacated == usize::MAX) {
+            return Ok(found);
+        }
+        // The limit may have been raised since, perhaps because of this error.
+        let Some(exact) = count_mappings()? else { return Ok(Headroom::UNLIMITED) };
+        count = exact;
     }
-    let count = if count.is_estimate { count_mappings(count.limit)? } else { count };
     room(count).ok_or(Error::Limit {
         what: "memory mappings of this process (vm.max_map_count)",
         limit: count.limit,
         in_use: count.in_use,
-        needed,
+        needed: demand.always + 2 * demand.legs,
         remedy: "raise it (sysctl -w vm.max_map_count=262144), unmap what is no longer used, or \
                  move fewer pieces at once",
     })
@@ -229,6 +236,16 @@ pub(super) fn mapping_headroom(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(not(any(loom, shuttle, miri)))]
+    fn a_limit_that_was_raised_since_the_last_count_serves_at_once() {
+        // What a job left that was refused under a lower limit.
+        let refused = MappingCount { in_use: 50, limit: 70, is_estimate: false };
+        *COUNTED.lock().unwrap() = Some((refused, monotonic_ns()));
+        let found = room_for(Demand { always: 20, legs: 1, in_parts: None }).unwrap();
+        assert_eq!(found.most_vacated, usize::MAX);
+    }
 
     #[test]
     fn many_pieces_are_moved_in_parts() {
