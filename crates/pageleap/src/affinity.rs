@@ -1,5 +1,26 @@
 //! The CPUs on which a thread of the library runs.
 
+/// The CPUs on which a thread may run.
+pub(crate) struct Affinity(libc::cpu_set_t);
+
+impl Affinity {
+    /// Those of the calling thread, if the kernel tells.
+    pub(crate) fn own() -> Option<Affinity> {
+        // SAFETY: zeros are a valid set, and the call writes one set.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            let refused = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+            (refused == 0).then_some(Affinity(set))
+        }
+    }
+
+    /// Gives them to the calling thread, as far as they are still there.
+    pub(crate) fn restore(&self) {
+        // SAFETY: the call reads one set.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &self.0) };
+    }
+}
+
 /// Restricts the calling thread to `cpus`, as far as its present affinity allows. Returns whether
 /// that worked. An empty list (a node without CPUs) changes nothing and returns `true`.
 pub(crate) fn run_on(cpus: &[usize]) -> bool {

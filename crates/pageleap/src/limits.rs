@@ -1,8 +1,11 @@
 //! Limits of the process that the library checks before it goes to work.
 
+use pageleap_sys::Resource;
+
 use crate::backend::Backend;
 use crate::cgroup;
 use crate::error::Error;
+use crate::sync::{Fresh, monotonic_ns};
 use crate::units::{BASE_PAGE, NodeId};
 
 /// Checks RLIMIT_AS: whether `threads` more threads fit into the address space that is left, or,
@@ -23,6 +26,23 @@ pub(crate) fn check_address_space(backend: &dyn Backend, threads: usize) -> Resu
         });
     }
     Ok(())
+}
+
+/// Whether the process has more address space than RLIMIT_AS allows. Beyond the limit a call that
+/// unmaps first and maps then fails in between. Where there was no limit a moment ago, nothing is
+/// read.
+pub(crate) fn is_over_address_space_limit() -> bool {
+    static UNLIMITED: Fresh<()> = Fresh::new();
+    if UNLIMITED.get(|()| ()).is_some() {
+        return false;
+    }
+    let now_ns = monotonic_ns();
+    if pageleap_sys::resource_limit(Resource::AddressSpace).is_ok_and(|limit| limit.soft.is_none())
+    {
+        UNLIMITED.put((), now_ns);
+        return false;
+    }
+    pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0)
 }
 
 /// Checks that memory cgroups leave room for what a job of `bytes` bytes takes beside its frames:

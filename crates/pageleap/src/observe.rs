@@ -10,6 +10,8 @@ use pageleap_sys::KeptFd;
 use crate::error::Error;
 use crate::units::{AddressRange, BASE_PAGE, NodeId, Prot};
 
+/// Where all of them lie.
+const OWN: &str = "/proc/self/";
 const SMAPS: &str = "/proc/self/smaps";
 const MAPS: &str = "/proc/self/maps";
 const PAGEMAP: &str = "/proc/self/pagemap";
@@ -17,12 +19,15 @@ const NUMA_MAPS: &str = "/proc/self/numa_maps";
 
 /// Opens one of them, as the calling thread sees it.
 fn open(path: &str) -> std::io::Result<KeptFd> {
-    Ok(pageleap_sys::open_own(path.trim_start_matches("/proc/self/"))?)
+    Ok(pageleap_sys::open_own(path.trim_start_matches(OWN))?)
 }
 
 /// The whole text of one of them.
 fn text(path: &str) -> Result<String, Error> {
-    open(path).and_then(std::io::read_to_string).map_err(|e| unreadable(path, e))
+    // The name of a file may be no text.
+    let read = pageleap_sys::read_own(path.trim_start_matches(OWN));
+    let text = read.map_err(|errno| unreadable(path, errno.into()))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn unreadable(path: &str, error: std::io::Error) -> Error {

@@ -16,6 +16,7 @@
 use pageleap_sys::{self as sys, Errno, Resource, Scheduling};
 
 use crate::error::Error;
+use crate::sync::{Fresh, monotonic_ns};
 
 /// A part of its work for which the calling thread is scheduled in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +39,23 @@ impl Haste {
     }
 }
 
-/// How the calling thread is scheduled, if that may be changed.
+/// How the calling thread, one of the library's, is scheduled, if that may be changed. Threads that
+/// it starts must not inherit a real-time policy.
 fn own() -> Option<Scheduling> {
+    present().map(|own| Scheduling { resets_on_fork: true, ..own })
+}
+
+/// How the calling thread is scheduled, if that may be changed.
+fn present() -> Option<Scheduling> {
     let is_modelled = cfg!(any(miri, shuttle));
     sys::scheduling().ok().filter(|own| own.is_fair() && !is_modelled)
+}
+
+/// Whether a job may run in the calling thread: not if it would have to raise it ([`Raised`]), or if
+/// the kernel takes the CPU from the thread for a while when its time is up.
+pub(crate) fn lends_itself() -> bool {
+    let own = sys::scheduling().ok();
+    own.is_some_and(|own| !own.is_low() && own.policy != libc::SCHED_DEADLINE)
 }
 
 /// What has become of a thread that a starter of low priority has started.
@@ -63,6 +77,13 @@ impl Raised {
         Raised::default()
     }
 
+    /// Makes the thread as low again as it was.
+    pub(crate) fn undo(self) {
+        if let Some(low) = self.low {
+            let _ = sys::reschedule(Scheduling::ORDINARY, low);
+        }
+    }
+
     /// How copies are made that nobody waits for, if not as usual.
     pub(crate) fn copying(self) -> Option<Haste> {
         let usual = Scheduling::ORDINARY;
@@ -74,7 +95,7 @@ impl Raised {
 fn stays_low(own: Scheduling) -> String {
     let name = match own {
         Scheduling { policy: libc::SCHED_IDLE, .. } => "SCHED_IDLE".to_owned(),
-        Scheduling { policy: libc::SCHED_BATCH, nice } => format!("SCHED_BATCH, nice {nice}"),
+        Scheduling { policy: libc::SCHED_BATCH, nice, .. } => format!("SCHED_BATCH, nice {nice}"),
         Scheduling { nice, .. } => format!("nice {nice}"),
     };
     format!(
@@ -113,10 +134,31 @@ fn remedy_without_thread(errno: Errno, policy: Option<i32>) -> &'static str {
 /// How the calling thread may run before ordinary threads, and return, if it may. With a limit on
 /// real time (RLIMIT_RTTIME) the kernel would kill the process during a window that takes longer.
 pub(crate) fn first() -> Option<Haste> {
-    let usual = own()?;
+    own().and_then(first_of)
+}
+
+/// The same for a thread of the program's that has lent itself. It starts no thread meanwhile. What a
+/// thread was allowed a moment ago is not tried again: in a small job that would be a good part of
+/// the time.
+pub(crate) fn first_of_lent_thread() -> Option<Haste> {
+    static ALLOWED: Fresh<()> = Fresh::new();
+    let usual = present()?;
+    if ALLOWED.get(|()| ()).is_some() {
+        return may_take_long().then(|| Haste { usual, meanwhile: usual.first() });
+    }
+    let (haste, now_ns) = (first_of(usual)?, monotonic_ns());
+    ALLOWED.put((), now_ns);
+    Some(haste)
+}
+
+fn first_of(usual: Scheduling) -> Option<Haste> {
     let haste = Haste { usual, meanwhile: usual.first() };
-    let unlimited = sys::resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none());
-    (unlimited && haste.apply(true) && haste.apply(false)).then_some(haste)
+    (may_take_long() && haste.apply(true) && haste.apply(false)).then_some(haste)
+}
+
+/// Whether no limit bounds the time of a thread that runs before ordinary ones.
+fn may_take_long() -> bool {
+    sys::resource_limit(Resource::RealTime).is_ok_and(|limit| limit.soft.is_none())
 }
 
 /// Raises the calling thread for good, as far as it may be. It is one that sleeps until others wait
@@ -251,7 +293,7 @@ mod tests {
 
     #[test]
     fn low_is_what_ordinary_threads_run_before() {
-        let scheduling = |policy, nice| Scheduling { policy, nice };
+        let scheduling = |policy, nice| Scheduling { policy, nice, ..Scheduling::ORDINARY };
         for (policy, nice, low) in [
             (libc::SCHED_OTHER, 0, false),
             (libc::SCHED_OTHER, -5, false),

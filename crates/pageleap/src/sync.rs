@@ -77,6 +77,35 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// What was last found out, which counts for a moment: for what many jobs ask one after the other.
+///
+/// It never waits: while another thread stores, there is nothing, also in a child made by `fork`
+/// meanwhile.
+pub(crate) struct Fresh<T>(std::sync::Mutex<Option<(T, u64)>>);
+
+impl<T> Fresh<T> {
+    /// For how long a value counts.
+    pub(crate) const NS: u64 = 10_000_000;
+
+    pub(crate) const fn new() -> Self {
+        Fresh(std::sync::Mutex::new(None))
+    }
+
+    /// What `of` takes from the last value, unless that is too old by now.
+    pub(crate) fn get<U>(&self, of: impl FnOnce(&T) -> U) -> Option<U> {
+        let last = self.0.try_lock().ok()?;
+        let (value, at_ns) = last.as_ref()?;
+        (monotonic_ns().saturating_sub(*at_ns) < Self::NS).then(|| of(value))
+    }
+
+    /// Stores a value that was found at `at_ns`, or later.
+    pub(crate) fn put(&self, value: T, at_ns: u64) {
+        if let Ok(mut last) = self.0.try_lock() {
+            *last = Some((value, at_ns));
+        }
+    }
+}
+
 /// A word on which threads sleep until it changes: a futex with 64 bits, so that values need not
 /// repeat. The kernel compares 32 bits, which count the changes. In a checker a condition variable
 /// replaces the kernel, so that a lost wake-up is found as a deadlock.
@@ -154,6 +183,22 @@ impl WaitWord {
     /// Threads that sleep on the word, are about to, or have just woken.
     pub(crate) fn sleepers(&self) -> u32 {
         self.sleepers.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod fresh_tests {
+    use super::*;
+
+    #[test]
+    fn a_value_counts_for_a_moment() {
+        let fresh = Fresh::new();
+        assert_eq!(fresh.get(|seen: &u8| *seen), None);
+        let now_ns = monotonic_ns() + Fresh::<u8>::NS;
+        fresh.put(1, now_ns);
+        assert_eq!(fresh.get(|seen| *seen), Some(1));
+        fresh.put(2, now_ns - 2 * Fresh::<u8>::NS);
+        assert_eq!(fresh.get(|seen| *seen), None);
     }
 }
 

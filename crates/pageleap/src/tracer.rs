@@ -15,6 +15,7 @@
 //! numbers is not covered.
 
 use std::io::Read;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How often threads look that are not traced: a look takes some 10 us.
 const EVERY_NS: u64 = 100_000_000;
@@ -36,14 +37,53 @@ fn tracer_in(status: &[u8]) -> Option<u32> {
     Some(number).filter(|number| *number != 0)
 }
 
+/// When threads last found out that nobody traces them, for threads that run many short jobs. Of two
+/// threads with one entry each forgets the other's, and looks again.
+struct Untraced([AtomicU64; 16]);
+
+static UNTRACED: Untraced = Untraced([const { AtomicU64::new(0) }; 16]);
+
+impl Untraced {
+    /// An entry has the number of the thread, and 32 bits of a time in units of 2^20 ns.
+    const UNIT: u32 = 20;
+
+    fn note(&self, thread: u32, now_ns: u64, is_traced: bool) {
+        let time = u64::from((now_ns >> Self::UNIT) as u32);
+        let entry = if is_traced { 0 } else { u64::from(thread) << 32 | time };
+        self.0[thread as usize % self.0.len()].store(entry, Relaxed);
+    }
+
+    /// When a thread has looked, if that is not too long ago.
+    fn last(&self, thread: u32, now_ns: u64) -> Option<u64> {
+        let entry = self.0[thread as usize % self.0.len()].load(Relaxed);
+        let units = ((now_ns >> Self::UNIT) as u32).wrapping_sub(entry as u32);
+        let seen_ns = (now_ns >> Self::UNIT).checked_sub(units.into())? << Self::UNIT;
+        (entry >> 32 == thread.into() && now_ns - seen_ns < EVERY_NS).then_some(seen_ns)
+    }
+}
+
+/// The number of the calling thread.
+fn own_number() -> u32 {
+    // SAFETY: the call takes no arguments.
+    unsafe { libc::gettid() as u32 }
+}
+
 /// A thread's knowledge of its tracer. The thread looks between areas, and never in a window.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     seen_ns: Option<u64>,
     tracer: Option<u32>,
+    /// Whether the thread outlives the job.
+    lasts: bool,
 }
 
 impl Watch {
+    /// For a thread that outlives the job: it may have looked in the last one.
+    pub(crate) fn of_lasting_thread(now_ns: u64) -> Watch {
+        let seen_ns = UNTRACED.last(own_number(), now_ns);
+        Watch { seen_ns, tracer: None, lasts: true }
+    }
+
     /// The process that traces the calling thread, as far as is known at `now_ns`. The first call
     /// looks, and then each call that comes [`EVERY_NS`] after the last look. While the thread is
     /// traced, each call looks, which costs little beside the stops: so the job's own engine goes on
@@ -56,6 +96,9 @@ impl Watch {
         let is_old = self.seen_ns.is_none_or(|seen| now_ns.saturating_sub(seen) >= EVERY_NS);
         if is_old || self.tracer.is_some() {
             (self.seen_ns, self.tracer) = (Some(now_ns), look());
+            if self.lasts {
+                UNTRACED.note(own_number(), now_ns, self.tracer.is_some());
+            }
         }
         self.last()
     }
@@ -79,6 +122,24 @@ mod tests {
         assert_eq!(tracer_in(status("x").as_bytes()), None);
         assert_eq!(tracer_in(b"Name:\tx\n"), None);
         assert_eq!(tracer_in(b""), None);
+    }
+
+    #[test]
+    fn what_a_thread_has_found_counts_for_its_next_job() {
+        let untraced = Untraced([const { AtomicU64::new(0) }; 16]);
+        // Also when the 32 bits overflow.
+        for now_ns in [EVERY_NS, 5 << 40, (1 << 52) - 5, (1 << 52) + 5] {
+            assert_eq!(untraced.last(7, now_ns), None);
+            untraced.note(7, now_ns, false);
+            let later_ns = now_ns + EVERY_NS / 2;
+            let seen_ns = untraced.last(7, later_ns).unwrap();
+            assert!((now_ns - (1 << 20)..=now_ns).contains(&seen_ns), "{seen_ns} and {now_ns}");
+            assert_eq!(untraced.last(7, now_ns + EVERY_NS), None);
+            // A thread with the same entry, and one with another.
+            assert_eq!((untraced.last(23, later_ns), untraced.last(8, later_ns)), (None, None));
+            untraced.note(7, later_ns, true);
+            assert_eq!(untraced.last(7, later_ns), None);
+        }
     }
 
     #[test]

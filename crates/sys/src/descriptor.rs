@@ -6,6 +6,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::errno::{Errno, check, check_descriptor};
 use crate::process::{Resource, resource_limit};
@@ -63,11 +64,26 @@ fn seals_of(descriptor: RawFd) -> Option<i32> {
 /// kernel gives the lowest free number, so one in the upper quarter of what the process may open
 /// (`fcntl(2)` with F_DUPFD_CLOEXEC). Without a free number there, it keeps its own.
 pub fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+    /// From where on, as of the last look at the limit; 0 before the first one.
+    static FROM: AtomicI32 = AtomicI32::new(0);
+    let last = FROM.load(Ordering::Relaxed);
+    if last > 0
+        && let Ok(duplicate) = duplicate_above(&descriptor, last)
+    {
+        return duplicate;
+    }
+    // The limit may be lower by now.
+    let from = upper_quarter();
+    FROM.store(from, Ordering::Relaxed);
+    duplicate_above(&descriptor, from).unwrap_or(descriptor)
+}
+
+/// Where the upper quarter begins of the numbers that the process may open.
+fn upper_quarter() -> RawFd {
     /// Beyond this, the kernel's table of descriptors would become large.
     const MOST: u64 = 1024;
     let limit = resource_limit(Resource::OpenFiles).ok().and_then(|limit| limit.soft);
-    let from = limit.unwrap_or(MOST).min(MOST) * 3 / 4;
-    duplicate_above(&descriptor, from as RawFd).unwrap_or(descriptor)
+    (limit.unwrap_or(MOST).min(MOST) * 3 / 4) as RawFd
 }
 
 fn duplicate_above(descriptor: &OwnedFd, from: RawFd) -> Result<OwnedFd, Errno> {

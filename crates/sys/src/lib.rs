@@ -38,15 +38,17 @@ pub use memory::{
     move_mapping, protect, read_at, reserve, reserve_at, reserve_below, reserve_low, set_advice,
     signal_event, unlock, unmap, vacate,
 };
-pub use mempolicy::{MAX_NODES, Policy, bind, interleave, move_pages, nodes_of_pages, prefer_node};
-pub use own::open_own;
+pub use mempolicy::{
+    MAX_NODES, Policy, ThreadPolicy, bind, interleave, move_pages, nodes_of_pages, prefer_node,
+};
+pub use own::{open_own, read_own};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
     PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
     has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock, policy_mode, reschedule,
     resource_limit, run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
 };
-pub use threads::{Thread, is_own_thread, own_stack};
+pub use threads::{Thread, as_own_thread, is_own_thread, own_stack};
 pub use uffd::{
     UffdMessage, uffd_copy, uffd_count_faults, uffd_feature, uffd_handshake, uffd_let_write,
     uffd_mode, uffd_move, uffd_read, uffd_register, uffd_serve_some, uffd_unregister, uffd_wake,

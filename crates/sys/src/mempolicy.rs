@@ -98,6 +98,48 @@ pub fn prefer_node(node: Option<u32>) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits) }).map(drop)
 }
 
+/// The memory policy of a thread, as the kernel keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadPolicy {
+    /// With the flags of the mode.
+    mode: libc::c_int,
+    mask: [u64; MASK_WORDS],
+}
+
+impl ThreadPolicy {
+    /// That of the calling thread (`get_mempolicy(2)`, Linux 2.6.7).
+    ///
+    /// # Errors
+    /// ENOSYS or EPERM: a seccomp filter refuses the call, or the kernel has no memory policies.
+    pub fn own() -> Result<ThreadPolicy, Errno> {
+        let (mut mode, mut mask) = (0 as libc::c_int, [0u64; MASK_WORDS]);
+        // SAFETY: the kernel writes one number and at most as many bits as the mask has.
+        check(unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut mode,
+                mask.as_mut_ptr(),
+                MAX_NODES,
+                std::ptr::null::<libc::c_void>(),
+                0,
+            )
+        })?;
+        Ok(ThreadPolicy { mode, mask })
+    }
+
+    /// Gives the calling thread this policy (`set_mempolicy(2)`).
+    ///
+    /// # Errors
+    /// EINVAL: the cpuset allows none of its nodes any more. Otherwise as for [`ThreadPolicy::own`].
+    pub fn set(&self) -> Result<(), Errno> {
+        let has_mask = self.mask.iter().any(|word| *word != 0);
+        let mask = if has_mask { self.mask.as_ptr() } else { std::ptr::null() };
+        let bits = if has_mask { MAX_NODES + 1 } else { 0 };
+        // SAFETY: the mask outlives the call, and the policy changes no contents.
+        check(unsafe { libc::syscall(libc::SYS_set_mempolicy, self.mode, mask, bits) }).map(drop)
+    }
+}
+
 /// A mask with the bits of these nodes set. EINVAL for [`MAX_NODES`] and above.
 fn mask_of(nodes: impl IntoIterator<Item = u32>) -> Result<[u64; MASK_WORDS], Errno> {
     let mut mask = [0u64; MASK_WORDS];
@@ -188,4 +230,28 @@ pub fn move_pages(
         )
     };
     check(rc).map(|left| left as u64)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_gets_its_policy_back() {
+        let test = || {
+            let Ok(before) = ThreadPolicy::own() else { return };
+            for changed in [Some(0), None] {
+                prefer_node(changed).unwrap();
+                let policy = ThreadPolicy::own().unwrap();
+                assert_eq!(policy != before, changed.is_some());
+                prefer_node(None).unwrap();
+                policy.set().unwrap();
+                assert_eq!(ThreadPolicy::own(), Ok(policy));
+            }
+            before.set().unwrap();
+            assert_eq!(ThreadPolicy::own(), Ok(before));
+        };
+        // A policy is a thread's.
+        std::thread::spawn(test).join().unwrap();
+    }
 }

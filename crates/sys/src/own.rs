@@ -38,15 +38,44 @@ fn open_below(folder: &[u8], name: &str) -> Result<KeptFd, Errno> {
     KeptFd::new(file)
 }
 
-impl Read for KeptFd {
-    /// Fails with EBADF if the number stands for another file now.
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+/// The whole text of a file below `/proc/self`, read into one buffer ([`open_own`]).
+///
+/// # Errors
+/// Those of [`open_own`] and of `read(2)`.
+pub fn read_own(name: &str) -> Result<Vec<u8>, Errno> {
+    /// As much as the kernel gives at once, mostly.
+    const PART: usize = 4096;
+    let mut file = open_own(name)?;
+    let (mut text, mut used) = (vec![0; PART], 0);
+    loop {
+        // The kernel says by an empty part that there is no more.
+        if text.len() - used < PART {
+            text.resize(2 * text.len(), 0);
+        }
+        match file.read_part(&mut text[used..])? {
+            0 => break,
+            read => used += read,
+        }
+    }
+    text.truncate(used);
+    Ok(text)
+}
+
+impl KeptFd {
+    fn read_part(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
         if !self.is_ours() {
-            return Err(Errno(libc::EBADF).into());
+            return Err(Errno(libc::EBADF));
         }
         // SAFETY: the kernel writes at most as many bytes as the buffer has.
         let read = unsafe { libc::read(self.as_raw_fd(), into.as_mut_ptr().cast(), into.len()) };
-        Ok(check(read as libc::c_long)?)
+        Ok(check(read as libc::c_long)? as usize)
+    }
+}
+
+impl Read for KeptFd {
+    /// Fails with EBADF if the number stands for another file now.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(self.read_part(into)?)
     }
 }
 
@@ -64,6 +93,8 @@ mod tests {
         };
         thread();
         std::thread::spawn(thread).join().unwrap();
+        assert_eq!(read_own("comm").unwrap(), std::fs::read("/proc/thread-self/comm").unwrap());
+        assert!(read_own("smaps").unwrap().len() > 8192, "in several parts");
         assert_eq!(open_own("no such file").unwrap_err(), Errno(libc::ENOENT));
         assert!(open_own(&"long".repeat(9)).is_err());
     }

@@ -256,11 +256,15 @@ pub struct Scheduling {
     pub policy: i32,
     /// Of threads with a real-time policy the kernel keeps it for later.
     pub nice: i32,
+    /// Whether threads and processes that it starts are ordinary ones (SCHED_RESET_ON_FORK). Without
+    /// CAP_SYS_NICE that cannot be undone, even where RLIMIT_RTPRIO allows the rest.
+    pub resets_on_fork: bool,
 }
 
 impl Scheduling {
-    /// As threads are scheduled of which nobody has said anything.
-    pub const ORDINARY: Scheduling = Scheduling { policy: libc::SCHED_OTHER, nice: 0 };
+    /// As threads are scheduled of which nobody has said anything, but [`Scheduling::resets_on_fork`].
+    pub const ORDINARY: Scheduling =
+        Scheduling { policy: libc::SCHED_OTHER, nice: 0, resets_on_fork: true };
 
     /// Before all that are not real-time threads, with the lowest priority of those (SCHED_FIFO).
     pub const fn first(self) -> Scheduling {
@@ -295,13 +299,13 @@ pub fn scheduling() -> Result<Scheduling, Errno> {
         // The call itself tells 20 - nice, and so no negative number.
         (policy, check(libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0))?)
     };
+    let resets_on_fork = policy as i32 & libc::SCHED_RESET_ON_FORK != 0;
     let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
-    Ok(Scheduling { policy, nice: 20 - inverse as i32 })
+    Ok(Scheduling { policy, nice: 20 - inverse as i32, resets_on_fork })
 }
 
 /// Changes how the calling thread is scheduled, which is `from` (`sched_setscheduler(2)`,
-/// `setpriority(2)`). Threads and processes that it starts do not inherit a real-time policy (Linux
-/// 2.6.32).
+/// `setpriority(2)`).
 ///
 /// # Errors
 /// EPERM: the process has neither CAP_SYS_NICE nor a sufficient RLIMIT_RTPRIO or RLIMIT_NICE.
@@ -324,9 +328,7 @@ pub fn reschedule(from: Scheduling, to: Scheduling) -> Result<(), Errno> {
 }
 
 fn set_policy(to: Scheduling) -> Result<(), Errno> {
-    // SCHED_RESET_ON_FORK stays set: removing it needs CAP_SYS_NICE, even where RLIMIT_RTPRIO
-    // allows the rest.
-    let policy = to.policy | libc::SCHED_RESET_ON_FORK;
+    let policy = to.policy | if to.resets_on_fork { libc::SCHED_RESET_ON_FORK } else { 0 };
     // SAFETY: the struct consists of integers. The C library may have fields in it besides the one
     // that counts.
     let mut priority: libc::sched_param = unsafe { std::mem::zeroed() };

@@ -104,6 +104,41 @@ pub fn is_own_thread() -> bool {
     KEY.get().is_some_and(|key| !unsafe { libc::pthread_getspecific(*key) }.is_null())
 }
 
+/// Runs `body` in the calling thread as one of this library's: [`is_own_thread`] is true meanwhile,
+/// and the signals that programs handle are blocked, as in a thread of [`Thread::start`]. At the end
+/// the thread is as before, also if `body` unwinds.
+///
+/// # Errors
+/// ENOMEM, and EAGAIN: no thread-specific key is left (PTHREAD_KEYS_MAX). Then `body` has not run.
+pub fn as_own_thread<T>(body: impl FnOnce() -> T) -> Result<T, Errno> {
+    struct Restore {
+        key: libc::pthread_key_t,
+        mask: libc::sigset_t,
+    }
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            // SAFETY: the key exists. The call changes the mask of the calling thread only.
+            unsafe {
+                libc::pthread_setspecific(self.key, std::ptr::null());
+                libc::pthread_sigmask(libc::SIG_SETMASK, &self.mask, std::ptr::null_mut());
+            }
+        }
+    }
+    let key = mark()?;
+    // SAFETY: zeros are a valid set, which the second call overwrites. The other calls change the
+    // calling thread only, and nothing dereferences the value of the key.
+    let _restore = unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        match libc::pthread_setspecific(key, (&raw const MARK).cast()) {
+            0 => {}
+            error => return Err(Errno(error)),
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &raw mut mask);
+        Restore { key, mask }
+    };
+    Ok(body())
+}
+
 /// Starts a thread that runs `run` with `argument`. If the call fails, `argument` still belongs to
 /// the caller.
 fn create(argument: *mut c_void) -> Result<libc::pthread_t, Errno> {
@@ -212,6 +247,24 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+
+    #[test]
+    fn a_thread_of_the_program_is_ours_for_a_while() {
+        let blocks = |signal| unsafe {
+            // SAFETY: zeros are a valid set, which the call overwrites.
+            let mut mask: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
+            libc::sigismember(&raw const mask, signal) == 1
+        };
+        std::thread::spawn(move || {
+            let seen =
+                as_own_thread(|| (is_own_thread(), blocks(libc::SIGUSR1), blocks(libc::SIGSEGV)));
+            assert_eq!(seen, Ok((true, true, false)));
+            assert!(!is_own_thread() && !blocks(libc::SIGUSR1));
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn threads_know_whose_they_are() {

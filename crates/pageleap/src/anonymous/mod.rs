@@ -330,7 +330,7 @@ impl MemoryMigration {
             tracer: self.tracer,
             watch: Mutex::new(Watch::default()),
         };
-        Running::new(mover, items, areas, settings, self.warnings(), began)?.start()
+        Running::new(mover, items, areas, settings, self.warnings(), began).start(None)
     }
 
     /// Makes the policies of ranges those of their placements.

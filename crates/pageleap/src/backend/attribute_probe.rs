@@ -29,7 +29,7 @@ use crate::sync::{Mutex, lock};
 use crate::units::BASE_PAGE;
 
 /// The most mappings that are probed, at some 5 to 20 us each. Of more, smaps is read as it is.
-const MAX_PROBES: usize = 256;
+const MAX_PROBES: usize = 4096;
 
 /// The most duplicates at a time.
 pub(crate) const MOST_DUPLICATES: usize = 64;
@@ -81,13 +81,14 @@ enum Mappings {
 
 impl Mappings {
     fn open() -> std::io::Result<Mappings> {
-        let mut file = sys::open_own("maps")?;
+        let file = sys::open_own("maps")?;
         if sys::mapping_at(file.as_fd(), 0).is_ok() {
             return Ok(Mappings::Asked(file));
         }
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
-        Ok(Mappings::Read(text.lines().filter_map(range_of).collect()))
+        let text = sys::read_own("maps")?;
+        let lines = text.split(|byte| *byte == b'\n');
+        let ranges = lines.filter_map(|line| range_of(&String::from_utf8_lossy(line)));
+        Ok(Mappings::Read(ranges.collect()))
     }
 
     /// The mapping at an address, or the next one.
@@ -108,7 +109,10 @@ fn probe_all(ranges: &[Range<usize>]) -> Option<Vec<AttributeRun>> {
     let (mut last, mut probes) = (None, 0);
     for range in ranges {
         let (seen, mut at) = (parts.len(), range.start);
-        while let Some(mapping) = mappings.at(at).filter(|_| at < range.end) {
+        while at < range.end {
+            // Many small ranges lie in one mapping.
+            let known = last.clone().filter(|last: &Range<usize>| last.contains(&at));
+            let Some(mapping) = known.or_else(|| mappings.at(at)) else { break };
             let Some(part) = overlap(mapping.clone(), range) else { break };
             at = part.end;
             parts.push(part);

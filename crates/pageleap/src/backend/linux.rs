@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io::Read;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 
 use pageleap_sys as sys;
 
@@ -18,6 +19,12 @@ use crate::units::PageSize;
 /// The memory of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Linux;
+
+/// The kernel, as all pools and regions share it.
+pub(crate) fn host_memory() -> Arc<dyn Backend> {
+    static HOST: OnceLock<Arc<Linux>> = OnceLock::new();
+    HOST.get_or_init(|| Arc::new(Linux)).clone()
+}
 
 impl Linux {
     /// Borrows the descriptor of a memory file.

@@ -34,6 +34,8 @@ pub use fail_at::{FailAt, FailMode};
 pub use interpose::{Interposer, Part, Request};
 #[cfg(not(loom))]
 pub use linux::Linux;
+#[cfg(not(loom))]
+pub(crate) use linux::host_memory;
 pub use model::{Model, ModelFault};
 pub(crate) use pageleap_sys::Kept;
 pub use pageleap_sys::{Advice, CopyLoop, CopyMethod, Errno, PageRegion, Policy, page_is};

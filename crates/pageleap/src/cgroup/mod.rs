@@ -4,11 +4,11 @@
 mod groups;
 
 use std::fs;
-use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
 use groups::{Groups, Version, groups};
 
+use crate::sync::{Fresh, monotonic_ns};
 use crate::topology::SysFiles;
 
 /// One limit that applies to the process.
@@ -52,35 +52,51 @@ pub(crate) fn memory(files: &SysFiles) -> Limits {
 
 /// The memory limit that leaves less than `needed` bytes, of those that the process can see: for who
 /// asks often. Only where a group is nearly full this reads more than one file of each group. Swap
-/// that is free counts as left, because the kernel can make room by it.
+/// that is free counts as left, because the kernel can make room by it. Where much was left a moment
+/// ago, nothing is read.
 pub(crate) fn memory_short_of(needed: u64) -> Option<Limit> {
+    /// The least that all groups have left.
+    static LEFT: Fresh<u64> = Fresh::new();
+    /// What all threads of a machine take meanwhile at most: they fault in some GB per second.
+    const SINCE: u64 = 512 << 20;
+    let is_plenty = |left: &u64| *left >= needed.saturating_add(SINCE);
+    if LEFT.get(is_plenty) == Some(true) {
+        return None;
+    }
+    let now_ns = monotonic_ns();
+    let left = least_left()?;
+    LEFT.put(left, now_ns);
+    if left >= needed {
+        return None;
+    }
+    let files = SysFiles::host();
+    let short = memory(&files).seen.into_iter().filter(|limit| limit.left < needed);
+    let short = short.min_by_key(|limit| limit.left)?;
+    (short.left.saturating_add(free_swap(&files, &short)) < needed).then_some(short)
+}
+
+/// The bytes up to the nearest limit of all groups that the process can see, without those of file
+/// pages that the kernel can drop. `None` if it is not known which groups these are.
+fn least_left() -> Option<u64> {
     /// The files of the limit and the usage of each group, found when `/proc/self/cgroup` had this
     /// text.
     type Found = (Vec<u8>, Vec<[String; 2]>);
     static FOUND: Mutex<Option<Found>> = Mutex::new(None);
-    let mut memberships = Vec::new();
-    pageleap_sys::open_own("cgroup").ok()?.read_to_end(&mut memberships).ok()?;
-    let files = SysFiles::host();
+    let memberships = pageleap_sys::read_own("cgroup").ok()?;
     let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
     if found.as_ref().is_none_or(|(of, _)| *of != memberships) {
-        let groups = groups(&files, "memory");
+        let groups = groups(&SysFiles::host(), "memory");
         let [limit, usage, _] = memory_files(groups.version);
         let paths = groups.directories.iter();
         let paths = paths.map(|group| [limit, usage].map(|file| format!("/{group}/{file}")));
         *found = Some((memberships, paths.collect()));
     }
     let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let is_nearly_full = |[limit, usage]: &[String; 2]| {
+    let left = |[limit, usage]: &[String; 2]| {
         let max = number(limit).filter(|max| *max < NO_LIMIT);
-        max.is_some_and(|max| number(usage).is_some_and(|used| max.saturating_sub(used) < needed))
+        max.and_then(|max| Some(max.saturating_sub(number(usage)?))).unwrap_or(u64::MAX)
     };
-    if !found.as_ref()?.1.iter().any(is_nearly_full) {
-        return None;
-    }
-    drop(found);
-    let short = memory(&files).seen.into_iter().filter(|limit| limit.left < needed);
-    let short = short.min_by_key(|limit| limit.left)?;
-    (short.left.saturating_add(free_swap(&files, &short)) < needed).then_some(short)
+    Some(found.as_ref()?.1.iter().map(left).min().unwrap_or(u64::MAX))
 }
 
 /// Bytes of swap that the machine, and the group of a limit, have left.

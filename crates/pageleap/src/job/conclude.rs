@@ -42,8 +42,9 @@ struct Times {
 }
 
 impl<M: Mover> Running<M> {
-    /// After the last page: gives everything back and delivers the report.
-    pub(super) fn conclude(self) {
+    /// After the last page: gives everything back and delivers the report. `from_cpu_ns` is the CPU
+    /// time that the calling thread had before the job.
+    pub(super) fn conclude(self, from_cpu_ns: Option<u64>) {
         let migrate_ns = self.began.elapsed().as_nanos() as u64;
         let Running { mover, items, settings, state, shared, .. } = self;
         warn_of_tracer(&mut lock(&state).tally);
@@ -51,14 +52,14 @@ impl<M: Mover> Running<M> {
         let books = Books { state: &state, shared: &shared, deadline: settings.deadline };
         mover.finish(books, &mut || {
             shared.start_recycling();
-            // CPU time of this thread since it began; the other threads have ended.
+            // The other threads have ended.
             recycling = Some((Instant::now(), pageleap_sys::thread_cpu_time_ns().ok()));
         });
         let (recycling, leader_cpu_ns) = recycling.expect("a mover says when pages are free");
         let times = Times {
             migrate_ns,
             recycle_ns: recycling.elapsed().as_nanos() as u64,
-            leader_cpu_ns,
+            leader_cpu_ns: leader_cpu_ns.zip(from_cpu_ns).map(|(to, from)| to.saturating_sub(from)),
             recycle_cpu_ns: leader_cpu_ns
                 .zip(pageleap_sys::thread_cpu_time_ns().ok())
                 .map(|(from, to)| to - from),

@@ -70,24 +70,28 @@ pub(crate) struct JobShared {
 #[derive(Debug)]
 struct End {
     report: Option<Report>,
-    /// Signalled at the end. From then on it is the handle's alone: the descriptor is closed with
-    /// the handle.
+    /// Signalled at the end, if the job has a handle. From then on it is the handle's alone: the
+    /// descriptor is closed with the handle.
     event: Option<Arc<Event>>,
 }
 
 impl JobShared {
-    pub(crate) fn new(bytes_total: u64) -> Result<Self, Error> {
-        let event = Event::new().map_err(|errno| Error::call(Call::CreateFile, 0, 0, errno))?;
-        Ok(JobShared {
+    pub(crate) fn new(bytes_total: u64) -> Self {
+        JobShared {
             stop: AtomicU8::new(Stop::No as u8),
             phase: AtomicU8::new(Phase::Migrating as u8),
             bytes_total: AtomicU64::new(bytes_total),
             bytes_migrated: AtomicU64::new(0),
             bytes_copied: AtomicU64::new(0),
-            end: Mutex::new(End { report: None, event: Some(Arc::new(event)) }),
+            end: Mutex::new(End { report: None, event: None }),
             changed: Condvar::new(),
             process: std::process::id(),
-        })
+        }
+    }
+
+    /// Takes the report of a job that has ended.
+    pub(crate) fn take_report(&self) -> Report {
+        lock(&self.end).report.take().expect("a job that has ended has a report, taken once")
     }
 
     pub(crate) fn ask_to_stop(&self, why: Stop) {
@@ -195,12 +199,14 @@ impl Job {
     /// The handle on a job that `start` starts.
     ///
     /// # Errors
-    /// Those of `start`.
+    /// Those of `start`, and if there is no descriptor left.
     pub(crate) fn started(
         shared: Arc<JobShared>,
         start: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let event = lock(&shared.end).event.clone().expect("the job has not begun");
+        let event = Event::new().map_err(|errno| Error::call(Call::CreateFile, 0, 0, errno))?;
+        let event = Arc::new(event);
+        lock(&shared.end).event = Some(event.clone());
         start()?;
         Ok(Job { shared, event })
     }
@@ -246,10 +252,8 @@ impl Job {
     /// Waits until the job has ended, and returns what it did.
     pub fn wait(self) -> Report {
         self.wait_until_finished();
-        lock(&self.shared.end)
-            .report
-            .take()
-            .expect("a finished job has a report, and `wait` consumes the only handle")
+        // This consumes the only handle.
+        self.shared.take_report()
     }
 }
 
@@ -288,7 +292,7 @@ mod tests {
     #[test]
     fn shuttle_directed_who_waits_for_a_phase_learns_of_it() {
         each_schedule(2, "a thread waits for a phase that has begun", || {
-            let shared = Arc::new(JobShared::new(0).unwrap());
+            let shared = Arc::new(JobShared::new(0));
             let seen = shared.clone();
             let waiting = thread::spawn(move || seen.wait_until(|phase| phase != Phase::Migrating));
             shared.start_recycling();

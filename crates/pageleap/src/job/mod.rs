@@ -17,6 +17,7 @@ pub(crate) mod books;
 mod conclude;
 pub(crate) mod contention;
 pub(crate) mod handle;
+pub(crate) mod lasting;
 pub(crate) mod outcomes;
 pub(crate) mod pace;
 pub(crate) mod plan;

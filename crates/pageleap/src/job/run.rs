@@ -8,12 +8,13 @@ use super::area::{Area, Outcome, Reason, Runs, Verdict};
 use super::books::{Books, Tally};
 use super::contention::Closing;
 use super::handle::{Job, JobShared, Stop};
+use super::lasting::LastingThreads;
 use super::outcomes::{Item, Outcomes, PageOutcome};
 use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
-use super::report::Warning;
+use super::report::{Report, Warning};
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
@@ -82,7 +83,7 @@ impl<M: Mover> Running<M> {
         settings: Settings,
         warnings: Vec<String>,
         began: Instant,
-    ) -> Result<Running<M>, Error> {
+    ) -> Running<M> {
         let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
         let bytes_total = areas.iter().map(bytes).sum();
         let mut outcomes: Vec<Outcomes> = items.iter().map(Outcomes::new).collect();
@@ -104,20 +105,24 @@ impl<M: Mover> Running<M> {
                 ..Tally::default()
             },
         };
-        Ok(Running {
+        Running {
             mover,
             items,
             settings,
             state: Mutex::new(state),
             changed: Condvar::new(),
             more: Condvar::new(),
-            shared: Arc::new(JobShared::new(bytes_total)?),
+            shared: Arc::new(JobShared::new(bytes_total)),
             began,
-        })
+        }
     }
 
     pub(crate) fn shared(&self) -> &Arc<JobShared> {
         &self.shared
+    }
+
+    pub(crate) fn mover(&self) -> &M {
+        &self.mover
     }
 
     pub(super) fn books(&self) -> Books<'_> {
@@ -128,19 +133,31 @@ impl<M: Mover> Running<M> {
     // Threads
     // ---------------------------------------------------------------------------------------------
 
-    /// Starts the job's thread.
-    pub(crate) fn start(self) -> Result<Job, Error> {
-        Job::started(self.shared.clone(), || self.spawn())
+    /// Starts the job in a thread: in one of `lasting`, or in one of its own.
+    pub(crate) fn start(self, lasting: Option<&LastingThreads>) -> Result<Job, Error> {
+        Job::started(self.shared.clone(), || {
+            let started = match lasting {
+                Some(threads) => threads.run(move || self.run(thread_cpu_ns())),
+                None => thread::start(c"pageleap", move || self.run(Some(0))),
+            };
+            started.map_err(|e| no_thread("a thread for the job", e))
+        })
     }
 
-    fn spawn(self) -> Result<(), Error> {
-        let main = move || {
-            let bomb = AbortOnUnwind;
-            self.mover.surround(self.books(), &|| self.work_together());
-            self.conclude();
-            std::mem::forget(bomb);
-        };
-        thread::start(c"pageleap", main).map_err(|e| no_thread("a thread for the job", e))
+    /// Runs the job in the calling thread, until it has ended.
+    pub(crate) fn run_here(self) -> Result<Report, Error> {
+        let shared = self.shared.clone();
+        pageleap_sys::as_own_thread(move || self.run(thread_cpu_ns()))
+            .map_err(|e| no_thread("a key for the calling thread", e))?;
+        Ok(shared.take_report())
+    }
+
+    /// All that the job's first thread does. `from_cpu_ns` is the CPU time that it had before.
+    fn run(self, from_cpu_ns: Option<u64>) {
+        let bomb = AbortOnUnwind;
+        self.mover.surround(self.books(), &|| self.work_together());
+        self.conclude(from_cpu_ns);
+        std::mem::forget(bomb);
     }
 
     /// Lets all threads copy, this one being one of them, and waits for them.
@@ -494,6 +511,10 @@ impl<M: Mover> Running<M> {
         state.tally.first_failure.get_or_insert_with(|| self.mover.error(area, cause));
         self.mover.given_up(area);
     }
+}
+
+fn thread_cpu_ns() -> Option<u64> {
+    pageleap_sys::thread_cpu_time_ns().ok()
 }
 
 /// Whether the time of a job is up.

@@ -67,7 +67,7 @@ fn one_page() -> Running<AtOnce> {
         engine_reason: "asked for".into(),
     };
     let areas = vec![Area::new(0, 0, 0..1)];
-    Running::new(AtOnce, vec![item], areas, settings, Vec::new(), Instant::now()).unwrap()
+    Running::new(AtOnce, vec![item], areas, settings, Vec::new(), Instant::now())
 }
 
 /// A count of threads of which the last one does not copy, as in a trial.
@@ -85,7 +85,7 @@ fn with_the_last_one_parked() -> ThreadCount {
 #[test]
 fn shuttle_directed_who_waits_for_the_last_area_learns_that_it_is_done() {
     each_schedule(1, "a worker waits for an area that is done", || {
-        assert!(one_page().start().unwrap().wait().ended.is_completed());
+        assert!(one_page().start(None).unwrap().wait().ended.is_completed());
     });
 }
 
@@ -95,7 +95,7 @@ fn shuttle_directed_a_parked_worker_learns_that_the_job_is_over() {
         let job = one_page();
         lock(&job.state).threads = with_the_last_one_parked();
         let shared = Arc::clone(job.shared());
-        assert!(job.start().unwrap().wait().ended.is_completed());
+        assert!(job.start(None).unwrap().wait().ended.is_completed());
         assert_eq!(shared.bytes_migrated(), PAGE_BYTES as u64);
     });
 }

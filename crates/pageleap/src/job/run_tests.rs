@@ -238,8 +238,8 @@ fn run_mover(
         engine_reason: "asked for".into(),
     };
     let areas = vec![Area::new(0, 0, 0..PAGES)];
-    let run = Running::new(mover, vec![item], areas, settings, Vec::new(), Instant::now()).unwrap();
-    run.start().unwrap().wait()
+    let run = Running::new(mover, vec![item], areas, settings, Vec::new(), Instant::now());
+    run.start(None).unwrap().wait()
 }
 
 const LONG: Duration = Duration::from_secs(60);

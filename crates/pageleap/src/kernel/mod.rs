@@ -512,7 +512,7 @@ impl Plan {
         began: Instant,
     ) -> Result<Job, Error> {
         let Plan { mover, items, areas } = self;
-        Running::new(mover, items, areas, settings, warnings, began)?.start()
+        Running::new(mover, items, areas, settings, warnings, began).start(None)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Migration;
@@ -13,7 +13,7 @@ use crate::engine::fault::MAX_THREADS;
 use crate::error::Error;
 use crate::observe::{self, AttributeRun};
 use crate::region::{RegionInner, check_same_backend};
-use crate::sync::monotonic_ns;
+use crate::sync::{Fresh, monotonic_ns};
 use crate::units::{PageSize, RegionId};
 
 fn bad(what: &'static str, reason: impl Into<String>, remedy: impl Into<String>) -> Error {
@@ -143,31 +143,31 @@ struct MappingCount {
     is_estimate: bool,
 }
 
-/// The last count, and when it was made.
-static COUNTED: Mutex<Option<(MappingCount, u64)>> = Mutex::new(None);
+/// The last count, with the limit of that moment.
+static COUNTED: Fresh<MappingCount> = Fresh::new();
 
 /// How many mappings the process has at most. Counting them takes about a millisecond per thousand,
 /// so a count serves again for a while. `None`: the limit is not known.
 fn mappings_soon() -> Result<Option<MappingCount>, Error> {
-    /// For how long a count serves.
-    const FRESH_NS: u64 = 10_000_000;
     /// How many mappings others may have made meanwhile, as an estimate: calls that map exclude each
     /// other in the kernel and take about a microsecond, and few of them make more than two.
-    const SINCE: usize = 2 * FRESH_NS as usize / 1000;
-    let last = *COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
-    let fresh = last.filter(|(_, at_ns)| monotonic_ns().saturating_sub(*at_ns) < FRESH_NS);
-    if let Some((count, _)) = fresh {
-        let in_use = count.in_use + SINCE;
-        return Ok(Some(MappingCount { in_use, is_estimate: true, ..count }));
+    const SINCE: usize = 2 * Fresh::<MappingCount>::NS as usize / 1000;
+    let estimate = |last: &MappingCount| MappingCount {
+        in_use: last.in_use + SINCE,
+        is_estimate: true,
+        ..*last
+    };
+    match COUNTED.get(estimate) {
+        Some(count) => Ok(Some(count)),
+        None => count_mappings(),
     }
-    count_mappings()
 }
 
 fn count_mappings() -> Result<Option<MappingCount>, Error> {
     let Some(limit) = observe::max_mapping_count() else { return Ok(None) };
     let at_ns = monotonic_ns();
     let count = MappingCount { in_use: observe::mapping_count()?, limit, is_estimate: false };
-    *COUNTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((count, at_ns));
+    COUNTED.put(count, at_ns);
     Ok(Some(count))
 }
 
@@ -242,7 +242,7 @@ mod tests {
     fn a_limit_that_was_raised_since_the_last_count_serves_at_once() {
         // What a job left that was refused under a lower limit.
         let refused = MappingCount { in_use: 50, limit: 70, is_estimate: false };
-        *COUNTED.lock().unwrap() = Some((refused, monotonic_ns()));
+        COUNTED.put(refused, monotonic_ns());
         let found = room_for(Demand { always: 20, legs: 1, in_parts: None }).unwrap();
         assert_eq!(found.most_vacated, usize::MAX);
     }

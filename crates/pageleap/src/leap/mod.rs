@@ -8,6 +8,7 @@ mod check;
 mod copying;
 mod join;
 mod legs;
+mod migrator;
 mod mover;
 mod present;
 mod recycle;
@@ -35,7 +36,7 @@ use crate::job::outcomes::Item;
 use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
-use crate::job::report::{SYSTEM_CALLS_MAY_FAIL, WITHOUT_HANDLER};
+use crate::job::report::{Report, SYSTEM_CALLS_MAY_FAIL, WITHOUT_HANDLER};
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::limits::{check_address_space, check_memory_cgroups};
@@ -47,6 +48,8 @@ use crate::units::{BASE_PAGE, NodeId, PageSize};
 use check::Headroom;
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
+pub use migrator::Migrator;
+use migrator::{RunsOn, may_run_here};
 use mover::{FrameMover, Terrain};
 use present::Look;
 use recycle::Parts;
@@ -79,6 +82,7 @@ pub struct Migration<'a> {
     pin_patience: Duration,
     wait_budget: Duration,
     rate_limit: Option<u64>,
+    migrator: Option<&'a Migrator>,
     /// In place of what the process has mappings for, in tests.
     most_vacated: Option<usize>,
 }
@@ -103,6 +107,7 @@ impl<'a> Migration<'a> {
             pin_patience: Duration::from_secs(1),
             wait_budget: Duration::from_millis(1),
             rate_limit: None,
+            migrator: None,
             most_vacated: None,
         }
     }
@@ -210,6 +215,13 @@ impl<'a> Migration<'a> {
         self
     }
 
+    /// Has the job use the threads and descriptors that a [`Migrator`] keeps, and leave them there for
+    /// the next job.
+    pub fn migrator(mut self, migrator: &'a Migrator) -> Self {
+        self.migrator = Some(migrator);
+        self
+    }
+
     /// Has vacated frames given back as soon as there are more pieces of them.
     #[cfg(all(test, shuttle))]
     pub(crate) fn most_vacated(mut self, pieces: usize) -> Self {
@@ -244,13 +256,44 @@ impl<'a> Migration<'a> {
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
     /// too few free frames, or the engine cannot work here. After an error nothing has changed.
     pub fn start(self) -> Result<Job, Error> {
+        let migrator = self.kept();
+        self.prepare(false)?.start(migrator.map(Migrator::threads))
+    }
+
+    /// Does what [`Migration::start`] and [`Job::wait`] do, and with one thread that copies does so in
+    /// the calling thread, if that may be: no thread has to be started and woken. With a [`Migrator`]
+    /// a small job takes tens of microseconds.
+    ///
+    /// Meanwhile the calling thread blocks the signals that programs handle (not those that faults
+    /// raise), and [`thread_is_ours`](crate::thread_is_ours) is true for it. It stays on its CPUs, and
+    /// gets its memory policy back at the end. A thread of the job runs it instead if the calling
+    /// thread has a low priority or SCHED_DEADLINE, or if its stack lies in the
+    /// pages or beside them.
+    ///
+    /// Nobody has a handle to cancel the job; [`Migration::timeout`] bounds it.
+    ///
+    /// # Errors
+    /// Those of [`Migration::start`].
+    pub fn run(self) -> Result<Report, Error> {
+        let migrator = self.kept();
+        let run = self.prepare(true)?;
+        match run.mover().runs_on() {
+            RunsOn::Caller => run.run_here(),
+            _ => Ok(run.start(migrator.map(Migrator::threads))?.wait()),
+        }
+    }
+
+    /// The migrator, unless it is of another process.
+    fn kept(&self) -> Option<&'a Migrator> {
+        self.migrator.filter(|migrator| migrator.is_of_this_process())
+    }
+
+    /// Checks everything, and makes the job ready. It may run in the calling thread if that `waits`.
+    fn prepare(self, waits: bool) -> Result<Running<FrameMover>, Error> {
         let began = Instant::now();
         let (backend, page) = self.check_arguments()?;
         let handler = if backend.is_host_memory() { fault::ensure_installed() } else { Ok(()) };
-        let claim = |(region, range, to): &(&Region, Range<usize>, Destination)| {
-            Claimed::claim(region, range.clone(), to)
-        };
-        let mut claimed: Vec<Claimed> = self.ranges.iter().map(claim).collect::<Result<_, _>>()?;
+        let mut claimed = self.claim_all()?;
         legs::check_descriptors(&claimed)?;
         let nodes: BTreeSet<NodeId> = claimed.iter().flat_map(Claimed::nodes).collect();
         if let Some(node) = nodes.iter().find(|node| !backend.allows_node(node.0)) {
@@ -270,7 +313,10 @@ impl<'a> Migration<'a> {
             // One more may serve the tracker.
             check_address_space(&*backend, threads + 1)?;
         }
-        let open = |ability| OpenTracker::new(&backend, ability);
+        let open = |ability| match self.kept() {
+            Some(migrator) => migrator.tracker(&backend, ability),
+            None => OpenTracker::new(&backend, ability),
+        };
         let Chosen { engine, reason, tracker, while_few_wait } =
             choice::for_job(self.engine, page, &handler, open)?;
         if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
@@ -302,6 +348,7 @@ impl<'a> Migration<'a> {
             engine,
             engine_reason: reason,
         };
+        let may_run_here = waits && may_run_here(&claimed, threads, backend.is_host_memory());
         let terrain = Terrain {
             backend,
             engine,
@@ -315,12 +362,24 @@ impl<'a> Migration<'a> {
             // A trial would copy without a pause.
             may_try: self.rate_limit.is_none(),
             parts: Parts::new(self.most_vacated.unwrap_or(headroom.most_vacated)),
+            runs_on: match self.kept() {
+                _ if may_run_here => RunsOn::Caller,
+                Some(_) => RunsOn::Kept,
+                None => RunsOn::Own,
+            },
             began,
         };
         let mover = FrameMover::new(terrain, claimed, legs, slots, start_look);
-        let run = Running::new(mover, items, areas, settings, warnings, began)?;
+        let run = Running::new(mover, items, areas, settings, warnings, began);
         self.tell_regions(run.shared());
-        run.start()
+        Ok(run)
+    }
+
+    fn claim_all(&self) -> Result<Vec<Claimed>, Error> {
+        let claim = |(region, range, to): &(&Region, Range<usize>, Destination)| {
+            Claimed::claim(region, range.clone(), to)
+        };
+        self.ranges.iter().map(claim).collect()
     }
 
     /// The sizes of a job's areas.

@@ -9,13 +9,14 @@ use std::sync::{Arc, OnceLock};
 
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
+use super::migrator::RunsOn;
 use super::present::{Known, Look, Present, mapping_changed};
 use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;
 use super::stand_in::StandIn;
 use super::tracker::OpenTracker;
 use super::under_way::withdrawn;
-use crate::backend::{Backend, Call, CopyMethod, Errno, Haste, Prot, Tracker};
+use crate::backend::{Backend, Call, CopyMethod, Errno, Haste, Prot};
 use crate::engine::choice::{AreaEngine, Situation, Why};
 use crate::engine::commit::{Effort, Step};
 use crate::engine::fault::{self, SLOTS};
@@ -30,6 +31,7 @@ use crate::job::handle::Stop;
 use crate::job::pace::Seen;
 use crate::job::report::Warning;
 use crate::job::{Mover, Terms};
+use crate::limits::is_over_address_space_limit;
 use crate::observe::Attributes;
 use crate::pool::{self, Share};
 use crate::priority::{FirstShare, Raised};
@@ -61,6 +63,8 @@ pub(super) struct Terrain {
     /// Whether a trial may find the fastest way to copy.
     pub(super) may_try: bool,
     pub(super) parts: Parts,
+    /// Which thread is the job's first one.
+    pub(super) runs_on: RunsOn,
     pub(super) began: Instant,
 }
 
@@ -127,8 +131,6 @@ pub(super) struct Worker {
     preferred: Option<NodeId>,
     /// From where they cannot come.
     refused: Option<NodeId>,
-    /// The tracker, if one is served.
-    pub(super) follow: Option<Tracker>,
     /// Who traces this thread, as of the last look.
     pub(super) watch: Watch,
     pub(super) tracer: Option<u32>,
@@ -199,6 +201,11 @@ impl FrameMover {
             joined_look: Mutex::new(None),
             has_advised: AtomicU64::new(0),
         }
+    }
+
+    /// Which thread is the job's first one.
+    pub(super) fn runs_on(&self) -> RunsOn {
+        self.terrain.runs_on
     }
 
     pub(super) fn backend(&self) -> &dyn Backend {
@@ -282,7 +289,7 @@ impl FrameMover {
             engine,
             may_fall_back,
             stand_in: None,
-            has_tracker: worker.follow.is_some(),
+            has_tracker: self.has_tracker(),
             exchange_unsupported,
             refused: area.refused,
             writable: span.prot.writable(),
@@ -345,9 +352,7 @@ impl FrameMover {
             // process.
             return Err((Call::Protect, Errno(libc::EDEADLK)));
         }
-        // Beyond this limit a call that unmaps first and maps then would fail in between.
-        let host = self.backend().is_host_memory();
-        if host && pageleap_sys::is_over_address_space_limit(BASE_PAGE, 0) {
+        if self.backend().is_host_memory() && is_over_address_space_limit() {
             return Err((Call::Map, Errno(libc::ENOMEM)));
         }
         Ok(())
@@ -459,7 +464,8 @@ impl Mover for FrameMover {
     type Worker = Worker;
 
     fn surround(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
-        self.serve_while(books, &|| {
+        let lent = self.terrain.runs_on.lend(&self.terrain, &self.legs);
+        self.run_there(books, &|| {
             let (methods, uses) = self.choose_methods();
             self.methods.get_or_init(|| methods);
             books.copied_by(uses);
@@ -469,21 +475,22 @@ impl Mover for FrameMover {
         });
         self.end_stand_in(books);
         self.join_the_rest(self.slots[0].slot(), books);
+        lent.give_back(self.raised.get());
     }
 
     fn worker(&self, number: usize, _books: Books<'_>) -> Worker {
-        let served = self.unserved.get().is_none();
-        let tracker = self.terrain.tracker.as_ref().filter(|_| served).map(OpenTracker::tracker);
         let first = self.first();
-        if let Some(haste) = first.filter(|_| tracker.is_some()) {
+        if let Some(haste) = first.filter(|_| self.has_tracker()) {
             self.hurries.get_or_init(|| haste);
         }
         Worker {
             slot: self.slots[number].slot(),
             preferred: None,
             refused: None,
-            follow: tracker,
-            watch: Watch::default(),
+            watch: match self.terrain.runs_on {
+                RunsOn::Own => Watch::default(),
+                _ => Watch::of_lasting_thread(monotonic_ns()),
+            },
             tracer: None,
             first,
             share: FirstShare::new(monotonic_ns()),

@@ -9,6 +9,7 @@ use crate::engine::choice::{self, AreaEngine, Why};
 use crate::error::Error;
 use crate::job::area::{Area, Reason};
 use crate::job::books::Books;
+use crate::sync::monotonic_ns;
 use crate::units::AddressRange;
 
 impl FrameMover {
@@ -21,8 +22,7 @@ impl FrameMover {
         if !engines.any(Engine::readers_wait) {
             return area.clone();
         }
-        let now_ns = terrain.began.elapsed().as_nanos() as u64;
-        worker.tracer = worker.watch.tracer(now_ns, || self.backend().tracer());
+        worker.tracer = worker.watch.tracer(monotonic_ns(), || self.backend().tracer());
         let Some(engine) = worker.tracer.and_then(|_| self.engine_while_traced()) else {
             return area.clone();
         };
@@ -47,14 +47,14 @@ impl FrameMover {
     /// area stays.
     pub(super) fn choose_while_traced(
         &self,
-        worker: &Worker,
         tracer: u32,
         books: Books<'_>,
     ) -> Result<(AreaEngine, Tracker), Reason> {
         let engine = self.engine_while_traced().ok_or(Reason::Traced)?;
         let by = AreaEngine { engine, why: Why::Traced };
         if engine == self.terrain.engine {
-            return worker.follow.map(|tracker| (by, tracker)).ok_or(Reason::Traced);
+            let tracker = if self.has_tracker() { self.serve(books) } else { None };
+            return tracker.map(|tracker| (by, tracker)).ok_or(Reason::Traced);
         }
         let tracker = self.tracker_of_stand_in(engine).map_err(|(call, errno)| {
             let warn = || {

@@ -22,7 +22,7 @@ pub(crate) use needs::Needs;
 pub use reserve::HugePageReservation;
 pub(crate) use share::{ALIAS_ATTRIBUTES, Share};
 
-use crate::backend::{Backend, Linux};
+use crate::backend::{Backend, host_memory};
 use crate::error::Error;
 use crate::placement::{Layout, PageTables, Placement, Verification};
 use crate::topology::Topology;
@@ -161,7 +161,7 @@ impl Pool {
     /// [`Placement`] says. Each node's share has the size that a region of `bytes` bytes needs
     /// there.
     pub fn builder(placement: impl Into<Placement>, bytes: u64) -> PoolBuilder {
-        let backend: Arc<dyn Backend> = Arc::new(Linux);
+        let backend = host_memory();
         PoolBuilder {
             placement: placement.into(),
             bytes,

@@ -28,7 +28,7 @@ use pins::Pins;
 pub use views::Plain;
 
 use crate::address_ranges::{Listed, REGIONS, reserve_for_region};
-use crate::backend::{Advice, Backend, Call, Linux, Mapping, Prot};
+use crate::backend::{Advice, Backend, Call, Mapping, Prot, host_memory};
 use crate::error::Error;
 use crate::job::handle::JobShared;
 use crate::limits::check_address_space;
@@ -116,7 +116,7 @@ impl Region {
     /// An empty region that can grow to `capacity` bytes at the same address. Read [the
     /// contract](Region).
     pub fn reserve(capacity: usize, page: PageSize) -> Result<Region, Error> {
-        Region::reserve_with(Arc::new(Linux), capacity, page)
+        Region::reserve_with(host_memory(), capacity, page)
     }
 
     /// The same with a backend other than the kernel, for tests.

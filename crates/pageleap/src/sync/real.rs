@@ -1,8 +1,56 @@
 //! The primitives of the standard library and the kernel.
 
 pub(crate) use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-pub(crate) use std::sync::{Barrier, Condvar, Mutex, MutexGuard};
+pub(crate) use std::sync::{Barrier, Mutex, MutexGuard};
+use std::sync::{LockResult, WaitTimeoutResult};
+use std::time::Duration;
 pub(crate) use std::time::Instant;
+
+/// A condition variable of the standard library that makes no system call while nobody waits. What
+/// is waited for changes under the mutex that the waiting threads pass.
+#[derive(Debug, Default)]
+pub(crate) struct Condvar {
+    inner: std::sync::Condvar,
+    /// Threads that wait, or have just woken. It grows under the mutex, so who has had the mutex
+    /// after the change sees every thread that has not seen the change.
+    waiting: AtomicUsize,
+}
+
+impl Condvar {
+    pub(crate) const fn new() -> Condvar {
+        Condvar { inner: std::sync::Condvar::new(), waiting: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = self.inner.wait(guard);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    pub(crate) fn wait_timeout<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        time: Duration,
+    ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let waited = self.inner.wait_timeout(guard, time);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        waited
+    }
+
+    pub(crate) fn notify_one(&self) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.inner.notify_one();
+        }
+    }
+
+    pub(crate) fn notify_all(&self) {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.inner.notify_all();
+        }
+    }
+}
 
 /// Threads that can start when memory is short (see [`pageleap_sys::Thread`]), and the functions of
 /// the standard library that the library uses.

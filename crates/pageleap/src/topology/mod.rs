@@ -13,6 +13,7 @@ use pageleap_sys::MAX_NODES;
 
 use self::cpuset::Allowed;
 use crate::error::Error;
+use crate::sync::{Fresh, monotonic_ns};
 use crate::units::NodeId;
 
 mod cpuset;
@@ -173,12 +174,21 @@ impl Topology {
     /// # Errors
     /// As for [`node`](Topology::node).
     pub(crate) fn cpus_now(id: NodeId) -> Result<Vec<usize>, Error> {
+        static LAST: Fresh<(NodeId, Vec<usize>)> = Fresh::new();
+        let of_this = |(node, cpus): &(NodeId, Vec<usize>)| (*node == id).then(|| cpus.clone());
+        if let Some(cpus) = LAST.get(of_this).flatten() {
+            return Ok(cpus);
+        }
+        let now_ns = monotonic_ns();
         // A plain read takes a fiftieth of the time. What it does not tell, the other one does.
         let list = std::fs::read_to_string(format!("/{NODES}/node{}/cpulist", id.0));
-        match list.ok().and_then(|list| formats::parse_list(&list, read::MAX_CPUS).ok()) {
-            Some(cpus) => Ok(cpus),
-            None => Ok(Topology::node_now(id)?.cpus),
-        }
+        let cpus = match list.ok().and_then(|list| formats::parse_list(&list, read::MAX_CPUS).ok())
+        {
+            Some(cpus) => cpus,
+            None => Topology::node_now(id)?.cpus,
+        };
+        LAST.put((id, cpus.clone()), now_ns);
+        Ok(cpus)
     }
 
     /// The free bytes of one node of this machine at this moment ([`Node::free_bytes`]). Reads one

@@ -1,0 +1,134 @@
+//! Threads that outlive a job, and run the next one.
+
+use std::sync::{Arc, PoisonError};
+
+use crate::backend::Errno;
+use crate::sync::{Condvar, Mutex, lock, thread};
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// As many threads as jobs have run at the same time. Dropping it ends those that wait for a job; the
+/// others end with theirs.
+#[derive(Default)]
+pub(crate) struct LastingThreads(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when there is a task, or no more will come.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// What waiting threads are to run: never more than there are such threads.
+    tasks: Vec<Task>,
+    waiting: usize,
+    over: bool,
+}
+
+impl LastingThreads {
+    /// Has a waiting thread run `task`, or else a new one.
+    ///
+    /// # Errors
+    /// Those of [`thread::start`]. Then the task was dropped.
+    pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+        let task: Task = Box::new(task);
+        {
+            let state = &mut *lock(&self.0.state);
+            if state.waiting > state.tasks.len() {
+                state.tasks.push(task);
+                self.0.changed.notify_one();
+                return Ok(());
+            }
+        }
+        let shared = self.0.clone();
+        thread::start(c"pageleap", move || shared.work(task))
+    }
+}
+
+impl Shared {
+    /// The life of a thread, which begins with a task.
+    fn work(&self, first: Task) {
+        let mut task = first;
+        loop {
+            task();
+            let mut state = lock(&self.state);
+            state.waiting += 1;
+            while state.tasks.is_empty() && !state.over {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.waiting -= 1;
+            match state.tasks.pop() {
+                Some(next) => task = next,
+                None => return,
+            }
+        }
+    }
+}
+
+impl Drop for LastingThreads {
+    fn drop(&mut self) {
+        lock(&self.0.state).over = true;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_runs_one_task_after_the_other_and_as_many_as_there_are_at_a_time() {
+        let threads = LastingThreads::default();
+        let (say, said) = channel();
+        let mut seen = BTreeSet::new();
+        for _ in 0..50 {
+            let say = say.clone();
+            threads.run(move || say.send(std::thread::current().id()).unwrap()).unwrap();
+            seen.insert(format!("{:?}", said.recv().unwrap()));
+            while lock(&threads.0.state).waiting == 0 {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(seen.len(), 1);
+        // Two that wait for each other.
+        let (one, other) = (channel(), channel());
+        threads.run(move || (one.0.send(()).unwrap(), other.1.recv().unwrap()).1).unwrap();
+        threads.run(move || (one.1.recv().unwrap(), other.0.send(()).unwrap()).1).unwrap();
+        while lock(&threads.0.state).waiting < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let shared = Arc::downgrade(&threads.0);
+        drop(threads);
+        while shared.strong_count() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod schedules {
+    use super::*;
+    use crate::schedules::bounded::each_schedule;
+    use crate::sync::{AtomicU32, Ordering};
+
+    #[test]
+    fn shuttle_directed_every_task_is_run_once_and_threads_end() {
+        each_schedule(2, "tasks come while threads begin to wait, and end", || {
+            let (threads, count) = (LastingThreads::default(), Arc::new(AtomicU32::new(0)));
+            for _ in 0..2 {
+                let count = count.clone();
+                threads.run(move || _ = count.fetch_add(1, Ordering::SeqCst)).unwrap();
+            }
+            drop(threads);
+            while count.load(Ordering::SeqCst) < 2 {
+                thread::yield_now();
+            }
+        });
+    }
+}
