@@ -90,7 +90,7 @@ pub use {
         KernelMigration, Mode,
         list::{PageStatus, move_pages},
     },
-    leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, Migrator},
+    leap::{COPY_METHODS, DEFAULT_AREA_BYTES, Migration, MigrationContext},
     placement::{NodeCounts, PageTables, Placement, Spread, Verification},
     pool::{Destination, Pool},
     region::{PinGuard, Plain, Region},

@@ -136,7 +136,8 @@ mod tests {
             assert!((now_ns - (1 << 20)..=now_ns).contains(&seen_ns), "{seen_ns} and {now_ns}");
             assert_eq!(untraced.last(7, now_ns + EVERY_NS), None);
             // A thread with the same entry, and one with another.
-            assert_eq!((untraced.last(23, later_ns), untraced.last(8, later_ns)), (None, None));
+            let of_others = (untraced.last(23, later_ns), untraced.last(8, later_ns));
+            assert_eq!(of_others, (None, None), "a thread goes by another one's look");
             untraced.note(7, later_ns, true);
             assert_eq!(untraced.last(7, later_ns), None);
         }

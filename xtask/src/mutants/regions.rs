@@ -20,6 +20,7 @@ const RECYCLE: &str = "crates/pageleap/src/leap/recycle.rs";
 const MOVER: &str = "crates/pageleap/src/leap/mover.rs";
 const REGION: &str = "crates/pageleap/src/region/mod.rs";
 const BUSY: &str = "crates/pageleap/src/region/busy.rs";
+const TRACER: &str = "crates/pageleap/src/tracer.rs";
 const PINS: &str = "crates/pageleap/src/region/pins.rs";
 const SYNC: &str = "crates/pageleap/src/sync.rs";
 
@@ -400,6 +401,14 @@ pub const ROWS: &[Mutant] = &[
         replace: "        if gone.len() < 9 {",
         why: "an attempt moves pages that a call has taken away",
         caught_by: Checker::Unit.says("a job moves what a call has taken"),
+    },
+    Mutant {
+        name: "look-of-another-thread",
+        file: TRACER,
+        find: "(entry >> 32 == thread.into() && now_ns - seen_ns < EVERY_NS)",
+        replace: "(entry > 0 && now_ns - seen_ns < EVERY_NS)",
+        why: "a traced thread closes an area because another one was not traced",
+        caught_by: Checker::Unit.says("a thread goes by another one's look"),
     },
     Mutant {
         name: "claims-before-frames",

@@ -5,10 +5,10 @@
 //! ([`mover`]). At the end the job recycles the vacated frames ([`recycle`]).
 
 mod check;
+mod context;
 mod copying;
 mod join;
 mod legs;
-mod migrator;
 mod mover;
 mod present;
 mod recycle;
@@ -46,10 +46,10 @@ use crate::sync::{Instant, lock, monotonic_ns};
 use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use check::Headroom;
+pub use context::MigrationContext;
+use context::{RunsOn, may_run_here};
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
-pub use migrator::Migrator;
-use migrator::{RunsOn, may_run_here};
 use mover::{FrameMover, Terrain};
 use present::Look;
 use recycle::Parts;
@@ -82,7 +82,7 @@ pub struct Migration<'a> {
     pin_patience: Duration,
     wait_budget: Duration,
     rate_limit: Option<u64>,
-    migrator: Option<&'a Migrator>,
+    context: Option<&'a MigrationContext>,
     /// In place of what the process has mappings for, in tests.
     most_vacated: Option<usize>,
 }
@@ -107,7 +107,7 @@ impl<'a> Migration<'a> {
             pin_patience: Duration::from_secs(1),
             wait_budget: Duration::from_millis(1),
             rate_limit: None,
-            migrator: None,
+            context: None,
             most_vacated: None,
         }
     }
@@ -215,10 +215,10 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Has the job use the threads and descriptors that a [`Migrator`] keeps, and leave them there for
+    /// Has the job use the threads and descriptors that a [`MigrationContext`] keeps, and leave them there for
     /// the next job.
-    pub fn migrator(mut self, migrator: &'a Migrator) -> Self {
-        self.migrator = Some(migrator);
+    pub fn context(mut self, context: &'a MigrationContext) -> Self {
+        self.context = Some(context);
         self
     }
 
@@ -256,12 +256,12 @@ impl<'a> Migration<'a> {
     /// An argument makes no sense, ranges overlap each other or a running job's, a destination has
     /// too few free frames, or the engine cannot work here. After an error nothing has changed.
     pub fn start(self) -> Result<Job, Error> {
-        let migrator = self.kept();
-        self.prepare(false)?.start(migrator.map(Migrator::threads))
+        let context = self.kept();
+        self.prepare(false)?.start(context.map(MigrationContext::threads))
     }
 
     /// Does what [`Migration::start`] and [`Job::wait`] do, and with one thread that copies does so in
-    /// the calling thread, if that may be: no thread has to be started and woken. With a [`Migrator`]
+    /// the calling thread, if that may be: no thread has to be started and woken. With a [`MigrationContext`]
     /// a small job takes tens of microseconds.
     ///
     /// Meanwhile the calling thread blocks the signals that programs handle (not those that faults
@@ -275,17 +275,17 @@ impl<'a> Migration<'a> {
     /// # Errors
     /// Those of [`Migration::start`].
     pub fn run(self) -> Result<Report, Error> {
-        let migrator = self.kept();
+        let context = self.kept();
         let run = self.prepare(true)?;
         match run.mover().runs_on() {
             RunsOn::Caller => run.run_here(),
-            _ => Ok(run.start(migrator.map(Migrator::threads))?.wait()),
+            _ => Ok(run.start(context.map(MigrationContext::threads))?.wait()),
         }
     }
 
-    /// The migrator, unless it is of another process.
-    fn kept(&self) -> Option<&'a Migrator> {
-        self.migrator.filter(|migrator| migrator.is_of_this_process())
+    /// The context, unless it is of another process.
+    fn kept(&self) -> Option<&'a MigrationContext> {
+        self.context.filter(|context| context.is_of_this_process())
     }
 
     /// Checks everything, and makes the job ready. It may run in the calling thread if that `waits`.
@@ -314,7 +314,7 @@ impl<'a> Migration<'a> {
             check_address_space(&*backend, threads + 1)?;
         }
         let open = |ability| match self.kept() {
-            Some(migrator) => migrator.tracker(&backend, ability),
+            Some(context) => context.tracker(&backend, ability),
             None => OpenTracker::new(&backend, ability),
         };
         let Chosen { engine, reason, tracker, while_few_wait } =

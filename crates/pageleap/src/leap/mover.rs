@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
+use super::context::RunsOn;
 use super::join::{Block, Unjoined};
 use super::legs::{Claimed, Leg};
-use super::migrator::RunsOn;
 use super::present::{Known, Look, Present, mapping_changed};
 use super::recycle::{Parts, Vacated};
 use super::slots::ClaimedSlot;

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::migrator::RunsOn;
+use super::context::RunsOn;
 use super::mover::FrameMover;
 use crate::affinity;
 use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};

@@ -14,7 +14,9 @@ use common::{
     works,
 };
 use moving::{BYTES, FINE, cases, scene, write_rounds};
-use pageleap::{BASE_PAGE, Engine, EngineChoice, Migrator, Pool, Region, Report, thread_is_ours};
+use pageleap::{
+    BASE_PAGE, Engine, EngineChoice, MigrationContext, Pool, Region, Report, thread_is_ours,
+};
 
 /// Numbers of this process' threads.
 fn threads() -> Vec<String> {
@@ -39,9 +41,14 @@ fn check(report: &Report, pages: usize) {
 }
 
 /// Runs a job of the whole region in areas of two pages.
-fn run(region: &Region, to: &Pool, engine: impl Into<EngineChoice>, with: Option<&Migrator>) {
+fn run(
+    region: &Region,
+    to: &Pool,
+    engine: impl Into<EngineChoice>,
+    with: Option<&MigrationContext>,
+) {
     let migration = migration(region, 0..BYTES, to).engine(engine);
-    let migration = with.into_iter().fold(migration, |migration, with| migration.migrator(with));
+    let migration = with.into_iter().fold(migration, |migration, with| migration.context(with));
     check(&migration.run().unwrap(), BYTES / BASE_PAGE);
 }
 
@@ -51,13 +58,13 @@ fn a_job_in_the_calling_thread_leaves_it_as_it_was() {
         "a_job_in_the_calling_thread_leaves_it_as_it_was",
         &[
             ("alone", || stays_as_it_was(None), FINE),
-            ("with a migrator", || stays_as_it_was(Some(Migrator::new())), FINE),
+            ("with a context", || stays_as_it_was(Some(MigrationContext::new())), FINE),
             ("signals", signals_wait, FINE),
         ],
     );
 }
 
-fn stays_as_it_was(migrator: Option<Migrator>) {
+fn stays_as_it_was(context: Option<MigrationContext>) {
     let (pools, region) = scene();
     let (state, descriptors, alone) = (own_state(), own_descriptors(), threads());
     let stop = AtomicBool::new(false);
@@ -71,14 +78,14 @@ fn stays_as_it_was(migrator: Option<Migrator>) {
         let _stop = StopOnDrop(stop);
         for round in 0..20 {
             for engine in engines() {
-                run(region, &pools[1], engine, migrator.as_ref());
-                run(region, &pools[0], engine, migrator.as_ref());
+                run(region, &pools[1], engine, context.as_ref());
+                run(region, &pools[0], engine, context.as_ref());
                 assert_eq!(own_state(), state, "{engine} in round {round}");
                 assert!(!thread_is_ours());
             }
         }
     });
-    drop(migrator);
+    drop(context);
     assert!(soon(|| threads() == alone), "{:?}", threads());
     assert_eq!(own_descriptors(), descriptors);
 }
@@ -106,9 +113,9 @@ fn signals_wait() {
         }
     };
     every(200);
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     for _ in 0..100 {
-        run(&region, &pools[1], EngineChoice::Auto, Some(&migrator));
+        run(&region, &pools[1], EngineChoice::Auto, Some(&context));
         run(&region, &pools[0], EngineChoice::Auto, None);
     }
     every(0);
@@ -148,11 +155,11 @@ fn with_stack(start: usize, len: usize, body: &mut dyn FnMut()) {
 
 fn its_stack_leaps() {
     let (pools, region) = scene();
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     let mut leaps = 0;
     with_stack(address(&region), BYTES, &mut || {
         for _ in 0..50 {
-            run(&region, &pools[1], EngineChoice::Auto, Some(&migrator));
+            run(&region, &pools[1], EngineChoice::Auto, Some(&context));
             run(&region, &pools[0], EngineChoice::Auto, None);
             leaps += 2;
         }
@@ -163,12 +170,12 @@ fn its_stack_leaps() {
 /// The job is an ordinary one, and the thread stays low.
 fn low_priority() {
     let (pools, region) = scene();
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads one structure.
     assert_eq!(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameter) }, 0);
     let before = threads().len();
-    run(&region, &pools[1], EngineChoice::Auto, Some(&migrator));
+    run(&region, &pools[1], EngineChoice::Auto, Some(&context));
     assert!(threads().len() > before, "{:?}", threads());
     // SAFETY: the call takes no pointers.
     let policy = unsafe { libc::sched_getscheduler(0) };
@@ -192,11 +199,11 @@ fn threads_and_descriptors_are_kept_and_go_with_the_migrator() {
 fn kept_for_the_next_job() {
     let (pools, region) = scene();
     let (descriptors, alone) = (own_descriptors(), threads());
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     assert_eq!((threads(), own_descriptors()), (alone.clone(), descriptors.clone()));
     let leap = |round: usize| {
         stamp(&region, 0..BYTES, round as u64);
-        let job = migration(&region, 0..BYTES, &pools[(round + 1) % 2]).migrator(&migrator);
+        let job = migration(&region, 0..BYTES, &pools[(round + 1) % 2]).context(&context);
         check(&job.start().unwrap().wait(), BYTES / BASE_PAGE);
         check_stamp(&region, 0..BYTES, round as u64);
     };
@@ -210,7 +217,7 @@ fn kept_for_the_next_job() {
     }
     assert!(soon(|| threads() == after_one), "{after_one:?} and {:?}", threads());
     assert_eq!(own_descriptors(), kept);
-    drop(migrator);
+    drop(context);
     assert!(soon(|| threads() == alone), "{:?}", threads());
     assert_eq!(own_descriptors(), descriptors);
     leap_without(&region, &pools);
@@ -230,9 +237,9 @@ fn leap_without(region: &Region, pools: &[Pool; 2]) {
 fn at_the_same_time() {
     const THREADS: usize = 4;
     let (pools, region) = scene();
-    let (migrator, stop) = (Migrator::new(), AtomicBool::new(false));
+    let (context, stop) = (MigrationContext::new(), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let (region, pools, migrator, stop) = (&region, &pools, &migrator, &stop);
+        let (region, pools, context, stop) = (&region, &pools, &context, &stop);
         scope.spawn(move || {
             while !stop.load(Relaxed) {
                 write_rounds(region, 1);
@@ -246,7 +253,7 @@ fn at_the_same_time() {
                     for round in 0..60 {
                         let engine = engines()[round / 2 % engines().len()];
                         let job = migration(region, range.clone(), &pools[(round + 1) % 2]);
-                        let job = job.engine(engine).migrator(migrator);
+                        let job = job.engine(engine).context(context);
                         let report = match part % 2 {
                             0 => job.run().unwrap(),
                             _ => job.start().unwrap().wait(),
@@ -262,11 +269,11 @@ fn at_the_same_time() {
 /// A daemon closes all descriptors: those that are kept are made anew.
 fn closed_by_the_program() {
     let (pools, region) = scene();
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     for round in 0..6 {
         for engine in engines() {
-            run(&region, &pools[1], engine, Some(&migrator));
-            run(&region, &pools[0], engine, Some(&migrator));
+            run(&region, &pools[1], engine, Some(&context));
+            run(&region, &pools[0], engine, Some(&context));
         }
         let trackers = common::own_files().into_iter().filter(|(_, name)| !name.contains("memfd"));
         for (number, _) in trackers {
@@ -279,18 +286,18 @@ fn closed_by_the_program() {
 /// What is kept is of the process that has made it.
 fn in_a_child() {
     let (pools, region) = scene();
-    let migrator = Migrator::new();
+    let context = MigrationContext::new();
     let forced = if works(Engine::Precopy.into()) { Engine::Precopy } else { Engine::Mprotect };
     for _ in 0..3 {
-        run(&region, &pools[1], forced, Some(&migrator));
+        run(&region, &pools[1], forced, Some(&context));
         // SAFETY: the child makes a region of its own, and ends without returning.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let (pools, region) = scene();
-            run(&region, &pools[1], forced, Some(&migrator));
-            let job = migration(&region, 0..BYTES, &pools[0]).migrator(&migrator);
+            run(&region, &pools[1], forced, Some(&context));
+            let job = migration(&region, 0..BYTES, &pools[0]).context(&context);
             let whole = job.start().unwrap().wait().ended.is_completed();
-            drop(migrator);
+            drop(context);
             // SAFETY: the call does not return.
             unsafe { libc::_exit(if whole { 0 } else { 1 }) };
         }
@@ -299,7 +306,7 @@ fn in_a_child() {
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0, "the child has failed");
         // The parent's thread still reads messages.
-        run(&region, &pools[0], forced, Some(&migrator));
+        run(&region, &pools[0], forced, Some(&context));
     }
 }
 
@@ -307,11 +314,11 @@ fn dropped_while_a_job_runs() {
     let (pools, region) = scene();
     let alone = threads();
     for round in 0..50 {
-        let migrator = Migrator::new();
+        let context = MigrationContext::new();
         stamp(&region, 0..BYTES, round);
         let to = &pools[(round as usize + 1) % 2];
-        let job = migration(&region, 0..BYTES, to).migrator(&migrator).start().unwrap();
-        drop(migrator);
+        let job = migration(&region, 0..BYTES, to).context(&context).start().unwrap();
+        drop(context);
         check(&job.wait(), BYTES / BASE_PAGE);
         check_stamp(&region, 0..BYTES, round);
     }

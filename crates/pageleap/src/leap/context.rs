@@ -31,11 +31,11 @@ use crate::sync::{Mutex, lock};
 /// job makes its own.
 ///
 /// ```no_run
-/// # use pageleap::{Migration, Migrator, Pool, Region};
+/// # use pageleap::{Migration, MigrationContext, Pool, Region};
 /// # fn leaves(region: &Region, pool: &Pool, leaves: &[usize]) -> Result<(), pageleap::Error> {
-/// let migrator = Migrator::new();
+/// let context = MigrationContext::new();
 /// for batch in leaves.chunks(64) {
-///     let mut migration = Migration::new().migrator(&migrator);
+///     let mut migration = Migration::new().context(&context);
 ///     for leaf in batch {
 ///         migration = migration.range(region, *leaf..*leaf + 4096, pool);
 ///     }
@@ -44,7 +44,7 @@ use crate::sync::{Mutex, lock};
 /// }
 /// # Ok(()) }
 /// ```
-pub struct Migrator {
+pub struct MigrationContext {
     threads: LastingThreads,
     trackers: Mutex<Vec<Kept>>,
     /// The process that made it.
@@ -58,22 +58,22 @@ struct Kept {
     open: OpenTracker,
 }
 
-impl Default for Migrator {
+impl Default for MigrationContext {
     fn default() -> Self {
-        Migrator::new()
+        MigrationContext::new()
     }
 }
 
-impl fmt::Debug for Migrator {
+impl fmt::Debug for MigrationContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Migrator").field("trackers", &lock(&self.trackers).len()).finish()
+        f.debug_struct("MigrationContext").field("trackers", &lock(&self.trackers).len()).finish()
     }
 }
 
-impl Migrator {
+impl MigrationContext {
     /// Makes one that keeps nothing yet.
-    pub fn new() -> Migrator {
-        Migrator {
+    pub fn new() -> MigrationContext {
+        MigrationContext {
             threads: LastingThreads::default(),
             trackers: Mutex::default(),
             process: std::process::id(),
