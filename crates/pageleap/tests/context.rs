@@ -183,14 +183,15 @@ fn low_priority() {
 }
 
 #[test]
-fn threads_and_descriptors_are_kept_and_go_with_the_migrator() {
+fn threads_and_descriptors_are_kept_and_go_with_the_context() {
     cases(
-        "threads_and_descriptors_are_kept_and_go_with_the_migrator",
+        "threads_and_descriptors_are_kept_and_go_with_the_context",
         &[
             ("one after the other", kept_for_the_next_job, FINE),
             ("at the same time", at_the_same_time, FINE),
             ("closed by the program", closed_by_the_program, FINE),
             ("in a child", in_a_child, FINE),
+            ("dropped in a child of a thread beside jobs", dropped_in_a_child, FINE),
             ("dropped while a job runs", dropped_while_a_job_runs, FINE),
         ],
     );
@@ -308,6 +309,41 @@ fn in_a_child() {
         // The parent's thread still reads messages.
         run(&region, &pools[0], forced, Some(&context));
     }
+}
+
+/// Whatever another thread was doing with it at the time of the `fork`.
+fn dropped_in_a_child() {
+    let (pools, region) = scene();
+    let (context, stop) = (MigrationContext::new(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (region, pools, context, stop) = (&region, &pools, &context, &stop);
+        scope.spawn(move || {
+            for round in 0.. {
+                if stop.load(Relaxed) {
+                    return;
+                }
+                let job = migration(region, 0..BASE_PAGE, &pools[(round + 1) % 2]).context(context);
+                check(&job.start().unwrap().wait(), 1);
+            }
+        });
+        let _stop = StopOnDrop(stop);
+        for _ in 0..500 {
+            // SAFETY: the child ends without returning.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: the child has no other owner of the context. One that waits is killed.
+                unsafe {
+                    libc::alarm(20);
+                    drop(std::ptr::read(context));
+                    libc::_exit(0);
+                }
+            }
+            let mut status = -1;
+            // SAFETY: the call writes one number.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "the child waits for a thread that it does not have");
+        }
+    });
 }
 
 fn dropped_while_a_job_runs() {

@@ -7,10 +7,14 @@ use crate::sync::{Condvar, Mutex, lock, thread};
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// As many threads as jobs have run at the same time. Dropping it ends those that wait for a job; the
-/// others end with theirs.
-#[derive(Default)]
-pub(crate) struct LastingThreads(Arc<Shared>);
+/// About as many threads as jobs have run at the same time: a thread whose job is over may not yet
+/// wait when the next one comes. Dropping it ends those that wait for a job; the others end with
+/// theirs.
+pub(crate) struct LastingThreads {
+    shared: Arc<Shared>,
+    /// The process whose threads they are.
+    process: u32,
+}
 
 #[derive(Default)]
 struct Shared {
@@ -27,7 +31,18 @@ struct State {
     over: bool,
 }
 
+impl Default for LastingThreads {
+    fn default() -> Self {
+        LastingThreads { shared: Arc::default(), process: std::process::id() }
+    }
+}
+
 impl LastingThreads {
+    /// Whether this is the process whose threads they are. A child made by `fork` has none of them.
+    pub(crate) fn are_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Has a waiting thread run `task`, or else a new one.
     ///
     /// # Errors
@@ -35,14 +50,14 @@ impl LastingThreads {
     pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
         let task: Task = Box::new(task);
         {
-            let state = &mut *lock(&self.0.state);
+            let state = &mut *lock(&self.shared.state);
             if state.waiting > state.tasks.len() {
                 state.tasks.push(task);
-                self.0.changed.notify_one();
+                self.shared.changed.notify_one();
                 return Ok(());
             }
         }
-        let shared = self.0.clone();
+        let shared = self.shared.clone();
         thread::start(c"pageleap", move || shared.work(task))
     }
 }
@@ -69,8 +84,11 @@ impl Shared {
 
 impl Drop for LastingThreads {
     fn drop(&mut self) {
-        lock(&self.0.state).over = true;
-        self.0.changed.notify_all();
+        // In a child made by `fork`, no thread would ever release a lock that was held at that time.
+        if self.are_of_this_process() {
+            lock(&self.shared.state).over = true;
+            self.shared.changed.notify_all();
+        }
     }
 }
 
@@ -83,6 +101,29 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(not(any(loom, miri)))]
+    fn dropping_it_in_a_child_waits_for_no_lock_that_was_held_at_the_fork() {
+        let threads = LastingThreads::default();
+        let shared = threads.shared.clone();
+        let held = lock(&shared.state);
+        // SAFETY: the child drops what has no other owner there, and ends without returning.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above. A child that waits for the lock is killed.
+            unsafe {
+                libc::alarm(20);
+                drop(threads);
+                libc::_exit(0);
+            }
+        }
+        let mut status = -1;
+        // SAFETY: the call writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waits for a thread that it does not have");
+        drop(held);
+    }
+
+    #[test]
     fn a_thread_runs_one_task_after_the_other_and_as_many_as_there_are_at_a_time() {
         let threads = LastingThreads::default();
         let (say, said) = channel();
@@ -91,7 +132,7 @@ mod tests {
             let say = say.clone();
             threads.run(move || say.send(std::thread::current().id()).unwrap()).unwrap();
             seen.insert(format!("{:?}", said.recv().unwrap()));
-            while lock(&threads.0.state).waiting == 0 {
+            while lock(&threads.shared.state).waiting == 0 {
                 std::thread::yield_now();
             }
         }
@@ -100,10 +141,10 @@ mod tests {
         let (one, other) = (channel(), channel());
         threads.run(move || (one.0.send(()).unwrap(), other.1.recv().unwrap()).1).unwrap();
         threads.run(move || (one.1.recv().unwrap(), other.0.send(()).unwrap()).1).unwrap();
-        while lock(&threads.0.state).waiting < 2 {
+        while lock(&threads.shared.state).waiting < 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let shared = Arc::downgrade(&threads.0);
+        let shared = Arc::downgrade(&threads.shared);
         drop(threads);
         while shared.strong_count() > 0 {
             std::thread::sleep(Duration::from_millis(1));

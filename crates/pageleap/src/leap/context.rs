@@ -2,7 +2,7 @@
 //! thread that is not its own.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use pageleap_sys::ThreadPolicy;
 
@@ -20,15 +20,15 @@ use crate::sync::{Mutex, lock};
 /// after the other, then take microseconds each. Without one, each job makes its own, and the process
 /// has no thread and no descriptor of the library between two jobs.
 ///
-/// Nothing is made before the first job needs it. Then there are as many threads as jobs have run at
-/// the same time, and up to two more, and at most six descriptors. Between jobs the threads sleep.
-/// Jobs of several threads may use it at the same time. Dropping it does not wait for running jobs;
-/// what they use goes when they end.
+/// Nothing is made before the first job needs it. Then there are about as many threads as jobs have
+/// run at the same time, and up to three more that read the kernel's messages, and at most ten
+/// descriptors. Between jobs the threads sleep. Jobs of several threads may use it at the same time.
+/// Dropping it does not wait for running jobs; what they use goes when they end.
 ///
 /// A job that a kept thread runs inherits scheduling policy, nice value, memory policy and cgroup from
 /// the thread that started the job for which the kept thread was made, and not from the thread that
 /// starts this job; of the affinity the same is true. In a child made by `fork` it keeps nothing: each
-/// job makes its own.
+/// job makes its own, and dropping the context there ends nothing of the parent.
 ///
 /// ```no_run
 /// # use pageleap::{Migration, MigrationContext, Pool, Region};
@@ -47,8 +47,6 @@ use crate::sync::{Mutex, lock};
 pub struct MigrationContext {
     threads: LastingThreads,
     trackers: Mutex<Vec<Kept>>,
-    /// The process that made it.
-    process: u32,
 }
 
 /// An open tracker that is kept.
@@ -66,23 +64,34 @@ impl Default for MigrationContext {
 
 impl fmt::Debug for MigrationContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MigrationContext").field("trackers", &lock(&self.trackers).len()).finish()
+        let mut text = f.debug_struct("MigrationContext");
+        if let Ok(trackers) = self.trackers.try_lock() {
+            text.field("trackers", &trackers.len());
+        }
+        text.finish_non_exhaustive()
+    }
+}
+
+impl Drop for MigrationContext {
+    fn drop(&mut self) {
+        if !self.is_of_this_process() && self.trackers.try_lock().is_err() {
+            // At the time of the `fork` another thread was changing the list: it may be half-changed.
+            // The descriptors close with the child.
+            let trackers = self.trackers.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(trackers));
+        }
     }
 }
 
 impl MigrationContext {
     /// Makes one that keeps nothing yet.
     pub fn new() -> MigrationContext {
-        MigrationContext {
-            threads: LastingThreads::default(),
-            trackers: Mutex::default(),
-            process: std::process::id(),
-        }
+        MigrationContext { threads: LastingThreads::default(), trackers: Mutex::default() }
     }
 
     /// Whether this is the process that made it, whose threads and trackers it keeps.
     pub(super) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.threads.are_of_this_process()
     }
 
     pub(super) fn threads(&self) -> &LastingThreads {

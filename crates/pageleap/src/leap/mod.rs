@@ -161,7 +161,8 @@ impl<'a> Migration<'a> {
     }
 
     /// Sets the largest number of threads that copy. Default: one for each four CPUs of the
-    /// destination node, at least 1 and at most 8, so that the application keeps its CPUs. All
+    /// destination node, so that the application keeps its CPUs, and one for each 2 MB of the ranges,
+    /// because it takes longer to start a thread than to copy less; at least 1 and at most 8. All
     /// threads copy each hugetlb page together, one page after the other: the more threads, the
     /// shorter the page's writers wait. A long job tries now and then whether fewer threads are as
     /// fast ([`Report::threads_settled`](crate::Report::threads_settled)).
@@ -215,8 +216,8 @@ impl<'a> Migration<'a> {
         self
     }
 
-    /// Has the job use the threads and descriptors that a [`MigrationContext`] keeps, and leave them there for
-    /// the next job.
+    /// Has the job use the threads and descriptors that a [`MigrationContext`] keeps, and leave them
+    /// there for the next job.
     pub fn context(mut self, context: &'a MigrationContext) -> Self {
         self.context = Some(context);
         self
@@ -261,14 +262,16 @@ impl<'a> Migration<'a> {
     }
 
     /// Does what [`Migration::start`] and [`Job::wait`] do, and with one thread that copies does so in
-    /// the calling thread, if that may be: no thread has to be started and woken. With a [`MigrationContext`]
-    /// a small job takes tens of microseconds.
+    /// the calling thread, if that may be: no thread has to be started and woken. With a
+    /// [`MigrationContext`], a job of one page takes some 0.1 ms (`docs/adr/0028`).
     ///
     /// Meanwhile the calling thread blocks the signals that programs handle (not those that faults
     /// raise), and [`thread_is_ours`](crate::thread_is_ours) is true for it. It stays on its CPUs, and
     /// gets its memory policy back at the end. A thread of the job runs it instead if the calling
-    /// thread has a low priority or SCHED_DEADLINE, or if its stack lies in the
-    /// pages or beside them.
+    /// thread has a low priority or SCHED_DEADLINE, or if its stack lies in the pages or beside them.
+    ///
+    /// A guard that the calling thread holds ([`Region::pin`]) cannot go meanwhile: the job waits for
+    /// [`Migration::pin_patience`] in vain, and leaves the page where it is.
     ///
     /// Nobody has a handle to cancel the job; [`Migration::timeout`] bounds it.
     ///
@@ -301,9 +304,9 @@ impl<'a> Migration<'a> {
         }
         let mut warnings = Vec::new();
         let cpus = cpus_of(&*backend, &nodes, &mut warnings)?;
-        let threads = self.threads.unwrap_or((cpus.len() / 4).clamp(1, 8));
+        let bytes = self.ranges.iter().map(|(_, range, _)| range.len()).sum();
+        let threads = self.threads.unwrap_or_else(|| usual_threads(cpus.len(), bytes));
         if let (Some(node), true) = (nodes.first(), backend.is_host_memory()) {
-            let bytes = self.ranges.iter().map(|(_, range, _)| range.len()).sum();
             check_memory_cgroups(*node, threads + 1, if page.is_hugetlb() { 0 } else { bytes })?;
         }
         let (writable, start_look) = take_frames(&mut claimed, page)?;
@@ -439,6 +442,11 @@ impl<'a> Migration<'a> {
     }
 }
 
+/// How many threads copy so many bytes at most, where the caller has not set it.
+fn usual_threads(cpus: usize, bytes: usize) -> usize {
+    (cpus / 4).min(bytes / DEFAULT_AREA_BYTES).clamp(1, 8)
+}
+
 /// The CPUs of the destinations.
 fn cpus_of(
     backend: &dyn Backend,
@@ -503,4 +511,26 @@ fn items_and_legs(claimed: &mut [Claimed]) -> (Vec<Item>, Vec<Leg>, Vec<Area>) {
     let area = |(i, leg): (usize, &Leg)| Area::new(leg.item, i, leg.pages.clone());
     let areas = legs.iter().enumerate().map(area).collect();
     (items, legs, areas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_one_thread_for_each_four_cpus_and_for_each_2_mb() {
+        const GB: usize = 1 << 30;
+        for (cpus, bytes, threads) in [
+            (0, GB, 1),
+            (3, GB, 1),
+            (8, GB, 2),
+            (64, GB, 8),
+            (64, 0, 1),
+            (64, 4 << 10, 1),
+            (64, (4 << 20) - 1, 1),
+            (64, 4 << 20, 2),
+        ] {
+            assert_eq!(usual_threads(cpus, bytes), threads, "{cpus} CPUs, {bytes} bytes");
+        }
+    }
 }
