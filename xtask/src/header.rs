@@ -12,7 +12,7 @@ use crate::files::{read, write};
 
 /// The modules in the order in which a reader needs them, each with the title of its part of the
 /// header.
-const PARTS: [(&str, &str); 13] = [
+const PARTS: [(&str, &str); 14] = [
     ("status", "Errors"),
     ("page_size", "Page sizes"),
     ("topology", "The machine"),
@@ -21,6 +21,7 @@ const PARTS: [(&str, &str); 13] = [
     ("pool", "Pools"),
     ("region", "Regions"),
     ("guard", "Guards"),
+    ("context", "Migration contexts"),
     ("migration", "What is to move, and how"),
     ("report", "Reports"),
     ("job", "Jobs"),

@@ -77,8 +77,8 @@
  *           closed, it may wait for ever, and the program with it: kill -9 the debugger.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
- *           pageleap_probe(). The first job installs a SIGSEGV handler: see
- *           pageleap_install_fault_handler().
+ *           pageleap_probe(). In pageleap_job_run() they are blocked as long as the thread runs the
+ *           job. The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
  * Text.     Arguments and texts are in UTF-8. A text that is marked "Constant" is never freed.
  *
  * Neither a C++ exception nor a Rust panic ever passes through these functions. Once the library is
@@ -759,6 +759,35 @@ pageleap_status pageleap_region_pin(const pageleap_region *region,
 /* Drops a guard, so that its pages may move; NULL is allowed. */
 void pageleap_guard_drop(pageleap_guard *guard);
 
+/* ---- Migration contexts ---------------------------------------------------------------------- */
+
+/* A migration context keeps what jobs need besides their frames for the next job: threads, and the
+ * descriptors through which the kernel tells of writes and holds threads up (userfaultfd). With a
+ * context many small jobs, one after the other, take a fraction of the time, because no job has to
+ * make them. Without one each job makes its own, and between two jobs the process has no thread and
+ * no descriptor of a job.
+ *
+ * A job is given a context by the field context of pageleap_job_options. The context makes nothing
+ * before the first job needs it. Then it has about as many threads as jobs have run at the same time, up
+ * to three more that read messages of the kernel, and at most ten descriptors. Between jobs the
+ * threads sleep. Jobs of several threads may use a context at the same time.
+ *
+ * A job that a kept thread runs inherits scheduling policy, nice value, affinity, memory policy and
+ * cgroup from the thread that started the job for which the kept thread was made, and not from the
+ * thread that starts this job. A program whose threads differ in these makes several contexts.
+ *
+ * A context serves the process that has made it. In a child made by fork() it keeps nothing: a job
+ * that is given it works as without one. The child may free it. */
+typedef struct pageleap_migration_context pageleap_migration_context;
+
+/* Makes a migration context that keeps nothing yet. It is freed with
+ * pageleap_migration_context_free(). */
+pageleap_status pageleap_migration_context_new(pageleap_migration_context **context);
+
+/* Frees a migration context; NULL is allowed. The call does not wait for jobs: those that use the
+ * context keep what they use until they end. Threads that sleep end soon after the call. */
+void pageleap_migration_context_free(pageleap_migration_context *context);
+
 /* ---- What is to move, and how ---------------------------------------------------------------- */
 
 /* The method by which pages are moved, and its effect on the threads that use them meanwhile.
@@ -820,8 +849,8 @@ typedef struct pageleap_job_options {
     /* The engine, one of pageleap_engine. If an engine other than PAGELEAP_ENGINE_AUTO cannot
      * work here, the job is refused (PAGELEAP_ENGINE_REFUSED). */
     uint32_t engine;
-    /* The most threads that copy, up to 64; 0: one for each four CPUs of the destination, at
-     * least 1 and at most 8. */
+    /* The most threads that copy, up to 64; 0: one for each four CPUs of the destination and
+     * one for each 2 MB of the ranges, whichever is fewer; at least 1 and at most 8. */
     uint32_t threads;
     /* The initial size of an area in bytes, a multiple of the page size; 0: chosen by the job,
      * which may change it as it goes. */
@@ -847,6 +876,10 @@ typedef struct pageleap_job_options {
     /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
      * parts; 1: areas are not split. */
     uint32_t reduction_factor;
+    /* Has the threads and descriptors that the job uses, and keeps them for the next job; NULL: the
+     * job makes its own. It may be freed once the job has started: the job keeps what it uses until
+     * it ends. */
+    const pageleap_migration_context *context;
 } pageleap_job_options;
 
 /* The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant. */
@@ -1258,12 +1291,41 @@ pageleap_status pageleap_job_start(const pageleap_range *ranges,
                                    const pageleap_job_options *options,
                                    pageleap_job **job);
 
-/* Whether the calling thread is one of the library's: of a job, or of a pool that is being filled.
+/* Moves all these ranges in the calling thread, and gives the report, which the caller frees with
+ * pageleap_report_free(). The call does what pageleap_job_start(), pageleap_job_wait() and
+ * pageleap_job_free() do, but it starts no thread for the job and waits for none: of a small job that
+ * is a good part. Arguments and errors are those of pageleap_job_start(). `report` may be NULL. If
+ * the job was stopped, or could not move some pages, the call succeeds and the report says so.
+ *
+ * While the calling thread runs the job, it blocks the signals that programs handle (not those that
+ * faults raise), because a handler that touches a closed page would wait for the thread in which it
+ * runs. pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. At
+ * the end its signal mask, its priority and its memory policy are as before.
+ *
+ * In three cases a thread of the job runs it, and the calling thread only waits:
+ *
+ * - Several threads copy. The field threads of pageleap_job_options says how many; 0 means several
+ *   where the destination has eight CPUs or more and the ranges have 4 MB or more.
+ * - The calling thread is below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0),
+ *   because a job raises such a thread; or it has SCHED_DEADLINE.
+ * - The stack of the calling thread lies within 1 MB of the pages, because the thread needs its stack
+ *   while pages are closed.
+ *
+ * Nobody has a handle to cancel the job; timeout_ns bounds it. The job waits for guards as long as
+ * pin_patience_ns says, and in vain for a guard that only the calling thread would drop. Until the
+ * call returns nobody may free the regions, the pools and the context that it was given. */
+pageleap_status pageleap_job_run(const pageleap_range *ranges,
+                                 size_t range_count,
+                                 const pageleap_job_options *options,
+                                 pageleap_report **report);
+
+/* Whether the calling thread is one of the library's: of a job, or of a pool that is being filled;
+ * or a thread of the program that runs a job at the moment (pageleap_job_run()).
  *
  * An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
- * what they allocate must not lie in pages that they are moving. What the library allocates in a
- * call of the program is allocated by the program's thread, for which this is false: the program
- * knows that it is in such a call.
+ * what they allocate must not lie in pages that they are moving. What the library allocates in any
+ * other call of the program is allocated by the program's thread, for which this is false: the
+ * program knows that it is in such a call.
  *
  * The function takes no lock and no memory, makes no system call, and leaves the thread's last error
  * as it is: it may be called from malloc() and from a signal handler. */

@@ -357,29 +357,42 @@ struct memory_range {
     placement place;
 };
 
+/* Keeps threads and descriptors of jobs for the next one: pageleap_migration_context. Jobs that use
+ * it keep what they use when it is destroyed. */
+class migration_context {
+public:
+    migration_context() {
+        pageleap_migration_context *made;
+        check(pageleap_migration_context_new(&made));
+        handle_.reset(made);
+    }
+
+    /* For the field context of pageleap_job_options. */
+    const pageleap_migration_context *c() const noexcept { return handle_.get(); }
+
+private:
+    detail::handle<pageleap_migration_context, pageleap_migration_context_free> handle_;
+};
+
 /* A job, which moves pages or has ended: pageleap_job. Destroying a job cancels it, and waits
  * until its ranges are whole. */
 class job {
 public:
     explicit job(const std::vector<range> &wanted,
                  const pageleap_job_options &options = job_options()) {
-        std::vector<pageleap_placement> places;
-        places.reserve(wanted.size()); // their addresses are taken
-        std::vector<pageleap_range> ranges;
-        for (const range &one : wanted) {
-            auto made = detail::sized<pageleap_range>();
-            made.region = one.region_;
-            made.pool = one.pool_;
-            made.offset = one.offset_;
-            made.length = one.length_;
-            if (one.place_) {
-                made.place = &places.emplace_back(one.place_->c());
-            }
-            ranges.push_back(made);
-        }
+        const listed all(wanted);
         pageleap_job *made;
-        check(pageleap_job_start(ranges.data(), ranges.size(), &options, &made));
+        check(pageleap_job_start(all.ranges.data(), all.ranges.size(), &options, &made));
         handle_.reset(made);
+    }
+    /* Moves all ranges in the calling thread, and returns when they have moved:
+     * pageleap_job_run(). */
+    static report run(const std::vector<range> &wanted,
+                      const pageleap_job_options &options = job_options()) {
+        const listed all(wanted);
+        pageleap_report *made;
+        check(pageleap_job_run(all.ranges.data(), all.ranges.size(), &options, &made));
+        return report(made);
     }
     /* Moves memory that no pool owns: pageleap_leap_memory(). */
     explicit job(const std::vector<memory_range> &wanted,
@@ -417,6 +430,28 @@ public:
     const pageleap_job *c() const noexcept { return handle_.get(); }
 
 private:
+    /* Ranges for functions of pageleap.h; valid while those that they were made of are not
+     * changed. */
+    struct listed {
+        explicit listed(const std::vector<range> &wanted) {
+            places.reserve(wanted.size()); // their addresses are taken
+            for (const range &one : wanted) {
+                auto made = detail::sized<pageleap_range>();
+                made.region = one.region_;
+                made.pool = one.pool_;
+                made.offset = one.offset_;
+                made.length = one.length_;
+                if (one.place_) {
+                    made.place = &places.emplace_back(one.place_->c());
+                }
+                ranges.push_back(made);
+            }
+        }
+
+        std::vector<pageleap_placement> places;
+        std::vector<pageleap_range> ranges;
+    };
+
     detail::handle<pageleap_job, pageleap_job_free> handle_;
 };
 

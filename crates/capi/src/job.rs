@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use pageleap::{Job, Migration, Phase};
+use pageleap::{Error, Job, Migration, Phase};
 
 use crate::boundary::{each, free, give, handle, nothing_yet, read, value, write};
 use crate::migration::{pageleap_job_options, pageleap_range, with_options};
@@ -53,38 +53,98 @@ pub unsafe extern "C" fn pageleap_job_start(
     // SAFETY: forwarded to the caller.
     unsafe { nothing_yet(job) };
     boundary!({
-        let mut migration = Migration::new();
-        let add = |range: &pageleap_range| {
-            // SAFETY: forwarded to the caller.
-            let (region, pool) =
-                unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
-            let length = match (range.offset, range.length) {
-                (0, 0) => region.len(),
-                (_, length) => length,
-            };
-            // SAFETY: forwarded to the caller.
-            let to = unsafe { destination(pool, range.place) }?;
-            let before = std::mem::take(&mut migration);
-            migration = before.range(region, bytes(region, range.offset, length)?, to);
-            Ok(())
-        };
         // SAFETY: forwarded to the caller.
-        unsafe { each(ranges, range_count, "ranges", add) }?;
-        // SAFETY: forwarded to the caller.
-        if let Some(options) = unsafe { read(options) }? {
-            migration = with_options(migration, &options)?;
-        }
+        let migration = unsafe { migration(ranges, range_count, options) }?;
         // SAFETY: forwarded to the caller.
         unsafe { give(job, "job", || Ok(pageleap_job(migration.start()?))) }
     })
 }
 
-/// Whether the calling thread is one of the library's: of a job, or of a pool that is being filled.
+/// Moves all these ranges in the calling thread, and gives the report, which the caller frees with
+/// pageleap_report_free(). The call does what pageleap_job_start(), pageleap_job_wait() and
+/// pageleap_job_free() do, but it starts no thread for the job and waits for none: of a small job that
+/// is a good part. Arguments and errors are those of pageleap_job_start(). `report` may be NULL. If
+/// the job was stopped, or could not move some pages, the call succeeds and the report says so.
+///
+/// While the calling thread runs the job, it blocks the signals that programs handle (not those that
+/// faults raise), because a handler that touches a closed page would wait for the thread in which it
+/// runs. pageleap_thread_is_ours() is true for the thread meanwhile. The thread stays on its CPUs. At
+/// the end its signal mask, its priority and its memory policy are as before.
+///
+/// In three cases a thread of the job runs it, and the calling thread only waits:
+///
+/// - Several threads copy. The field threads of pageleap_job_options says how many; 0 means several
+///   where the destination has eight CPUs or more and the ranges have 4 MB or more.
+/// - The calling thread is below ordinary threads (SCHED_IDLE, SCHED_BATCH or a nice value above 0),
+///   because a job raises such a thread; or it has SCHED_DEADLINE.
+/// - The stack of the calling thread lies within 1 MB of the pages, because the thread needs its stack
+///   while pages are closed.
+///
+/// Nobody has a handle to cancel the job; timeout_ns bounds it. The job waits for guards as long as
+/// pin_patience_ns says, and in vain for a guard that only the calling thread would drop. Until the
+/// call returns nobody may free the regions, the pools and the context that it was given.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pageleap_job_run(
+    ranges: *const pageleap_range,
+    range_count: usize,
+    options: *const pageleap_job_options,
+    report: *mut *mut pageleap_report,
+) -> pageleap_status {
+    // SAFETY: forwarded to the caller.
+    unsafe { nothing_yet(report) };
+    boundary!({
+        // SAFETY: forwarded to the caller.
+        let done = unsafe { migration(ranges, range_count, options) }?.run()?;
+        if report.is_null() {
+            return Ok(());
+        }
+        // SAFETY: forwarded to the caller.
+        unsafe { give(report, "report", || Ok(pageleap_report::new(done))) }
+    })
+}
+
+/// What a program asks for.
+///
+/// # Safety
+/// The pointers are those of [`pageleap_job_start`], and their handles are not freed while the
+/// migration is used.
+unsafe fn migration<'a>(
+    ranges: *const pageleap_range,
+    range_count: usize,
+    options: *const pageleap_job_options,
+) -> Result<Migration<'a>, Error> {
+    let mut migration = Migration::new();
+    let add = |range: &pageleap_range| {
+        // SAFETY: forwarded to the caller.
+        let (region, pool) =
+            unsafe { (&handle(range.region, "region")?.0, &handle(range.pool, "pool")?.0) };
+        let length = match (range.offset, range.length) {
+            (0, 0) => region.len(),
+            (_, length) => length,
+        };
+        // SAFETY: forwarded to the caller.
+        let to = unsafe { destination(pool, range.place) }?;
+        let before = std::mem::take(&mut migration);
+        migration = before.range(region, bytes(region, range.offset, length)?, to);
+        Ok(())
+    };
+    // SAFETY: forwarded to the caller.
+    unsafe { each(ranges, range_count, "ranges", add) }?;
+    // SAFETY: forwarded to the caller.
+    match unsafe { read(options) }? {
+        // SAFETY: forwarded to the caller.
+        Some(options) => unsafe { with_options(migration, &options) },
+        None => Ok(migration),
+    }
+}
+
+/// Whether the calling thread is one of the library's: of a job, or of a pool that is being filled;
+/// or a thread of the program that runs a job at the moment (pageleap_job_run()).
 ///
 /// An allocator whose memory is a region asks this, and serves such threads from elsewhere, because
-/// what they allocate must not lie in pages that they are moving. What the library allocates in a
-/// call of the program is allocated by the program's thread, for which this is false: the program
-/// knows that it is in such a call.
+/// what they allocate must not lie in pages that they are moving. What the library allocates in any
+/// other call of the program is allocated by the program's thread, for which this is false: the
+/// program knows that it is in such a call.
 ///
 /// The function takes no lock and no memory, makes no system call, and leaves the thread's last error
 /// as it is: it may be called from malloc() and from a signal handler.

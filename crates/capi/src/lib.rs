@@ -14,6 +14,7 @@
 
 #[macro_use]
 mod boundary;
+pub mod context;
 pub mod guard;
 pub mod job;
 pub mod memory;
@@ -36,6 +37,7 @@ const _: () = {
     any_thread::<pool::pageleap_pool>();
     any_thread::<region::pageleap_region>();
     any_thread::<guard::pageleap_guard>();
+    any_thread::<context::pageleap_migration_context>();
     any_thread::<job::pageleap_job>();
     any_thread::<memory::pageleap_reserve>();
     any_thread::<report::pageleap_report>();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pageleap::{Engine, EngineChoice, Error, Migration};
 
 use crate::boundary::bad;
+use crate::context::pageleap_migration_context;
 use crate::placement::pageleap_placement;
 use crate::pool::pageleap_pool;
 use crate::region::pageleap_region;
@@ -123,8 +124,8 @@ pub struct pageleap_job_options {
     /// The engine, one of pageleap_engine. If an engine other than PAGELEAP_ENGINE_AUTO cannot
     /// work here, the job is refused (PAGELEAP_ENGINE_REFUSED).
     pub engine: u32,
-    /// The most threads that copy, up to 64; 0: one for each four CPUs of the destination, at
-    /// least 1 and at most 8.
+    /// The most threads that copy, up to 64; 0: one for each four CPUs of the destination and
+    /// one for each 2 MB of the ranges, whichever is fewer; at least 1 and at most 8.
     pub threads: u32,
     /// The initial size of an area in bytes, a multiple of the page size; 0: chosen by the job,
     /// which may change it as it goes.
@@ -150,8 +151,12 @@ pub struct pageleap_job_options {
     /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
     /// parts; 1: areas are not split.
     pub reduction_factor: u32,
+    /// Has the threads and descriptors that the job uses, and keeps them for the next job; NULL: the
+    /// job makes its own. It may be freed once the job has started: the job keeps what it uses until
+    /// it ends.
+    pub context: *const pageleap_migration_context,
 }
-grows!(pageleap_job_options, 64, reduction_factor);
+grows!(pageleap_job_options, 64, context);
 
 /// `None` for 0, which asks for the library's default.
 pub(crate) fn unless_0(number: u64) -> Option<u64> {
@@ -169,7 +174,9 @@ fn unless_0_or_none(number: i64, what: &'static str) -> Result<Option<u64>, Erro
     }
 }
 
-pub(crate) fn with_options<'a>(
+/// # Safety
+/// The context is NULL, or a handle that nobody frees while the migration is used.
+pub(crate) unsafe fn with_options<'a>(
     mut migration: Migration<'a>,
     options: &pageleap_job_options,
 ) -> Result<Migration<'a>, Error> {
@@ -200,6 +207,10 @@ pub(crate) fn with_options<'a>(
     if options.reduction_factor > 0 {
         migration = migration.reduction_factor(u64::from(options.reduction_factor));
     }
+    // SAFETY: forwarded to the caller.
+    if let Some(context) = unsafe { options.context.as_ref() } {
+        migration = migration.context(&context.0);
+    }
     Ok(migration)
 }
 
@@ -223,20 +234,24 @@ pub extern "C" fn pageleap_install_fault_handler() -> pageleap_status {
 mod tests {
     use std::ffi::CStr;
 
+    use pageleap::MigrationContext;
+
     use super::*;
 
     /// Options with all 0 but what `set` sets, as the library gets them.
     fn with(set: impl FnOnce(&mut pageleap_job_options)) -> String {
-        // SAFETY: 0 is a value of its numbers.
+        // SAFETY: 0 is a value of its numbers, and NULL of its pointer.
         let mut options: pageleap_job_options = unsafe { std::mem::zeroed() };
         set(&mut options);
-        format!("{:?}", with_options(Migration::new(), &options).unwrap())
+        // SAFETY: tests set no context, or one that outlives the call.
+        format!("{:?}", unsafe { with_options(Migration::new(), &options) }.unwrap())
     }
 
     #[test]
     fn every_option_gets_where_it_belongs() {
         let new = Migration::new;
         let ns = Duration::from_nanos;
+        let context = pageleap_migration_context(MigrationContext::new());
         for (given, wanted) in [
             (with(|_| {}), new()),
             (with(|o| o.threads = 3), new().threads(3)),
@@ -249,6 +264,7 @@ mod tests {
             (with(|o| o.max_disturbed_copies = 9), new().max_disturbed_copies(9)),
             (with(|o| o.max_disturbed_copies = -1), new().max_disturbed_copies(0)),
             (with(|o| o.reduction_factor = 4), new().reduction_factor(4)),
+            (with(|o| o.context = &context), new().context(&context.0)),
         ] {
             assert_eq!(given, format!("{wanted:?}"));
         }

@@ -77,8 +77,8 @@
  *           closed, it may wait for ever, and the program with it: kill -9 the debugger.
  * Signals.  The library's own threads take none of the program's signals. The library blocks the
  *           signals of the calling thread for moments: when it starts threads, and in
- *           pageleap_probe(). The first job installs a SIGSEGV handler: see
- *           pageleap_install_fault_handler().
+ *           pageleap_probe(). In pageleap_job_run() they are blocked as long as the thread runs the
+ *           job. The first job installs a SIGSEGV handler: see pageleap_install_fault_handler().
  * Text.     Arguments and texts are in UTF-8. A text that is marked "Constant" is never freed.
  *
  * Neither a C++ exception nor a Rust panic ever passes through these functions. Once the library is

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -77,6 +78,10 @@ static void see_null(void) {
     pageleap_report *no_report;
     GIVES_NOTHING(no_report, PAGELEAP_BAD_ARGUMENT, "job: it is NULL",
                   pageleap_job_wait(NULL, &no_report));
+    GIVES_NOTHING(no_report, PAGELEAP_BAD_ARGUMENT, "ranges: it is NULL",
+                  pageleap_job_run(NULL, 1, NULL, &no_report));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "names no range", pageleap_job_run(NULL, 0, NULL, NULL));
+    FAILS(PAGELEAP_BAD_ARGUMENT, "context: it is NULL", pageleap_migration_context_new(NULL));
     pageleap_demand of_no_size = { .size = 4 };
     GIVES_NOTHING(no_capabilities, PAGELEAP_BAD_ARGUMENT, "size, is 4",
                   pageleap_probe(&of_no_size, &no_capabilities));
@@ -85,6 +90,7 @@ static void see_null(void) {
     pageleap_pool_free(NULL);
     pageleap_region_free(NULL);
     pageleap_guard_drop(NULL);
+    pageleap_migration_context_free(NULL);
     pageleap_report_free(NULL);
     pageleap_job_free(NULL);
     CHECK(pageleap_region_start(NULL) == NULL && pageleap_region_length(NULL) == 0);
@@ -134,6 +140,11 @@ static void see_sizes_of_structures(void) {
     asks_more.unknown = 0;
     OK(pageleap_job_start(&all, 1, &asks_more.known, &job));
     pageleap_job_free(job);
+    /* The options of an older header end before the context: what lies there is not read. */
+    pageleap_job_options older = PAGELEAP_INIT(pageleap_job_options);
+    older.size = offsetof(pageleap_job_options, context);
+    older.context = (const pageleap_migration_context *)8;
+    OK(pageleap_job_run(&all, 1, &older, NULL));
 }
 
 static void see_numbers(void) {

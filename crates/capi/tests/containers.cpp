@@ -47,6 +47,7 @@ void containers_leap(std::uint32_t node) {
     const pageleap::pool near_pool(pageleap::placement::on(node), 64 * MB),
         far_pool(pageleap::placement::on(node), 64 * MB);
     pageleap::region_memory memory(1024 * MB, {&near_pool, &far_pool}, MB);
+    const pageleap::migration_context context;
     std::atomic<bool> stop{false};
     std::atomic<int> ready{0};
     auto work = [&](int number) {
@@ -91,7 +92,11 @@ void containers_leap(std::uint32_t node) {
     for (int i = 0; i < 20; i++) {
         const pageleap::pool &to = i % 2 ? near_pool : far_pool;
         memory.grow_from({&to, i % 2 ? &far_pool : &near_pool});
-        const pageleap::report report = pageleap::job({memory.all_to(to)}).wait();
+        auto options = pageleap::job_options();
+        options.context = context.c();
+        const pageleap::report report = i % 4 < 2
+                                            ? pageleap::job({memory.all_to(to)}).wait()
+                                            : pageleap::job::run({memory.all_to(to)}, options);
         CHECK(report.completed());
         CHECK(report.json().find("\"completed\"") != std::string::npos && !report.runs().empty());
     }
@@ -244,6 +249,12 @@ void errors_are_thrown(std::uint32_t node) {
     pageleap::job job({pageleap::range(moved, far_pool), }, options);
     job.cancel();
     CHECK(!job.wait().text().empty() && job.finished() && job.fd() >= 0);
+    try {
+        pageleap::job::run({pageleap::range(moved, far_pool, 0, 1)});
+        CHECK(false);
+    } catch (const pageleap::error &error) {
+        CHECK(error.status() == PAGELEAP_BAD_RANGE);
+    }
 }
 
 } // namespace
