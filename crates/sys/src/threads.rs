@@ -129,12 +129,13 @@ pub fn as_own_thread<T>(body: impl FnOnce() -> T) -> Result<T, Errno> {
     // calling thread only, and nothing dereferences the value of the key.
     let _restore = unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
+        // No handler of the program's sees a thread that is the library's.
+        libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &raw mut mask);
+        let restore = Restore { key, mask };
         match libc::pthread_setspecific(key, (&raw const MARK).cast()) {
-            0 => {}
+            0 => restore,
             error => return Err(Errno(error)),
         }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &application_signals(), &raw mut mask);
-        Restore { key, mask }
     };
     Ok(body())
 }
