@@ -12,6 +12,7 @@ pub(crate) mod bounded;
 mod changing;
 mod directed;
 pub(crate) mod explore;
+mod hugetlb;
 mod traced;
 
 use std::ops::Range;

@@ -65,6 +65,10 @@ impl Entry {
 #[derive(Default)]
 struct State {
     files: Vec<Vec<[u64; WORDS]>>,
+    /// The files of hugetlb pages, each of which is so many base pages as on a real machine.
+    hugetlb: BTreeSet<usize>,
+    /// Whether the machine has hugetlb pages.
+    has_hugetlb: bool,
     /// The node of each page of each file.
     nodes: Vec<Vec<u32>>,
     space: BTreeMap<usize, Entry>,
@@ -111,6 +115,13 @@ impl Model {
     pub fn new() -> Self {
         let state = Mutex::new(State { next: 0x10_0000, ..State::default() });
         Model { state, woken: Condvar::new() }
+    }
+
+    /// One that has hugetlb pages of 2 MB. A copy of one takes a few steps.
+    pub fn with_hugetlb() -> Self {
+        let model = Model::new();
+        model.state().has_hugetlb = true;
+        model
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -267,6 +278,13 @@ impl State {
         self.space.get(&(addr / BASE_PAGE)).filter(|e| allows(e.prot)).and_then(|e| e.frame)
     }
 
+    /// How much of the pages at an address is copied in one step.
+    fn step(&self, addr: usize) -> usize {
+        let frame = self.space.get(&(addr / BASE_PAGE)).and_then(|e| e.frame);
+        let is_hugetlb = frame.is_some_and(|(file, _)| self.hugetlb.contains(&file));
+        if is_hugetlb { PageSize::Huge2M.bytes() / 4 } else { BASE_PAGE }
+    }
+
     /// The frame at an address of the caller's own, for which the caller must not have to wait.
     fn own(&mut self, addr: usize, allows: fn(Prot) -> bool) -> (usize, usize) {
         let frame = self.translate(addr, allows).expect("a hole was to be copied");
@@ -317,13 +335,16 @@ unsafe impl Backend for Model {
         false
     }
     fn create_file(&self, _name: &str, page: PageSize, bytes: usize) -> Result<MemoryFile, Errno> {
-        if page != PageSize::Base {
-            return Err(Errno(libc::ENOMEM)); // a machine without huge pages
-        }
         let mut state = self.state();
+        let exists = page == PageSize::Base || page == PageSize::Huge2M && state.has_hugetlb;
+        if !exists {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let number = state.files.len();
+        page.is_hugetlb().then(|| state.hugetlb.insert(number));
         state.files.push(vec![[0; WORDS]; bytes / BASE_PAGE]);
         state.nodes.push(vec![0; bytes / BASE_PAGE]);
-        Ok(MemoryFile(Descriptor::Model(state.files.len() as i32 - 1)))
+        Ok(MemoryFile(Descriptor::Model(number as i32)))
     }
     unsafe fn close_file(&self, file: MemoryFile) {
         let mut state = self.state();
@@ -389,6 +410,9 @@ unsafe impl Backend for Model {
             source.iter().all(|e| e.frame.is_some()),
             "page tables of a hole were to be exchanged"
         );
+        if source.iter().any(|e| e.frame.is_some_and(|(file, _)| state.hugetlb.contains(&file))) {
+            return Err(Errno(libc::EINVAL));
+        }
         let of = |e: &Entry| (e.prot, e.dont_fork, e.dont_dump, e.locked, e.tracked);
         if source.iter().any(|e| of(e) != of(&source[0])) {
             // More than one mapping. The kernel has unmapped the target by then.
@@ -649,12 +673,15 @@ unsafe impl Backend for Model {
         false
     }
     unsafe fn copy(&self, dst: usize, src: usize, len: usize, _method: CopyMethod) {
-        for at in (0..len).step_by(BASE_PAGE) {
+        let step = self.state().step(src);
+        for part in (0..len).step_by(step) {
             let mut state = self.state();
-            let (file, page) = state.own(src + at, Prot::readable);
-            let words = state.files[file][page];
-            let (file, page) = state.own(dst + at, Prot::writable);
-            state.files[file][page] = words;
+            for at in (part..len.min(part + step)).step_by(BASE_PAGE) {
+                let (file, page) = state.own(src + at, Prot::readable);
+                let words = state.files[file][page];
+                let (file, page) = state.own(dst + at, Prot::writable);
+                state.files[file][page] = words;
+            }
         }
     }
     unsafe fn zero(&self, addr: usize, len: usize) {

@@ -41,6 +41,11 @@ pub(crate) fn at_random(run: usize) -> RandomScheduler {
     RandomScheduler::new_from_seed(seed(run), iterations())
 }
 
+/// The same with one schedule for each `fewer` of the others, for tests whose schedules are long.
+pub(crate) fn at_random_seldom(fewer: usize) -> RandomScheduler {
+    RandomScheduler::new_from_seed(seed(0), iterations().div_ceil(fewer))
+}
+
 /// Lets a thread run until it waits, and interrupts it at `switches - 1` places. Each `run` gives
 /// other schedules.
 pub(crate) fn with_few_switches(switches: usize, run: usize) -> PctScheduler {
