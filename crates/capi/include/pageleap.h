@@ -1088,6 +1088,10 @@ typedef struct pageleap_report_figures {
     uint64_t splits;
     /* How many calls were made at least once: pageleap_report_get_call_use(). */
     size_t call_use_count;
+    /* How many more mappings the regions consist of than before, or fewer if negative. Pages over
+     * consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
+     * 0 for memory that is no region. */
+    int64_t mappings_added;
 } pageleap_report_figures;
 
 /* Consecutive pages of one source that had the same outcome, for the same reason. */

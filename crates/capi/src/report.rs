@@ -138,8 +138,12 @@ pub struct pageleap_report_figures {
     pub splits: u64,
     /// How many calls were made at least once: pageleap_report_get_call_use().
     pub call_use_count: usize,
+    /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
+    /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
+    /// 0 for memory that is no region.
+    pub mappings_added: i64,
 }
-grows!(pageleap_report_figures, 208, call_use_count);
+grows!(pageleap_report_figures, 208, mappings_added);
 
 /// Why pages stay where they are.
 #[repr(C)]
@@ -480,6 +484,7 @@ pub unsafe extern "C" fn pageleap_report_get_figures(
             disturbed_copies: report.disturbed_copies,
             splits: report.splits,
             call_use_count: report.calls.len(),
+            mappings_added: report.mappings_added,
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(figures, shown) }

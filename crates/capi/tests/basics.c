@@ -186,6 +186,7 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
     FAILS(PAGELEAP_BAD_ARGUMENT, "calls",
           pageleap_report_get_call_use(report, figures.call_use_count, &called));
     CHECK(figures.windows_first <= figures.windows && figures.splits <= figures.disturbed_copies);
+    CHECK(figures.mappings_added == 0);
     CHECK(figures.migrate_cpu_ns > 0 && figures.recycle_cpu_ns > 0);
     CHECK(!pageleap_thread_is_ours());
     CHECK(strstr(pageleap_report_text(report), "completed after") != NULL);

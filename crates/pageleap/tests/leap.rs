@@ -116,6 +116,31 @@ fn a_round_trip_leaves_as_many_mappings_as_before() {
 }
 
 #[test]
+fn a_report_says_how_many_mappings_pages_have_added_that_left_their_neighbours() {
+    let _turn = turn();
+    let pools = pools(PageSize::Base, 64 << 12).unwrap();
+    let region = Region::new(&pools[0], 64 << 12).unwrap();
+    let leap = |pages: &[Range<usize>], to: usize| {
+        let before = region_mappings(&region) as i64;
+        let mut job = Migration::new();
+        for page in pages {
+            job = job.range(&region, page.start * BASE_PAGE..page.end * BASE_PAGE, &pools[to]);
+        }
+        let report = job.start().unwrap().wait();
+        assert!(report.ended.is_completed(), "{report}");
+        assert_eq!(report.mappings_added, region_mappings(&region) as i64 - before, "{report}");
+        let named = report.to_string().contains("more mapping(s)");
+        assert_eq!(named, report.mappings_added > 0, "{report}");
+        report.mappings_added
+    };
+    let isolated: Vec<_> = (0..20).map(|at| 3 * at + 1..3 * at + 2).collect();
+    assert_eq!(leap(&isolated, 1), 40);
+    assert_eq!(leap(&isolated[..10], 0), -20);
+    assert_eq!(leap(std::slice::from_ref(&(8..16)), 1), 2);
+    assert_eq!(leap(std::slice::from_ref(&(0..64)), 0), -22);
+}
+
+#[test]
 fn leaping_back_and_forth_ends_where_it_should() {
     let _turn = turn();
     for_page_sizes("leaping_back_and_forth_ends_where_it_should", 8, |pools| {

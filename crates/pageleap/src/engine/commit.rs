@@ -86,6 +86,8 @@ pub(crate) struct Effort {
     pub(crate) copy_ns: u64,
     /// Threads that came to wait while the area was closed, if they can be counted.
     pub(crate) waiters: u64,
+    /// How many more extents the region has, or fewer if negative.
+    pub(crate) extents: i64,
     /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the
     /// heap may lie in the area.
     pub(crate) calls: [u32; Call::ALL.len()],

@@ -39,6 +39,7 @@ pub(crate) struct Tally {
     pub(crate) splits: u64,
     pub(crate) holds: u64,
     pub(crate) repairs: u64,
+    pub(crate) extents: i64,
     pub(crate) windows: Windows,
     /// How long threads were held up in the fault handler.
     pub(crate) waits: Waits,
@@ -58,13 +59,14 @@ pub(crate) struct Tally {
 impl Tally {
     /// Takes into account what an attempt, or a window of another kind, took.
     pub(super) fn add(&mut self, effort: &Effort, budget_ns: u64) {
-        let Effort { window_ns, hurried, repairs, held, calls, .. } = *effort;
+        let Effort { window_ns, hurried, repairs, held, extents, calls, .. } = *effort;
         if window_ns > 0 {
             self.windows.first += u64::from(hurried);
             self.windows.times.record(window_ns);
             self.windows.over_budget += u64::from(window_ns > budget_ns);
         }
         self.repairs += repairs;
+        self.extents += extents;
         self.holds += u64::from(held);
         self.calls.iter_mut().zip(calls).for_each(|(sum, calls)| *sum += u64::from(calls));
     }

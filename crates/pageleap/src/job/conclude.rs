@@ -154,6 +154,7 @@ impl Figures {
             splits: tally.splits,
             holds: tally.holds,
             repairs: tally.repairs,
+            mappings_added: tally.extents,
             waits: tally.waits,
             windows: tally.windows.times,
             windows_over_budget: tally.windows.over_budget,

@@ -202,6 +202,12 @@ pub struct Report {
     pub holds: u64,
     /// Calls that were repeated because giving up would have left part of a region inaccessible.
     pub repairs: u64,
+    /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
+    /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
+    /// A process has 65,530 by default (`vm.max_map_count`). For many isolated pages, the engine
+    /// `kernel` may serve better (`docs/memory.md`, "Small and scattered ranges"). 0 for memory that
+    /// is no region.
+    pub mappings_added: i64,
     /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside
     /// the kernel is not seen.
     pub waits: Waits,
@@ -313,6 +319,10 @@ impl fmt::Display for Report {
             self.holds,
             self.repairs
         )?;
+        if self.mappings_added > 0 {
+            let added = self.mappings_added;
+            writeln!(f, "{added} more mapping(s): pages have left neighbours that stayed")?;
+        }
         writeln!(
             f,
             "waits: {}; windows: {}, {} of them over budget, {} before other threads",

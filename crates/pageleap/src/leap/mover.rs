@@ -444,19 +444,22 @@ impl FrameMover {
         true
     }
 
-    /// Pages have moved: who owns which frames now.
-    fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) {
+    /// Pages have moved: who owns which frames now. Returns how many more extents the region has.
+    fn note_moved(&self, place: &Place<'_>, area: &Area, old_alias: OldAlias) -> i64 {
         let Place { leg, region, old, new } = *place;
         let ledger = &mut *lock(&self.ledger);
         let extent =
             Extent { pages: area.pages.clone(), share: leg.to.clone(), first_frame: new.first };
-        let replaced = lock(&region.extents).replace(extent);
+        let extents = &mut *lock(&region.extents);
+        let before = extents.len() as i64;
+        let replaced = extents.replace(extent);
         debug_assert!(replaced.iter().all(|e| e.share == leg.from));
         let marked = old_alias == OldAlias::HasTables(Entries::Marked);
         ledger.vacated.push(Vacated { share: leg.from.clone(), run: old, marked });
         ledger.claimed[leg.item].mark_used(&leg.to, new);
         let joined = ledger.unjoined.dealt_with(leg.item, &area.pages, true);
         ledger.due.extend(joined);
+        extents.len() as i64 - before
     }
 }
 
@@ -612,7 +615,7 @@ impl Mover for FrameMover {
             lock(&self.ledger).exchange_unsupported = true;
         }
         if step == Step::Migrated {
-            self.note_moved(&place, area, old_alias);
+            effort.extents += self.note_moved(&place, area, old_alias);
         }
         let seen = telling.then(|| seen(&effort, work.page));
         Outcome { runs: vec![(area.pages.clone(), verdict)], by, effort, seen, disturbed }

@@ -112,8 +112,8 @@ impl<P: Clone + PartialEq> ExtentMap<P> {
         replaced
     }
 
-    #[cfg(test)]
-    fn len(&self) -> usize {
+    /// How many extents there are.
+    pub(crate) fn len(&self) -> usize {
         self.by_start.len()
     }
 }
