@@ -22,8 +22,8 @@ use common::{
 use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
-    Ended, Engine, EngineChoice, Error, Job, Migration, PageOutcome, PageSize, Pool, Reason,
-    Region, Report, audit,
+    Ended, Engine, EngineChoice, Error, Job, Migration, MigrationContext, PageOutcome, PageSize,
+    Pool, Reason, Region, Report, audit,
 };
 use refusing::{Refusing, Request};
 use sabotage::{ENOMEM, MODES, Sabotage, sweep};
@@ -318,21 +318,21 @@ fn on_the_kernel(
     sabotage: Sabotage,
     page: PageSize,
 ) -> Result<Option<Call>, Error> {
-    let start = |region: &Region, to: &Pool| start_forced(engine, region, to);
-    let (struck, reports) = run_on_the_kernel(sabotage, None, page, PAGES, start)?;
+    let leap = |region: &Region, to: &Pool| start_forced(engine, region, to).unwrap().wait();
+    let (struck, reports) = run_on_the_kernel(sabotage, None, page, PAGES, leap)?;
     check_engine(engine, &reports[0], struck, &ladder(page));
     Ok(struck)
 }
 
 /// One run on the kernel: a job with failing calls, then one more job each way. `second` is another
 /// failing call of the first job. Returns which call has failed and the reports, or the error if
-/// there is no memory for the pools.
+/// there is no memory for the pools. Each job moves as many pages as its report has.
 fn run_on_the_kernel(
     sabotage: Sabotage,
     second: Option<Sabotage>,
     page: PageSize,
     pages: usize,
-    start: impl Fn(&Region, &Pool) -> Result<Job, Error>,
+    leap: impl Fn(&Region, &Pool) -> Report,
 ) -> Result<(Option<Call>, Vec<Report>), Error> {
     let linux: Arc<dyn Backend> = Arc::new(Linux);
     let second = second.map(|sabotage| sabotage.of(linux.clone()));
@@ -349,10 +349,11 @@ fn run_on_the_kernel(
     touch_all(&region, 1);
     with_load(&region, || {
         arm();
-        let report = start(&region, &pools[1]).unwrap().wait();
+        let report = leap(&region, &pools[1]);
         disarm();
         let what = format!("{}: {sabotage:?}: {:?}", report.engine, failing.struck());
-        check_report(&report, pages, &what);
+        let moving = report.pages.total() as usize;
+        check_report(&report, moving, &what);
         check_all(&region, 1, &what);
         touch_all(&region, 2);
         if region_flags(&region) != before {
@@ -363,8 +364,8 @@ fn run_on_the_kernel(
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
         reports.push(report);
         for to in [&pools[0], &pools[1]] {
-            let report = start(&region, to).unwrap().wait();
-            check_report(&report, pages, &what);
+            let report = leap(&region, to);
+            check_report(&report, moving, &what);
             check_all(&region, 2, &what);
             reports.push(report);
         }
@@ -375,7 +376,7 @@ fn run_on_the_kernel(
         pools.iter().all(|pool| pool.free_bytes() == pool.bytes()),
         "{sabotage:?}: frames leaked"
     );
-    drop(pools);
+    drop((pools, leap));
     assert_eq!((pool_mappings(), own_descriptors()), (vec![], vec![]), "{sabotage:?}");
     Ok((failing.struck(), reports))
 }
@@ -424,6 +425,35 @@ fn on_the_kernel_any_call_may_fail_under_load_with_huge_pages() {
     }
 }
 
+/// Ranges that lie near each other share calls. The job runs in a thread of its own, or in the
+/// calling one with descriptors that are kept.
+#[test]
+fn on_the_kernel_any_call_may_fail_under_load_in_scattered_jobs() {
+    const APART: usize = 6;
+    let _turn = turn();
+    for (keeps, modes) in [(false, &MODES[2..]), (true, &MODES[..])] {
+        let reached = sweep(ENOMEM, modes, |sabotage| {
+            let context = MigrationContext::new();
+            let leap = move |region: &Region, to: &Pool| {
+                let mut job = Migration::new().threads(1);
+                for page in [0, 2, 3, 5, 7, 9] {
+                    job = job.range(region, page * 4096..(page + 1) * 4096, to);
+                }
+                let report = match keeps {
+                    false => job.start().unwrap().wait(),
+                    true => job.context(&context).run().unwrap(),
+                };
+                assert_eq!(report.pages.total(), APART as u64);
+                report
+            };
+            let (struck, _) =
+                run_on_the_kernel(sabotage(), None, PageSize::Base, 10, leap).unwrap();
+            struck
+        });
+        assert!(reached >= 20 * modes.len() as u64, "only {reached} calls were made to fail");
+    }
+}
+
 /// The call that repairs a failure may fail too. So two calls fail, in a row or nearly.
 #[test]
 fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
@@ -431,7 +461,8 @@ fn on_the_kernel_any_call_may_fail_under_load_and_the_next_one_too() {
     let _turn = turn();
     for page in [PageSize::Base, PageSize::Thp, PageSize::Huge2M] {
         let start = |region: &Region, to: &Pool| start_forced(EngineChoice::Auto, region, to);
-        let run = |first, second| run_on_the_kernel(first, second, page, PAGES, start);
+        let leap = |region: &Region, to: &Pool| start(region, to).unwrap().wait();
+        let run = |first, second| run_on_the_kernel(first, second, page, PAGES, leap);
         let at = |at, mode| Sabotage { at, mode, errno: ENOMEM };
         let harmless = match run(Sabotage::NONE, None) {
             Ok((_, reports)) => reports,
@@ -460,8 +491,9 @@ fn on_the_kernel_any_call_may_fail_under_load_in_large_jobs() {
     let _turn = turn();
     for engine in engines() {
         let start = |region: &Region, to: &Pool| start_with(engine, region, to, 64 << 10, 2);
+        let leap = |region: &Region, to: &Pool| start(region, to).unwrap().wait();
         let run =
-            |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, start).unwrap();
+            |sabotage| run_on_the_kernel(sabotage, None, PageSize::Base, PAGES, leap).unwrap();
         let made = |reports: &[Report]| reports[0].calls.values().sum::<u64>();
         // The number of calls depends on how often the writer disturbs a copy.
         let mut calls = (0..3).map(|_| made(&run(Sabotage::NONE).1)).min().unwrap();
