@@ -450,6 +450,8 @@ fn bad_input_is_refused_by_name() {
         (vec!["--page-size", "3k"], "--page-size"),
         (vec!["--page-size", "4k,"], "--page-size"),
         (vec!["--load", "loud"], "--load"),
+        (vec!["--load", "small", "--page-size", "thp"], "small: jobs have base pages of a region"),
+        (vec!["--load", "small", "--starter", "batch"], "--starter batch: small and scattered"),
         (vec!["--engine", "magic"], "--engine"),
         (vec!["--rates", "0"], "--load quiet"),
         (vec!["--rates", "fast"], "--rates"),
@@ -483,6 +485,161 @@ fn engines_can_be_chosen_and_each_row_has_a_line_of_progress() {
     assert_eq!(lines.next(), None, "{said}");
 }
 
+/// The keys of a row of short jobs. One of `scattered` has [`EACH_KEYS`] in addition.
+const JOB_KEYS: [&str; 30] = [
+    "bytes",
+    "engine",
+    "kernel_max_ns",
+    "kernel_min_ns",
+    "kernel_ns",
+    "lost",
+    "memcpy_loop",
+    "memcpy_max_ns",
+    "memcpy_min_ns",
+    "memcpy_ns",
+    "memcpy_step_bytes",
+    "range_pages",
+    "ranges",
+    "requested_engine",
+    "run_max_ns",
+    "run_min_ns",
+    "run_ns",
+    "run_ratio_to_memcpy",
+    "run_ratio_to_memcpy_max",
+    "run_ratio_to_memcpy_min",
+    "runs",
+    "start_max_ns",
+    "start_min_ns",
+    "start_ns",
+    "start_wait_max_ns",
+    "start_wait_min_ns",
+    "start_wait_ns",
+    "start_wait_ratio_to_memcpy",
+    "start_wait_ratio_to_memcpy_max",
+    "start_wait_ratio_to_memcpy_min",
+];
+const EACH_KEYS: [&str; 7] = [
+    "kernel_per_page_ns",
+    "memcpy_per_page_ns",
+    "run_per_page_ns",
+    "run_per_range_ns",
+    "start_per_range_ns",
+    "start_wait_per_page_ns",
+    "start_wait_per_range_ns",
+];
+
+/// Checks a figure of a row: it is the median of its two samples, between the lowest and the highest.
+fn check_figure(row: &Value, keys: [&str; 3], samples: &[f64]) {
+    let [median, least, most] =
+        keys.map(|key| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row} is no number")));
+    assert_eq!(samples.len(), 2, "{row}");
+    let expected = [(samples[0] + samples[1]) / 2.0, samples[0].min(samples[1])];
+    for (found, expected) in [median, least].into_iter().zip(expected) {
+        assert!(expected > 0.0 && (found / expected - 1.0).abs() < 0.01, "{keys:?}: {row}");
+    }
+    assert!(least <= median && median <= most, "{keys:?}: {row}");
+}
+
+/// Checks a row of short jobs, and that it follows from its samples.
+fn check_jobs(row: &Value, load: &str, object: &Value) {
+    let each = if load == "scattered" { &EACH_KEYS[..] } else { &[] };
+    let mut known = [&JOB_KEYS[..], each].concat();
+    known.sort_unstable();
+    let mut keys: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, known);
+    let samples = |way: &str, key: &str| -> Vec<f64> {
+        let is_of_row = |sample: &&Value| {
+            let same = ["ranges", "range_pages", "requested_engine"];
+            sample["load"] == load
+                && sample["way"] == way
+                && same.into_iter().all(|key| sample[key] == row[key])
+        };
+        let of_row = object["job_samples"].as_array().unwrap().iter().filter(is_of_row);
+        of_row.map(|sample| sample[key].as_f64().unwrap()).collect()
+    };
+    let figure = |name: &str| ["", "_min", "_max"].map(|part| format!("{name}{part}_ns"));
+    for (name, way, key) in [
+        ("start", "start", "start_ns"),
+        ("start_wait", "start", "whole_ns"),
+        ("run", "run", "whole_ns"),
+    ] {
+        let keys = figure(name);
+        check_figure(row, [&keys[0], &keys[1], &keys[2]], &samples(way, key));
+    }
+    for (name, way) in [("start_wait", "start"), ("run", "run")] {
+        let keys = ["", "_min", "_max"].map(|part| format!("{name}_ratio_to_memcpy{part}"));
+        let ratios = samples(way, "ratio_to_memcpy");
+        check_figure(row, [&keys[0], &keys[1], &keys[2]], &ratios);
+        let pairs = samples(way, "whole_ns").into_iter().zip(samples(way, "memcpy_ns"));
+        for ((whole, memcpy), ratio) in pairs.zip(ratios) {
+            assert!((whole / memcpy / ratio - 1.0).abs() < 1e-9, "{row}");
+        }
+    }
+    let number = |key: &str| row[key].as_f64().unwrap();
+    assert!(number("start_ns") < number("start_wait_ns") && number("memcpy_ns") > 0.0, "{row}");
+    assert_eq!((&row["lost"], &row["runs"]), (&0.into(), &2.into()), "{row}");
+    assert_eq!(number("bytes"), number("ranges") * number("range_pages") * 4096.0);
+}
+
+#[test]
+fn short_jobs_have_rows_that_follow_from_their_samples() {
+    let flags = ["--page-size", "4k", "--load", "quiet,scattered,small", "--engine", "mprotect"];
+    let (object, said) = object(&flags);
+    assert_eq!(object["rows"].as_array().unwrap().len(), 1);
+    let shapes = |load: &str| -> Vec<(u64, u64)> {
+        let rows = object[load].as_array().unwrap();
+        rows.iter().for_each(|row| check_jobs(row, load, &object));
+        let shape = |key: &str, row: &Value| row[key].as_u64().unwrap();
+        rows.iter().map(|row| (shape("ranges", row), shape("range_pages", row))).collect()
+    };
+    assert_eq!(shapes("small"), [1, 16, 64, 256, 1024, 4096].map(|pages| (1, pages)));
+    assert_eq!(shapes("scattered"), [(128, 1), (512, 1), (2048, 1), (512, 16)]);
+    for row in object["scattered"].as_array().unwrap() {
+        let [ranges, pages] = ["ranges", "range_pages"].map(|key| row[key].as_f64().unwrap());
+        for (whole, part, parts) in [
+            ("start_ns", "start_per_range_ns", ranges),
+            ("start_wait_ns", "start_wait_per_range_ns", ranges),
+            ("run_ns", "run_per_page_ns", ranges * pages),
+        ] {
+            let [whole, part] = [whole, part].map(|key| row[key].as_f64().unwrap());
+            // Both are rounded to nanoseconds.
+            assert!((whole / parts - part).abs() <= 1.0, "{row}");
+        }
+    }
+    // Without another node the kernel has nothing to do. Wherever it has no time, there is a reason.
+    let missing = object["kernel_missing"].as_array().unwrap();
+    let rows = ["small", "scattered"].into_iter().flat_map(|load| object[load].as_array().unwrap());
+    let (times, none): (Vec<&Value>, Vec<&Value>) =
+        rows.map(|row| &row["kernel_ns"]).partition(|ns| ns.as_u64().is_some_and(|ns| ns > 0));
+    assert!(none.iter().all(|ns| ns.is_null()) && none.is_empty() == missing.is_empty());
+    if object["setting"]["nodes"] == 1 {
+        assert!(times.is_empty() && missing.len() == 1, "{missing:?}");
+        assert!(missing[0].as_str().unwrap().starts_with("one memory node: "), "{missing:?}");
+    }
+    let lines = |load: &str| said.lines().filter(|line| line.contains(load)).count();
+    assert_eq!([lines("4k, quiet: "), lines(": small, "), lines(": scattered, ")], [1, 6, 4]);
+}
+
+#[test]
+fn short_jobs_alone_have_no_table_of_leaps() {
+    // The size is for leaps of all of a region, which are not asked for: this one fits nowhere.
+    let flags = ["--load", "small", "--engine", "mprotect", "--runs", "1", "--size", "60t"];
+    let output = bench(&flags);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("Jobs of one range, at rest: microseconds"), "{text}");
+    for absent in ["Leaps, compared", "64KiB", "bytes that leap", "do not touch each other"] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    for size in ["4 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB"] {
+        assert!(text.contains(&format!("\n small, {size}\n  mprotect ")), "{size}: {text}");
+    }
+    for line in text.lines() {
+        assert!(line.chars().count() <= 160, "{line}");
+    }
+}
+
 #[test]
 fn an_interrupted_run_ends_cleanly() {
     // A run measures a load for 50 ms beside a memcpy, so no row is whole before a minute.
@@ -492,6 +649,15 @@ fn an_interrupted_run_ends_cleanly() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(130), "{text}");
     assert!(text.contains("interrupted: 0 rows were measured; "), "{text}");
+}
+
+#[test]
+fn interrupted_short_jobs_end_cleanly() {
+    let arguments = ["bench", "engines", "--load", "scattered", "--runs", "1000"];
+    let output = interrupted(&arguments, Duration::from_millis(500));
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{text}");
+    assert!(text.contains("interrupted: 0 rows were measured; no "), "{text}");
 }
 
 #[test]

@@ -18,6 +18,9 @@ pub enum Value {
     Count(u64),
     /// A time.
     Ns(u64),
+    /// A time of a short job, in nanoseconds too. People compare it with times of a few
+    /// microseconds, and read all of them in this unit.
+    ShortNs(u64),
     /// A difference of times.
     SignedNs(i64),
     /// A size.

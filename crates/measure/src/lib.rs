@@ -15,6 +15,7 @@
 //! * [`load`]: threads that write, read or map memory while pages leap, and the shadow copy that
 //!   finds lost writes.
 //! * [`leap`]: runs one job, watches it from outside, and keeps what it saw.
+//! * [`jobs`]: short jobs at rest, each beside copies of the same bytes.
 //! * [`memcpy`]: the base line that leaps are compared with.
 //! * [`private`]: private anonymous memory for measurements.
 //! * [`sample`]: what one run of one leap showed.
@@ -27,6 +28,7 @@
 pub mod document;
 pub mod export;
 pub mod figures;
+pub mod jobs;
 pub mod leap;
 pub mod load;
 pub mod memcpy;
@@ -69,5 +71,13 @@ pub enum Error {
         pages: u64,
         /// What the job says.
         report: Box<pageleap::Report>,
+    },
+    /// The kernel has left pages where they were, so that its time says nothing.
+    #[error("the kernel left {stayed} of {pages} pages where they were, so its time says nothing")]
+    Stayed {
+        /// Pages that stayed.
+        stayed: usize,
+        /// Pages that were to move.
+        pages: usize,
     },
 }

@@ -5,6 +5,7 @@
 //! times all [`METHODS`], and the base line is the method whose median over all runs is the lowest.
 //! A leap is compared with the copy of its own run by that method.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -70,6 +71,8 @@ impl BaseLine {
 /// Memory that copies go to. If a pool has it, its frames are given back to the pool on drop.
 pub struct Target<'a> {
     from: &'a [AtomicU64],
+    /// The bytes that are copied. In the copy they stand one behind the other.
+    parts: Vec<Range<usize>>,
     copy: Held,
 }
 
@@ -86,12 +89,26 @@ impl<'a> Target<'a> {
     /// # Errors
     /// If the pool has too few free frames.
     pub fn new(region: &'a Region, pool: &Pool) -> Result<Target<'a>, Error> {
-        let copy = Region::new(pool, region.len())?;
+        Target::of_parts(region, std::iter::once(0..region.len()).collect(), pool)
+    }
+
+    /// The same for parts of `region`, each of which is copied by a call of its own.
+    ///
+    /// # Errors
+    /// If the pool has too few free frames, or a part lies outside of the region.
+    pub fn of_parts(
+        region: &'a Region,
+        parts: Vec<Range<usize>>,
+        pool: &Pool,
+    ) -> Result<Target<'a>, Error> {
+        parts.iter().try_for_each(|part| region.atomics_u64(part.clone()).map(drop))?;
+        let copy = Region::new(pool, parts.iter().map(Range::len).sum())?;
         let words = copy.atomics_u64(0..copy.len())?;
         for word in words.iter().step_by(BASE_PAGE / size_of::<u64>()) {
             word.store(0, Ordering::Relaxed);
         }
-        Ok(Target { from: region.atomics_u64(0..region.len())?, copy: Held::Region(copy) })
+        let from = region.atomics_u64(0..region.len())?;
+        Ok(Target { from, parts, copy: Held::Region(copy) })
     }
 
     /// Takes `copy` for copies of `from`.
@@ -100,7 +117,8 @@ impl<'a> Target<'a> {
     /// If `copy` is smaller.
     pub fn private(from: &'a [AtomicU64], copy: PrivateMemory) -> Target<'a> {
         assert!(copy.words().len() >= from.len(), "the target of a memcpy is too small");
-        Target { from, copy: Held::Private(copy) }
+        let parts = std::iter::once(0..size_of_val(from)).collect();
+        Target { from, parts, copy: Held::Private(copy) }
     }
 
     /// Copies all of it. Other threads may write to what is copied meanwhile.
@@ -109,11 +127,15 @@ impl<'a> Target<'a> {
             Held::Region(region) => region.as_ptr().as_ptr(),
             Held::Private(memory) => memory.as_ptr(),
         };
-        let (to, from) = (to.addr(), self.from.as_ptr().addr());
-        let (start, cpu_start) = (Instant::now(), cpu_ns());
-        // SAFETY: both have this many bytes and do not overlap; no other thread knows the copy, and
-        // nobody looks at its contents.
-        unsafe { pageleap_sys::copy_racing(to, from, size_of_val(self.from), method) };
+        let (mut to, from) = (to.addr(), self.from.as_ptr().addr());
+        // A thread's CPU time takes a system call, which a copy of a page would show.
+        let (cpu_start, start) = (cpu_ns(), Instant::now());
+        for part in &self.parts {
+            // SAFETY: the part lies in what is copied, and the copy has room for all parts. They do
+            // not overlap; no other thread knows the copy, and nobody looks at its contents.
+            unsafe { pageleap_sys::copy_racing(to, from + part.start, part.len(), method) };
+            to += part.len();
+        }
         let ns = start.elapsed().as_nanos() as u64;
         Copy { ns, cpu_ns: cpu_start.zip(cpu_ns()).map(|(from, to)| to - from) }
     }
@@ -156,6 +178,30 @@ mod tests {
         assert_eq!(line.method(), memcpy(256 << 10));
         assert_eq!(line.copy_in(&runs[1]), Copy { ns: 6, cpu_ns: Some(6) });
         assert_eq!(BaseLine::of(&[]), None);
+    }
+
+    #[test]
+    fn parts_are_copied_one_behind_the_other() {
+        let topology = pageleap::topology::Topology::read().unwrap();
+        let node = topology.nodes().iter().find(|node| node.total_bytes > 0).unwrap().id;
+        let pool = Pool::builder(node, 8 * BASE_PAGE as u64).build().unwrap();
+        let region = Region::new(&pool, 5 * BASE_PAGE).unwrap();
+        let words = region.atomics_u64(0..region.len()).unwrap();
+        words.iter().zip(1..).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        let parts = vec![BASE_PAGE..2 * BASE_PAGE, 3 * BASE_PAGE..5 * BASE_PAGE];
+        let target = Target::of_parts(&region, parts, &pool).unwrap();
+        let Held::Region(copy) = &target.copy else { panic!("it is of the pool") };
+        for method in METHODS {
+            let copied = copy.atomics_u64(0..copy.len()).unwrap();
+            copied.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            target.copy(method);
+            let page = BASE_PAGE / size_of::<u64>();
+            let expected = words[page..2 * page].iter().chain(&words[3 * page..]);
+            let value = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            assert!(copied.iter().map(value).eq(expected.map(value)), "{method}");
+        }
+        let outside = std::iter::once(0..6 * BASE_PAGE).collect();
+        assert!(Target::of_parts(&region, outside, &pool).is_err());
     }
 
     #[test]

@@ -61,7 +61,8 @@ pub const TEST_BINARIES: [&str; 35] = [
 ];
 
 /// The test binaries of the command. They start the command from the path where cargo has put it.
-const COMMAND_TEST_BINARIES: [&str; 5] = ["demo", "doctor", "move", "namespaces", REAL_PROGRAMS];
+const COMMAND_TEST_BINARIES: [&str; 6] =
+    ["bench_nodes", "demo", "doctor", "move", "namespaces", REAL_PROGRAMS];
 
 /// The test binary that moves programs of the host.
 const REAL_PROGRAMS: &str = "real";

@@ -90,7 +90,8 @@ const USUAL_TOPOLOGY: &str = "two-nodes";
 const USUAL_SERIES: &str = SERIES[1];
 
 /// Test binaries with tests that need several nodes.
-const SEVERAL_NODES: [&str; 13] = [
+const SEVERAL_NODES: [&str; 14] = [
+    "bench_nodes",
     "kernel",
     "kernel_cases",
     "kernel_folios",

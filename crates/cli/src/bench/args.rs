@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use pageleap::{BASE_PAGE, Engine, EngineChoice, PageSize};
+use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
@@ -43,6 +44,11 @@ pub enum BenchCommand {
 /// Rates and gaps are those from the start of a job to its end, recycling of vacated frames
 /// included. Writers and readers time their own gaps, also beside a memcpy in the same run. Threads
 /// are not bound to CPUs; use `numactl` for that.
+///
+/// The loads small and scattered are short jobs of base pages, while nothing else runs. Each is
+/// measured twice, directly after copies of the same bytes: by `Migration::start` and `Job::wait`,
+/// and by `Migration::run` with a context, which keeps threads and trackers. As many pages of
+/// private memory move by the kernel (`move_pages`), if the machine has two nodes.
 ///
 /// Without flags this takes at most two minutes on an ordinary machine. --all measures more loads,
 /// rates, sizes of areas, and runs. A flag that is given wins over --all.
@@ -86,7 +92,9 @@ pub struct EnginesArgs {
     /// Loads, by comma: quiet (nothing else runs), uniform (writes to random words), skewed (75 %
     /// of the writes to 3.125 % of the region), changing (spells of random length, 30 ms on
     /// average: no writes, 100k per second, or as many as possible, uniform or skewed), bystander
-    /// (a thread maps, faults and unmaps other memory) [default: quiet,uniform,changing]
+    /// (a thread maps, faults and unmaps other memory); small (jobs of one range of 4 KB to 16 MB)
+    /// and scattered (jobs of 128 to 2048 ranges that do not touch each other), whatever --size
+    /// says [default: quiet,uniform,changing]
     #[arg(long, value_name = "LOADS", value_delimiter = ',', hide_possible_values = true)]
     pub load: Option<Vec<LoadKind>>,
 
@@ -101,7 +109,7 @@ pub struct EnginesArgs {
     )]
     pub rates: Option<Vec<Rate>>,
 
-    /// Runs, each with one leap of every row [default: 3]
+    /// Runs, each with one leap of every row [default: 3; 20 of small and scattered]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = runs)]
     pub runs: Option<usize>,
 
@@ -141,8 +149,9 @@ pub struct EnginesArgs {
     pub wait_budget: Option<Duration>,
 
     /// Threads that start the jobs, by comma: ordinary, batch (SCHED_BATCH), nice19, idle
-    /// (SCHED_IDLE). With --engine auto, --load uniform and --rates max the gaps show how long a
-    /// store is held up by a job that others keep from the CPU
+    /// (SCHED_IDLE); small and scattered have ordinary ones only. With --engine auto, --load uniform
+    /// and --rates max the gaps show how long a store is held up by a job that others keep from the
+    /// CPU
     #[arg(
         long,
         value_name = "STARTERS",
@@ -179,6 +188,8 @@ Examples:
       two engines, a smaller region, more runs
   pageleap bench engines --load uniform --rates 1m,max --writers 4
       four threads that write as fast as they can
+  pageleap bench engines --load small,scattered --engine auto --runs 40
+      jobs of one page to 16 MB, and of many pages that do not touch each other
   pageleap bench engines --all --json > engines.json
       everything, with the figures of each run";
 
@@ -238,6 +249,21 @@ pub enum LoadKind {
     Changing,
     /// A thread maps and faults other memory.
     Bystander,
+    /// Nothing else runs, and jobs have one range.
+    Small,
+    /// Nothing else runs, and jobs have many ranges.
+    Scattered,
+}
+
+impl LoadKind {
+    /// The shapes of its jobs; `None` if all of the memory leaps beside the load.
+    pub fn shapes(self) -> Option<&'static [Shape]> {
+        match self {
+            LoadKind::Small => Some(&SMALL),
+            LoadKind::Scattered => Some(&SCATTERED),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for LoadKind {
@@ -248,6 +274,8 @@ impl fmt::Display for LoadKind {
             LoadKind::Skewed => "skewed",
             LoadKind::Changing => "changing",
             LoadKind::Bystander => "bystander",
+            LoadKind::Small => "small",
+            LoadKind::Scattered => "scattered",
         })
     }
 }
@@ -337,11 +365,20 @@ impl EnginesArgs {
         self.runs.unwrap_or(if self.all { 5 } else { 3 })
     }
 
+    /// Runs of each short job: one run says less than one of a large region.
+    pub fn job_runs(&self) -> usize {
+        self.runs.unwrap_or(20)
+    }
+
+    /// The engines of regions, each once.
+    pub fn choices(&self) -> Vec<EngineChoice> {
+        self.engine.as_deref().map_or(EngineChoice::ALL.to_vec(), once_each)
+    }
+
     /// The rows of each table of regions, in the order of the library's list of engines.
     pub fn rows(&self) -> Vec<EngineRow> {
-        let chosen = self.engine.as_deref().map_or(EngineChoice::ALL.to_vec(), once_each);
         let mut rows = Vec::new();
-        for choice in chosen {
+        for choice in self.choices() {
             let mut areas = vec![None];
             if self.all && choice.forced().is_some_and(|engine| !engine.areas_grow()) {
                 areas.extend(MORE_AREAS.map(Some));
@@ -351,6 +388,11 @@ impl EnginesArgs {
             rows.extend(areas.into_iter().flat_map(of_area));
         }
         rows
+    }
+
+    /// A starter that is no ordinary thread.
+    pub fn other_starter(&self) -> Option<Starter> {
+        self.starters().find(|starter| *starter != Starter::Ordinary)
     }
 
     fn starters(&self) -> impl Iterator<Item = Starter> {
@@ -372,10 +414,18 @@ impl EnginesArgs {
         self.loads(u64::MAX).iter().map(threads).max().unwrap_or(0)
     }
 
-    /// All loads of a region of so many bytes, each once.
+    /// All loads of a region of so many bytes, each once. Short jobs are none of them.
     pub fn loads(&self, region_bytes: u64) -> Vec<NamedLoad> {
-        let kinds = self.load.as_deref().map_or_else(|| self.default_kinds(), once_each);
-        kinds.into_iter().flat_map(|kind| self.loads_of(kind, region_bytes)).collect()
+        self.load_kinds().into_iter().flat_map(|kind| self.loads_of(kind, region_bytes)).collect()
+    }
+
+    /// The kinds of short jobs, each once.
+    pub fn jobs(&self) -> Vec<LoadKind> {
+        self.load_kinds().into_iter().filter(|kind| kind.shapes().is_some()).collect()
+    }
+
+    fn load_kinds(&self) -> Vec<LoadKind> {
+        self.load.as_deref().map_or_else(|| self.default_kinds(), once_each)
     }
 
     fn default_kinds(&self) -> Vec<LoadKind> {
@@ -409,6 +459,7 @@ impl EnginesArgs {
         let rows = match kind {
             LoadKind::Quiet => return vec![NamedLoad { kind, work: Work::Rest }],
             LoadKind::Bystander => return vec![NamedLoad { kind, work: Work::Map }],
+            LoadKind::Small | LoadKind::Scattered => return vec![],
             LoadKind::Changing => return vec![writes(Pattern::Changing)],
             LoadKind::Uniform => Rows::Uniform,
             LoadKind::Skewed => Rows::Skewed,
@@ -556,6 +607,20 @@ mod tests {
         let args = parse(&["--engine", &format!("{last},auto,{last}")]).unwrap();
         let choices: Vec<_> = args.rows().iter().map(|row| row.choice).collect();
         assert_eq!(choices, [last, EngineChoice::Auto]);
+    }
+
+    #[test]
+    fn short_jobs_are_asked_for_by_name_and_are_no_load_of_a_region() {
+        for flags in [&[][..], &["--all"]] {
+            assert!(parse(flags).unwrap().jobs().is_empty());
+        }
+        let args = parse(&["--load", "scattered,quiet,small,small"]).unwrap();
+        assert_eq!(args.jobs(), [LoadKind::Scattered, LoadKind::Small]);
+        assert_eq!(args.loads(1 << 30), [QUIET]);
+        assert_eq!((args.runs(), args.job_runs()), (3, 20));
+        let args = parse(&["--load", "small", "--engine", "auto,auto", "--runs", "7"]).unwrap();
+        assert_eq!((args.choices(), args.job_runs()), (vec![EngineChoice::Auto], 7));
+        assert!(args.loads(1 << 30).is_empty() && args.load_threads() == 0);
     }
 
     #[test]

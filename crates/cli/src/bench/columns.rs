@@ -87,15 +87,16 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
 }
 
 /// The engine that was asked for, and the one by which `auto` has moved most in all runs together.
-fn engine_name(row: &Row) -> String {
-    let asked = row.case.engine.choice;
+/// `moved` has the pages of each engine.
+pub fn engine_name(
+    asked: EngineChoice,
+    moved: impl Iterator<Item = (Engine, u64)> + Clone,
+) -> String {
     if asked != EngineChoice::Auto {
         return asked.to_string();
     }
-    let parts: Vec<EngineShare<'_>> =
-        row.samples.iter().flat_map(|sample| sample.leap.report.by_engine()).collect();
     let pages = |by: Engine| -> u64 {
-        parts.iter().filter(|part| part.engine == by).map(|part| part.pages).sum()
+        moved.clone().filter(|(engine, _)| *engine == by).map(|(_, pages)| pages).sum()
     };
     let used = Engine::ALL.into_iter().max_by_key(|engine| pages(*engine));
     let used = used.expect("there are engines");
@@ -108,7 +109,10 @@ fn engine_name(row: &Row) -> String {
 
 /// The same, and who has started the jobs, unless it is an ordinary thread.
 pub fn asked_and_used(row: &Row) -> String {
-    let engine = engine_name(row);
+    let parts: Vec<EngineShare<'_>> =
+        row.samples.iter().flat_map(|sample| sample.leap.report.by_engine()).collect();
+    let moved = parts.iter().map(|part| (part.engine, part.pages));
+    let engine = engine_name(row.case.engine.choice, moved);
     match row.case.engine.starter {
         Starter::Ordinary => engine,
         starter => format!("{engine}, {starter}"),

@@ -2,11 +2,14 @@
 //!
 //! For each page size ([`args`]) two pools and a region are made, or private memory ([`place`]).
 //! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows,
-//! and the rows a document ([`rows`], [`columns`], [`gaps`]).
+//! and the rows a document ([`rows`], [`columns`], [`gaps`]). Short jobs have regions and tables of
+//! their own ([`jobs`], [`job_rows`]).
 
 mod args;
 mod columns;
 mod gaps;
+mod job_rows;
+mod jobs;
 mod place;
 mod rows;
 mod run;
@@ -38,7 +41,14 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
     interrupt::install();
     let nodes = machine::nodes(PageSize::Base)?;
     let (from, to) = machine::choose_nodes(&nodes, args.from, args.to)?;
-    place::check_memory(args, &args.kinds(), &nodes, from, to)?;
+    let size = (!args.loads(args.size).is_empty()).then_some(args.size);
+    if size.is_some() {
+        place::check_memory(args, &args.kinds(), &nodes, from, to)?;
+    }
+    if let (false, Some(other)) = (args.jobs().is_empty(), args.other_starter()) {
+        let why = "small and scattered measure jobs of an ordinary thread; name other loads";
+        return Err(Refusal::new(format!("--starter {other}: {why}")).into());
+    }
     let mut bench = Bench {
         setting: Setting {
             kernel: machine::kernel_release()?,
@@ -48,17 +58,19 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
             uid: unsafe { libc::geteuid() },
             from,
             to,
-            size: args.size,
+            size,
             threads: args.threads,
             wait_budget: args.wait_budget,
             load_threads: args.load_threads(),
             runs: args.runs(),
+            job_runs: args.job_runs(),
             seed: args.seed,
         },
         groups: Vec::new(),
+        jobs: Vec::new(),
         skipped: Vec::new(),
     };
-    let ended = measure_all(args, &mut bench);
+    let ended = measure_all(args, &mut bench).and_then(|()| jobs::measure_all(args, &mut bench));
     if bench.rows() > 0 {
         output::print(&bench.document(), args.json)?;
     }
@@ -83,6 +95,9 @@ fn engines(args: &EnginesArgs) -> Result<(), Stop> {
 fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
     let kinds = args.kinds();
     let loads = args.loads(args.size).len();
+    if loads == 0 {
+        return Ok(());
+    }
     let rows: usize = kinds.iter().map(|kind| args.rows_of(*kind).len()).sum();
     let mut steps = Steps::new("leaping", loads * rows, args.runs());
     for kind in kinds {

@@ -44,9 +44,9 @@ pub enum Memory {
 /// A region and the pools between which it leaps. The fields are dropped in this order: the region
 /// gives its frames back to the pools first.
 pub struct Pools {
-    region: Region,
-    source: Pool,
-    destination: Pool,
+    pub region: Region,
+    pub source: Pool,
+    pub destination: Pool,
 }
 
 /// Private memory, and the nodes between which it leaps.
@@ -63,7 +63,7 @@ impl Place {
         let (page, from, to) = (kind.page, NodeId(from), NodeId(to));
         let memory = match kind.private {
             true => Memory::Private(Private::build(bytes, page, from, to)?),
-            false => Memory::Region(Pools::build(bytes, page, from, to)?),
+            false => Memory::Region(Pools::build([bytes; 2], page, from, to)?),
         };
         let shadow = Shadow::fill(memory.words()?);
         Ok(Place { memory, shadow })
@@ -71,15 +71,23 @@ impl Place {
 }
 
 impl Pools {
-    fn build(bytes: u64, page: PageSize, from: NodeId, to: NodeId) -> Result<Pools, Stop> {
+    /// Takes pools of so many bytes, and all of the first one for the region.
+    pub fn build(bytes: [u64; 2], page: PageSize, from: NodeId, to: NodeId) -> Result<Pools, Stop> {
         let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-        let pool = |node| -> Result<Pool, Stop> {
-            stop_before_anything()?;
+        let pool = |node, bytes| -> Result<Pool, Stop> {
+            stop_between_leaps()?;
             Ok(Pool::builder(node, bytes).page_size(page).threads(threads).build()?)
         };
-        let (source, destination) = (pool(from)?, pool(to)?);
-        let region = Region::new(&source, bytes as usize)?;
+        let (source, destination) = (pool(from, bytes[0])?, pool(to, bytes[1])?);
+        let region = Region::new(&source, bytes[0] as usize)?;
         Ok(Pools { region, source, destination })
+    }
+
+    /// Why an engine cannot move the region here: a page leaps by it, and back.
+    pub fn unfit(&self, choice: EngineChoice) -> Result<Option<String>, Stop> {
+        let page = 0..self.region.page_size().bytes();
+        let leap = Migration::new().range(&self.region, page, &self.destination);
+        refused(leap.engine(choice).start(), || self.migration(&self.source).start())
     }
 
     fn migration<'a>(&'a self, pool: &'a Pool) -> Migration<'a> {
@@ -89,7 +97,7 @@ impl Pools {
 
 impl Private {
     fn build(bytes: u64, page: PageSize, from: NodeId, to: NodeId) -> Result<Private, Stop> {
-        stop_before_anything()?;
+        stop_between_leaps()?;
         let memory = PrivateMemory::new(bytes as usize, page, from)?;
         let mapped = pageleap::observe::mapped_pages(memory.as_ptr().addr(), bytes as usize)?;
         if page == PageSize::Thp && mapped.huge_mapped_ratio < 1.0 {
@@ -112,8 +120,8 @@ impl Private {
     }
 }
 
-fn stop_before_anything() -> Result<(), Stop> {
-    interrupt::stop_if_received(|| "nothing was measured yet".to_owned())
+fn stop_between_leaps() -> Result<(), Stop> {
+    interrupt::stop_if_received(|| "no leap was under way".to_owned())
 }
 
 impl Memory {
@@ -193,28 +201,34 @@ impl Memory {
 
     /// Why an engine cannot be measured here: a page leaps by it, and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
-        let started = match self {
-            Memory::Region(Pools { region, destination, .. }) => {
-                let page = 0..region.page_size().bytes();
-                Migration::new().range(region, page, destination).engine(engine.choice).start()
-            }
+        match self {
+            Memory::Region(pools) => pools.unfit(engine.choice),
             Memory::Private(Private { from, to, .. })
                 if from == to && engine.choice.forced() == Some(Engine::Kernel) =>
             {
-                return Ok(Some("it moves pages to other nodes only".into()));
+                Ok(Some("it moves pages to other nodes only".into()))
             }
             Memory::Private(private) => {
-                private.migration(private.page.bytes(), private.to, engine.choice).start()
+                let page = private.page.bytes();
+                let leap = private.migration(page, private.to, engine.choice);
+                refused(leap.start(), || self.back())
             }
-        };
-        match started {
-            Ok(job) => drop(job.wait()),
-            Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
-            Err(error) => return Err(error.into()),
         }
-        drop(self.back()?.wait());
-        Ok(None)
     }
+}
+
+/// Why the engine refused to start; otherwise waits for the leap and the way back.
+fn refused(
+    started: Result<Job, pageleap::Error>,
+    back: impl FnOnce() -> Result<Job, pageleap::Error>,
+) -> Result<Option<String>, Stop> {
+    match started {
+        Ok(job) => drop(job.wait()),
+        Err(why @ pageleap::Error::EngineRefused { .. }) => return Ok(Some(why.to_string())),
+        Err(error) => return Err(error.into()),
+    }
+    drop(back()?.wait());
+    Ok(None)
 }
 
 /// A leap that has not begun.

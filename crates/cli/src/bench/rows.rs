@@ -5,6 +5,7 @@ use std::time::Duration;
 use pageleap::{CopyMethod, Waits};
 use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
 use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
+use pageleap_measure::jobs::KernelSample;
 use pageleap_measure::load::{Noticing, Pattern, Rate, Tally, Work, Writing};
 use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS};
 use pageleap_measure::phase::{Phase, Times};
@@ -14,6 +15,8 @@ use pageleap_measure::statistics::{extremes, median, median_if_all_known};
 use super::args::{EngineRow, Kind, NamedLoad};
 use super::columns::{copy_columns, line_columns, row_columns, run_columns};
 use super::gaps;
+use super::job_rows;
+use super::jobs::JobGroup;
 use super::run::{BesideMemcpy, Runs};
 
 /// What tells a row from others.
@@ -51,8 +54,8 @@ pub struct Setting {
     pub from: u32,
     /// Node it leaps to.
     pub to: u32,
-    /// Bytes asked for.
-    pub size: u64,
+    /// Bytes asked for; `None` if only short jobs are measured.
+    pub size: Option<u64>,
     /// Threads that copy.
     pub threads: usize,
     /// For how long a thread should wait at most; `None` if the library decides.
@@ -61,6 +64,8 @@ pub struct Setting {
     pub load_threads: usize,
     /// Runs of each row.
     pub runs: usize,
+    /// Runs of each short job.
+    pub job_runs: usize,
     /// Seed of the writer.
     pub seed: u64,
 }
@@ -72,6 +77,8 @@ pub struct Bench {
     pub setting: Setting,
     /// The measurements that are complete.
     pub groups: Vec<Group>,
+    /// The measurements of short jobs that are complete.
+    pub jobs: Vec<JobGroup>,
     /// What was skipped, each with its reason.
     pub skipped: Vec<String>,
 }
@@ -131,13 +138,15 @@ pub struct OneCopy<'a> {
 impl Bench {
     /// Number of rows that are complete.
     pub fn rows(&self) -> usize {
-        self.groups.iter().map(|group| group.cases.len()).sum()
+        let of_jobs = self.jobs.iter().map(|group| group.choices.len());
+        self.groups.iter().map(|group| group.cases.len()).chain(of_jobs).sum()
     }
 
     /// Words that did not contain the last value written to them, in all runs.
     pub fn lost(&self) -> u64 {
         let samples = self.groups.iter().flat_map(|group| group.runs.samples.iter().flatten());
-        samples.map(|sample| sample.lost).sum()
+        let of_jobs = self.jobs.iter().map(JobGroup::lost);
+        samples.map(|sample| sample.lost).chain(of_jobs).sum()
     }
 
     /// The result.
@@ -156,17 +165,24 @@ impl Bench {
         let copies: Vec<OneCopy> = lines.iter().flat_map(Line::each).collect();
 
         let no_group = |_: &Line| String::new();
+        let titled = |title: String| if rows.is_empty() { String::new() } else { title };
         let mut sections = vec![
             self.setting.section(),
             Section::new(
                 "",
-                "Copy of the same bytes by one thread: memcpy by the size of its steps, and the \
-                 library's loop (medians)",
+                titled(
+                    "Copy of the same bytes by one thread: memcpy by the size of its steps, and \
+                     the library's loop (medians)"
+                        .to_owned(),
+                ),
                 Body::Table(Table::of(&line_columns(), &lines, no_group)),
             ),
             Section::new(
                 "rows",
-                format!("Leaps, compared with the fastest copy (medians of {})", self.runs_text()),
+                titled(format!(
+                    "Leaps, compared with the fastest copy (medians of {})",
+                    self.runs_text()
+                )),
                 Body::Table(Table::of(&row_columns(), &rows, |row| row.case.heading())),
             ),
         ];
@@ -181,6 +197,7 @@ impl Bench {
             Body::Table(Table::of(&copy_columns(), &copies, |_| String::new())),
         ));
         sections.push(gaps::samples(&rows));
+        sections.extend(job_rows::sections(&self.jobs, &plural(self.setting.job_runs, "run")));
         let title = if self.skipped.is_empty() { "" } else { "Skipped" };
         sections.push(Section::new("skipped", title, Body::Notes(self.skipped.clone())));
         Document { sections }
@@ -204,7 +221,11 @@ impl Setting {
             } else {
                 ""
             }),
-            fact("bytes", "bytes that leap", Value::Bytes(self.size)),
+            fact(
+                "bytes",
+                if self.size.is_some() { "bytes that leap" } else { "" },
+                Value::bytes(self.size),
+            ),
             fact("copy_threads", "threads that copy", Value::count(self.threads)),
             fact(
                 "wait_budget_ns",
@@ -220,10 +241,23 @@ impl Setting {
         facts.extend([
             fact("load_threads", "", Value::count(self.load_threads)),
             fact("runs", "", Value::count(self.runs)),
+            fact("job_runs", "", Value::count(self.job_runs)),
             fact("seed", "", Value::count(self.seed)),
             fact("uid", "", Value::count(self.uid)),
         ]);
         Section::new("setting", "Machine and leap", Body::Facts(facts))
+    }
+
+    /// The kernel's times of short jobs: none yet, or the reason why there will be none.
+    pub fn kernel_of_jobs(&self) -> Result<Vec<KernelSample>, String> {
+        match (self.nodes, self.from == self.to) {
+            (0 | 1, _) => Err("one memory node: the kernel moves pages to other nodes only".into()),
+            (_, true) => {
+                Err("--from and --to are one node: the kernel moves pages to other nodes only"
+                    .into())
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 
     fn sharing(&self) -> String {
@@ -525,13 +559,15 @@ mod tests {
                 uid: 1000,
                 from,
                 to,
-                size: args.size,
+                size: Some(args.size),
                 threads: 1,
                 wait_budget: Some(Duration::from_millis(1)),
                 load_threads: 1,
                 runs: 2,
+                job_runs: 2,
                 seed: 1,
             },
+            jobs: Vec::new(),
             skipped: vec!["--page-size 2m: none free".to_owned()],
         }
     }

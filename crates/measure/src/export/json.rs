@@ -82,9 +82,10 @@ impl Serialize for Json<'_> {
             Value::Unknown => serializer.serialize_unit(),
             Value::Text(text) => serializer.serialize_str(text),
             Value::Flag(flag) => serializer.serialize_bool(*flag),
-            Value::Count(number) | Value::Ns(number) | Value::Bytes(number) => {
-                serializer.serialize_u64(*number)
-            }
+            Value::Count(number)
+            | Value::Ns(number)
+            | Value::ShortNs(number)
+            | Value::Bytes(number) => serializer.serialize_u64(*number),
             Value::SignedNs(number) => serializer.serialize_i64(*number),
             Value::PerSecond(number) | Value::Ratio(number) | Value::Share(number) => {
                 // Infinity and what is not a number become null.
@@ -114,7 +115,7 @@ mod tests {
             "kernel": "6.12",
             "leap": {
                 "migrate_ns": 61_234_567, "moved_ratio": 0.5, "unknown_ns": null,
-                "by_node": {"0": 7}, "asked_per_s": null
+                "by_node": {"0": 7}, "asked_per_s": null, "job_ns": 1_234_567
             },
             "rows": [
                 {"engine": "precopy", "ratio": 1.25, "first_touch_ns": -5},

@@ -77,6 +77,7 @@ mod tests {
             fact("unknown_ns", "", Value::Unknown),
             fact("by_node", "by node", Value::Map(vec![("0".to_owned(), Value::Count(7))])),
             fact("asked_per_s", "asked for", Value::PerSecond(f64::INFINITY)),
+            fact("job_ns", "job (us)", Value::ShortNs(1_234_567)),
         ];
         let sections = vec![
             Section::new("", "Machine", Body::Facts(vec![fact("kernel", "Linux", "6.12")])),

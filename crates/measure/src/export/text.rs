@@ -138,6 +138,7 @@ fn text(value: &Value) -> String {
         Value::Flag(flag) => if *flag { "yes" } else { "no" }.to_owned(),
         Value::Count(count) => grouped(*count),
         Value::Ns(ns) => human_ns(*ns),
+        Value::ShortNs(ns) => three_digits(*ns as f64 / 1e3),
         Value::SignedNs(ns) => {
             format!("{}{}", if *ns < 0 { "-" } else { "" }, human_ns(ns.unsigned_abs()))
         }
@@ -179,6 +180,7 @@ The leap
   moved                   50.0 %
   by node                 0: 7
   asked for               max
+  job (us)                1235
 
 Engines
   engine    ratio

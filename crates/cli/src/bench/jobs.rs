@@ -1,0 +1,180 @@
+//! The loads `small` and `scattered`: short jobs of base pages, while nothing else runs.
+//!
+//! For each shape of jobs two pools and a region are made, and all engines take turns. Each has two
+//! jobs in a run: one that is started and waited for, and one in the calling thread.
+
+use anyhow::anyhow;
+use pageleap::{EngineChoice, Migration, NodeId, PageSize};
+use pageleap_measure::figures::human_bytes;
+use pageleap_measure::jobs::{JobSample, KernelSample, KernelScene, Scene, Shape, Way};
+
+use super::Bench;
+use super::args::{EnginesArgs, Kind, LoadKind};
+use super::job_rows::in_short;
+use super::place::Pools;
+use crate::interrupt;
+use crate::progress::Steps;
+use crate::stop::Stop;
+
+/// All engines with jobs of one shape.
+#[derive(Debug)]
+pub struct JobGroup {
+    /// `small` or `scattered`.
+    pub load: LoadKind,
+    /// Their shape.
+    pub shape: Shape,
+    /// The engines.
+    pub choices: Vec<EngineChoice>,
+    /// For each engine, its jobs: two of each run.
+    pub samples: Vec<Vec<JobSample>>,
+    /// The kernel's time of each run, or why there is none.
+    pub kernel: Result<Vec<KernelSample>, String>,
+}
+
+impl JobGroup {
+    /// Words that did not contain what they should.
+    pub fn lost(&self) -> u64 {
+        let by_kernel = self.kernel.iter().flatten().map(|sample| sample.lost);
+        self.samples.iter().flatten().map(|sample| sample.lost).chain(by_kernel).sum()
+    }
+
+    /// Load and shape, in words.
+    pub fn heading(&self) -> String {
+        let Shape { ranges, range_pages } = self.shape;
+        let bytes = human_bytes(self.shape.bytes() as f64);
+        match (ranges, range_pages) {
+            (1, _) => format!("{}, {bytes}", self.load),
+            (_, 1) => format!("{}, {ranges} ranges of a page ({bytes})", self.load),
+            _ => format!("{}, {ranges} ranges of {range_pages} pages ({bytes})", self.load),
+        }
+    }
+}
+
+/// Measures all short jobs that are asked for.
+pub fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {
+    let loads = args.jobs();
+    if loads.is_empty() {
+        return Ok(());
+    }
+    let shapes = loads.iter().flat_map(|load| load.shapes().unwrap_or(&[]).iter().copied());
+    let shapes = shapes.count();
+    let mut steps = Steps::new("short jobs", shapes * args.choices().len(), args.job_runs());
+    if !args.kinds().contains(&Kind::from(PageSize::Base)) {
+        let names: Vec<String> = loads.iter().map(LoadKind::to_string).collect();
+        let why = "jobs have base pages of a region; add 4k to --page-size";
+        super::skip(bench, &steps, format!("{}: {why}", names.join(", ")));
+        return Ok(());
+    }
+    let choices = fit_engines(args, bench, &steps)?;
+    steps.leave_out(shapes * (args.choices().len() - choices.len()));
+    if choices.is_empty() {
+        return Ok(());
+    }
+    for load in loads {
+        for shape in load.shapes().unwrap_or(&[]) {
+            let kernel = bench.setting.kernel_of_jobs();
+            let samples = vec![Vec::new(); choices.len()];
+            let choices = choices.clone();
+            let mut group = JobGroup { load, shape: *shape, choices, samples, kernel };
+            let ended = measure(args, bench, &mut group, &mut steps);
+            // Of a group that is not complete, only lost writes count.
+            if ended.is_ok() || group.lost() > 0 {
+                bench.jobs.push(group);
+            }
+            ended?;
+        }
+    }
+    Ok(())
+}
+
+/// The engines that can move a page here; a note for each of the others.
+fn fit_engines(
+    args: &EnginesArgs,
+    bench: &mut Bench,
+    steps: &Steps,
+) -> Result<Vec<EngineChoice>, Stop> {
+    let page = PageSize::Base.bytes() as u64;
+    let (from, to) = (NodeId(bench.setting.from), NodeId(bench.setting.to));
+    let pools = Pools::build([page; 2], PageSize::Base, from, to)?;
+    let mut fit = Vec::new();
+    for choice in args.choices() {
+        match pools.unfit(choice)? {
+            None => fit.push(choice),
+            Some(why) => super::skip(bench, steps, format!("{choice} with short jobs: {why}")),
+        }
+    }
+    Ok(fit)
+}
+
+/// Measures jobs of one shape, one run after the other.
+fn measure(
+    args: &EnginesArgs,
+    bench: &Bench,
+    group: &mut JobGroup,
+    steps: &mut Steps,
+) -> Result<(), Stop> {
+    steps.now(group.heading());
+    let shape = group.shape;
+    let (from, to) = (NodeId(bench.setting.from), NodeId(bench.setting.to));
+    // The destination has the pages, and their copy.
+    let bytes = [shape.span_bytes(), 2 * shape.bytes()].map(|bytes| bytes as u64);
+    let pools = Pools::build(bytes, PageSize::Base, from, to)?;
+    let scene = Scene::new(&pools.region, [&pools.source, &pools.destination], shape)?;
+    let kernel = group.kernel.is_ok().then(|| KernelScene::new(shape, [from, to])).transpose();
+    let kernel = kernel.unwrap_or_else(|error| {
+        group.kernel = Err(format!("{}: {error}", group.heading()));
+        None
+    });
+    for run in 0..args.job_runs() {
+        for turn in 0..group.choices.len() {
+            // Another engine comes first in each run, and another way.
+            let at = (run + turn) % group.choices.len();
+            let mut ways = [Way::Start, Way::Run];
+            ways.rotate_left(run % 2);
+            for way in ways {
+                let sample = job(args, &scene, run, way, group.choices[at])?;
+                group.samples[at].push(sample);
+            }
+            steps.done();
+            if run + 1 == args.job_runs() {
+                steps.row_done(&in_short(group, at));
+            }
+        }
+        by_kernel(group, kernel.as_ref());
+    }
+    Ok(())
+}
+
+fn job(
+    args: &EnginesArgs,
+    scene: &Scene,
+    run: usize,
+    way: Way,
+    choice: EngineChoice,
+) -> Result<JobSample, Stop> {
+    stop_if_received()?;
+    let stopped = || interrupt::received().is_some();
+    let sample = scene.sample(run, way, &|job| asked(job, args, choice), &stopped)?;
+    stop_if_received()?;
+    // The signal has ended the copies, or there was none.
+    sample.ok_or_else(|| anyhow!("the memcpy was interrupted").into())
+}
+
+fn asked<'a>(job: Migration<'a>, args: &EnginesArgs, choice: EngineChoice) -> Migration<'a> {
+    let job = job.engine(choice).threads(args.threads);
+    args.wait_budget.into_iter().fold(job, Migration::wait_budget)
+}
+
+/// Has the kernel move the pages. If it cannot, now or ever, the reason stands in place of its times.
+fn by_kernel(group: &mut JobGroup, scene: Option<&KernelScene>) {
+    let (Some(scene), Ok(samples)) = (scene, &mut group.kernel) else { return };
+    match scene.sample() {
+        Ok(sample) => samples.push(sample),
+        Err(error) => group.kernel = Err(format!("{}: {error}", group.heading())),
+    }
+}
+
+/// Each job is checked at its end.
+fn stop_if_received() -> Result<(), Stop> {
+    interrupt::stop_if_received(|| "no write was lost in jobs that had ended".to_owned())
+}
