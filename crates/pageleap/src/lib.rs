@@ -42,6 +42,8 @@ mod cgroup;
 mod engine;
 mod error;
 #[cfg(not(loom))]
+mod forks;
+#[cfg(not(loom))]
 mod job;
 #[cfg(not(loom))]
 mod kernel;

@@ -1,21 +1,26 @@
 //! Access, locks and advice that a user has set on parts of a region survive a leap. They are read
 //! from smaps.
 
+#[path = "common/children.rs"]
+mod children;
 mod common;
 #[path = "common/refusing.rs"]
 mod refusing;
 
 use std::ops::Range;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use children::mapped_in_a_child;
 
 use common::{
     End, address, case, check_stamp, engines, engines_for, for_page_sizes, leap, migration, nodes,
     pool_ranges, pools, region_flags, run_case, skip, stamp, surprises, turn, vm_flags,
 };
-use pageleap::backend::{Call, Errno, Linux};
+use pageleap::backend::{Advice, Call, Errno, Linux};
 use pageleap::{
     BASE_PAGE, Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit, observe,
 };
@@ -137,6 +142,73 @@ fn a_new_region_is_kept_from_children_and_stays_so() {
         drop(region);
         survives(&pools, &[]);
     });
+}
+
+/// A mapping of a pool's frames is made by one call, and hidden from children by another. A fork
+/// that comes between the two waits for the second one.
+#[test]
+fn a_fork_waits_until_a_new_mapping_is_hidden() {
+    const NAME: &str = "a_fork_waits_until_a_new_mapping_is_hidden";
+    /// How long a fork may take that waits for nothing.
+    const PATIENCE: Duration = Duration::from_millis(100);
+    let _turn = turn();
+    for page in common::PAGE_SIZES {
+        let bytes = 4 * page.bytes();
+        let children = Arc::new(Mutex::new(Vec::new()));
+        // The region, which may be inherited where a leap maps it.
+        let region_at: Arc<[AtomicUsize; 2]> = Arc::default();
+        let anew = Arc::new(AtomicUsize::new(0));
+        let (forked, left_out, mapped) = (children.clone(), region_at.clone(), anew.clone());
+        let rule = move |request: &Request| {
+            let [start, end] = [0, 1].map(|at| left_out[at].load(SeqCst));
+            let addr = request.addr;
+            let is_others = !(start..end).contains(&addr);
+            if is_others && request.advice == Some(Advice::DontFork) {
+                let child = thread::spawn(move || mapped_in_a_child(&[addr]));
+                let began = Instant::now();
+                while !child.is_finished() && began.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                forked.lock().unwrap().push(child);
+            }
+            let is_anew = is_others && start > 0 && request.call == Call::Map;
+            mapped.fetch_add(usize::from(is_anew), SeqCst);
+            None
+        };
+        let advised = region_at.clone();
+        let backend = Refusing::new(Arc::new(Linux), rule).before_copy(move |_| {
+            let [start, end] = [0, 1].map(|at| advised[at].load(SeqCst));
+            if start > 0 {
+                // SAFETY: the region, whose contents stay.
+                unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_NOHUGEPAGE) };
+            }
+        });
+        let backend = Arc::new(backend);
+        let build = |node| {
+            let pool = Pool::builder(node, bytes as u64).page_size(page);
+            pool.backend(backend.clone()).build()
+        };
+        let [near, far] = match nodes().map(build) {
+            [Ok(near), Ok(far)] => [near, far],
+            [Err(error), _] | [_, Err(error)] => {
+                common::skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&near, bytes).unwrap();
+        let made = children.lock().unwrap().len();
+        assert!(made > 2, "{page}: two pools and a region were made beside {made} forks");
+        region_at[1].store(address(&region) + bytes, SeqCst);
+        region_at[0].store(address(&region), SeqCst);
+        let job = migration(&region, 0..bytes, &far).engine(Engine::Mprotect).start().unwrap();
+        let report = job.wait();
+        assert!(report.ended.is_completed(), "{report}");
+        // No call takes the advice back that page tables have brought to the alias of old frames.
+        assert!(anew.load(SeqCst) > 0 || page.is_hugetlb(), "{page}: no alias was mapped anew");
+        for child in std::mem::take(&mut *children.lock().unwrap()) {
+            assert_eq!(child.join().unwrap(), 0, "{page}: a child got what was being mapped");
+        }
+    }
 }
 
 #[test]

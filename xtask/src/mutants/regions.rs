@@ -451,6 +451,14 @@ pub const ROWS: &[Mutant] = &[
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
+        name: "inherited-before-it-is-hidden",
+        file: "crates/pageleap/src/forks.rs",
+        find: "(MAPPING.load(Ordering::SeqCst) == 0).then_some(())",
+        replace: "Some(())",
+        why: "a child that is made while an alias is mapped anew inherits it, and keeps the frames",
+        caught_by: Checker::Unit.says("a child got what was being mapped"),
+    },
+    Mutant {
         name: "taken-before-it-is-refused",
         file: "crates/pageleap/src/region/busy.rs",
         find: "            Err(error) => return Some(Err(error)),\n        };",

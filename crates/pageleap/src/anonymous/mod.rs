@@ -12,7 +12,7 @@
 //! * [`pages`]: what is present in a range.
 //! * [`frames`]: where frames lie.
 //! * [`vacated`]: pages that are given back beside the worker.
-//! * [`forks`]: keeps `fork` and windows apart.
+//! * [`forks`](crate::forks): keeps `fork` and windows apart.
 //! * [`mapped`]: memory that no allocator knows.
 //! * [`yard`]: the ranges while a job moves them, and the threads beside its worker.
 //! * [`mover`]: the job's mover.
@@ -21,7 +21,6 @@
 //! if another process traces these threads ([`tracer`](crate::tracer)), the job ends the
 //! registration, and leaves the rest to the kernel.
 
-mod forks;
 mod frames;
 pub(crate) mod mapped;
 #[cfg(all(test, shuttle))]
@@ -47,6 +46,7 @@ use pageleap_sys::Errno;
 use crate::backend::{CopyMethod, uffd};
 use crate::engine::{Engine, EngineChoice};
 use crate::error::{Error, closed_pagemap};
+use crate::forks;
 use crate::job::area::Area;
 use crate::job::handle::Job;
 use crate::job::pace::{Pace, Unit};

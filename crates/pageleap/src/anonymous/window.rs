@@ -33,6 +33,7 @@ use pageleap_sys::{
 use super::model as sys;
 use super::vacated::{Left, Vacated};
 use crate::engine::commit::Effort;
+use crate::forks;
 use crate::sync::{Mutex, MutexGuard, lock, monotonic_ns, thread};
 use crate::units::{BASE_PAGE, Call};
 
@@ -311,7 +312,7 @@ impl Ground<'_> {
     ) -> Fates {
         let mut fates = Fates::new(Told { at: 0, len: 0, fate: Fate::Gone });
         let mut parked: Few<Run, { 2 * MOST_RUNS }> = Few::new(Run::default());
-        let no_fork = super::forks::keep_away();
+        let no_fork = forks::keep_away();
         let began = monotonic_ns();
         let mut open = Some(self.shared.lock());
         if let Some(open) = &mut open {

@@ -9,6 +9,7 @@ use super::descriptor::LOST;
 use super::frames::Run;
 use super::share::{ALIAS_ATTRIBUTES, Fill, Share, ShareInner, State};
 use crate::backend::{Advice, Call, Errno, Mapping, Prot, attributes};
+use crate::forks;
 use crate::observe::{AttributeRun, Attributes};
 use crate::sync::{lock, monotonic_ns};
 use crate::units::{NodeId, PageSize};
@@ -254,20 +255,22 @@ impl ShareInner {
         let mapping =
             Mapping { addr, len, file: self.file, offset, prot: Prot::READ_WRITE, populate };
         self.look_at_descriptor()?;
-        // SAFETY: the alias is the share's own, and the frames have no user. Memory that another
-        // thread has mapped into a hole is not replaced.
-        unsafe {
-            if fill == Fill::Torn {
-                self.backend.map_own(&mapping)
-            } else {
-                self.backend.map(&mapping)
+        forks::while_mapping(|| {
+            // SAFETY: the alias is the share's own, and the frames have no user. Memory that
+            // another thread has mapped into a hole is not replaced.
+            unsafe {
+                if fill == Fill::Torn {
+                    self.backend.map_own(&mapping)
+                } else {
+                    self.backend.map(&mapping)
+                }
+                .map_err(|errno| (Call::Map, errno))?;
+                // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would
+                // leave the lock behind.
+                self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
             }
-            .map_err(|errno| (Call::Map, errno))?;
-            // Under `mlockall(MCL_FUTURE)` the mapping is locked now, and an exchange would leave
-            // the lock behind.
-            self.backend.unlock(addr, len).map_err(|errno| (Call::Lock, errno))?;
-        }
-        self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
+            self.advise_alias(run).map_err(|errno| (Call::Advise, errno))
+        })
     }
 
     /// Gives the alias of `run` its own access and attributes again, in place of a region's. Its

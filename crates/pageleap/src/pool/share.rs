@@ -21,6 +21,7 @@ use super::{fill, room};
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
+use crate::forks;
 use crate::observe::Attributes;
 use crate::placement::{NodeCounts, Verification};
 use crate::sync::{Condvar, Mutex, lock};
@@ -102,6 +103,9 @@ impl Share {
         let Plan { node, tables, page, frames, .. } = *plan;
         let bytes = frames as usize * page.bytes();
         room::check_node(&*backend, node, page, bytes as u64)?;
+        if backend.is_host_memory() {
+            forks::watch().map_err(|errno| Error::call(Call::Advise, 0, bytes, errno))?;
+        }
         let alias = reserve_aligned(&*backend, bytes)?;
         let release = |error| {
             // SAFETY: nothing has been mapped there, and no other code knows the address.
@@ -386,10 +390,11 @@ impl ShareInner {
         let mapping = Mapping { addr, len, file: self.file, offset, prot, populate: false };
         self.look_at_descriptor().map_err(|(call, errno)| Error::call(call, addr, len, errno))?;
         // SAFETY: the range is reserved, and no other code knows it.
-        unsafe {
-            self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
-            self.hide(addr, len).map_err(|errno| Error::call(Call::Advise, addr, len, errno))
-        }
+        let mapped = forks::while_mapping(|| unsafe {
+            self.backend.map(&mapping).map_err(|errno| (Call::Map, errno))?;
+            self.hide(addr, len).map_err(|errno| (Call::Advise, errno))
+        });
+        mapped.map_err(|(call, errno)| Error::call(call, addr, len, errno))
     }
 
     /// Keeps a mapping of frames from children and core dumps, which would get the data twice.

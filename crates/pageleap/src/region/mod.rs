@@ -30,6 +30,7 @@ pub use views::Plain;
 use crate::address_ranges::{Listed, REGIONS, reserve_for_region};
 use crate::backend::{Advice, Backend, Call, Mapping, Prot, host_memory};
 use crate::error::Error;
+use crate::forks;
 use crate::job::handle::JobShared;
 use crate::limits::check_address_space;
 use crate::observe::{self, MappedPages};
@@ -594,10 +595,13 @@ impl RegionInner {
                 prot: Prot::READ_WRITE,
                 populate: true,
             };
-            self.backend.map(&mapping).map_err(|errno| Error::call(Call::Map, addr, len, errno))?;
-            self.backend
-                .advise(addr, len, Advice::DontFork)
-                .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+            let mapped = forks::while_mapping(|| {
+                self.backend.map(&mapping).map_err(|errno| (Call::Map, errno))?;
+                self.backend
+                    .advise(addr, len, Advice::DontFork)
+                    .map_err(|errno| (Call::Advise, errno))
+            });
+            mapped.map_err(|(call, errno)| Error::call(call, addr, len, errno))
         }
     }
 

@@ -7,8 +7,6 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pageleap::PageSize;
-
 use crate::calls::{Ends, READING, WRITING, pipe, process_vm, splice};
 use crate::children::mapped_in_a_child;
 use crate::common::{Random, places_in, rest};
@@ -235,12 +233,9 @@ pub fn fork(mut part: Part) {
                 scene.fields.iter().flat_map(|field| pages_of(&field.range())).collect();
             let aliases: Vec<usize> = scene.aliases.iter().flat_map(&mut pages_of).collect();
             let inherited = [mapped_in_a_child(&views), mapped_in_a_child(&aliases)];
-            // Section 10 of docs/protocol.md says what a child may inherit for a moment.
-            let wrong = match page {
-                PageSize::Base => inherited[0] != 0 || inherited[1] != 0 && !scene.tables_move,
-                PageSize::Thp => inherited[0] != 0,
-                _ => inherited[1] != 0,
-            };
+            // A child can inherit pages of hugetlb between two calls that move them
+            // (docs/protocol.md, section 10).
+            let wrong = inherited[1] != 0 || inherited[0] != 0 && !page.is_hugetlb();
             // If the call that hides a mapping from children was made to fail, they may inherit it.
             assert!(
                 !wrong || scene.injected.is_some(),

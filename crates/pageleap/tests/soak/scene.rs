@@ -194,8 +194,6 @@ pub struct Scene {
     pub backend: Arc<dyn Backend>,
     /// The address ranges of the pools' aliases.
     pub aliases: Vec<Range<usize>>,
-    /// Whether page tables may have to go to another node, for which an alias is mapped anew.
-    pub tables_move: bool,
     /// The last value of each owner.
     pub last: [AtomicU64; OWNERS],
     /// Whether a job may have lost an attribute.
@@ -241,7 +239,6 @@ impl Scene {
         }
         let mappings = pool_mappings().len();
         let aliases = pool_ranges();
-        let tables_move = topology.nodes().len() > 1;
         let mut fields = Vec::new();
         let mut random = round.random(0, 0);
         for number in 0..round.regions {
@@ -262,7 +259,6 @@ impl Scene {
             injected,
             backend,
             aliases,
-            tables_move,
             last,
             attributes_lost: AtomicBool::new(false),
             before,
