@@ -127,10 +127,14 @@ pub(crate) fn keep_away() -> RwLockReadGuard<'static, ()> {
 struct Counted;
 
 impl Counted {
+    fn new() -> Counted {
+        MAPPING.fetch_add(1, Ordering::SeqCst);
+        Counted
+    }
+
     /// Counts this thread, unless a thread forks: a fork either finds it counted, or is seen here.
     fn unless_forking() -> Option<Counted> {
-        MAPPING.fetch_add(1, Ordering::SeqCst);
-        let counted = Counted;
+        let counted = Counted::new();
         (!FORKING.load(Ordering::SeqCst)).then_some(counted)
     }
 }
@@ -146,7 +150,8 @@ impl Drop for Counted {
 /// Lets `map` make a mapping and hide it from children, while no thread forks. `map` allocates
 /// nothing, because the allocator may be locked for a fork.
 pub(crate) fn while_mapping<T>(map: impl FnOnce() -> T) -> T {
-    let _counted = wait_for(MAPPING_PATIENCE, Counted::unless_forking);
+    // Where one fork takes too long, the next one waits all the same.
+    let _counted = wait_for(MAPPING_PATIENCE, Counted::unless_forking).unwrap_or_else(Counted::new);
     map()
 }
 
