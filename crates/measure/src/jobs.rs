@@ -1,7 +1,7 @@
 //! Short jobs at rest: what the start and the whole of a job take, beside copies of the same bytes.
 //!
-//! A job of a few pages takes far longer than their copy. What it takes depends on the number of its
-//! ranges more than on their bytes. So a [`Shape`] has both, and [`Scene::sample`] times one job of a
+//! A job of a few pages takes far longer than their copy, and its time depends more on the number of
+//! its ranges than on their bytes. So a [`Shape`] has both, and [`Scene::sample`] times one job of a
 //! shape, directly after copies of the same ranges. [`KernelScene`] times the kernel with the same
 //! pages of private memory.
 
@@ -201,8 +201,8 @@ fn run_with(job: Migration) -> Result<Timed, Error> {
     Ok((None, start.elapsed().as_nanos() as u64, report))
 }
 
-/// What the words of ranges must contain, and those of the gaps between them. All differ, and none is
-/// zero, so that a page shows that is empty or in the place of another one.
+/// The values that words of the ranges, and of the gaps between them, must have. All values differ,
+/// and none is zero. So a page that is empty, or in the place of another page, is found.
 struct Contents {
     parts: Vec<Range<usize>>,
     gaps: Vec<Range<usize>>,

@@ -414,7 +414,8 @@ impl EnginesArgs {
         self.loads(u64::MAX).iter().map(threads).max().unwrap_or(0)
     }
 
-    /// All loads of a region of so many bytes, each once. Short jobs are none of them.
+    /// The loads that threads put on a region of `region_bytes`, each once. The loads `small` and
+    /// `scattered` are measured at rest, and are not in the list.
     pub fn loads(&self, region_bytes: u64) -> Vec<NamedLoad> {
         self.load_kinds().into_iter().flat_map(|kind| self.loads_of(kind, region_bytes)).collect()
     }

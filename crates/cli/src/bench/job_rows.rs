@@ -11,7 +11,7 @@ use super::args::LoadKind;
 use super::columns::engine_name;
 use super::jobs::JobGroup;
 
-/// What heads of both tables mean.
+/// Legends of columns that both tables have.
 const RATIO: &str = "job / copy directly before it (median of all runs)";
 const RUN: &str = "the whole job by Migration::run with a context";
 const MEMCPY: &str = "fastest copy of the same bytes by one thread, with warm caches; reading the \
@@ -45,7 +45,7 @@ impl OfRuns {
         OfRuns(summary.map(|summary| [summary.min, summary.median, summary.max]))
     }
 
-    /// Of each of so many parts.
+    /// The same figures for one of `parts` equal parts of a job.
     fn of_each(self, parts: usize) -> OfRuns {
         OfRuns(self.0.map(|values| values.map(|value| value / parts as f64)))
     }

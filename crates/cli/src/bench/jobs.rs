@@ -27,7 +27,7 @@ pub struct JobGroup {
     pub choices: Vec<EngineChoice>,
     /// For each engine, its jobs: two of each run.
     pub samples: Vec<Vec<JobSample>>,
-    /// The kernel's time of each run, or why there is none.
+    /// How long `move_pages(2)` took in each run. The error says why it was not measured.
     pub kernel: Result<Vec<KernelSample>, String>,
 }
 

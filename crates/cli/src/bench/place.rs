@@ -71,7 +71,8 @@ impl Place {
 }
 
 impl Pools {
-    /// Takes pools of so many bytes, and all of the first one for the region.
+    /// Builds a pool of `bytes[0]` bytes on `from` and one of `bytes[1]` on `to`. The region takes
+    /// all of the first one.
     pub fn build(bytes: [u64; 2], page: PageSize, from: NodeId, to: NodeId) -> Result<Pools, Stop> {
         let threads = available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         let pool = |node, bytes| -> Result<Pool, Stop> {
