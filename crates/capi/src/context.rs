@@ -1,4 +1,4 @@
-//! What outlives a job, if the program wants that.
+//! Contexts: resources that several jobs use one after the other.
 
 use pageleap::MigrationContext;
 

@@ -103,7 +103,7 @@ pub unsafe extern "C" fn pageleap_job_run(
     })
 }
 
-/// What a program asks for.
+/// The migration that the options and ranges of a C program describe.
 ///
 /// # Safety
 /// The pointers are those of [`pageleap_job_start`], and their handles are not freed while the

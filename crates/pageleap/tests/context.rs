@@ -316,7 +316,7 @@ fn in_a_child() {
     }
 }
 
-/// Whatever another thread was doing with it at the time of the `fork`.
+/// A child drops its copy of a context that another thread was using at the time of the `fork`.
 fn dropped_in_a_child() {
     let (pools, region) = scene();
     let (context, stop) = (MigrationContext::new(), AtomicBool::new(false));

@@ -9,13 +9,19 @@ mod calls;
 mod common;
 #[path = "common/moving.rs"]
 mod moving;
+#[path = "common/refusing.rs"]
+mod refusing;
 
 use std::io;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::thread;
 
 use calls::{Ends, READING, WRITING};
-use common::{pools, skip, skip_page_size, turn, works};
+use common::{PAGE_SIZES, address, nodes, pools, skip, skip_page_size, turn, works, works_for};
+use pageleap::backend::{Advice, Call, Linux};
 use pageleap::{Engine, Migration, PageSize, Pool, Region};
+use refusing::{Refusing, Request};
 
 const BYTES: usize = 4 << 20;
 /// Bytes of each call: several pages, and a part of one.
@@ -205,5 +211,94 @@ fn collapse_and_store(engine: Engine, region: &[AtomicU8], leap_again: &dyn Fn()
             bytes().for_each(|byte| byte.store(value, Relaxed));
         }
         leap_again();
+    }
+}
+
+/// A write by way of `/proc/PID/mem` or `ptrace(2)` looks a page up, and stores to it afterwards,
+/// under the lock of the address space. A call that takes this lock for reading does not wait for
+/// the store. So between such a call, which is to end the stores to a page, and the copy of the page
+/// comes one that takes it for writing. (How seldom such a store meets a copy depends on interrupts,
+/// so the order of calls is tested.)
+#[test]
+fn writes_from_outside_end_before_a_copy_begins() {
+    const NAME: &str = "writes_from_outside_end_before_a_copy_begins";
+    const PAGES: usize = 16;
+    let _turn = turn();
+    for (page, engine) in PAGE_SIZES.into_iter().flat_map(|page| Engine::ALL.map(|e| (page, e))) {
+        if !works_for(engine.into(), page) {
+            continue;
+        }
+        let region_at: Arc<[AtomicUsize; 2]> = Arc::default();
+        let counts: Arc<[AtomicUsize; 3]> = Arc::default();
+        let (at, counted) = (region_at.clone(), counts.clone());
+        // The last call that took the lock for writing, and whether a later one has ended stores.
+        let (is_registered, ends_stores) =
+            (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
+        let outwaits = ends_stores.clone();
+        let rule = move |request: &Request| {
+            if !(at[0].load(SeqCst)..at[1].load(SeqCst)).contains(&request.addr) {
+                return None;
+            }
+            match (request.call, request.advice) {
+                (Call::Track | Call::Exchange | Call::Protect | Call::Map, _) => {
+                    is_registered.store(request.call == Call::Track, SeqCst);
+                    outwaits.store(false, SeqCst);
+                }
+                // Of an area that is protected by `mprotect` it is looked at only.
+                (Call::Scan, _) if !is_registered.load(SeqCst) => {}
+                (Call::Scan | Call::MarkClean, _) | (_, Some(Advice::DropTables)) => {
+                    counted[0].fetch_add(1, SeqCst);
+                    outwaits.store(true, SeqCst);
+                }
+                _ => {}
+            }
+            None
+        };
+        let counted = counts.clone();
+        let backend = Refusing::new(Arc::new(Linux), rule).before_copy(move |_| {
+            counted[1].fetch_add(1, SeqCst);
+            counted[2].fetch_add(usize::from(ends_stores.load(SeqCst)), SeqCst);
+        });
+        let (backend, bytes) = (Arc::new(backend), PAGES * page.bytes());
+        let build = |node| {
+            let pool = Pool::builder(node, bytes as u64).page_size(page);
+            pool.backend(backend.clone()).build()
+        };
+        let pools = match nodes().map(build) {
+            [Ok(near), Ok(far)] => [near, far],
+            [Err(error), _] | [_, Err(error)] => {
+                skip_page_size(NAME, page, error);
+                continue;
+            }
+        };
+        let region = Region::new(&pools[0], bytes).unwrap();
+        // SAFETY: all accesses to the region have this size.
+        let words = unsafe { region.atomics_u8(0..bytes) }.unwrap();
+        region_at[1].store(address(&region) + bytes, SeqCst);
+        region_at[0].store(address(&region), SeqCst);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    words.iter().step_by(4096).for_each(|word| _ = word.fetch_add(1, Relaxed));
+                }
+            });
+            let leap = |round: usize| {
+                let job = Migration::new().range(&region, 0..bytes, &pools[(round + 1) % 2]);
+                job.engine(engine).area_bytes(4 * page.bytes()).threads(1).start().unwrap().wait()
+            };
+            let reports: Vec<_> = (0..20).map(leap).collect();
+            is_over.store(true, Relaxed);
+            for report in reports {
+                assert!(report.ended.is_completed(), "{page}, {engine}: {report}");
+            }
+        });
+        let [ending, copies, too_early] = [0, 1, 2].map(|which| counts[which].load(SeqCst));
+        assert!(copies > 0, "{page}, {engine}");
+        assert_eq!(too_early, 0, "{page}, {engine}: of {copies} copies after {ending} calls");
+        // `mprotect`, and the exchange by which `stop-copy` closes, need no further call.
+        let needs_one =
+            engine != Engine::Mprotect && (engine != Engine::StopCopy || page.is_hugetlb());
+        assert_eq!(ending > 0, needs_one, "{page}, {engine}");
     }
 }

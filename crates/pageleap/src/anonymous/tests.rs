@@ -116,6 +116,8 @@ mod on_the_kernel {
             };
             let Some(report) = leap(&memory, None) else { return };
             let calls = report.calls["UFFDIO_MOVE(out)"] + report.calls["UFFDIO_MOVE(in)"];
+            // Writes from outside are waited for before each copy.
+            assert!(report.calls["mprotect"] > 0, "{report}");
             // One call that does not end takes its time.
             for first in [0, calls / 2] {
                 let plan = Plan { first, times: 1, errno: STUCK };

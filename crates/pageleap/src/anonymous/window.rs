@@ -35,7 +35,7 @@ use super::vacated::{Left, Vacated};
 use crate::engine::commit::Effort;
 use crate::forks;
 use crate::sync::{Mutex, MutexGuard, lock, monotonic_ns, thread};
-use crate::units::{BASE_PAGE, Call};
+use crate::units::{BASE_PAGE, Call, Prot};
 
 /// Runs of pages that one window moves, at most.
 pub(super) const MOST_RUNS: usize = 64;
@@ -324,6 +324,15 @@ impl Ground<'_> {
         }
         drop(open);
         let copying = monotonic_ns();
+        if let Some(run) = parked.as_slice().first() {
+            // A write by way of `/proc/PID/mem` or `ptrace(2)` may have looked up a page before it was
+            // taken, and not have stored to it yet. Meanwhile it holds the lock of the address space
+            // for reading, as the call does that takes pages. This one changes nothing, and holds the
+            // lock for writing.
+            effort.count(Call::Protect);
+            // SAFETY: the place is ours, and has this access.
+            let _ = unsafe { sys::protect(run.copy, BASE_PAGE, Prot::READ_WRITE.0) };
+        }
         for run in parked.as_slice() {
             // SAFETY: nobody else knows either place, and both are present.
             unsafe { sys::copy_racing(run.copy, run.parked, run.len, method) };

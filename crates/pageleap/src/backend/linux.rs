@@ -135,6 +135,9 @@ unsafe impl Backend for Linux {
     fn is_mapped(&self, addr: usize, len: usize) -> bool {
         sys::is_mapped(addr, len)
     }
+    fn is_own(&self, addr: usize, len: usize) -> bool {
+        self.is_mapped(addr, len) && is_ours(addr, len) == Ok(true)
+    }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }
     }

@@ -214,6 +214,11 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
+    /// Whether every page of a range is mapped, and by pools. `false` if that cannot be found out.
+    /// Allocates nothing.
+    fn is_own(&self, addr: usize, len: usize) -> bool {
+        self.is_mapped(addr, len)
+    }
     /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is
     /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
     /// EINVAL, without side effect, if the kernel or the page size does not allow it.

@@ -65,7 +65,7 @@ impl Entry {
 #[derive(Default)]
 struct State {
     files: Vec<Vec<[u64; WORDS]>>,
-    /// The files of hugetlb pages, each of which is so many base pages as on a real machine.
+    /// The files of hugetlb pages. Such a page is as many base pages here as on a real machine.
     hugetlb: BTreeSet<usize>,
     /// Whether the machine has hugetlb pages.
     has_hugetlb: bool,

@@ -191,9 +191,9 @@ pub(super) fn erase(backend: &dyn Backend) -> *const (dyn Backend + 'static) {
 }
 
 /// Makes a closed span map the new frames. It moves the page tables of their alias if page tables
-/// may be exchanged, else it maps their file. It gives up only where the kernel forbids such a
-/// change, and so has not begun it. After any other failure the span may be a hole for which
-/// threads wait, so the call is repeated until it succeeds.
+/// may be exchanged, else it maps their file. It gives up only while the span has its previous
+/// mapping. After any other failure the span may be a hole for which threads wait, so the call is
+/// repeated until it succeeds.
 ///
 /// # Safety
 /// As [`attempt`](super::attempt). The area is closed, and the new frames hold its contents.
@@ -236,14 +236,11 @@ pub(super) unsafe fn arrive(
         Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
         // Another owner's mapping lies there for now, or the check of its owner failed.
         Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-        // Sealed memory, a security module, a seccomp filter, a full RLIMIT_MEMLOCK under mlockall:
-        // the kernel checks these before it changes anything. If the span is mapped after such an
-        // error, its mapping is the previous one.
-        Err(errno @ Errno(libc::EPERM | libc::EACCES | libc::EAGAIN))
-            if refusals > 0 && backend.is_mapped(addr, len) =>
-        {
-            Some(Err(errno))
-        }
+        // The kernel forbids it (sealed memory, a security module), or lacks something that others
+        // may keep for good (mappings). The span has its previous mapping, and the old frames are
+        // whole. Only a hole must be filled. The first refusal may have left one, and the second
+        // call looks who has filled it.
+        Err(errno) if refusals > 0 && backend.is_own(addr, len) => Some(Err(errno)),
         Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
             // SAFETY: as above; nobody uses the alias of the new frames but this attempt.
             unsafe { without_file(backend, &mapping, work.new.alias, refusals, errno) }
@@ -332,9 +329,7 @@ pub(crate) unsafe fn map_again<T>(
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The span maps the same frames before and after. Only a hole must be filled. What was
             // refused once may have left a hole, and the second call looks who has filled it.
-            Err(errno) if refusals > 0 && backend.is_mapped(span.addr, span.len) => {
-                Some(Err(errno))
-            }
+            Err(errno) if refusals > 0 && backend.is_own(span.addr, span.len) => Some(Err(errno)),
             Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
                 // SAFETY: forwarded to the caller.
                 unsafe { without_file(backend, mapping, alias, refusals, errno) }

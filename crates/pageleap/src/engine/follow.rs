@@ -133,7 +133,28 @@ impl Attempt<'_> {
         effort.count(call);
         // SAFETY: the span is ours to follow.
         unsafe { self.tools.backend.mark_clean(self.following.tracker, addr, len, by_base_pages) }
-            .map_err(|errno| (call, errno))
+            .map_err(|errno| (call, errno))?;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.outwait_remote_writes(effort) }
+    }
+
+    /// Waits for each write by way of `/proc/PID/mem` or `ptrace(2)` that began before pages of the
+    /// span lost their entries, or the permission to be written.
+    ///
+    /// Such a write looks the page up, and stores to it afterwards, without an entry. Meanwhile the
+    /// kernel holds the lock of the address space for reading (`__access_remote_vm`, Linux 6.18).
+    /// MADV_DONTNEED, UFFDIO_WRITEPROTECT and PAGEMAP_SCAN hold it for reading, too, so a copy that
+    /// follows them could be made before the store. UFFDIO_REGISTER holds it for writing, and changes
+    /// nothing where the range is registered.
+    ///
+    /// # Safety
+    /// As [`attempt`](super::attempt). The span is registered, as by [`attempt`] itself.
+    pub(super) unsafe fn outwait_remote_writes(&self, effort: &mut Effort) -> Result<(), Refusal> {
+        let Span { addr, len, .. } = self.work.span;
+        effort.count(Call::Track);
+        // SAFETY: forwarded to the caller.
+        unsafe { self.tools.backend.track(self.following.tracker, addr, len, false) }
+            .map_err(|errno| (Call::Track, errno))
     }
 
     /// Makes everybody map transparent huge pages of the span by base pages, until the span is
@@ -218,7 +239,9 @@ impl Attempt<'_> {
             // The kernel does not know this for hugetlb pages.
             effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
             (Call::Advise, errno)
-        })
+        })?;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.outwait_remote_writes(effort) }
     }
 
     /// Copies pages of the closed area, together with the crew.
@@ -256,6 +279,10 @@ impl Attempt<'_> {
             let (entries, walked) =
                 unsafe { backend.scan(tracker, addr + seen, len - seen, mark_clean, &mut found) }
                     .map_err(|errno| (Call::Scan, errno))?;
+            if mark_clean && entries > 0 {
+                // SAFETY: forwarded to the caller.
+                unsafe { self.outwait_remote_writes(effort) }?;
+            }
             for run in &found[..entries] {
                 let pages = run.start as usize - addr..run.end as usize - addr;
                 // Without an entry, but with a marker: it was clean when the entry went.

@@ -137,5 +137,7 @@ unsafe fn protect(
     let (tracker, addr) = (at.following.tracker, at.work.span.addr + start);
     // SAFETY: forwarded to the caller.
     unsafe { at.tools.backend.mark_clean(tracker, addr, len, true) }
-        .map_err(|errno| (Call::MarkClean, errno))
+        .map_err(|errno| (Call::MarkClean, errno))?;
+    // SAFETY: forwarded to the caller.
+    unsafe { at.outwait_remote_writes(effort) }
 }

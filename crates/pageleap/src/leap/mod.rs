@@ -442,7 +442,7 @@ impl<'a> Migration<'a> {
     }
 }
 
-/// How many threads copy so many bytes at most, where the caller has not set it.
+/// The most threads that copy `bytes` on a machine with `cpus`, where the caller has not set it.
 fn usual_threads(cpus: usize, bytes: usize) -> usize {
     (cpus / 4).min(bytes / DEFAULT_AREA_BYTES).clamp(1, 8)
 }

@@ -105,7 +105,7 @@ fn leap_under_writers(seen: &Seen, refuse: bool) {
         audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
     };
     check();
-    // Whatever was refused, the next job finds everything as it should be.
+    // After a refusal the next job works.
     let free: Vec<u64> = pools.iter().map(Pool::free_bytes).collect();
     let to = usize::from(free[1] == pools[1].bytes());
     if free[to] == pools[to].bytes() {

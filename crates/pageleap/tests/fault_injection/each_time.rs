@@ -4,10 +4,12 @@ use super::*;
 
 /// Two pools and a region over a kernel that refuses the calls for which `rule` returns true. The
 /// counter is the number of refused calls; nothing is refused while it is `u64::MAX`, as at first.
-fn refusing(
+/// The error says that there is no memory for the pools.
+fn refusing_for(
+    page: PageSize,
     rule: impl Fn(&Request) -> bool + Send + Sync + 'static,
     errno: i32,
-) -> ([Pool; 2], Region, Arc<AtomicU64>) {
+) -> Result<([Pool; 2], Region, Arc<AtomicU64>), Error> {
     let refused = Arc::new(AtomicU64::new(u64::MAX));
     let count = refused.clone();
     let backend = Arc::new(Refusing::new(Arc::new(Linux), move |request| {
@@ -17,10 +19,18 @@ fn refusing(
             Errno(errno)
         })
     }));
-    let pools = [(); 2].map(|()| build(backend.clone(), PageSize::Base, PAGES).unwrap());
-    let region = Region::new(&pools[0], PAGES * 4096).unwrap();
+    let pools = [build(backend.clone(), page, PAGES)?, build(backend, page, PAGES)?];
+    let region = Region::new(&pools[0], PAGES * page.bytes())?;
     touch_all(&region, 1);
-    (pools, region, refused)
+    Ok((pools, region, refused))
+}
+
+/// As [`refusing_for`], for base pages.
+fn refusing(
+    rule: impl Fn(&Request) -> bool + Send + Sync + 'static,
+    errno: i32,
+) -> ([Pool; 2], Region, Arc<AtomicU64>) {
+    refusing_for(PageSize::Base, rule, errno).unwrap()
 }
 
 #[test]
@@ -84,6 +94,62 @@ fn a_protected_area_is_writable_again_although_the_call_is_refused_for_a_while()
     );
     check_all(&region, 2, "after the next job");
     audit(&[&pools[0], &pools[1]], &[&region]).unwrap();
+}
+
+/// Another thread may keep the last mappings for good, and the kernel may forbid new ones. While an
+/// area has its old mapping, its threads go on there.
+#[test]
+fn areas_that_can_never_be_mapped_anew_fail_and_stay_whole() {
+    const NAME: &str = "areas_that_can_never_be_mapped_anew_fail_and_stay_whole";
+    let _turn = turn();
+    for page in PAGE_SIZES {
+        for (engine, errno) in engines_for(page)
+            .into_iter()
+            .flat_map(|engine| [(engine, libc::ENOMEM), (engine, libc::EPERM)])
+        {
+            let bounds: Arc<[AtomicU64; 2]> = Arc::default();
+            let of_region = bounds.clone();
+            let rule = move |r: &Request| {
+                let [start, end] = [0, 1].map(|at| of_region[at].load(Relaxed));
+                let maps = matches!(r.call, Call::Exchange | Call::Map);
+                maps && (start..end).contains(&(r.addr as u64))
+            };
+            let (pools, region, refused) = match refusing_for(page, rule, errno) {
+                Ok(scene) => scene,
+                Err(error) => {
+                    skip_page_size(NAME, page, error);
+                    break;
+                }
+            };
+            let what = format!("{page}, {engine}, {}", Errno(errno));
+            let start = address(&region) as u64;
+            bounds[1].store(start + region.len() as u64, Relaxed);
+            bounds[0].store(start, Relaxed);
+            let before = region_flags(&region);
+            refused.store(0, Relaxed);
+            let report =
+                with_load(&region, || start_forced(engine, &region, &pools[1]).unwrap().wait());
+            assert!(matches!(report.ended, Ended::Failed(_)), "{what}: {report}");
+            let pages = (report.pages.failed, report.pages.migrated);
+            assert_eq!(pages, (PAGES as u64, 0), "{what}: {report}");
+            assert!(refused.load(Relaxed) > 0, "{what}");
+            refused.store(u64::MAX, Relaxed);
+            // Only a new mapping takes advice on huge pages back, and there can be none.
+            let is_told = report.to_string().contains("advice on huge pages");
+            let mut now = region_flags(&region);
+            if is_told {
+                now.iter_mut().for_each(|(_, flags)| *flags = flags.replace(" hg", ""));
+            }
+            assert_eq!(now, before, "{what}: {report}");
+            check_all(&region, 1, &what);
+            touch_all(&region, 2);
+            audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let report = start_forced(engine, &region, &pools[1]).unwrap().wait();
+            check_report(&report, PAGES, &what);
+            check_all(&region, 2, &what);
+            audit(&[&pools[0], &pools[1]], &[&region]).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+    }
 }
 
 #[test]
