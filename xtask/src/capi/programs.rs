@@ -97,11 +97,12 @@ const VALGRIND: [&str; 7] = [
 ];
 
 /// The examples, with arguments that make them short, and the library that they need.
-const EXAMPLES: [(&str, &[&str], Option<&str>); 4] = [
+const EXAMPLES: [(&str, &[&str], Option<&str>); 5] = [
     ("buffer_pool.c", &["64", "16", "1.5"], None),
     ("hash_join.cpp", &["100000", "1000000"], None),
     ("jemalloc_arena.c", &["64", "1"], Some("jemalloc")),
     ("move_pages.c", &[], None),
+    ("short_jobs.c", &["1"], None),
 ];
 
 /// The program that runs with each of these allocators in place of the C library's: the library to
