@@ -328,7 +328,7 @@ impl Ground<'_> {
             // A write by way of `/proc/PID/mem` or `ptrace(2)` may have looked up a page before it was
             // taken, and not have stored to it yet. Meanwhile it holds the lock of the address space
             // for reading, as the call does that takes pages. This one changes nothing, and holds the
-            // lock for writing.
+            // lock for writing. Where a filter refuses it, such a write may be lost.
             effort.count(Call::Protect);
             // SAFETY: the place is ours, and has this access.
             let _ = unsafe { sys::protect(run.copy, BASE_PAGE, Prot::READ_WRITE.0) };

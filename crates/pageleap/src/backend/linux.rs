@@ -70,6 +70,18 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     if found { Ok(!theirs) } else { Err(Errno(libc::EIO)) }
 }
 
+/// What follows from a look whose mappings lie where something is mapped.
+fn counts_as_ours(look: Result<bool, Errno>) -> bool {
+    match look {
+        Ok(ours) => ours,
+        // The next look may succeed: others give descriptors back, or have just changed mappings.
+        Err(Errno(libc::EMFILE | libc::ENFILE | libc::EIO)) => false,
+        // No look will ever succeed: `/proc` cannot be opened (`chroot`, Landlock, a seccomp filter).
+        // The mapping is another thread's only if it came into a hole since the refused call.
+        Err(_) => true,
+    }
+}
+
 /// The two hexadecimal numbers at the beginning of a line of maps.
 fn parse_range(line: &[u8]) -> Option<(usize, usize)> {
     let number = |digits: &[u8]| {
@@ -136,7 +148,7 @@ unsafe impl Backend for Linux {
         sys::is_mapped(addr, len)
     }
     fn is_own(&self, addr: usize, len: usize) -> bool {
-        self.is_mapped(addr, len) && is_ours(addr, len) == Ok(true)
+        self.is_mapped(addr, len) && counts_as_ours(is_ours(addr, len))
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }
@@ -255,5 +267,21 @@ unsafe impl Backend for Linux {
     }
     unsafe fn zero(&self, addr: usize, len: usize) {
         unsafe { sys::zero(addr, len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_counts_as_ours_unless_the_next_look_may_tell() {
+        assert!(counts_as_ours(Ok(true)) && !counts_as_ours(Ok(false)));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::EIO] {
+            assert!(!counts_as_ours(Err(Errno(errno))));
+        }
+        for errno in [libc::ENOENT, libc::EACCES, libc::EPERM] {
+            assert!(counts_as_ours(Err(Errno(errno))));
+        }
     }
 }

@@ -214,8 +214,8 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
-    /// Whether every page of a range is mapped, and by pools. `false` if that cannot be found out.
-    /// Allocates nothing.
+    /// Whether every page of a range is mapped, and by pools as far as that can ever be found out.
+    /// `false` if only this look has failed. Allocates nothing.
     fn is_own(&self, addr: usize, len: usize) -> bool {
         self.is_mapped(addr, len)
     }

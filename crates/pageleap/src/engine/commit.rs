@@ -128,7 +128,8 @@ pub(super) unsafe fn give_access_back(
 ) {
     effort.count(Call::Protect);
     // SAFETY: forwarded to the caller. To join mappings that were split, the kernel needs no new
-    // mapping. So this call succeeds where splitting failed.
+    // mapping. So this call succeeds where splitting failed, unless the kernel has joined the span
+    // with that of another worker, which is closed, too.
     persist(effort, |refusals| match unsafe { backend.protect(span.addr, span.len, span.prot) } {
         Ok(()) => Some(()),
         // The kernel forbids any protection change here (sealed memory, a security module). So the
