@@ -1,5 +1,5 @@
 /*
- * What short jobs cost from C: one range of 4 KB to 16 MB, and many ranges that do not touch.
+ * Measures short jobs from C: one range of 4 KB to 16 MB, and many ranges that do not touch.
  *
  *     short_jobs [RUNS [FROM [TO]]]
  *
@@ -32,7 +32,8 @@ static const struct shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0], MOST_RANGES = 2048 };
 
-/* From the first page of the first range to the last page of the last one, and what moves of it. */
+/* Bytes of the region, which holds 2048 ranges of a page with their gaps, and the most bytes that one
+ * job moves. */
 enum { MOST_BYTES = MOST_RANGES * (1 + GAP) * PAGE, MOST_MOVED = 512 * 16 * PAGE };
 
 /* The columns of the table, in nanoseconds. */

@@ -216,9 +216,9 @@ fn collapse_and_store(engine: Engine, region: &[AtomicU8], leap_again: &dyn Fn()
 
 /// A write by way of `/proc/PID/mem` or `ptrace(2)` looks a page up, and stores to it afterwards,
 /// under the lock of the address space. A call that takes this lock for reading does not wait for
-/// the store. So between such a call, which is to end the stores to a page, and the copy of the page
-/// comes one that takes it for writing. (How seldom such a store meets a copy depends on interrupts,
-/// so the order of calls is tested.)
+/// the store. So a call that takes it for writing must come between the call that ends stores to a
+/// page and the copy of the page. (A test that waits for such a store to meet a copy would depend on
+/// interrupts, so this one judges the order of calls.)
 #[test]
 fn writes_from_outside_end_before_a_copy_begins() {
     const NAME: &str = "writes_from_outside_end_before_a_copy_begins";

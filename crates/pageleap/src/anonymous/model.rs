@@ -213,7 +213,7 @@ pub(super) unsafe fn uffd_copy(
     (len, None)
 }
 
-/// Everything that is done to a page is done under a lock here, so nobody has to wait for it.
+/// The model changes each page under a lock, so no write is under way once a page has been taken.
 pub(super) unsafe fn protect(_: usize, _: usize, _: libc::c_int) -> Result<(), Errno> {
     Ok(())
 }

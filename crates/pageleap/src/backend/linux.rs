@@ -70,7 +70,7 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
     if found { Ok(!theirs) } else { Err(Errno(libc::EIO)) }
 }
 
-/// What follows from a look whose mappings lie where something is mapped.
+/// Whether a mapped range counts as a pool's. `look` is the result of [`is_ours`] for it.
 fn counts_as_ours(look: Result<bool, Errno>) -> bool {
     match look {
         Ok(ours) => ours,
