@@ -121,6 +121,12 @@ impl Kept {
         self.identity.is_of(self.number)
     }
 
+    /// Device and inode of the file, as `/proc/PID/maps` shows them, also when the descriptor has
+    /// been closed.
+    pub fn device_and_inode(&self) -> (u64, u64) {
+        (self.identity.device, self.identity.inode)
+    }
+
     /// Whether the number stands for any file.
     pub fn is_open(&self) -> bool {
         FileIdentity::of(self.number).is_ok()

@@ -130,8 +130,8 @@ unsafe impl<I: Interposer> Backend for I {
     fn is_mapped(&self, addr: usize, len: usize) -> bool {
         self.inner().is_mapped(addr, len)
     }
-    fn is_own(&self, addr: usize, len: usize) -> bool {
-        self.inner().is_own(addr, len)
+    fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno> {
+        self.inner().maps(addr, len, file, offset)
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         self.decide(&Request::new(Call::Exchange, to), |part| unsafe {

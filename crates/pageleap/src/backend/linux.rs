@@ -35,20 +35,22 @@ impl Linux {
     }
 }
 
-/// Whether all mappings in `[start, start + len)` are a pool's, by their names in
-/// `/proc/self/maps`, and there is one. Allocates nothing, because the allocator may live in the
-/// range.
-fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
-    let name = crate::observe::POOL_FILE.as_bytes();
+/// Calls `each` with each line of `/proc/self/maps` whose mapping overlaps `[start, start + len)`, and
+/// with the addresses of the mapping. Allocates nothing, because the allocator may live in the range.
+fn lines_of(
+    start: usize,
+    len: usize,
+    mut each: impl FnMut(&[u8], Range<usize>),
+) -> Result<(), Errno> {
     let mut maps = sys::open_own("maps")?;
     // The longest line of a pool's file fits. Of longer lines (of other files) the rest is not
     // needed.
-    let (mut line, mut used, mut found, mut theirs) = ([0u8; 256], 0, false, false);
+    let (mut line, mut used) = ([0u8; 256], 0);
     let mut part = [0u8; 1024];
     loop {
         let n = maps.read(&mut part).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
         if n == 0 {
-            break;
+            return Ok(());
         }
         for &byte in &part[..n] {
             if byte != b'\n' {
@@ -59,27 +61,37 @@ fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
                 continue;
             }
             let text = &line[..used];
-            let overlaps =
-                parse_range(text).is_some_and(|(from, to)| from < start + len && to > start);
-            found |= overlaps;
-            theirs |= overlaps && !text.windows(name.len()).any(|w| w == name);
             used = 0;
+            match parse_range(text) {
+                Some((from, to)) if from < start + len && to > start => each(text, from..to),
+                _ => {}
+            }
         }
     }
+}
+
+/// Whether all mappings in `[start, start + len)` are a pool's, by their names in
+/// `/proc/self/maps`, and there is one.
+fn is_ours(start: usize, len: usize) -> Result<bool, Errno> {
+    let name = crate::observe::POOL_FILE.as_bytes();
+    let (mut found, mut theirs) = (false, false);
+    lines_of(start, len, |line, _| {
+        found = true;
+        theirs |= !line.windows(name.len()).any(|w| w == name);
+    })?;
     // Something is mapped there, and the file does not show it.
     if found { Ok(!theirs) } else { Err(Errno(libc::EIO)) }
 }
 
-/// Whether a mapped range counts as a pool's. `look` is the result of [`is_ours`] for it.
-fn counts_as_ours(look: Result<bool, Errno>) -> bool {
-    match look {
-        Ok(ours) => ours,
-        // The next look may succeed: others give descriptors back, or have just changed mappings.
-        Err(Errno(libc::EMFILE | libc::ENFILE | libc::EIO)) => false,
-        // No look will ever succeed: `/proc` cannot be opened (`chroot`, Landlock, a seccomp filter).
-        // The mapping is another thread's only if it came into a hole since the refused call.
-        Err(_) => true,
-    }
+/// Offset, device and inode in a line of maps: `7f00-8000 rw-s 00001000 00:01 1234 /memfd:name`.
+fn parse_file(line: &[u8]) -> Option<(u64, u64, u64)> {
+    let text = std::str::from_utf8(line.get(..line.len().min(100))?).ok()?;
+    let mut words = text.split_ascii_whitespace().skip(2);
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let number = |digits| u32::from_str_radix(digits, 16).ok();
+    let device = libc::makedev(number(major)?, number(minor)?);
+    Some((offset, device, words.next()?.parse().ok()?))
 }
 
 /// The two hexadecimal numbers at the beginning of a line of maps.
@@ -147,8 +159,21 @@ unsafe impl Backend for Linux {
     fn is_mapped(&self, addr: usize, len: usize) -> bool {
         sys::is_mapped(addr, len)
     }
-    fn is_own(&self, addr: usize, len: usize) -> bool {
-        self.is_mapped(addr, len) && counts_as_ours(is_ours(addr, len))
+    fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno> {
+        let (device, inode) = file.0.kept().device_and_inode();
+        // How far the range is mapped as asked.
+        let mut end = addr;
+        lines_of(addr, len, |line, mapping| {
+            let is_next = mapping.start <= end && end < mapping.end;
+            let is_same = parse_file(line).is_some_and(|(from, of_device, of_inode)| {
+                (of_device, of_inode) == (device, inode)
+                    && from + (end - mapping.start.min(end)) as u64 == offset + (end - addr) as u64
+            });
+            if is_next && is_same {
+                end = mapping.end;
+            }
+        })?;
+        Ok(end >= addr + len)
     }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         unsafe { sys::exchange_page_tables(from, to, len) }
@@ -270,18 +295,39 @@ unsafe impl Backend for Linux {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_counts_as_ours_unless_the_next_look_may_tell() {
-        assert!(counts_as_ours(Ok(true)) && !counts_as_ours(Ok(false)));
-        for errno in [libc::EMFILE, libc::ENFILE, libc::EIO] {
-            assert!(!counts_as_ours(Err(Errno(errno))));
-        }
-        for errno in [libc::ENOENT, libc::EACCES, libc::EPERM] {
-            assert!(counts_as_ours(Err(Errno(errno))));
+    fn a_range_maps_a_file_where_it_maps_just_these_pages_of_it() {
+        const PAGE: usize = 4096;
+        let create = || Linux.create_file("pageleap:test", PageSize::Base, 8 * PAGE).unwrap();
+        let (file, other) = (create(), create());
+        let addr = Linux.reserve(8 * PAGE, PAGE).unwrap();
+        let map = |at: usize, file, page: usize, prot| {
+            let (addr, offset) = (addr + at * PAGE, (page * PAGE) as u64);
+            let mapping = Mapping { addr, len: 2 * PAGE, file, offset, prot, populate: false };
+            // SAFETY: address space of the test.
+            unsafe { Linux.map(&mapping) }.unwrap();
+        };
+        let maps = |at: usize, pages: usize, file, page: usize| {
+            Linux.maps(addr + at * PAGE, pages * PAGE, file, (page * PAGE) as u64).unwrap()
+        };
+        // Two mappings, because their access differs, and a third one after a gap.
+        map(0, file, 1, Prot::READ_WRITE);
+        map(2, file, 3, Prot::READ);
+        map(5, file, 6, Prot::READ_WRITE);
+        assert!(maps(0, 4, file, 1) && maps(1, 2, file, 2) && maps(3, 1, file, 4));
+        assert!(!maps(0, 4, file, 0) && !maps(0, 4, other, 1) && !maps(1, 2, file, 1));
+        assert!(!maps(0, 5, file, 1) && !maps(4, 1, file, 5) && !maps(0, 7, file, 1));
+        map(1, other, 2, Prot::READ_WRITE);
+        assert!(!maps(0, 4, file, 1) && maps(0, 1, file, 1) && maps(1, 2, other, 2));
+        // SAFETY: nobody uses either any more.
+        unsafe {
+            Linux.release(addr, 8 * PAGE).unwrap();
+            Linux.close_file(file);
+            Linux.close_file(other);
         }
     }
 }

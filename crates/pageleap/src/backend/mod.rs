@@ -214,11 +214,9 @@ pub unsafe trait Backend: Send + Sync {
     unsafe fn map_own(&self, mapping: &Mapping) -> Result<(), Errno>;
     /// Whether every page of a range is mapped, whatever its access. Allocates nothing.
     fn is_mapped(&self, addr: usize, len: usize) -> bool;
-    /// Whether every page of a range is mapped, and by pools as far as that can ever be found out.
-    /// `false` if only this look has failed. Allocates nothing.
-    fn is_own(&self, addr: usize, len: usize) -> bool {
-        self.is_mapped(addr, len)
-    }
+    /// Whether a range maps the pages of a file from `offset` on, whatever its access and in however
+    /// many mappings. The error says why that cannot be found out. Allocates nothing.
+    fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno>;
     /// Moves the page tables of `[from, from + len)` to `[to, to + len)`, in place of what is
     /// mapped there. `from` stays mapped, with empty page tables. On failure `to` may be a hole.
     /// EINVAL, without side effect, if the kernel or the page size does not allow it.

@@ -403,6 +403,12 @@ unsafe impl Backend for Model {
         let state = self.state();
         pages(addr, len).all(|page| state.space.contains_key(&page))
     }
+    fn maps(&self, addr: usize, len: usize, file: MemoryFile, offset: u64) -> Result<bool, Errno> {
+        let state = self.state();
+        let (file, first) = (file.0.modelled() as usize, offset as usize / BASE_PAGE);
+        let frame = |page| state.space.get(&page).and_then(|entry| entry.frame);
+        Ok(pages(addr, len).zip(first..).all(|(page, of)| frame(page) == Some((file, of))))
+    }
     unsafe fn exchange(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         let mut state = self.state();
         let source: Vec<Entry> = pages(from, len).map(|page| state.space[&page]).collect();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Tools;
 use super::Work;
 use super::slot::Span;
-use crate::backend::{Advice, Backend, Call, Errno, Haste, Mapping, Prot};
+use crate::backend::{Advice, Backend, Call, Errno, Haste, Mapping, MemoryFile, Prot};
 use crate::sync::thread;
 use crate::units::BASE_PAGE;
 
@@ -237,11 +237,18 @@ pub(super) unsafe fn arrive(
         Err(errno @ Errno(libc::EEXIST)) if refusals > FOREIGN_LOOKS => end_process(errno),
         // Another owner's mapping lies there for now, or the check of its owner failed.
         Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
-        // The kernel forbids it (sealed memory, a security module), or lacks something that others
-        // may keep for good (mappings). The span has its previous mapping, and the old frames are
-        // whole. Only a hole must be filled. The first refusal may have left one, and the second
-        // call looks who has filled it.
-        Err(errno) if refusals > 0 && backend.is_own(addr, len) => Some(Err(errno)),
+        // The kernel forbids it, or lacks something that others may keep for good (mappings). While
+        // the span maps its old frames, threads go on there. Only a hole must be filled. Sealed
+        // memory, a security module, a seccomp filter and a full RLIMIT_MEMLOCK under mlockall are
+        // checked before anything changes.
+        Err(errno)
+            if refusals > 0
+                && still_maps(backend, &work.span, (work.old.file, work.old.offset), || {
+                    matches!(errno.0, libc::EPERM | libc::EACCES | libc::EAGAIN)
+                }) =>
+        {
+            Some(Err(errno))
+        }
         Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
             // SAFETY: as above; nobody uses the alias of the new frames but this attempt.
             unsafe { without_file(backend, &mapping, work.new.alias, refusals, errno) }
@@ -250,6 +257,23 @@ pub(super) unsafe fn arrive(
     });
     effort.by_alias = arrived == Ok(Source::Alias);
     arrived.map(drop)
+}
+
+/// Whether a span maps these frames, of a file from an offset on, after a call was refused that was
+/// to replace the mapping. Where that can never be found out (`/proc` cannot be opened: `chroot`,
+/// Landlock), `unless_told` answers for a span of which every page is mapped.
+fn still_maps(
+    backend: &dyn Backend,
+    span: &Span,
+    (file, offset): (MemoryFile, u64),
+    unless_told: impl FnOnce() -> bool,
+) -> bool {
+    match backend.maps(span.addr, span.len, file, offset) {
+        Ok(same) => same,
+        // The next look may succeed: other threads give descriptors back.
+        Err(Errno(libc::EMFILE | libc::ENFILE)) => false,
+        Err(_) => unless_told() && backend.is_mapped(span.addr, span.len),
+    }
 }
 
 /// From where a span has got its mapping.
@@ -330,7 +354,12 @@ pub(crate) unsafe fn map_again<T>(
             Err(Errno(libc::EEXIST | libc::EMFILE | libc::ENFILE)) => None,
             // The span maps the same frames before and after. Only a hole must be filled. What was
             // refused once may have left a hole, and the second call looks who has filled it.
-            Err(errno) if refusals > 0 && backend.is_own(span.addr, span.len) => Some(Err(errno)),
+            Err(errno)
+                if refusals > 0
+                    && still_maps(backend, span, (mapping.file, mapping.offset), || true) =>
+            {
+                Some(Err(errno))
+            }
             Err(errno) if refusals > 0 && !backend.has_file(mapping.file) => {
                 // SAFETY: forwarded to the caller.
                 unsafe { without_file(backend, mapping, alias, refusals, errno) }
