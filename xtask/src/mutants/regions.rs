@@ -229,7 +229,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "sleepers-are-no-waiters",
         file: MPROTECT,
-        find: "effort.waiters = slot.waits.take_waiters();",
+        find: "effort.counters.waiters = slot.waits.take_waiters();",
         replace: "",
         why: "threads that wait in the fault handler are not counted",
         caught_by: Checker::Unit.fails(),
@@ -245,8 +245,8 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "commit-gives-up",
         file: COMMIT,
-        find: "        Err(_) => None,\n    });\n    effort.by_alias",
-        replace: "        Err(_) => Some(Ok(Source::File)),\n    });\n    effort.by_alias",
+        find: "        Err(_) => None,\n    });\n    if arrived == ",
+        replace: "        Err(_) => Some(Ok(Source::File)),\n    });\n    if arrived == ",
         why: "a commit that failed half-way leaves a hole",
         caught_by: Checker::Unit.fails(),
     },
@@ -437,7 +437,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "attributes-of-the-start",
         file: "crates/pageleap/src/leap/present.rs",
-        find: "Some(&began).filter(may_count).filter(|_| self.start_look.counts_at_start(now_ns))",
+        find: "Some(&began).filter(may_count).filter(|_| self.start.counts_at_start(now_ns))",
         replace: "Some(&began).filter(|_| now_ns > 0)",
         why: "pages get the attributes that they had when their job began, and not those that the program has set since",
         caught_by: Checker::Unit.says("attributes of before"),
@@ -548,9 +548,9 @@ pub const ROWS: &[Mutant] = &[
     },
     Mutant {
         name: "tracer-waits-with-its-job",
-        file: "crates/pageleap/src/leap/stand_in.rs",
-        find: "match worker.tracer.filter(|_| by.engine.readers_wait()) {",
-        replace: "match worker.tracer.filter(|_| by.engine.signals()) {",
+        file: "crates/pageleap/src/leap/trackers.rs",
+        find: "match traced.by.filter(|_| by.engine.readers_wait()) {",
+        replace: "match traced.by.filter(|_| by.engine.signals()) {",
         why: "areas of a traced job are closed to its tracer, which has stopped the thread that would open them",
         caught_by: Checker::Unit.fails(),
     },
@@ -581,7 +581,7 @@ pub const ROWS: &[Mutant] = &[
     Mutant {
         name: "left-split",
         file: MOVER,
-        find: "            _ if split => {\n                let at = (&place, &work);\n                self.map_huge_again(worker.slot, attributes, at, &mut effort, terms.books)\n            }\n",
+        find: "            _ if after.split => {\n                let (at, what) = ((&self.site, slot), (place, work));\n                self.looks.map_huge_again(at, attributes, what, &mut ended.counters, books)\n            }\n",
         replace: "",
         why: "huge pages that stay are mapped by base pages, with advice that their user has not given",
         caught_by: Checker::Unit.fails(),

@@ -16,7 +16,7 @@ use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
 use super::window::{Fate, Ground, Run, Shared, Span};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::schedules::bounded::each_schedule;
 use crate::schedules::explore::{at_random, expect, explore, with_few_switches};
 use crate::units::BASE_PAGE;
@@ -332,9 +332,9 @@ impl Field {
             }
         }
         let area = page(first)..page(first + pages);
-        let mut effort = Effort::default();
+        let mut counters = Counters::default();
         // SAFETY: nothing here is memory.
-        let fates = unsafe { self.ground().pass(area, &runs, CopyMethod::DEFAULT, &mut effort) };
+        let fates = unsafe { self.ground().pass(area, &runs, CopyMethod::DEFAULT, &mut counters) };
         for told in fates.as_slice() {
             let count = match told.fate {
                 Fate::Moved => &seen.moved,

@@ -17,7 +17,7 @@ use super::{HUGE, MOST};
 use crate::affinity;
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
@@ -86,7 +86,7 @@ pub(super) struct Worker {
 /// What an attempt has found and done.
 struct Found {
     verdicts: Runs,
-    effort: Effort,
+    counters: Counters,
     runs: Vec<Run>,
     /// Whether the stage was locked.
     locked: bool,
@@ -151,7 +151,7 @@ impl MemoryMover {
         range: Range<usize>,
         found: &mut Found,
     ) -> Result<(), (Call, Errno)> {
-        found.effort.count(Call::Scan);
+        found.counters.count(Call::Scan);
         let (regions, seen) = self.yard.pagemap().scan(range.clone())?;
         let mut at = range.start;
         for PageRegion { start, end, categories } in regions {
@@ -245,7 +245,7 @@ impl MemoryMover {
             return Ok(nodes);
         }
         let mut nodes = vec![0; pages.len()];
-        found.effort.count(Call::QueryNodes);
+        found.counters.count(Call::QueryNodes);
         sys::nodes_of_pages(0, pages, &mut nodes).map_err(|e| (Call::QueryNodes, e))?;
         Ok(nodes)
     }
@@ -253,7 +253,7 @@ impl MemoryMover {
     /// Finds places for the copies. Runs without a place do not move.
     fn place(&self, stage: &mut Stage, origin: usize, leg: &Leg, area: &Area, found: &mut Found) {
         for mut run in std::mem::take(&mut found.runs) {
-            found.effort.count(Call::Populate);
+            found.counters.count(Call::Populate);
             let range = run.at..run.at + run.len;
             match stage.place(&run, origin, leg.node, self.yard.pagemap()) {
                 Ok(copy) => {
@@ -287,25 +287,25 @@ impl MemoryMover {
         self.place(stage, origin, leg, area, found);
         let Some(last) = found.runs.last() else { return Ok(()) };
         let parked = found.runs[0].at - origin..last.at + last.len - origin;
-        found.effort.count(Call::Track);
+        found.counters.count(Call::Track);
         let is_huge = |huge| found.runs.iter().any(|run| run.huge == huge);
         let kinds = [false, true].map(is_huge);
         stage.open_parking(self.yard.uffd(), kinds)?;
         let mut runs = [Run::default(); MOST_RUNS];
         runs[..found.runs.len()].copy_from_slice(&found.runs);
-        let mut effort = found.effort;
+        let mut counters = found.counters;
         let bomb = AbortOnUnwind;
         // SAFETY: the job's caller keeps the contract, the range is registered until the job ends,
         // and the stage is this attempt's.
         let fates = unsafe {
             let runs = &runs[..found.runs.len()];
-            self.yard.ground().pass(range, runs, self.method, &mut effort)
+            self.yard.ground().pass(range, runs, self.method, &mut counters)
         };
         std::mem::forget(bomb);
-        found.effort = effort;
+        found.counters = counters;
         stage.give_back(self.yard.uffd(), parked, kinds, self.yard.vacated());
-        found.effort.count(Call::Untrack);
-        found.effort.count(Call::Discard);
+        found.counters.count(Call::Untrack);
+        found.counters.count(Call::Discard);
         for Told { at, len, fate } in fates.as_slice() {
             self.judge(*at..*at + *len, *fate, area, found);
         }
@@ -314,11 +314,11 @@ impl MemoryMover {
 
     /// Writes to the anonymous pages of a range that are present, without changing them.
     fn make_own(&self, range: Range<usize>, found: &mut Found) {
-        found.effort.count(Call::Scan);
+        found.counters.count(Call::Scan);
         let Ok((regions, _)) = self.yard.pagemap().anonymous(range) else { return };
         for PageRegion { start, end, .. } in regions {
             let (start, len) = (start as usize, (end - start) as usize);
-            found.effort.count(Call::Populate);
+            found.counters.count(Call::Populate);
             // SAFETY: the caller of the library vouches for the range. Nobody waits for the worker
             // any more.
             let _ = unsafe { sys::set_advice(start, len, Advice::PopulateWrite) };
@@ -406,7 +406,7 @@ impl Mover for MemoryMover {
         }
         let mut found = Found {
             verdicts: Vec::new(),
-            effort: Effort::default(),
+            counters: Counters::default(),
             runs: Vec::new(),
             locked: false,
             stuck: std::mem::take(&mut worker.stuck),
@@ -419,10 +419,10 @@ impl Mover for MemoryMover {
                 vec![(area.pages.clone(), self.once_more(area, Reason::Refused(call, errno)))];
         }
         worker.stuck = found.stuck;
-        let Effort { window_ns, left, copy_ns, .. } = found.effort;
+        let Counters { window_ns, left, copy_ns, .. } = found.counters;
         let seen = (left > 0).then_some(Seen { written: 0, left, window_ns, copy_ns });
         let runs = area::joined(found.verdicts);
-        Outcome { runs, by, effort: found.effort, seen, disturbed: None }
+        Outcome { runs, by, counters: found.counters, seen, disturbed: None }
     }
 
     fn error(&self, area: &Area, why: Reason) -> Error {

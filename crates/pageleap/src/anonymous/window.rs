@@ -32,7 +32,7 @@ use pageleap_sys::{
 #[cfg(all(test, shuttle))]
 use super::model as sys;
 use super::vacated::{Left, Vacated};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::forks;
 use crate::sync::{Mutex, MutexGuard, lock, monotonic_ns, thread};
 use crate::units::{BASE_PAGE, Call, Prot};
@@ -308,7 +308,7 @@ impl Ground<'_> {
         area: Range<usize>,
         runs: &[Run],
         method: CopyMethod,
-        effort: &mut Effort,
+        counters: &mut Counters,
     ) -> Fates {
         let mut fates = Fates::new(Told { at: 0, len: 0, fate: Fate::Gone });
         let mut parked: Few<Run, { 2 * MOST_RUNS }> = Few::new(Run::default());
@@ -320,7 +320,7 @@ impl Ground<'_> {
         }
         for run in runs {
             // SAFETY: forwarded to the caller.
-            unsafe { self.take(run, &mut open, &mut parked, &mut fates, effort) };
+            unsafe { self.take(run, &mut open, &mut parked, &mut fates, counters) };
         }
         drop(open);
         let copying = monotonic_ns();
@@ -329,17 +329,17 @@ impl Ground<'_> {
             // taken, and not have stored to it yet. Meanwhile it holds the lock of the address space
             // for reading, as the call does that takes pages. This one changes nothing, and holds the
             // lock for writing. Where a filter refuses it, such a write may be lost.
-            effort.count(Call::Protect);
+            counters.count(Call::Protect);
             // SAFETY: the place is ours, and has this access.
             let _ = unsafe { sys::protect(run.copy, BASE_PAGE, Prot::READ_WRITE.0) };
         }
         for run in parked.as_slice() {
             // SAFETY: nobody else knows either place, and both are present.
             unsafe { sys::copy_racing(run.copy, run.parked, run.len, method) };
-            effort.copied += run.len as u64;
-            effort.left += (run.len / BASE_PAGE) as u64;
+            counters.copied += run.len as u64;
+            counters.left += (run.len / BASE_PAGE) as u64;
         }
-        effort.copy_ns = monotonic_ns().saturating_sub(copying);
+        counters.copy_ns = monotonic_ns().saturating_sub(copying);
         let mut open = Some(self.shared.lock());
         for run in parked.as_slice() {
             let (mut at, end) = (run.at, run.at + run.len);
@@ -351,7 +351,7 @@ impl Ground<'_> {
                     continue;
                 }
                 // SAFETY: forwarded to the caller.
-                let (done, fate) = unsafe { self.bring(run, at, len, &mut open, effort) };
+                let (done, fate) = unsafe { self.bring(run, at, len, &mut open, counters) };
                 match fate {
                     Some(fate) => fates.say(at, done, fate),
                     None => self.let_attend(&mut open),
@@ -363,9 +363,9 @@ impl Ground<'_> {
             **open = 0..0;
         }
         drop(open);
-        effort.count(Call::Wake);
+        counters.count(Call::Wake);
         let _ = sys::uffd_wake(self.uffd, area.start, area.len());
-        effort.window_ns = monotonic_ns().saturating_sub(began);
+        counters.window_ns = monotonic_ns().saturating_sub(began);
         drop(no_fork);
         fates
     }
@@ -517,7 +517,7 @@ impl Ground<'_> {
         open: &mut Option<Open<'a>>,
         parked: &mut Few<Run, { 2 * MOST_RUNS }>,
         fates: &mut Fates,
-        effort: &mut Effort,
+        counters: &mut Counters,
     ) {
         let (mut done, mut tries) = (0, 0);
         while done < run.len {
@@ -532,7 +532,7 @@ impl Ground<'_> {
             if parked.room() == 0 || fates.room() < 2 * MOST_RUNS {
                 return;
             }
-            effort.count(Call::TakePages);
+            counters.count(Call::TakePages);
             // SAFETY: forwarded to the caller.
             let (took, refused) = unsafe { self.relocate_out(run.parked + done, at, alike) };
             if took > 0 {
@@ -580,10 +580,10 @@ impl Ground<'_> {
         at: usize,
         len: usize,
         open: &mut Option<Open<'a>>,
-        effort: &mut Effort,
+        counters: &mut Counters,
     ) -> (usize, Option<Fate>) {
         let skip = at - run.at;
-        effort.count(Call::BringPages);
+        counters.count(Call::BringPages);
         // SAFETY: forwarded to the caller.
         let (came, refused) = unsafe { self.relocate_in(at, run.copy + skip, len) };
         if came > 0 {
@@ -597,8 +597,8 @@ impl Ground<'_> {
             // program itself has registered with it. The page is the program's.
             return (BASE_PAGE, Some(Fate::Gone));
         }
-        effort.repairs += 1;
-        effort.count(Call::BringPages);
+        counters.repairs += 1;
+        counters.count(Call::BringPages);
         // SAFETY: forwarded to the caller.
         let (back, refused) = unsafe { self.relocate_in(at, run.parked + skip, len) };
         if back > 0 {
@@ -609,7 +609,7 @@ impl Ground<'_> {
         }
         // The access or the lock of the mapping has changed, so that pages cannot move into it. New
         // ones can be made.
-        effort.count(Call::FillPages);
+        counters.count(Call::FillPages);
         // Without the lock: if a parked page is gone, its place waits for the attendant.
         *open = None;
         // SAFETY: as above; the parked pages are readable.
@@ -622,7 +622,7 @@ impl Ground<'_> {
             // No call works on pages of several mappings, and somebody has split this one. A page
             // lies in one mapping.
             // SAFETY: forwarded to the caller.
-            Some(_) if len > BASE_PAGE => unsafe { self.bring(run, at, BASE_PAGE, open, effort) },
+            Some(_) if len > BASE_PAGE => unsafe { self.bring(run, at, BASE_PAGE, open, counters) },
             // The mapping is gone or another one, or the page itself cannot be read.
             Some(_) => (BASE_PAGE, Some(Fate::Gone)),
         }

@@ -9,8 +9,13 @@ use std::time::Duration;
 #[cfg(not(loom))]
 use super::Tools;
 use super::Work;
+#[cfg(not(loom))]
+use super::effort::Counters;
+use super::effort::{Effort, NewAlias, Parked};
 use super::slot::Span;
-use crate::backend::{Advice, Backend, Call, Errno, Haste, Mapping, MemoryFile, Prot};
+#[cfg(not(loom))]
+use crate::backend::Haste;
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Prot};
 use crate::sync::thread;
 use crate::units::BASE_PAGE;
 
@@ -29,91 +34,6 @@ pub(crate) enum Step {
 /// The answer to an exchange of page tables that are those of several mappings, or of none. The
 /// kernel has not touched them.
 pub(crate) const SPLIT: Errno = Errno(libc::EFAULT);
-
-/// Whether the page tables of the span went to the alias of the old frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Parked {
-    /// The alias was not touched.
-    #[default]
-    No,
-    /// The alias has the page tables, with the access and the attributes of the span.
-    Yes,
-    /// The alias may be a hole.
-    Failed,
-}
-
-/// What an attempt did, apart from how it ended.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Effort {
-    /// Bytes copied, including worthless copies.
-    pub(crate) copied: u64,
-    /// The kernel refused the exchange without side effect, and will refuse it again: map from now
-    /// on.
-    pub(crate) exchange_unsupported: bool,
-    /// Calls that had to be repeated until they succeeded, because giving up would have left the
-    /// span inaccessible.
-    pub(crate) repairs: u64,
-    /// An exchange was tried. The alias of the new frames may therefore be empty, or have lost
-    /// access.
-    pub(crate) exchanged: bool,
-    /// The exchange put the frames in place. The span therefore has the attributes of the alias.
-    pub(crate) by_exchange: bool,
-    /// The mapping of the new frames' alias went into the span, because the descriptor of their file
-    /// was gone. The alias is a hole.
-    pub(crate) by_alias: bool,
-    /// What became of the alias of the old frames.
-    pub(super) parked: Parked,
-    /// The span may have lost its lock (`mlock`), and the caller has to set the lock again.
-    pub(crate) unlocked: bool,
-    /// Unless it is mapped anew, the span may have advice against huge pages that its user did not
-    /// give, and base pages in place of huge ones.
-    pub(crate) split: bool,
-    /// Writers were held back in this attempt: by plan, because letting a writer in failed, or
-    /// because writers were faster than the copies.
-    pub(crate) held: bool,
-    /// Nanoseconds from closing the area to opening it, if it was closed.
-    pub(crate) window_ns: u64,
-    /// Whether this thread was scheduled before others during the attempt.
-    pub(crate) hurried: bool,
-    /// How this thread has been raised, until it is put back.
-    raised: Option<Haste>,
-    /// Base pages found written after the first copy of the whole area.
-    pub(crate) written: u64,
-    /// Base pages copied while everybody waited.
-    pub(crate) left: u64,
-    /// How long all of the area was copied while it was closed, in nanoseconds; 0 if it was copied
-    /// before.
-    pub(crate) copy_ns: u64,
-    /// Threads that came to wait while the area was closed, if they can be counted.
-    pub(crate) waiters: u64,
-    /// How many more extents the region has, or fewer if negative.
-    pub(crate) extents: i64,
-    /// Calls made, by the number of their kind. The counters lie on the worker's stack, because the
-    /// heap may lie in the area.
-    pub(crate) calls: [u32; Call::ALL.len()],
-}
-
-impl Effort {
-    pub(crate) fn count(&mut self, call: Call) {
-        self.calls[call as usize] += 1;
-    }
-
-    /// Raises this thread as far as `haste` says, if that is not done.
-    pub(super) fn hurry(&mut self, backend: &dyn Backend, haste: Option<Haste>) {
-        let Some(haste) = haste.filter(|_| self.raised.is_none()) else { return };
-        if backend.hurry(haste, true) {
-            self.raised = Some(haste);
-            self.hurried |= haste.is_first();
-        }
-    }
-
-    /// Puts this thread back.
-    pub(super) fn slow_down(&mut self, backend: &dyn Backend) {
-        if let Some(haste) = self.raised.take() {
-            backend.hurry(haste, false);
-        }
-    }
-}
 
 /// Gives a span the user's access again. `first`: why the protecting call failed, or `None` if one
 /// succeeded.
@@ -174,7 +94,7 @@ pub(super) unsafe fn change_places(
         effort.count(Call::Exchange);
         // SAFETY: forwarded to the caller; the alias is that of the frames which the span maps.
         let moved = unsafe { backend.exchange(work.span.addr, work.old.alias, work.span.len) };
-        effort.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
+        effort.after.parked = if moved.is_ok() { Parked::Yes } else { Parked::Failed };
         if moved == Err(SPLIT) {
             return Err((Call::Exchange, SPLIT));
         }
@@ -205,23 +125,23 @@ pub(super) unsafe fn arrive(
 ) -> Result<(), Errno> {
     let Span { addr, len, prot } = work.span;
     if work.may_exchange {
-        effort.exchanged = true;
+        effort.after.new_alias = NewAlias::Refused;
         // SAFETY: both ranges are the job's; threads that fault in the span wait for the slot. The
         // alias gets the user's protection first, because the page tables carry their protection
         // along.
         let exchanged = unsafe {
             let same = prot == Prot::READ_WRITE;
-            effort.calls[Call::Protect as usize] += u32::from(!same);
+            effort.counters.calls[Call::Protect as usize] += u32::from(!same);
             effort.count(Call::Exchange);
             (if same { Ok(()) } else { backend.protect(work.new.alias, len, prot) })
                 .and_then(|()| backend.exchange(work.new.alias, addr, len))
         };
         match exchanged {
             Ok(()) => {
-                effort.by_exchange = true;
+                effort.after.new_alias = NewAlias::Exchanged;
                 return Ok(());
             }
-            Err(Errno(libc::EINVAL)) => effort.exchange_unsupported = true,
+            Err(Errno(libc::EINVAL)) => effort.after.exchange_unsupported = true,
             Err(_) => {}
         }
     }
@@ -255,7 +175,9 @@ pub(super) unsafe fn arrive(
         }
         Err(_) => None,
     });
-    effort.by_alias = arrived == Ok(Source::Alias);
+    if arrived == Ok(Source::Alias) {
+        effort.after.new_alias = NewAlias::Moved;
+    }
     arrived.map(drop)
 }
 
@@ -332,7 +254,7 @@ pub(crate) unsafe fn map_again<T>(
     span: &Span,
     (mapping, alias): (&Mapping, usize),
     haste: Option<Haste>,
-    effort: &mut Effort,
+    counters: &mut Counters,
     restore: impl FnOnce() -> T,
 ) -> (Result<Source, Errno>, T) {
     let Tools { slot, epoch, backend } = *tools;
@@ -340,6 +262,7 @@ pub(crate) unsafe fn map_again<T>(
         // The span stays as it is.
         return (Err(Errno(libc::EBADF)), restore());
     }
+    let effort = &mut Effort::counting_on(*counters);
     effort.hurry(backend, haste);
     // SAFETY: `backend` outlives this function, which retires the slot.
     unsafe { slot.publish(epoch, span, erase(backend)) };
@@ -370,6 +293,7 @@ pub(crate) unsafe fn map_again<T>(
     let restored = restore();
     slot.retire();
     effort.slow_down(backend);
+    *counters = effort.counters;
     (joined, restored)
 }
 
@@ -406,7 +330,7 @@ pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Optio
             return end;
         }
         refusals += 1;
-        effort.repairs += 1;
+        effort.counters.repairs += 1;
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST);
     }

@@ -15,7 +15,8 @@
 
 use std::ops::Range;
 
-use super::commit::{Effort, Parked, Step, erase, persist};
+use super::commit::{Step, erase, persist};
+use super::effort::{Effort, Parked};
 use super::slot::Span;
 use super::{Following, Tools, Work};
 use crate::backend::{Advice, Call, Errno, Haste, PageRegion, page_is};
@@ -171,7 +172,7 @@ impl Attempt<'_> {
         if self.work.page != PageSize::Thp {
             return;
         }
-        effort.split = true;
+        effort.after.split = true;
         // All huge entries go at once, so that other CPUs are interrupted once.
         for advice in [Advice::NoHugePage, Advice::DropTables] {
             effort.count(Call::Advise);
@@ -201,7 +202,7 @@ impl Attempt<'_> {
         let Span { addr, len, .. } = self.work.span;
         if self.work.locked {
             effort.count(Call::Lock);
-            effort.unlocked = true;
+            effort.after.unlocked = true;
             // SAFETY: forwarded to the caller.
             unsafe { self.tools.backend.unlock(addr, len) }.map_err(|errno| (Call::Lock, errno))?;
         }
@@ -216,13 +217,13 @@ impl Attempt<'_> {
     pub(super) unsafe fn freeze(&self, effort: &mut Effort) -> Result<(), Refusal> {
         let Work { span: Span { addr, len, .. }, old, .. } = *self.work;
         effort.count(Call::Exchange);
-        effort.parked = Parked::Failed;
+        effort.after.parked = Parked::Failed;
         // SAFETY: the span is the job's, and the alias is that of its own frames.
         unsafe { self.tools.backend.exchange(addr, old.alias, len) }.map_err(|errno| {
-            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            effort.after.exchange_unsupported |= errno == Errno(libc::EINVAL);
             (Call::Exchange, errno)
         })?;
-        effort.parked = Parked::Yes;
+        effort.after.parked = Parked::Yes;
         Ok(())
     }
 
@@ -237,7 +238,7 @@ impl Attempt<'_> {
         // SAFETY: the span is the job's, and maps a file.
         unsafe { self.tools.backend.advise(addr, len, Advice::DropTables) }.map_err(|errno| {
             // The kernel does not know this for hugetlb pages.
-            effort.exchange_unsupported |= errno == Errno(libc::EINVAL);
+            effort.after.exchange_unsupported |= errno == Errno(libc::EINVAL);
             (Call::Advise, errno)
         })?;
         // SAFETY: forwarded to the caller.
@@ -388,7 +389,7 @@ pub(super) unsafe fn attempt(
     let step = match committed {
         Ok(()) => {
             if way.counts_waiters(at) {
-                effort.waiters = backend.count_waiting(following.tracker);
+                effort.counters.waiters = backend.count_waiting(following.tracker);
             }
             at.wake(effort);
             Step::Migrated
@@ -398,15 +399,15 @@ pub(super) unsafe fn attempt(
             unsafe { way.reopen(at, (call, errno), effort) };
             // What has moved to the alias may still be registered, and a thread that reads it would
             // wait.
-            if effort.parked != Parked::No {
-                effort.parked = Parked::Failed;
+            if effort.after.parked != Parked::No {
+                effort.after.parked = Parked::Failed;
             }
             // SAFETY: the span maps its old frames, with or without page tables.
             unsafe { at.let_go(effort) };
             Step::Refused(call, errno)
         }
     };
-    effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
+    effort.counters.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
     slot.retire();
     effort.slow_down(backend);
     step
@@ -428,7 +429,7 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
         way.mark(at, effort)?;
         let all = at.work.piece(source, 0..len);
         at.work.copy_beside(backend, || slot.crew.copy(backend, all, false));
-        effort.copied += len as u64;
+        effort.counters.copied += len as u64;
         for round in 0.. {
             let mut written = 0;
             way.look(at, false, effort, &mut |pages| {
@@ -436,13 +437,13 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
                 Ok(written <= freeze_at)
             })?;
             if round == 0 {
-                effort.written = written;
+                effort.counters.written = written;
             }
             if written <= freeze_at {
                 break;
             }
             if round >= max_rounds {
-                effort.held = true;
+                effort.counters.held = true;
                 break;
             }
             let mut copied = 0;
@@ -451,10 +452,10 @@ unsafe fn copy(way: &impl Way, at: &Attempt<'_>, effort: &mut Effort) -> Result<
                 at.work.piece(source, pages).copy(backend);
                 Ok(true)
             })?;
-            effort.copied += copied;
+            effort.counters.copied += copied;
             if round == 0 {
                 // The look before stopped counting.
-                effort.written = effort.written.max(copied / BASE_PAGE as u64);
+                effort.counters.written = effort.counters.written.max(copied / BASE_PAGE as u64);
             }
         }
     }

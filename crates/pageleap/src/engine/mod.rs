@@ -6,6 +6,7 @@
 //! * [`choice`]: which engine a job gets, and which engine moves an area. Pure.
 //! * [`follow`]: mark, copy, copy again: what engines share that follow writes.
 //! * [`commit`]: how new frames come into place; calls that must not be given up.
+//! * [`effort`]: what an attempt counts for the job, and what it leaves for the mover to repair.
 //! * [`slot`], [`fault`], [`waits`]: where an attempt stands, and the signal handler that asks.
 //! * [`notes`], [`crew`]: what a worker shares with its tracker's thread, and with its helpers.
 //!
@@ -16,6 +17,7 @@
 pub(crate) mod choice;
 pub(crate) mod commit;
 pub(crate) mod crew;
+pub(crate) mod effort;
 #[cfg(not(loom))]
 pub(crate) mod fault;
 mod follow;
@@ -41,8 +43,9 @@ use crate::backend::{Call, Errno};
 use crate::sync::AtomicU64;
 use crate::units::{BASE_PAGE, PageSize};
 pub use choice::EngineChoice;
-use commit::{Effort, Parked, Step};
+use commit::Step;
 use crew::Piece;
+use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
 
 /// The method by which pages were moved.
@@ -574,7 +577,8 @@ pub(crate) enum Entries {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) step: Step,
-    pub(crate) effort: Effort,
+    pub(crate) counters: Counters,
+    pub(crate) after: AfterState,
     pub(crate) old_alias: OldAlias,
     /// Whether windows and written pages say something of the next area.
     pub(crate) telling: bool,
@@ -616,11 +620,12 @@ impl Ended {
     }
 
     fn of(engine: Engine, work: &Work, step: Step, effort: Effort) -> Ended {
+        let Effort { counters, after, .. } = effort;
         let profile = engine.profile();
         let followed = profile.follows;
         // Writes to transparent huge pages are followed by base pages.
         let split = work.maybe_split || followed && work.page == PageSize::Thp;
-        let old_alias = match effort.parked {
+        let old_alias = match after.parked {
             Parked::No => OldAlias::Untouched,
             Parked::Yes if split || !work.may_exchange => {
                 OldAlias::Spoilt { apart: engine.moves_single_entries() }
@@ -636,11 +641,11 @@ impl Ended {
             _ if work.hold => None,
             Hold::No => None,
             Hold::Areas => Some(step == Step::Dirty),
-            _ if work.page.is_hugetlb() && step == Step::Migrated => Some(effort.written > 0),
+            _ if work.page.is_hugetlb() && step == Step::Migrated => Some(counters.written > 0),
             _ => None,
         };
         let telling = step == Step::Migrated && profile.areas != Areas::Fixed;
-        Ended { step, effort, old_alias, telling, disturbed }
+        Ended { step, counters, after, old_alias, telling, disturbed }
     }
 }
 

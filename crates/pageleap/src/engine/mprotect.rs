@@ -14,7 +14,8 @@
 //!
 //! The window in which writers wait is everything between [`Slot::close`] and [`Slot::retire`].
 
-use super::commit::{Effort, Step, change_places, erase, give_access_back};
+use super::commit::{Step, change_places, erase, give_access_back};
+use super::effort::Effort;
 use super::slot::{Close, Slot, Span};
 use super::{Tools, Work};
 use crate::backend::{Backend, Call};
@@ -115,13 +116,13 @@ unsafe fn move_area(tools: &Tools<'_>, work: &Work, effort: &mut Effort) -> Step
             slot.retire();
             return Step::Refused(call, errno);
         }
-        effort.held = hold && trackable;
+        effort.counters.held = hold && trackable;
         if hold {
-            effort.left = (len / BASE_PAGE) as u64;
-            effort.copy_ns = copy_ns;
+            effort.counters.left = (len / BASE_PAGE) as u64;
+            effort.counters.copy_ns = copy_ns;
         }
-        effort.waiters = slot.waits.take_waiters();
-        effort.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
+        effort.counters.waiters = slot.waits.take_waiters();
+        effort.counters.window_ns = monotonic_ns().saturating_sub(closed_at).max(1);
         slot.retire();
         return Step::Migrated;
     }
@@ -156,7 +157,7 @@ unsafe fn copy(
         } else {
             copy()
         }
-        effort.copied += step as u64;
+        effort.counters.copied += step as u64;
         done += step;
     }
     true

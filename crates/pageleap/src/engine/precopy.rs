@@ -10,7 +10,8 @@
 //! (FUTEX_WAKE_OP may); writers are neither signalled nor throttled. It needs a userfaultfd that
 //! holds up the kernel's accesses, which takes a privilege or `/dev/userfaultfd`.
 
-use super::commit::{Effort, Step, arrive};
+use super::commit::{Step, arrive};
+use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
@@ -67,9 +68,9 @@ impl Way for Precopy {
                 read.map(|()| true).map_err(|errno| (Call::ReadFile, errno))
             })
         }?;
-        effort.copied += copied;
-        effort.left = copied / BASE_PAGE as u64;
-        effort.calls[Call::ReadFile as usize] += reads;
+        effort.counters.copied += copied;
+        effort.counters.left = copied / BASE_PAGE as u64;
+        effort.counters.calls[Call::ReadFile as usize] += reads;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
         unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))

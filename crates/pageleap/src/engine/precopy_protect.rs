@@ -6,7 +6,8 @@
 //! EFAULT. The engine takes no privilege. Hugetlb pages whose writers are too fast to be followed
 //! are moved by the engine `mprotect`. `docs/adr/0011` compares the engines.
 
-use super::commit::{Effort, Step, change_places, give_access_back};
+use super::commit::{Step, change_places, give_access_back};
+use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
@@ -53,8 +54,8 @@ impl Way for PrecopyProtect {
                 Ok(true)
             })
         }?;
-        effort.copied += copied;
-        effort.left = copied / BASE_PAGE as u64;
+        effort.counters.copied += copied;
+        effort.counters.left = copied / BASE_PAGE as u64;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
         unsafe { change_places(backend, at.work, true, effort) }

@@ -22,7 +22,8 @@
 //! The engine promises: system calls that read or write the area do not fail because of a leap
 //! (FUTEX_WAKE_OP may). It needs Linux 5.14, and a userfaultfd that holds up the kernel's accesses.
 
-use super::commit::{Effort, Step, arrive};
+use super::commit::{Step, arrive};
+use super::effort::Effort;
 use super::follow::{self, Attempt, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work};
@@ -79,9 +80,9 @@ impl Way for StopCopy {
             unsafe { backend.read_file(old.file, old.offset, new.alias, len) }
                 .map_err(|errno| (Call::ReadFile, errno))?;
         }
-        effort.copy_ns = monotonic_ns().saturating_sub(from);
-        effort.copied += len as u64;
-        effort.left = (len / BASE_PAGE) as u64;
+        effort.counters.copy_ns = monotonic_ns().saturating_sub(from);
+        effort.counters.copied += len as u64;
+        effort.counters.left = (len / BASE_PAGE) as u64;
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them.
         unsafe { arrive(backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))

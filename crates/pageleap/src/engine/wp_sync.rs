@@ -7,7 +7,8 @@
 //! page and noted it. When the notes are closed nobody is let in any more: that is the window.
 //! Readers never wait. With `hold` the area is closed before it is copied.
 
-use super::commit::{Effort, Step, arrive};
+use super::commit::{Step, arrive};
+use super::effort::Effort;
 use super::follow::{self, Attempt, Each, Refusal, Way};
 use super::slot::Span;
 use super::{Tools, Work, followed_page_bytes};
@@ -72,7 +73,7 @@ impl Way for WpSync {
         effort: &mut Effort,
     ) -> Result<(), Refusal> {
         let (len, notes) = (at.work.span.len, &at.tools.slot.notes);
-        effort.held |= at.work.hold;
+        effort.counters.held |= at.work.hold;
         // From now on nobody is let in.
         notes.close();
         let mut copied = 0;
@@ -106,11 +107,11 @@ impl Way for WpSync {
             // SAFETY: forwarded to the caller.
             unsafe { self.look(at, runs <= FEW, effort, &mut copy) }?;
         }
-        effort.copied += copied;
-        effort.left = copied / BASE_PAGE as u64;
+        effort.counters.copied += copied;
+        effort.counters.left = copied / BASE_PAGE as u64;
         if at.work.hold {
             // Which of the pages would have been written nobody knows.
-            effort.written = effort.left;
+            effort.counters.written = effort.counters.left;
         }
         // SAFETY: the span is closed, and all its pages have been copied since the last store to
         // them. The page tables cannot go to the alias: a thread that found none in the span would

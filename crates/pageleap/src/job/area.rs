@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::pace::Seen;
 use crate::backend::{Call, Errno};
 use crate::engine::choice::AreaEngine;
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 
 /// Consecutive pages that are moved in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -241,7 +241,7 @@ pub(crate) struct Outcome {
     /// The engine that made the attempt.
     pub(crate) by: AreaEngine,
     /// What the attempt took.
-    pub(crate) effort: Effort,
+    pub(crate) counters: Counters,
     /// What it says of the size of the next area.
     pub(crate) seen: Option<Seen>,
     /// Whether writers disturbed the copy, or would have; `None` if that is not known.
@@ -263,7 +263,7 @@ impl Outcome {
     /// An attempt that has not been made, with what is to be done with these pages.
     pub(crate) fn not_made(by: AreaEngine, pages: Range<u64>, verdict: Verdict) -> Outcome {
         let runs = vec![(pages, verdict)];
-        Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+        Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
     }
 }
 

@@ -1,76 +1,18 @@
-//! What a job keeps books of, for its report.
+//! The books of a job: what its mover writes into the job's state, and reads of it.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::area::Reason;
 use super::handle::JobShared;
 use super::outcomes::{PageOutcome, State as Became};
 use super::report::{CopyUse, Warning};
-use super::run::{State, is_late};
+use super::state::{State, is_late};
 use crate::backend::Call;
 use crate::engine::choice::AreaEngine;
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::sync::{Instant, Mutex, lock};
-
-/// How long areas were closed.
-#[derive(Default)]
-pub(crate) struct Windows {
-    pub(crate) times: Waits,
-    pub(crate) over_budget: u64,
-    /// In how many of them the worker ran before other threads.
-    pub(crate) first: u64,
-}
-
-/// CPU time of the threads that have ended.
-#[derive(Default)]
-pub(crate) struct CpuTime {
-    pub(crate) ns: u64,
-    /// The kernel did not tell the CPU time of a thread.
-    pub(crate) unknown: bool,
-}
-
-/// Sums for the report.
-#[derive(Default)]
-pub(crate) struct Tally {
-    pub(crate) disturbed_copies: u64,
-    pub(crate) splits: u64,
-    pub(crate) holds: u64,
-    pub(crate) repairs: u64,
-    pub(crate) extents: i64,
-    pub(crate) windows: Windows,
-    /// How long threads were held up in the fault handler.
-    pub(crate) waits: Waits,
-    /// Pages that have moved, by item and by engine.
-    pub(crate) moved: BTreeMap<(usize, AreaEngine), u64>,
-    /// Why writes could not be followed, the first time.
-    pub(crate) not_followed_why: Option<String>,
-    /// How pages are copied, by pair of nodes.
-    pub(crate) copies: Vec<CopyUse>,
-    pub(crate) first_failure: Option<Error>,
-    /// By the number of their kind.
-    pub(crate) calls: [u64; Call::ALL.len()],
-    pub(crate) cpu: CpuTime,
-    pub(crate) warnings: Vec<Warning>,
-}
-
-impl Tally {
-    /// Takes into account what an attempt, or a window of another kind, took.
-    pub(super) fn add(&mut self, effort: &Effort, budget_ns: u64) {
-        let Effort { window_ns, hurried, repairs, held, extents, calls, .. } = *effort;
-        if window_ns > 0 {
-            self.windows.first += u64::from(hurried);
-            self.windows.times.record(window_ns);
-            self.windows.over_budget += u64::from(window_ns > budget_ns);
-        }
-        self.repairs += repairs;
-        self.extents += extents;
-        self.holds += u64::from(held);
-        self.calls.iter_mut().zip(calls).for_each(|(sum, calls)| *sum += u64::from(calls));
-    }
-}
 
 /// The books of a job, for its mover.
 #[derive(Clone, Copy)]
@@ -159,10 +101,10 @@ impl Books<'_> {
     }
 
     /// An area was closed for something else than an attempt.
-    pub(crate) fn add(self, effort: &Effort) {
+    pub(crate) fn add(self, counters: &Counters) {
         let state = &mut *lock(self.state);
         let budget_ns = state.pace.budget_ns();
-        state.tally.add(effort, budget_ns);
+        state.tally.add(counters, budget_ns);
     }
 
     /// Changes how long threads were held up.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use super::Mover;
-use super::books::{Books, Tally};
+use super::books::Books;
 use super::outcomes::{PageCounts, PageRun, migrated_bytes};
 use super::report::{Ended, EngineUse, Report};
 use super::run::{Running, Settings};
+use super::tally::Tally;
 use crate::backend::Call;
 use crate::engine::Engine;
 use crate::engine::choice::Why;

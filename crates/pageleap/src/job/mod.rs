@@ -30,6 +30,8 @@ mod run_schedules;
 #[cfg(all(test, not(shuttle)))]
 mod run_tests;
 pub(crate) mod source;
+mod state;
+mod tally;
 pub(crate) mod threads;
 
 use area::{Area, Outcome, Reason};
@@ -74,12 +76,6 @@ pub(crate) trait Mover: Send + Sync + Sized + 'static {
     /// pace. Called with the job's lock held.
     fn area_pages(&self, _stretch: &Area) -> Option<u64> {
         None
-    }
-
-    /// Whether writers may be held back from an area because of what other areas have met, and not
-    /// only because of its own disturbed copies.
-    fn holds_early(&self, _area: &Area) -> bool {
-        false
     }
 
     /// Makes one attempt on an area. The job's locks are free meanwhile.

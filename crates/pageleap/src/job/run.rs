@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::area::{Area, Outcome, Reason, Runs, Verdict};
-use super::books::{Books, Tally};
+use super::books::Books;
 use super::contention::Closing;
 use super::handle::{Job, JobShared, Stop};
 use super::lasting::LastingThreads;
@@ -15,6 +15,8 @@ use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
 use super::report::{Report, Warning};
+use super::state::{State, is_late};
+use super::tally::Tally;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
@@ -43,21 +45,6 @@ pub(crate) struct Settings {
     pub(crate) deadline: Option<Instant>,
     pub(crate) engine: Engine,
     pub(crate) engine_reason: String,
-}
-
-/// What the workers of a job share.
-pub(crate) struct State {
-    queue: Queue,
-    /// By item.
-    pub(super) outcomes: Vec<Outcomes>,
-    pressure: Pressure,
-    pub(super) pace: Pace,
-    closing: Option<Closing>,
-    rate: Option<Rate>,
-    pub(super) threads: ThreadCount,
-    /// Nothing is left to do, or the job is to stop.
-    over: bool,
-    pub(super) tally: Tally,
 }
 
 /// A job before and while it runs.
@@ -337,7 +324,7 @@ impl<M: Mover> Running<M> {
     // ---------------------------------------------------------------------------------------------
 
     fn terms(&self, area: &Area, few_wait: bool) -> Terms<'_> {
-        let early = area.is_new() && self.mover.holds_early(area);
+        let early = area.is_new() && self.settings.engine.holds_early(area.len());
         let mut state = lock(&self.state);
         let hold = self.settings.policy.holds(area) || early && state.pressure.holds_next();
         Terms { hold, few_wait, freeze_at: state.pace.freeze_at(), books: self.books() }
@@ -346,26 +333,26 @@ impl<M: Mover> Running<M> {
     /// Does what follows from an attempt. Returns whether a call was refused and is to be tried
     /// again.
     fn record(&self, area: &Area, outcome: Outcome) -> bool {
-        let Outcome { runs, by, effort, seen, disturbed } = outcome;
+        let Outcome { runs, by, counters, seen, disturbed } = outcome;
         let in_run = |(run, verdict): &(Range<u64>, Verdict)| match verdict {
             Verdict::Moved => run.end - run.start,
             _ => 0,
         };
         let moved: u64 = runs.iter().map(in_run).sum();
-        self.shared.count(effort.copied, moved * self.items[area.item].page_bytes as u64);
+        self.shared.count(counters.copied, moved * self.items[area.item].page_bytes as u64);
         let state = &mut *lock(&self.state);
         if let Some(seen) = seen {
-            self.learn(state, area, by.why, seen, effort.waiters);
+            self.learn(state, area, by.why, seen, counters.waiters);
         }
         if let Some(disturbed) = disturbed.filter(|_| area.is_new()) {
             state.pressure.observe(disturbed);
         }
         if let Some(rate) = &mut state.rate {
-            rate.charge(effort.copied);
+            rate.charge(counters.copied);
         }
         self.count_threads(state);
         let budget_ns = state.pace.budget_ns();
-        state.tally.add(&effort, budget_ns);
+        state.tally.add(&counters, budget_ns);
         if moved > 0 {
             *state.tally.moved.entry((area.item, by)).or_default() += moved;
         }
@@ -515,11 +502,6 @@ impl<M: Mover> Running<M> {
 
 fn thread_cpu_ns() -> Option<u64> {
     pageleap_sys::thread_cpu_time_ns().ok()
-}
-
-/// Whether the time of a job is up.
-pub(super) fn is_late(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Ends the process if its thread panics: threads may wait for it that nobody else would wake.

@@ -15,7 +15,7 @@ use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::schedules::bounded::each_schedule;
 use crate::sync::{Instant, lock};
@@ -35,7 +35,7 @@ impl Mover for AtOnce {
     fn attempt(&self, _worker: &mut (), area: &Area, _terms: &Terms<'_>) -> Outcome {
         let runs = vec![(area.pages.clone(), Verdict::Moved)];
         let by = AreaEngine { engine: Engine::ALL[0], why: Why::AsChosen };
-        Outcome { runs, by, effort: Effort::default(), seen: None, disturbed: None }
+        Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
     }
 
     fn error(&self, _area: &Area, _why: Reason) -> Error {

@@ -19,7 +19,7 @@ use super::{Mover, Terms};
 use crate::backend::{Call, Errno};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::sync::Instant;
 use crate::units::RegionId;
@@ -147,20 +147,20 @@ impl Mover for PageMover {
         }
         let runs: Vec<_> =
             area.pages.clone().map(|page| (page..page + 1, self.move_page(page))).collect();
-        let mut effort = Effort::default();
+        let mut counters = Counters::default();
         if !self.tables_only {
-            effort.copied = area.len() * PAGE_BYTES as u64;
+            counters.copied = area.len() * PAGE_BYTES as u64;
         }
         // The whole call is what others wait for.
         let window_ns = area.len() * PAGE_NS;
         terms.books.count(Call::QueryNodes, 1);
-        effort.window_ns = window_ns;
+        counters.window_ns = window_ns;
         let touched = area.pages.end > self.memory.busy_from;
-        effort.waiters = u64::from(touched && terms.few_wait);
+        counters.waiters = u64::from(touched && terms.few_wait);
         let written = if touched && !terms.few_wait { area.len() } else { 0 };
         let left = if terms.few_wait { area.len() } else { 0 };
         let seen = Some(Seen { written, left, window_ns, copy_ns: window_ns });
-        Outcome { runs, by, effort, seen, disturbed: None }
+        Outcome { runs, by, counters, seen, disturbed: None }
     }
 
     fn is_kept(&self, area: &Area) -> bool {

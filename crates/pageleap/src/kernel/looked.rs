@@ -7,7 +7,7 @@ use pageleap_sys::Errno;
 use super::call::UNWRITTEN;
 use super::leg::Leg;
 use super::mover::{Entry, HUGE_PAGES, KernelMover, Worker};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::job::area::{Reason, Verdict};
 use crate::units::{BASE_PAGE, Call, NodeId};
 
@@ -28,13 +28,13 @@ impl<'a> Looked<'a> {
         mover: &KernelMover,
         leg: &'a Leg,
         pages: Range<u64>,
-        effort: &mut Effort,
+        counters: &mut Counters,
     ) -> Result<Looked<'a>, (Call, Errno)> {
         let process = &mover.processes[leg.process];
         let units = pages.clone().step_by(leg.unit as usize);
         let addresses: Vec<usize> = units.clone().map(|page| page as usize * BASE_PAGE).collect();
         let mut status = vec![UNWRITTEN; addresses.len()];
-        effort.count(Call::QueryNodes);
+        counters.count(Call::QueryNodes);
         process.calls.query(&addresses, &mut status).map_err(|e| (Call::QueryNodes, e))?;
         let absent = match status.iter().any(|status| *status < 0) {
             false => Vec::new(),

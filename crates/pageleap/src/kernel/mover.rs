@@ -16,7 +16,7 @@ use super::target::Process;
 use super::{AREA_PAGES, HUGE};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
-use crate::engine::commit::Effort;
+use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
@@ -101,7 +101,7 @@ struct Found {
     list: Vec<Entry>,
     /// Verdicts on pages that need not move, and on those that were tried.
     verdicts: Runs,
-    effort: Effort,
+    counters: Counters,
     /// The pages after the last one that was looked at, as far as they may belong to its folio:
     /// the first of them, and where they lay before the call.
     behind: (u64, Vec<i32>),
@@ -120,7 +120,7 @@ impl Found {
 
     fn outcome(self) -> Outcome {
         let runs = area::joined(self.verdicts);
-        Outcome { runs, by: BY, effort: self.effort, seen: None, disturbed: None }
+        Outcome { runs, by: BY, counters: self.counters, seen: None, disturbed: None }
     }
 }
 
@@ -187,7 +187,7 @@ impl KernelMover {
         while at < part.end && *wanted < most {
             let step = QUERY * leg.unit;
             let chunk = at..((at / step + 1) * step).min(part.end);
-            let looked = Looked::at(self, leg, chunk, &mut found.effort)?;
+            let looked = Looked::at(self, leg, chunk, &mut found.counters)?;
             if leg.unit == 1 && looked.is_empty() {
                 // Processes reserve addresses by terabytes.
                 let process = &self.processes[leg.process];
@@ -285,11 +285,11 @@ impl KernelMover {
             return Ok(());
         }
         let began = Instant::now();
-        found.effort.count(Call::MovePages);
-        found.effort.count(Call::QueryNodes);
+        found.counters.count(Call::MovePages);
+        found.counters.count(Call::QueryNodes);
         let fates = move_once(&*process.calls, &addresses, &nodes, self.manner.shared);
         let took = began.elapsed();
-        found.effort.window_ns = took.as_nanos() as u64;
+        found.counters.window_ns = took.as_nanos() as u64;
         if process.is_gone() {
             let each = list.iter().map(|entry| entry.page..entry.page + entry.span);
             each.for_each(|pages| found.say(pages, self.gone(Reason::Uncertain)));
@@ -331,7 +331,7 @@ impl KernelMover {
         let counted = if moved * 2 >= tried { moved } else { tried };
         moved += self.came_along(leg, found)?;
         worker.batch.observe(counted.max(moved) as usize, took);
-        found.effort.copied = moved * BASE_PAGE as u64;
+        found.counters.copied = moved * BASE_PAGE as u64;
         Ok(())
     }
 
@@ -359,7 +359,7 @@ impl KernelMover {
         let mut span = entry.span;
         if leg.unit == 1 && span > 1 {
             let all = entry.page..entry.page + span;
-            let looked = Looked::at(self, leg, all, &mut found.effort)?;
+            let looked = Looked::at(self, leg, all, &mut found.counters)?;
             if looked.status.iter().any(|status| *status != entry.node.0 as i32) {
                 // It was no huge page.
                 worker.apart.insert((leg.process, entry.page / HUGE_PAGES));
@@ -378,7 +378,7 @@ impl KernelMover {
         if pages.is_empty() {
             return Ok(0);
         }
-        let now = Looked::at(self, leg, pages.clone(), &mut found.effort)?;
+        let now = Looked::at(self, leg, pages.clone(), &mut found.counters)?;
         let mut came = 0;
         for ((page, before), status) in pages.zip(before).zip(&now.status) {
             let is_there = u32::try_from(*status).is_ok_and(|on| NodeId(on) == now.part(page).1);

@@ -1,18 +1,11 @@
-//! What outlives a job, if the user wants that: threads and trackers. And what a job changes of a
-//! thread that is not its own.
+//! What outlives a job, if the user wants that: threads and trackers.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use pageleap_sys::ThreadPolicy;
-
-use super::legs::{Claimed, Leg};
-use super::mover::Terrain;
 use super::tracker::OpenTracker;
-use crate::affinity::Affinity;
 use crate::backend::{Ability, Backend, Call, Errno};
 use crate::job::lasting::LastingThreads;
-use crate::priority::{self, Raised};
 use crate::sync::{Mutex, lock};
 
 /// Keeps what jobs need beside their frames for the next one: their threads, and the descriptors
@@ -116,69 +109,4 @@ impl MigrationContext {
         trackers.push(Kept { ability, backend: backend.clone(), open: open.clone() });
         Ok(open)
     }
-}
-
-/// Which thread is a job's first one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RunsOn {
-    /// One of its own, which ends with it.
-    Own,
-    /// One that is kept for further jobs.
-    Kept,
-    /// The thread that has called [`Migration::run`](super::Migration::run).
-    Caller,
-}
-
-impl RunsOn {
-    /// What to give back at the end of a job to the calling thread, which runs it.
-    pub(super) fn lend(self, terrain: &Terrain, legs: &[Leg]) -> Lent {
-        let lasts = self != RunsOn::Own && terrain.backend.is_host_memory();
-        let has_tables = |leg: &Leg| leg.tables.is_some() || leg.from.0.tables.is_some();
-        let changes_policy = lasts && legs.iter().any(has_tables);
-        let policy = changes_policy.then(|| ThreadPolicy::own().ok()).flatten();
-        let is_moved = lasts && self == RunsOn::Kept;
-        Lent { policy, affinity: is_moved.then(Affinity::own).flatten() }
-    }
-}
-
-/// What a thread gets back that outlives the job.
-pub(super) struct Lent {
-    policy: Option<ThreadPolicy>,
-    affinity: Option<Affinity>,
-}
-
-impl Lent {
-    /// Gives it back, to the thread that has lent itself.
-    pub(super) fn give_back(self, raised: Option<&Raised>) {
-        if let Some(policy) = self.policy {
-            // It is refused if the cpuset no longer allows a node of the policy; the kernel has
-            // replaced such a policy itself.
-            let _ = policy.set();
-        }
-        if let Some(affinity) = self.affinity {
-            affinity.restore();
-            if let Some(raised) = raised {
-                raised.undo();
-            }
-        }
-    }
-}
-
-/// Whether a job of so many threads may run in the calling thread: if what it would change of it can
-/// be given back, and the thread needs none of the pages while they are closed.
-pub(super) fn may_run_here(claimed: &[Claimed], threads: usize, is_host_memory: bool) -> bool {
-    let mut here = 0u8;
-    // SAFETY: the C library's variable of the calling thread.
-    let thread_local = unsafe { libc::__errno_location() }.addr();
-    let own = [(&raw mut here).addr(), thread_local];
-    let holds = |one: &Claimed| {
-        let (region, range) = (one.claim.region(), one.claim.range());
-        // The stack grows, and is more than the page of one variable.
-        const AROUND: usize = 1 << 20;
-        let first = (region.start + range.start).saturating_sub(AROUND);
-        let near = first..region.start + range.end + AROUND;
-        own.iter().any(|addr| near.contains(addr))
-    };
-    let lends_itself = !is_host_memory || priority::lends_itself();
-    threads == 1 && lends_itself && !claimed.iter().any(holds) && !pageleap_sys::is_own_thread()
 }

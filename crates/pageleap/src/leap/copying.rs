@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 
 use super::legs::Leg;
-use super::mover::{FrameMover, Terrain};
-use crate::backend::{CopyLoop, CopyMethod};
+use super::site::Site;
+use crate::backend::{Backend, CopyLoop, CopyMethod};
 use crate::job::report::CopyUse;
 use crate::pool;
 use crate::sync::monotonic_ns;
@@ -118,84 +118,77 @@ fn fastest(rounds: &[[u64; COPY_METHODS.len()]]) -> CopyMethod {
     }
 }
 
-impl FrameMover {
-    /// Chooses a method for each leg, and tells the books which one. Makes a trial for each pair of
-    /// nodes of which nothing is known, if the job is large enough. Called before the first
-    /// attempt, on the CPUs of the destination.
-    pub(super) fn choose_methods(&self) -> (Vec<CopyMethod>, Vec<CopyUse>) {
-        let Terrain { ref backend, may_try, .. } = self.terrain;
-        if !backend.is_host_memory() {
-            // A modelled machine has one way to copy.
-            return (vec![CopyMethod::DEFAULT; self.legs.len()], Vec::new());
+/// Chooses a method for each leg, and tells the books which one. Makes a trial for each pair of
+/// nodes of which nothing is known, if the job is large enough. Called before the first
+/// attempt, on the CPUs of the destination. `may_try`: whether it may make trials.
+pub(super) fn choose_methods(site: &Site, may_try: bool) -> (Vec<CopyMethod>, Vec<CopyUse>) {
+    if !site.backend().is_host_memory() {
+        // A modelled machine has one way to copy.
+        return (vec![CopyMethod::DEFAULT; site.legs.len()], Vec::new());
+    }
+    let pair = |leg: &Leg| (leg.from.node(), leg.to.node());
+    let mut pairs: BTreeMap<(NodeId, NodeId), (u64, Option<&Leg>)> = BTreeMap::new();
+    for leg in &site.legs {
+        let (bytes, longest) = pairs.entry(pair(leg)).or_default();
+        *bytes += site.bytes_of(leg) as u64;
+        if longest.is_none_or(|longest| site.bytes_of(leg) > site.bytes_of(longest)) {
+            *longest = Some(leg);
         }
-        let pair = |leg: &Leg| (leg.from.node(), leg.to.node());
-        let mut pairs: BTreeMap<(NodeId, NodeId), (u64, Option<&Leg>)> = BTreeMap::new();
-        for leg in &self.legs {
-            let (bytes, longest) = pairs.entry(pair(leg)).or_default();
-            *bytes += self.bytes_of(leg) as u64;
-            if longest.is_none_or(|longest| self.bytes_of(leg) > self.bytes_of(longest)) {
-                *longest = Some(leg);
+    }
+    let uses: Vec<CopyUse> = pairs
+        .into_iter()
+        .map(|(pair, (bytes, longest))| {
+            let ground = longest.filter(|_| may_try).and_then(|leg| ground(site, leg));
+            let trial = ground.map(|ground| move || trial(site.backend(), &ground));
+            let (method, tried) = CHOICES.choose(pair, bytes, trial);
+            CopyUse { from: pair.0, to: pair.1, method, tried }
+        })
+        .collect();
+    let method = |leg: &Leg| {
+        let of = uses.iter().find(|of| (of.from, of.to) == pair(leg));
+        of.map_or(CopyMethod::DEFAULT, |of| of.method)
+    };
+    (site.legs.iter().map(method).collect(), uses)
+}
+
+/// Where a trial can copy pages of a leg; `None` if the leg is too short, or its pages cannot
+/// be read where they are.
+fn ground(site: &Site, leg: &Leg) -> Option<Ground> {
+    let len = site.bytes_of(leg);
+    if len < TRIAL_BYTES || !leg.attributes.prot.readable() {
+        return None;
+    }
+    let new = pool::Run { first: leg.to_frame, frames: leg.pages.end - leg.pages.start };
+    leg.to.mend_torn(new).ok()?;
+    let src = site.region(leg.item).addr(leg.pages.start);
+    Some(Ground { src, dst: leg.to.0.alias_of(leg.to_frame), len })
+}
+
+/// Copies pieces by all methods in turns, and returns the fastest one.
+fn trial(backend: &dyn Backend, ground: &Ground) -> CopyMethod {
+    let skips_memcpy = pageleap_sys::memcpy_is_watched();
+    let began = monotonic_ns();
+    let mut rounds = Vec::with_capacity(ROUNDS);
+    while rounds.len() < ROUNDS && monotonic_ns() - began < BUDGET_NS {
+        let round = rounds.len();
+        let mut times = [u64::MAX; COPY_METHODS.len()];
+        for turn in 0..COPY_METHODS.len() {
+            let at = (round + turn) % COPY_METHODS.len();
+            if skips_memcpy && COPY_METHODS[at].by == CopyLoop::Memcpy {
+                continue;
             }
+            let piece = ground.piece(round * COPY_METHODS.len() + turn);
+            let (dst, src) = (ground.dst + piece, ground.src + piece);
+            let start = monotonic_ns();
+            // SAFETY: the source is pages that the job has claimed, and that their user may
+            // read. The destination is the alias of the frames that they will get, which only
+            // this job accesses. Frames that stay unused are zeroed before their next use.
+            unsafe { backend.copy(dst, src, PIECE, COPY_METHODS[at]) };
+            times[at] = monotonic_ns() - start;
         }
-        let uses: Vec<CopyUse> = pairs
-            .into_iter()
-            .map(|(pair, (bytes, longest))| {
-                let ground = longest.filter(|_| may_try).and_then(|leg| self.ground(leg));
-                let trial = ground.map(|ground| move || self.trial(&ground));
-                let (method, tried) = CHOICES.choose(pair, bytes, trial);
-                CopyUse { from: pair.0, to: pair.1, method, tried }
-            })
-            .collect();
-        let method = |leg: &Leg| {
-            let of = uses.iter().find(|of| (of.from, of.to) == pair(leg));
-            of.map_or(CopyMethod::DEFAULT, |of| of.method)
-        };
-        (self.legs.iter().map(method).collect(), uses)
+        rounds.push(times);
     }
-
-    fn bytes_of(&self, leg: &Leg) -> usize {
-        self.region(leg.item).bytes(leg.pages.end - leg.pages.start)
-    }
-
-    /// Where a trial can copy pages of a leg; `None` if the leg is too short, or its pages cannot
-    /// be read where they are.
-    fn ground(&self, leg: &Leg) -> Option<Ground> {
-        let len = self.bytes_of(leg);
-        if len < TRIAL_BYTES || !leg.attributes.prot.readable() {
-            return None;
-        }
-        let new = pool::Run { first: leg.to_frame, frames: leg.pages.end - leg.pages.start };
-        leg.to.mend_torn(new).ok()?;
-        let src = self.region(leg.item).addr(leg.pages.start);
-        Some(Ground { src, dst: leg.to.0.alias_of(leg.to_frame), len })
-    }
-
-    /// Copies pieces by all methods in turns, and returns the fastest one.
-    fn trial(&self, ground: &Ground) -> CopyMethod {
-        let skips_memcpy = pageleap_sys::memcpy_is_watched();
-        let began = monotonic_ns();
-        let mut rounds = Vec::with_capacity(ROUNDS);
-        while rounds.len() < ROUNDS && monotonic_ns() - began < BUDGET_NS {
-            let round = rounds.len();
-            let mut times = [u64::MAX; COPY_METHODS.len()];
-            for turn in 0..COPY_METHODS.len() {
-                let at = (round + turn) % COPY_METHODS.len();
-                if skips_memcpy && COPY_METHODS[at].by == CopyLoop::Memcpy {
-                    continue;
-                }
-                let piece = ground.piece(round * COPY_METHODS.len() + turn);
-                let (dst, src) = (ground.dst + piece, ground.src + piece);
-                let start = monotonic_ns();
-                // SAFETY: the source is pages that the job has claimed, and that their user may
-                // read. The destination is the alias of the frames that they will get, which only
-                // this job accesses. Frames that stay unused are zeroed before their next use.
-                unsafe { self.backend().copy(dst, src, PIECE, COPY_METHODS[at]) };
-                times[at] = monotonic_ns() - start;
-            }
-            rounds.push(times);
-        }
-        fastest(&rounds)
-    }
+    fastest(&rounds)
 }
 
 #[cfg(test)]

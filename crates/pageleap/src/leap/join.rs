@@ -6,17 +6,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use super::legs::Leg;
-use super::mover::FrameMover;
-use crate::backend::{Call, Mapping};
-use crate::engine::commit::{Effort, Source, map_again};
+use super::present::{Looks, restore_attributes, tell_lost};
+use super::site::Site;
+use crate::backend::{Call, Haste, Mapping};
+use crate::engine::commit::{Source, map_again};
+use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
 use crate::job::report::Warning;
 use crate::observe::Attributes;
 use crate::pool::{Run, Share};
-use crate::sync::{lock, monotonic_ns};
+use crate::sync::{Mutex, lock, monotonic_ns};
 
 /// Pages of a block, which is aligned to as many: 256 MB of 2 MB pages, so that a TB takes 4096
 /// mappings of the 65,530 that a process has by default (`vm.max_map_count`), and a window some 250
@@ -36,16 +39,18 @@ pub(crate) fn mappings_apart(pages: &[u64]) -> (u64, u64) {
 }
 
 /// A block of an item's pages: by the item's index, and counted from the region's start.
-pub(super) type Block = (usize, u64);
+type Block = (usize, u64);
 
-/// What is to be joined. Pure bookkeeping.
+/// Which blocks are to be joined, and when. Pure bookkeeping.
 #[derive(Debug, Default)]
-pub(super) struct Unjoined {
+struct Unjoined {
     blocks: BTreeMap<Block, Left>,
     /// Sum over the blocks.
     apart: u64,
     /// Blocks for which a call was refused: tried once more at the end.
     refused: BTreeSet<Block>,
+    /// Blocks that are to be joined now.
+    due: Vec<Block>,
 }
 
 #[derive(Debug)]
@@ -61,7 +66,7 @@ struct Left {
 impl Unjoined {
     /// All pages of some legs, none of which has been dealt with: for each leg its item and its
     /// pages.
-    pub(super) fn new(legs: impl Iterator<Item = (usize, Range<u64>)>) -> Self {
+    fn new(legs: impl Iterator<Item = (usize, Range<u64>)>) -> Self {
         let mut blocks: BTreeMap<Block, Left> = BTreeMap::new();
         for (index, (item, pages)) in legs.enumerate() {
             for (block, pages) in parts(&pages) {
@@ -78,12 +83,7 @@ impl Unjoined {
     }
 
     /// Pages of an item have moved, or will not. Returns the blocks that are to be joined now.
-    pub(super) fn dealt_with(
-        &mut self,
-        item: usize,
-        pages: &Range<u64>,
-        moved: bool,
-    ) -> Vec<Block> {
+    fn dealt_with(&mut self, item: usize, pages: &Range<u64>, moved: bool) -> Vec<Block> {
         let mut complete = Vec::new();
         for (block, pages) in parts(pages) {
             let Some(left) = self.blocks.get_mut(&(item, block)) else { continue };
@@ -101,7 +101,7 @@ impl Unjoined {
     }
 
     /// The blocks of which pages have moved since they were joined.
-    pub(super) fn take_rest(&mut self) -> Vec<Block> {
+    fn take_rest(&mut self) -> Vec<Block> {
         self.apart = 0;
         let apart = self
             .blocks
@@ -118,41 +118,78 @@ fn parts(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         .map(move |block| (block, end.min((block + 1) * BLOCK) - start.max(block * BLOCK)))
 }
 
-impl FrameMover {
-    /// Joins what is left of blocks that have not been completed.
-    pub(super) fn join_the_rest(&self, slot: &'static Slot, books: Books<'_>) {
+/// Joins the mappings of one job.
+pub(super) struct Joiner {
+    unjoined: Mutex<Unjoined>,
+    /// How workers run before others in windows in which mappings are joined, if they do.
+    hurries: OnceLock<Haste>,
+}
+
+/// What a thread joins mappings with.
+#[derive(Clone, Copy)]
+pub(super) struct Joining<'a> {
+    pub(super) site: &'a Site,
+    pub(super) looks: &'a Looks,
+    pub(super) slot: &'static Slot,
+    pub(super) books: Books<'a>,
+}
+
+impl Joiner {
+    /// For the legs of a job. Nothing has to be joined but mappings of hugetlb pages.
+    pub(super) fn new(legs: &[Leg], hugetlb: bool) -> Joiner {
+        let apart = legs.iter().filter(|_| hugetlb).map(|leg| (leg.item, leg.pages.clone()));
+        Joiner { unjoined: Mutex::new(Unjoined::new(apart)), hurries: OnceLock::new() }
+    }
+
+    /// How workers run before others while they join, from now on.
+    pub(super) fn hurry(&self, haste: Haste) {
+        self.hurries.get_or_init(|| haste);
+    }
+
+    /// Pages of an item have moved, or will not.
+    pub(super) fn dealt_with(&self, item: usize, pages: &Range<u64>, moved: bool) {
+        let unjoined = &mut *lock(&self.unjoined);
+        let due = unjoined.dealt_with(item, pages, moved);
+        unjoined.due.extend(due);
+    }
+
+    /// Joins blocks of which nothing is being moved any more.
+    pub(super) fn join_due(&self, with: Joining<'_>) {
+        let due = std::mem::take(&mut lock(&self.unjoined).due);
+        for block in due {
+            if !self.join_block(with, block) {
+                lock(&self.unjoined).refused.insert(block);
+            }
+        }
+    }
+
+    /// Joins the rest, when nothing is moved any more: blocks that have not been completed, and once
+    /// more those for which a call was refused.
+    pub(super) fn join_rest(&self, with: Joining<'_>) {
         let blocks = {
-            let unjoined = &mut lock(&self.ledger).unjoined;
+            let unjoined = &mut *lock(&self.unjoined);
             let mut blocks = std::mem::take(&mut unjoined.refused);
             blocks.extend(unjoined.take_rest());
             blocks
         };
         for block in blocks {
-            self.join_block(slot, block, books);
-        }
-    }
-
-    /// Joins blocks of which nothing is being moved.
-    pub(super) fn join_blocks(&self, slot: &'static Slot, blocks: &[Block], books: Books<'_>) {
-        for block in blocks {
-            if !self.join_block(slot, *block, books) {
-                lock(&self.ledger).unjoined.refused.insert(*block);
-            }
+            self.join_block(with, block);
         }
     }
 
     /// Makes one mapping of those of a block that the kernel could join, if it did that. Where
     /// pages came from several runs of frames they are several legs. Returns whether no call was
     /// refused.
-    fn join_block(&self, slot: &'static Slot, (item, block): Block, books: Books<'_>) -> bool {
-        let region = self.region(item);
+    fn join_block(&self, with: Joining<'_>, (item, block): Block) -> bool {
+        let Joining { site, looks, .. } = with;
+        let region = site.region(item);
         let legs = {
-            let blocks = &lock(&self.ledger).unjoined.blocks;
+            let blocks = &lock(&self.unjoined).blocks;
             blocks.get(&(item, block)).map_or(0..0, |left| left.legs.clone())
         };
         let block = block * BLOCK..(block + 1) * BLOCK;
         let mut joined: Vec<(&Leg, Range<u64>)> = Vec::new();
-        for leg in self.legs[legs].iter().filter(|leg| leg.item == item) {
+        for leg in site.legs[legs].iter().filter(|leg| leg.item == item) {
             let pages = leg.pages.start.max(block.start)..leg.pages.end.min(block.end);
             match joined.last_mut() {
                 _ if pages.is_empty() => {}
@@ -185,8 +222,8 @@ impl FrameMover {
                     prot: leg.attributes.prot,
                     populate: true,
                 };
-                for (mapping, attributes) in self.to_join(leg, &mapping) {
-                    whole &= self.join_mapping(slot, &attributes, (&mapping, &leg.to), books);
+                for (mapping, attributes) in looks.to_join(site.backend(), leg, &mapping) {
+                    whole &= self.join_mapping(with, &attributes, (&mapping, &leg.to));
                 }
             }
         }
@@ -195,29 +232,28 @@ impl FrameMover {
 
     fn join_mapping(
         &self,
-        slot: &'static Slot,
+        Joining { site, slot, books, .. }: Joining<'_>,
         attributes: &Attributes,
         (mapping, share): (&Mapping, &Share),
-        books: Books<'_>,
     ) -> bool {
         let page = share.page_size().bytes();
         let frames =
             Run { first: mapping.offset / page as u64, frames: (mapping.len / page) as u64 };
         let alias = share.0.alias_of(frames.first);
         let span = Span { addr: mapping.addr, len: mapping.len, prot: mapping.prot };
-        let mut effort = Effort::default();
+        let mut counters = Counters::default();
         let haste = self.hurries.get().copied();
         let closed_at = monotonic_ns();
         // SAFETY: the span is claimed and maps exactly these frames already, so that no worker has
         // to do with it any more.
         let (joined, restored) = unsafe {
-            map_again(&self.tools(slot), &span, (mapping, alias), haste, &mut effort, || {
-                self.restore_attributes(attributes, &span, false)
+            map_again(&site.tools(slot), &span, (mapping, alias), haste, &mut counters, || {
+                restore_attributes(site.backend(), attributes, &span, false)
             })
         };
         // As every window: nobody waits longer than from before the first call to after the last.
-        effort.window_ns = monotonic_ns() - closed_at;
-        books.add(&effort);
+        counters.window_ns = monotonic_ns() - closed_at;
+        books.add(&counters);
         if joined == Ok(Source::Alias) {
             share.mend_hole(frames);
         }
@@ -225,7 +261,7 @@ impl FrameMover {
             let text = format!("mappings stay apart: mmap failed with {errno}");
             books.warn_once(Warning::of(text, Call::Map, errno));
         }
-        FrameMover::tell_lost(books, restored);
+        tell_lost(books, restored);
         joined.is_ok()
     }
 }

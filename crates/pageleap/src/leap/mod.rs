@@ -4,18 +4,22 @@
 //! destination ([`legs`]). It then chooses the engine and starts a job with a mover of frames
 //! ([`mover`]). At the end the job recycles the vacated frames ([`recycle`]).
 
+mod aliases;
 mod check;
 mod context;
 mod copying;
 mod join;
 mod legs;
 mod mover;
+mod page_tables;
 mod present;
 mod recycle;
+mod signals;
+mod site;
 mod slots;
-mod stand_in;
-mod traced;
+mod threads;
 mod tracker;
+mod trackers;
 mod under_way;
 
 use std::collections::BTreeSet;
@@ -26,7 +30,7 @@ use std::time::Duration;
 pub(crate) use join::mappings_apart;
 
 use crate::backend::Backend;
-use crate::engine::choice::{self, Chosen};
+use crate::engine::choice;
 use crate::engine::fault;
 use crate::engine::{Areas, Engine, EngineChoice};
 use crate::error::Error;
@@ -47,14 +51,15 @@ use crate::topology::Topology;
 use crate::units::{BASE_PAGE, NodeId, PageSize};
 use check::Headroom;
 pub use context::MigrationContext;
-use context::{RunsOn, may_run_here};
 pub use copying::COPY_METHODS;
 use legs::{Claimed, Leg};
-use mover::{FrameMover, Terrain};
+use mover::{FrameMover, Prepared};
 use present::Look;
-use recycle::Parts;
+use site::Site;
 use slots::ClaimedSlot;
+use threads::{RunsOn, Threads, may_run_here};
 use tracker::OpenTracker;
+use trackers::Trackers;
 
 /// The size of an area while no writer disturbs it, in bytes: 2 MB. The paper of page_leap
 /// recommends 16 MB (section 6); `docs/adr/0003` has the measurements that favour less. The engine
@@ -280,7 +285,7 @@ impl<'a> Migration<'a> {
     pub fn run(self) -> Result<Report, Error> {
         let context = self.kept();
         let run = self.prepare(true)?;
-        match run.mover().runs_on() {
+        match run.mover().threads().runs_on {
             RunsOn::Caller => run.run_here(),
             _ => Ok(run.start(context.map(MigrationContext::threads))?.wait()),
         }
@@ -320,26 +325,22 @@ impl<'a> Migration<'a> {
             Some(context) => context.tracker(&backend, ability),
             None => OpenTracker::new(&backend, ability),
         };
-        let Chosen { engine, reason, tracker, while_few_wait } =
-            choice::for_job(self.engine, page, &handler, open)?;
+        let chosen = choice::for_job(self.engine, page, &handler, open)?;
+        let engine = chosen.engine;
         if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
             warnings.push(format!("{WITHOUT_HANDLER}: {error}"));
         }
         if engine.signals() && self.engine == EngineChoice::Auto && writable {
-            warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({reason})"));
+            warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({})", chosen.reason));
         }
         // The writers of a hugetlb page wait for as long as its copy takes.
         let together = threads > 1 && page.is_hugetlb();
         let slots = ClaimedSlot::claim(if together { 1 } else { threads }, threads)?;
         let (items, legs, areas) = items_and_legs(&mut claimed);
         let settings = Settings {
-            policy: RetryPolicy {
-                reduction_factor: self.reduction_factor,
-                max_disturbed: self.max_disturbed.unwrap_or(3),
-                max_refused: 4,
-            },
+            policy: self.retry_policy(),
             pace: self.pace(engine, page, &legs),
-            closing_pace: while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
+            closing_pace: chosen.while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
             rate_limit: self.rate_limit,
             patience: self.pin_patience,
             most_pieces: headroom.most_pieces,
@@ -349,30 +350,30 @@ impl<'a> Migration<'a> {
             // A deadline that the clock cannot represent means no deadline.
             deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
             engine,
-            engine_reason: reason,
+            engine_reason: chosen.reason.clone(),
         };
         let may_run_here = waits && may_run_here(&claimed, threads, backend.is_host_memory());
-        let terrain = Terrain {
-            backend,
-            engine,
-            may_fall_back: self.engine == EngineChoice::Auto,
-            max_rounds: self.max_disturbed.unwrap_or(4),
-            page,
-            cpus,
+        let runs_on = match self.kept() {
+            _ if may_run_here => RunsOn::Caller,
+            Some(_) => RunsOn::Kept,
+            None => RunsOn::Own,
+        };
+        let may_fall_back = self.engine == EngineChoice::Auto;
+        let trackers = Trackers::new(&backend, page, chosen, may_fall_back, &slots);
+        let mover = FrameMover::new(Prepared {
+            site: Site::new(backend, page, legs, &claimed),
+            claimed,
+            threads: Threads::new(runs_on, cpus),
+            trackers,
+            slots,
             nodes,
-            tracker,
-            while_few_wait,
+            start_look,
+            most_vacated: self.most_vacated.unwrap_or(headroom.most_vacated),
+            max_rounds: self.max_disturbed.unwrap_or(4),
             // A trial would copy without a pause.
             may_try: self.rate_limit.is_none(),
-            parts: Parts::new(self.most_vacated.unwrap_or(headroom.most_vacated)),
-            runs_on: match self.kept() {
-                _ if may_run_here => RunsOn::Caller,
-                Some(_) => RunsOn::Kept,
-                None => RunsOn::Own,
-            },
             began,
-        };
-        let mover = FrameMover::new(terrain, claimed, legs, slots, start_look);
+        });
         let run = Running::new(mover, items, areas, settings, warnings, began);
         self.tell_regions(run.shared());
         Ok(run)
@@ -383,6 +384,14 @@ impl<'a> Migration<'a> {
             Claimed::claim(region, range.clone(), to)
         };
         self.ranges.iter().map(claim).collect()
+    }
+
+    fn retry_policy(&self) -> RetryPolicy {
+        RetryPolicy {
+            reduction_factor: self.reduction_factor,
+            max_disturbed: self.max_disturbed.unwrap_or(3),
+            max_refused: 4,
+        }
     }
 
     /// The sizes of a job's areas.

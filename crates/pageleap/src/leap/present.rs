@@ -4,8 +4,8 @@
 //! the mapping, so it must give the new one what the program has set by then. No call tells a
 //! library of such a change, and reading the attributes of an area takes 20 to 40 us: a tenth of the
 //! time that a small area takes, and several times that of one page. So a look goes ahead, to the
-//! rest of the mapping and to the ranges that follow, and counts for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that
-//! something has kept where it was.
+//! rest of the mapping and to the ranges that follow, and counts for [`FRESH_NS`]. An area that met a refused call is always read anew, and so is one that something
+//! has kept where it was.
 //!
 //! What the program changes between that look and the end of the attempt is lost for this area,
 //! unless it splits the mapping: then the kernel refuses to move its page tables, and the attempt is
@@ -15,9 +15,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::legs::Leg;
-use super::mover::{FrameMover, Place};
-use crate::backend::{Advice, Call, Errno, Mapping, attributes};
-use crate::engine::commit::{Effort, SPLIT, Source, map_again};
+use super::site::{Place, Site};
+use crate::backend::{Advice, Backend, Call, Errno, Mapping, attributes};
+use crate::engine::commit::{SPLIT, Source, map_again};
+use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{Frames, Work};
 use crate::error::Error;
@@ -26,7 +27,7 @@ use crate::job::books::Books;
 use crate::job::report::Warning;
 use crate::observe::{AttributeRun, Attributes};
 use crate::region::RegionInner;
-use crate::sync::{Ordering, lock, monotonic_ns};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, monotonic_ns};
 use crate::units::AddressRange;
 
 /// For how long what was read counts as present.
@@ -135,16 +136,41 @@ pub(super) struct Present {
     pub(super) attributes: Attributes,
 }
 
-impl FrameMover {
+/// The looks of a job at attributes.
+pub(super) struct Looks {
+    /// The one at all legs before the job began.
+    start: Look,
+    /// Whether several workers move areas, each of its own.
+    many_workers: bool,
+    /// 1 if the program has changed a mapping since the job began.
+    has_changed: AtomicU64,
+    /// 1 if pages have stayed with advice on huge pages that their user has not given.
+    has_advised: AtomicU64,
+    /// The last look at mappings that were to be joined.
+    joined: Mutex<Option<Look>>,
+}
+
+impl Looks {
+    pub(super) fn new(start: Look, many_workers: bool) -> Looks {
+        let (has_changed, has_advised) = (AtomicU64::new(0), AtomicU64::new(0));
+        Looks { start, many_workers, has_changed, has_advised, joined: Mutex::new(None) }
+    }
+
+    /// What a worker knows when it begins.
+    pub(super) fn known_at_start(&self) -> Known {
+        Known::at_start(self.start)
+    }
+
     /// The first pages of an area that have equal attributes now, and these. An error names those
     /// that cannot move: they are not mapped, or parts of the first one have attributes of their own.
     pub(super) fn present(
         &self,
+        site: &Site,
         known: &mut Option<Known>,
-        leg: &Leg,
         area: &Area,
     ) -> Result<Present, (Range<u64>, Reason)> {
-        let region = self.region(leg.item);
+        let leg = &site.legs[area.leg];
+        let region = site.region(leg.item);
         let addr = region.addr(area.pages.start);
         let now_ns = monotonic_ns();
         let began = at_start(leg, region);
@@ -154,8 +180,7 @@ impl FrameMover {
             |run: &&AttributeRun| !is_suspect && !area.kept && run.attributes.prot.writable();
         let last = known.as_ref().filter(|known| known.look.counts(now_ns));
         let last = last.and_then(|known| known.at(addr)).filter(may_count);
-        let first =
-            Some(&began).filter(may_count).filter(|_| self.start_look.counts_at_start(now_ns));
+        let first = Some(&began).filter(may_count).filter(|_| self.start.counts_at_start(now_ns));
         let has_changed = || self.has_changed.load(Ordering::Relaxed) > 0;
         let spares =
             |last: &Known| !is_suspect && !area.kept && !has_changed() && last.look.spares(now_ns);
@@ -166,9 +191,9 @@ impl FrameMover {
                 // After a look that took long the next one is narrow, which tells whether looks do.
                 let was_long = known.as_ref().is_some_and(|last| last.look.took_ns > CHEAP_NS);
                 let is_narrow = is_suspect || was_long;
-                let ranges = self.ahead(area, leg, if is_narrow { 0 } else { AHEAD });
+                let ranges = self.ahead(site, area, if is_narrow { 0 } else { AHEAD });
                 let end = ranges[0].end;
-                let runs = match self.read(&ranges) {
+                let runs = match read(site.backend(), &ranges) {
                     Ok(runs) => runs,
                     // No descriptor or no memory for the look. What is known last is probably right.
                     Err(Unread::Refused) => {
@@ -189,10 +214,10 @@ impl FrameMover {
                     run.attributes.huge_pages = leg.attributes.huge_pages;
                 }
                 // What other workers do to their areas ahead of this one is no change of the program's.
-                if run.end < end && self.slots.len() == 1 {
+                if run.end < end && !self.many_workers {
                     self.has_changed.store(1, Ordering::Relaxed);
                 }
-                let runs = if self.slots.len() > 1 { vec![run.clone()] } else { runs };
+                let runs = if self.many_workers { vec![run.clone()] } else { runs };
                 *known = Some(Known { runs, look });
                 run
             }
@@ -213,21 +238,22 @@ impl FrameMover {
     ///
     /// Beside other workers only its own leg, and of that counts the mapping in which the area lies:
     /// they may be moving pages ahead, whose attributes are not those of their user meanwhile.
-    fn ahead(&self, area: &Area, leg: &Leg, bytes: usize) -> Vec<Range<usize>> {
+    fn ahead(&self, site: &Site, area: &Area, bytes: usize) -> Vec<Range<usize>> {
         /// Each may be a mapping of its own.
         const MOST: usize = 64;
-        let region = self.region(leg.item);
+        let leg = &site.legs[area.leg];
+        let region = site.region(leg.item);
         let addr = region.addr(area.pages.start);
         let limit = addr + region.bytes(area.len()) + bytes;
         let addresses = |leg: &Leg| region.addr(leg.pages.start)..region.addr(leg.pages.end);
         let own = addr..addresses(leg).end.min(limit);
         let mut ranges = Vec::from([own]);
-        if bytes == 0 || self.slots.len() > 1 {
+        if bytes == 0 || self.many_workers {
             return ranges;
         }
         let extents = lock(&region.extents);
-        let others = self.legs[area.leg + 1..].iter().take(MOST);
-        for other in others.take_while(|other| Arc::ptr_eq(self.region(other.item), region)) {
+        let others = site.legs[area.leg + 1..].iter().take(MOST);
+        for other in others.take_while(|other| Arc::ptr_eq(site.region(other.item), region)) {
             let Range { start, end } = addresses(other);
             if start < ranges[ranges.len() - 1].end || start >= limit {
                 break;
@@ -240,19 +266,10 @@ impl FrameMover {
         ranges
     }
 
-    /// The attributes of ranges, which are in ascending order, beginning at the start of the first.
-    fn read(&self, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Unread> {
-        let runs = self.backend().attributes(ranges).map_err(|_| Unread::Refused)?;
-        match runs.first() {
-            Some(run) if run.start == ranges[0].start => Ok(runs),
-            Some(run) => Err(Unread::Unmapped { until: run.start.min(ranges[0].end) }),
-            None => Err(Unread::Unmapped { until: ranges[0].end }),
-        }
-    }
-
     /// What follows from a refused call: whether the program has changed the mapping meanwhile.
     pub(super) fn after_refusal(
         &self,
+        backend: &dyn Backend,
         work: &Work,
         present: &Present,
         split: bool,
@@ -268,7 +285,7 @@ impl FrameMover {
                 && Attributes { huge_pages, ..run.attributes } == present.attributes
         };
         // A look that fails tells of no change.
-        let is_other = match self.read(std::slice::from_ref(&(addr..addr + len))) {
+        let is_other = match read(backend, std::slice::from_ref(&(addr..addr + len))) {
             Ok(runs) => !same(&runs[0]),
             Err(unread) => matches!(unread, Unread::Unmapped { .. }),
         };
@@ -279,38 +296,18 @@ impl FrameMover {
         Verdict::Refused(Reason::Refused(call, errno))
     }
 
-    /// Sets again what a new mapping does not have. Allocates nothing.
-    pub(super) fn restore_attributes(
-        &self,
-        wanted: &Attributes,
-        span: &Span,
-        by_exchange: bool,
-    ) -> Result<(), Error> {
-        let (addr, len) = (span.addr, span.len);
-        // An exchange brings all but the lock along.
-        let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
-        // SAFETY: the span is claimed by this job.
-        let advise = || unsafe { attributes::advise(self.backend(), addr, len, &now, wanted) };
-        // Once more, because a shortage may be over, and advice for a part of a huge page keeps it
-        // from being moved again.
-        let advised = advise().or_else(|_| advise());
-        // SAFETY: as above.
-        advised
-            .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
-            .and_then(|()| unsafe { attributes::relock(self.backend(), addr, len, wanted) })
-    }
-
     /// Maps pages that stay by huge pages again. No advice takes back the advice against them, but
     /// a new mapping of the same frames has none. If there can be none, the pages get the advice
     /// for huge pages, which lets the kernel make such entries by itself.
     pub(super) fn map_huge_again(
         &self,
-        slot: &'static Slot,
+        (site, slot): (&Site, &'static Slot),
         wanted: &Attributes,
         (place, work): (&Place<'_>, &Work),
-        effort: &mut Effort,
+        counters: &mut Counters,
         books: Books<'_>,
     ) -> Result<(), Error> {
+        let backend = site.backend();
         let Work { span, old, .. } = work;
         let Span { addr, len, prot } = *span;
         let Frames { file, offset, alias } = *old;
@@ -318,18 +315,18 @@ impl FrameMover {
         if wanted.locked {
             // A mapping that replaces a locked one counts twice. SAFETY: the span is claimed by
             // this job, and its lock is set again.
-            let _ = unsafe { self.backend().unlock(addr, len) };
+            let _ = unsafe { backend.unlock(addr, len) };
         }
         let closed_at = monotonic_ns();
         // SAFETY: the span is claimed by this job and maps exactly these frames. The attempt on it
         // is over.
         let (mapped, restored) = unsafe {
-            map_again(&self.tools(slot), span, (&mapping, alias), work.haste, effort, || {
-                self.restore_attributes(wanted, span, false)
+            map_again(&site.tools(slot), span, (&mapping, alias), work.haste, counters, || {
+                restore_attributes(backend, wanted, span, false)
             })
         };
         // Of two windows the longer one is told.
-        effort.window_ns = effort.window_ns.max(monotonic_ns().saturating_sub(closed_at));
+        counters.window_ns = counters.window_ns.max(monotonic_ns().saturating_sub(closed_at));
         if mapped == Ok(Source::Alias) {
             place.leg.from.mend_hole(place.old);
         }
@@ -337,7 +334,7 @@ impl FrameMover {
             self.has_advised.store(1, Ordering::Relaxed);
             if wanted.huge_pages.is_none() {
                 // SAFETY: as above.
-                let _ = unsafe { self.backend().advise(addr, len, Advice::HugePage) };
+                let _ = unsafe { backend.advise(addr, len, Advice::HugePage) };
             }
             let text = format!(
                 "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
@@ -350,15 +347,20 @@ impl FrameMover {
 
     /// The parts of a mapping that is to be joined, each with equal attributes: as they are now. If
     /// reading them took long, and the program has not been seen to change any, only now and then.
-    pub(super) fn to_join(&self, leg: &Leg, mapping: &Mapping) -> Vec<(Mapping, Attributes)> {
+    pub(super) fn to_join(
+        &self,
+        backend: &dyn Backend,
+        leg: &Leg,
+        mapping: &Mapping,
+    ) -> Vec<(Mapping, Attributes)> {
         let range = mapping.addr..mapping.addr + mapping.len;
         let now_ns = monotonic_ns();
-        let last = &mut *lock(&self.joined_look);
+        let last = &mut *lock(&self.joined);
         let has_changed = self.has_changed.load(Ordering::Relaxed) > 0;
         if last.is_some_and(|last| !has_changed && last.spares(now_ns)) {
             return vec![(*mapping, leg.attributes)];
         }
-        let runs = self.backend().attributes(std::slice::from_ref(&range)).unwrap_or_default();
+        let runs = backend.attributes(std::slice::from_ref(&range)).unwrap_or_default();
         let took_ns = monotonic_ns().saturating_sub(now_ns);
         let look = Look { at_ns: now_ns, took_ns, is_narrow: true };
         *last = Some(last.map_or(look, |last| look.after(last)));
@@ -369,18 +371,48 @@ impl FrameMover {
         };
         runs.into_iter().map(part).collect()
     }
+}
 
-    /// Tells of attributes that could not be set again.
-    pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
-        if let Err(error) = restored {
-            books.warn(Warning::because("an attribute of the range is lost", &error));
-        }
+/// The attributes of ranges, which are in ascending order, beginning at the start of the first.
+fn read(backend: &dyn Backend, ranges: &[Range<usize>]) -> Result<Vec<AttributeRun>, Unread> {
+    let runs = backend.attributes(ranges).map_err(|_| Unread::Refused)?;
+    match runs.first() {
+        Some(run) if run.start == ranges[0].start => Ok(runs),
+        Some(run) => Err(Unread::Unmapped { until: run.start.min(ranges[0].end) }),
+        None => Err(Unread::Unmapped { until: ranges[0].end }),
+    }
+}
+
+/// Sets again what a new mapping does not have. Allocates nothing.
+pub(super) fn restore_attributes(
+    backend: &dyn Backend,
+    wanted: &Attributes,
+    span: &Span,
+    by_exchange: bool,
+) -> Result<(), Error> {
+    let (addr, len) = (span.addr, span.len);
+    // An exchange brings all but the lock along.
+    let now = if by_exchange { *wanted } else { Attributes::of_new_mapping(wanted.prot) };
+    // SAFETY: the span is claimed by this job.
+    let advise = || unsafe { attributes::advise(backend, addr, len, &now, wanted) };
+    // Once more, because a shortage may be over, and advice for a part of a huge page keeps it from
+    // being moved again.
+    let advised = advise().or_else(|_| advise());
+    // SAFETY: as above.
+    advised
+        .map_err(|errno| Error::call(Call::Advise, addr, len, errno))
+        .and_then(|()| unsafe { attributes::relock(backend, addr, len, wanted) })
+}
+
+/// Tells of attributes that could not be set again.
+pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
+    if let Err(error) = restored {
+        books.warn(Warning::because("an attribute of the range is lost", &error));
     }
 }
 
 /// The error for pages whose mapping the program went on changing.
-pub(super) fn mapping_changed(refused: Option<(Call, Errno)>, addr: usize, len: usize) -> Error {
-    let range = AddressRange::new(addr, len);
+pub(super) fn mapping_changed(refused: Option<(Call, Errno)>, range: AddressRange) -> Error {
     let remedy = "leap it once more, when the program does not change its mappings (madvise, \
                   mprotect, mlock, munmap), or set attributes for whole pages";
     match refused {

@@ -5,9 +5,10 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::legs::{Claimed, Leg};
-use super::mover::{FrameMover, Terrain};
-use super::tracker::OpenTracker;
-use crate::backend::Call;
+use super::site::Site;
+use super::slots::ClaimedSlot;
+use super::trackers::Trackers;
+use crate::backend::{Backend, Call, Tracker};
 use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
@@ -37,109 +38,141 @@ impl Vacated {
     }
 }
 
-/// How many pieces of vacated frames may wait for the end of a job, and whose turn it is to give
-/// some back before.
-pub(super) struct Parts {
-    most_vacated: usize,
+/// Frames that pages have left, and that wait to be given back.
+pub(super) struct VacatedFrames {
+    waiting: Mutex<Vec<Vacated>>,
+    /// How many pieces of them may wait for the end of a job.
+    most: usize,
     /// Held by the worker that gives pieces back. Others that find as many wait, so that there are
     /// never more than twice as many.
     turn: Mutex<()>,
 }
 
-impl Parts {
-    pub(super) fn new(most_vacated: usize) -> Parts {
-        Parts { most_vacated, turn: Mutex::new(()) }
+impl VacatedFrames {
+    /// Those of a job of which at most that many pieces may wait for its end.
+    pub(super) fn new(most: usize) -> VacatedFrames {
+        VacatedFrames { waiting: Mutex::default(), most, turn: Mutex::new(()) }
     }
-}
 
-impl FrameMover {
-    /// Gives vacated frames back if more of them wait than the process has mappings for. Then their
-    /// alias is one mapping again with what lies beside it.
-    pub(super) fn give_back_in_parts(&self, books: Books<'_>) {
-        let Parts { most_vacated, turn } = &self.terrain.parts;
-        let crowded = || lock(&self.ledger).vacated.len() > *most_vacated;
+    pub(super) fn add(&self, vacated: Vacated) {
+        lock(&self.waiting).push(vacated);
+    }
+
+    /// Gives them back if more of them wait than the process has mappings for. Then their alias is
+    /// one mapping again with what lies beside it.
+    pub(super) fn give_back_in_parts(
+        &self,
+        backend: &dyn Backend,
+        tracker: Option<Tracker>,
+        books: Books<'_>,
+    ) {
+        let crowded = || lock(&self.waiting).len() > self.most;
         if !crowded() {
             return;
         }
-        let _turn = lock(turn);
+        let _turn = lock(&self.turn);
         if crowded() {
-            let vacated = merged(std::mem::take(&mut lock(&self.ledger).vacated));
+            let vacated = merged(std::mem::take(&mut lock(&self.waiting)));
             vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
-            self.terrain.recycle(vacated, books);
+            Recycler { backend, tracker, books }.recycle(vacated);
         }
     }
+}
 
+/// What a job has at its end, besides what its areas have become.
+pub(super) struct Remains {
+    pub(super) site: Site,
+    pub(super) claimed: Vec<Claimed>,
+    pub(super) vacated: VacatedFrames,
+    pub(super) slots: Vec<ClaimedSlot>,
+    pub(super) trackers: Trackers,
+}
+
+impl Remains {
     /// Gives everything back. `moved` is called when others may move the pages again.
     pub(super) fn give_back(self, books: Books<'_>, moved: &mut dyn FnMut()) {
-        // From here on no call takes pages away.
-        self.set_open(false);
-        let FrameMover { terrain, legs, ledger, slots, regions, .. } = self;
-        let ledger = ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Remains { site, mut claimed, vacated, slots, trackers } = self;
         for slot in &slots {
             books.with_waits(|waits| drain(slot.slot(), waits));
             books.count(Call::Protect, slot.slot().waits.take_openings());
             books.count(Call::LetWrite, slot.slot().notes.take_lettings());
         }
         drop(slots);
-        // Others may have the frames by now that pages have left, and those of pages that have been
-        // withdrawn.
-        let left: Vec<_> = ledger.claimed.iter().map(|one| one.claim.pages_left()).collect();
-        let parts = |leg: &Leg| {
-            let all = leg.pages.clone();
-            let inside = left[leg.item].iter().map(move |part| common(part, &all));
-            inside.filter(|part| !part.is_empty()).collect::<Vec<_>>()
-        };
-        let mut lent = Vec::new();
-        for (leg, part) in legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |p| (leg, p)))
-        {
-            // Where pages have stayed, what a failed attempt has left of the alias of their frames
-            // must not stay a hole. If that fails, their next leap begins with it.
-            let stayed: Vec<_> = {
-                let extents = lock(&regions[leg.item].extents);
-                extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
-            };
-            stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
-            if leg.exchange {
-                let (share, run) = (leg.to.clone(), leg.frames_of(&part));
-                lent.push(Vacated { share, run, marked: false });
-            }
-        }
-        for Vacated { share, run, .. } in merged(lent) {
-            if let Err(errno) = share.0.advise_alias(run) {
-                let text =
-                    format!("core dumps may contain the data twice: madvise failed with {errno}");
-                books.warn(Warning::of(text, Call::Advise, errno));
-            }
-        }
+        give_aliases_back(&site, &claimed, books);
         // From here on others may move these pages again. What they need for it may be what these
         // have left, so nobody learns that they may before all frames are free or announced.
-        let (vacated, mut claimed) = (merged(ledger.vacated), ledger.claimed);
+        let waiting = vacated.waiting.into_inner();
+        let vacated = merged(waiting.unwrap_or_else(PoisonError::into_inner));
         vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));
         claimed.iter_mut().for_each(Claimed::give_back_unused);
         drop(claimed);
+        let Site { backend, legs, .. } = site;
         drop(legs);
         moved();
-        terrain.recycle(vacated, books);
+        Recycler { backend: &*backend, tracker: trackers.own(), books }.recycle(vacated);
     }
 }
 
-impl Terrain {
-    /// Makes announced frames ready for use again.
-    fn recycle(&self, vacated: Vec<Vacated>, books: Books<'_>) {
+/// Gives the aliases of both runs of frames of each leg what an alias has, where a job or a failed
+/// attempt has left something else.
+fn give_aliases_back(site: &Site, claimed: &[Claimed], books: Books<'_>) {
+    // Others may have the frames by now that pages have left, and those of pages that have been
+    // withdrawn.
+    let left: Vec<_> = claimed.iter().map(|one| one.claim.pages_left()).collect();
+    let parts = |leg: &Leg| {
+        let all = leg.pages.clone();
+        let inside = left[leg.item].iter().map(move |part| common(part, &all));
+        inside.filter(|part| !part.is_empty()).collect::<Vec<_>>()
+    };
+    let mut lent = Vec::new();
+    for (leg, part) in
+        site.legs.iter().flat_map(|leg| parts(leg).into_iter().map(move |part| (leg, part)))
+    {
+        // Where pages have stayed, what a failed attempt has left of the alias of their frames must
+        // not stay a hole. If that fails, their next leap begins with it.
+        let stayed: Vec<_> = {
+            let extents = lock(&site.region(leg.item).extents);
+            extents.within(part.clone()).filter(|e| e.share == leg.from).collect()
+        };
+        stayed.iter().for_each(|extent| _ = leg.from.mend_torn(extent.frames()));
+        if leg.exchange {
+            let (share, run) = (leg.to.clone(), leg.frames_of(&part));
+            lent.push(Vacated { share, run, marked: false });
+        }
+    }
+    for Vacated { share, run, .. } in merged(lent) {
+        if let Err(errno) = share.0.advise_alias(run) {
+            let text =
+                format!("core dumps may contain the data twice: madvise failed with {errno}");
+            books.warn(Warning::of(text, Call::Advise, errno));
+        }
+    }
+}
+
+/// Makes vacated frames ready for use again.
+struct Recycler<'a> {
+    backend: &'a dyn Backend,
+    /// The tracker of the job's engine, which may still follow writes to their aliases.
+    tracker: Option<Tracker>,
+    books: Books<'a>,
+}
+
+impl Recycler<'_> {
+    /// For frames that have been announced.
+    fn recycle(&self, vacated: Vec<Vacated>) {
         let pieces: Vec<_> = vacated.into_iter().flat_map(Vacated::pieces).collect();
         for alike in pieces.chunk_by(|one, other| one.share == other.share) {
             for batch in batches(alike) {
-                self.recycle_batch(batch, books);
+                self.recycle_batch(batch);
             }
         }
     }
 
     /// The same for pieces of one share.
-    fn recycle_batch(&self, batch: &[Vacated], books: Books<'_>) {
-        let tracker = self.tracker.as_ref().map(OpenTracker::tracker);
+    fn recycle_batch(&self, batch: &[Vacated]) {
         let share = &batch[0].share;
         for Vacated { run, .. } in batch.iter().filter(|piece| piece.marked) {
-            share.take_marks(*run, |addr, len| match tracker {
+            share.take_marks(*run, |addr, len| match self.tracker {
                 // SAFETY: the alias of frames that nobody uses.
                 Some(tracker) => unsafe { self.backend.untrack(tracker, addr, len) },
                 None => Ok(()),
@@ -151,7 +184,7 @@ impl Terrain {
         for piece in batch {
             if let Err(error) = share.give_back_announced(piece.run) {
                 let what = "vacated frames are out of circulation for now";
-                books.warn(Warning::because(what, &error));
+                self.books.warn(Warning::because(what, &error));
             }
         }
     }

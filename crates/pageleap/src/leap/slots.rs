@@ -24,9 +24,9 @@ impl ClaimedSlot {
         &SLOTS.slots[self.0]
     }
 
-    /// Its place in the table.
-    pub(super) fn number(&self) -> usize {
-        self.0
+    /// A bit for the place of each of these slots in the table.
+    pub(super) fn mask(slots: &[ClaimedSlot]) -> u64 {
+        slots.iter().fold(0, |mask, slot| mask | 1 << slot.0)
     }
 }
 

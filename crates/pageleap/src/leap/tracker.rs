@@ -1,21 +1,14 @@
-//! Trackers, and the threads that a mover needs beside the workers: some read the messages of
-//! trackers, others help a worker to copy.
+//! An open tracker, with the thread that reads its messages.
 //!
 //! A tracker gets its thread when the first area needs it. A small job beside a program at rest
 //! never does.
 
 use std::sync::{Arc, OnceLock};
 
-use super::context::RunsOn;
-use super::mover::FrameMover;
-use crate::affinity;
-use crate::backend::{Ability, Backend, Call, Errno, Haste, Tracker};
-use crate::engine::crew::Crew;
+use crate::backend::{Ability, Backend, Call, Errno, Tracker};
 use crate::engine::fault::{MAX_THREADS, SLOTS};
-use crate::engine::{Engine, Messages};
 use crate::job::books::Books;
 use crate::job::run::AbortOnUnwind;
-use crate::priority::{self, Raised, no_thread};
 use crate::sync::{Barrier, Condvar, Mutex, lock, thread};
 
 /// An open tracker. The last owner ends its thread and closes it.
@@ -151,82 +144,6 @@ impl Drop for Inner {
     }
 }
 
-impl FrameMover {
-    /// Runs `work` where the destination is.
-    pub(super) fn run_there(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
-        if self.backend().is_host_memory() && self.terrain.runs_on != RunsOn::Caller {
-            // Before other threads are started, which inherit all of it.
-            if !affinity::run_on(&self.terrain.cpus) {
-                books.warn("the workers may not run on the destination node's CPUs");
-            }
-            self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
-        }
-        let Some(open) = &self.terrain.tracker else { return work() };
-        if self.terrain.may_fall_back || self.serve(books).is_some() {
-            work();
-        }
-        open.end(books);
-    }
-
-    /// Whether the job's engine has a tracker, whose messages can be read as far as is known.
-    pub(super) fn has_tracker(&self) -> bool {
-        self.terrain.tracker.is_some() && self.unserved.get().is_none()
-    }
-
-    /// The tracker of the job's engine, with a thread that reads its messages if they have to be
-    /// read. `None` if the engine has none, or no thread could be started. What follows from that is
-    /// noted.
-    pub(super) fn serve(&self, books: Books<'_>) -> Option<Tracker> {
-        let Some(open) = &self.terrain.tracker else { return None };
-        if !self.is_served(self.terrain.engine) {
-            return Some(open.tracker());
-        }
-        match open.serve(self.slot_mask()) {
-            Ok(()) => Some(open.tracker()),
-            Err(why) => {
-                self.unserved.get_or_init(|| why);
-                let error = no_thread("a thread that reads the tracker's messages", why);
-                match self.terrain.may_fall_back {
-                    true => books.not_followed(error.to_string()),
-                    false => books.fail(error),
-                }
-                None
-            }
-        }
-    }
-
-    /// A bit for the number of each worker's slot.
-    pub(super) fn slot_mask(&self) -> u64 {
-        self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.number())
-    }
-
-    /// Whether a thread has to read the messages of an engine's tracker.
-    fn is_served(&self, engine: Engine) -> bool {
-        engine.profile().tracker.is_some_and(|need| match need.messages {
-            Messages::Writers => true,
-            Messages::Exchanges => self.backend().is_host_memory(),
-            Messages::None => false,
-        })
-    }
-
-    /// How the calling thread may run before others while they wait for it, if it may.
-    pub(super) fn first(&self) -> Option<Haste> {
-        if !self.backend().is_host_memory() {
-            return None;
-        }
-        if self.terrain.runs_on == RunsOn::Caller {
-            return priority::first_of_lent_thread();
-        }
-        priority::run_shortly();
-        priority::first()
-    }
-
-    /// Helps the one worker to copy, until all helpers are dismissed.
-    pub(super) fn help_worker(&self, helper: usize) {
-        help(self.backend(), &self.slots[0].slot().crew, helper, self.first());
-    }
-}
-
 /// Serves a tracker for the workers whose slots have their bits set in `slots`, after telling them
 /// by `ready` that it begins. A function of its own: from then on nothing may be read from the
 /// heap, where captured variables and the job lie, because the heap may be what is frozen.
@@ -250,14 +167,5 @@ fn serve(backend: &dyn Backend, tracker: Tracker, slots: u64, ready: &dyn Fn()) 
             });
         }
     });
-    std::mem::forget(bomb);
-}
-
-/// Helps a worker to copy. A function of its own, for the same reason as [`serve`].
-#[inline(never)]
-fn help(backend: &dyn Backend, crew: &'static Crew, number: usize, haste: Option<Haste>) {
-    let bomb = AbortOnUnwind;
-    // SAFETY: the backend of the job.
-    unsafe { crew.help(backend, number, haste) };
     std::mem::forget(bomb);
 }

@@ -8,7 +8,10 @@ use std::sync::Arc;
 use crate::backend::{
     Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, MemoryFile, Model, Prot, Tracker,
 };
-use crate::engine::commit::{Effort, Step};
+use crate::engine::commit::Step;
+#[cfg(not(loom))]
+use crate::engine::effort::Counters;
+use crate::engine::effort::NewAlias;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{SlotTable, Span};
 use crate::engine::{
@@ -162,7 +165,7 @@ impl Fixture {
     fn migrate_served(&self, backend: &dyn Backend) -> Vec<Step> {
         let mut steps = Vec::new();
         loop {
-            let Ended { step, effort, old_alias, .. } = self.attempt(backend, 0, 1);
+            let Ended { step, after, old_alias, .. } = self.attempt(backend, 0, 1);
             steps.push(step);
             if step == Step::Migrated {
                 return steps;
@@ -171,7 +174,7 @@ impl Fixture {
             // What a job does before it tries again.
             for (spoilt, at, file) in [
                 (old_alias == OldAlias::Torn, self.park, self.files[0]),
-                (effort.exchanged, self.alias, self.files[1]),
+                (after.new_alias != NewAlias::Untouched, self.alias, self.files[1]),
             ] {
                 let (len, prot) = (LEN, Prot::READ_WRITE);
                 let mapping = Mapping { addr: at, len, file, offset: 0, prot, populate: true };
@@ -345,11 +348,11 @@ mod plain_tests {
         for by in By::each() {
             let f = Fixture::new(by);
             f.model.store(f.page(1) + 8, 42).unwrap();
-            let Ended { step, effort, old_alias, .. } = f.attempt(&*f.model, 0, 1);
+            let Ended { step, counters, after, old_alias, .. } = f.attempt(&*f.model, 0, 1);
             assert_eq!(step, Step::Migrated);
-            let Effort { copied, by_exchange, repairs, written, held, .. } = effort;
+            let Counters { copied, repairs, written, held, .. } = counters;
             let huge = by.page.is_hugetlb();
-            assert_eq!((copied, by_exchange, repairs), (LEN as u64, !huge, 0));
+            assert_eq!((copied, after.is_exchanged(), repairs), (LEN as u64, !huge, 0));
             // If writers were held back, no engine knows which pages they would have written: all
             // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::backend::{Backend, CopyMethod, Errno, FailAt, FailMode, Mapping, Model, Prot};
-use crate::engine::commit::{Effort, Step};
+use crate::engine::commit::Step;
 use crate::engine::processor::Processor;
 use crate::engine::slot::{Slot, SlotTable, Span};
 use crate::engine::{Ended, Engine, Frames, Tools, Work, attempt};
@@ -84,9 +84,9 @@ impl Fixture {
         unsafe { attempt(Engine::Mprotect, &tools, work) }
     }
 
-    fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Effort) {
+    fn attempt(&self, backend: &dyn Backend, hold: bool) -> (Step, Ended) {
         let ended = self.attempt_work(backend, &self.work(hold));
-        (ended.step, ended.effort)
+        (ended.step, ended)
     }
 
     /// One attempt on one page.
@@ -321,10 +321,10 @@ mod plain_tests {
         for exchange in [true, false] {
             let f = Fixture::new(exchange);
             f.model.store(f.view + 8, 42).unwrap();
-            let (step, effort) = f.attempt(&*f.model, false);
+            let (step, ended) = f.attempt(&*f.model, false);
             assert_eq!(step, Step::Migrated);
             assert_eq!(
-                (effort.copied, effort.by_exchange, effort.repairs),
+                (ended.counters.copied, ended.after.is_exchanged(), ended.counters.repairs),
                 (LEN as u64, exchange, 0)
             );
             assert_eq!(f.load(f.view + 8), 42);
@@ -337,9 +337,9 @@ mod plain_tests {
         let f = Fixture::new(true);
         let failing = FailAt::new(f.model.clone(), 3, FailMode::Before, Errno(libc::EINVAL));
         failing.arm();
-        let (step, effort) = f.attempt(&failing, false);
+        let (step, ended) = f.attempt(&failing, false);
         assert_eq!(step, Step::Migrated);
-        assert!(effort.exchange_unsupported && !effort.by_exchange && f.is_migrated());
+        assert!(ended.after.exchange_unsupported && !ended.after.is_exchanged() && f.is_migrated());
     }
 
     #[test]

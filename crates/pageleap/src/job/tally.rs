@@ -1,0 +1,67 @@
+//! Sums that a job keeps for its report.
+
+use std::collections::BTreeMap;
+
+use super::report::{CopyUse, Warning};
+use crate::backend::Call;
+use crate::engine::choice::AreaEngine;
+use crate::engine::effort::Counters;
+use crate::engine::waits::Waits;
+use crate::error::Error;
+
+/// How long areas were closed.
+#[derive(Default)]
+pub(crate) struct Windows {
+    pub(crate) times: Waits,
+    pub(crate) over_budget: u64,
+    /// In how many of them the worker ran before other threads.
+    pub(crate) first: u64,
+}
+
+/// CPU time of the threads that have ended.
+#[derive(Default)]
+pub(crate) struct CpuTime {
+    pub(crate) ns: u64,
+    /// The kernel did not tell the CPU time of a thread.
+    pub(crate) unknown: bool,
+}
+
+/// Sums for the report.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) disturbed_copies: u64,
+    pub(crate) splits: u64,
+    pub(crate) holds: u64,
+    pub(crate) repairs: u64,
+    pub(crate) extents: i64,
+    pub(crate) windows: Windows,
+    /// How long threads were held up in the fault handler.
+    pub(crate) waits: Waits,
+    /// Pages that have moved, by item and by engine.
+    pub(crate) moved: BTreeMap<(usize, AreaEngine), u64>,
+    /// Why writes could not be followed, the first time.
+    pub(crate) not_followed_why: Option<String>,
+    /// How pages are copied, by pair of nodes.
+    pub(crate) copies: Vec<CopyUse>,
+    pub(crate) first_failure: Option<Error>,
+    /// By the number of their kind.
+    pub(crate) calls: [u64; Call::ALL.len()],
+    pub(crate) cpu: CpuTime,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+impl Tally {
+    /// Takes into account what an attempt, or a window of another kind, took.
+    pub(super) fn add(&mut self, counters: &Counters, budget_ns: u64) {
+        let Counters { window_ns, hurried, repairs, held, extents, calls, .. } = *counters;
+        if window_ns > 0 {
+            self.windows.first += u64::from(hurried);
+            self.windows.times.record(window_ns);
+            self.windows.over_budget += u64::from(window_ns > budget_ns);
+        }
+        self.repairs += repairs;
+        self.extents += extents;
+        self.holds += u64::from(held);
+        self.calls.iter_mut().zip(calls).for_each(|(sum, calls)| *sum += u64::from(calls));
+    }
+}

@@ -1,0 +1,135 @@
+//! What becomes of the two aliases of an area: made usable before an attempt, and repaired or noted
+//! after it.
+//!
+//! Each run of frames has an alias, a second mapping through which the job reaches the frames. An
+//! attempt copies from the alias of the old frames to the alias of the new ones, and then gives the
+//! span the page tables of the second alias:
+//!
+//! ```text
+//!                      alias of the new frames        span         alias of the old frames
+//!   before             new frames                     old frames   old frames
+//!
+//!   exchanged          empty             ── tables ─► new frames
+//!   page tables parked                                   └──────── tables ─► old frames,
+//!                                                                  with the span's attributes
+//!   mapped by file     new frames                     new frames   old frames
+//!   mapping moved      a hole            ── mapping ► new frames   old frames
+//!   refused            perhaps empty, with the        old frames   old frames, or a hole
+//!                      access of the span
+//! ```
+//!
+//! Shares keep account of what each alias has become (`pool/alias.rs`), and repair it before its
+//! frames are used again.
+
+use super::page_tables::is_congruent;
+use super::site::Place;
+use crate::backend::{Backend, Call, Errno, Prot};
+use crate::engine::commit::Step;
+use crate::engine::effort::NewAlias;
+use crate::engine::{Ended, Entries, OldAlias, Work};
+use crate::observe::Attributes;
+use crate::units::NodeId;
+
+/// Makes both aliases usable for an attempt. `preferred` is the node from which this worker's page
+/// tables come.
+pub(super) fn prepare(
+    place: &Place<'_>,
+    work: &Work,
+    preferred: Option<NodeId>,
+) -> Result<(), (Call, Errno)> {
+    let Place { leg, old, new, .. } = *place;
+    // The alias of the new frames must be there to be copied to. If the commit will switch in its
+    // page tables, they must lie where the leg wants them.
+    match leg.tables.filter(|_| work.may_exchange && leg.tables == preferred) {
+        Some(node) => leg.to.seat_tables(new, node, |part| leg.lend_attributes(part))?,
+        None => leg.to.mend_torn(new)?,
+    }
+    // The alias of the old frames is read, or gets their page tables: a hole that a failed attempt
+    // has left there must not be in the way.
+    leg.from.mend_torn(old)
+}
+
+/// Notes what an attempt has left of both aliases, and makes them usable for the next attempt.
+/// `lent` are the attributes that the span had. Returns whether there can be a next attempt.
+pub(super) fn settle(
+    place: &Place<'_>,
+    work: &Work,
+    lent: &Attributes,
+    ended: &Ended,
+    preferred: Option<NodeId>,
+    backend: &dyn Backend,
+) -> bool {
+    // The new one first: it may be a hole.
+    let usable = settle_new(place, work, ended, preferred, backend);
+    settle_old(place, work, lent, ended.old_alias, preferred);
+    usable
+}
+
+fn settle_new(
+    place: &Place<'_>,
+    work: &Work,
+    ended: &Ended,
+    preferred: Option<NodeId>,
+    backend: &dyn Backend,
+) -> bool {
+    let Place { leg, new, .. } = *place;
+    let has_moved = ended.step == Step::Migrated;
+    match ended.after.new_alias {
+        NewAlias::Untouched => {}
+        NewAlias::Exchanged => {
+            leg.to.mark_hollow(new);
+            return true;
+        }
+        NewAlias::Refused => leg.to.mark_hollow(new),
+        // A hole, where another thread's next mapping could land: fill it at once.
+        NewAlias::Moved => leg.to.mend_hole(new),
+    }
+    if has_moved {
+        if leg.tables.is_some() {
+            // `mmap` has filled new page tables of the span, under this worker's policy.
+            leg.to.note_tables(new, preferred);
+        }
+        return true;
+    }
+    let lost_access =
+        ended.after.new_alias == NewAlias::Refused && work.span.prot != Prot::READ_WRITE;
+    if !lost_access {
+        return true;
+    }
+    // The next copy goes through this alias. SAFETY: the alias of frames that are the job's.
+    unsafe { backend.protect(work.new.alias, work.span.len, Prot::READ_WRITE) }.is_ok()
+}
+
+fn settle_old(
+    place: &Place<'_>,
+    work: &Work,
+    lent: &Attributes,
+    left: OldAlias,
+    preferred: Option<NodeId>,
+) {
+    let Place { leg, old, .. } = *place;
+    match left {
+        OldAlias::Untouched => {}
+        OldAlias::Spoilt { apart } => {
+            if apart {
+                leg.from.rejoin(old);
+            }
+            leg.from.mark_spoilt(old);
+        }
+        OldAlias::HasTables(entries) => {
+            leg.from.mark_borrowed(old);
+            // Where whole page-table pages could not move, the kernel has made new ones, under this
+            // worker's policy.
+            let moved_whole =
+                is_congruent(work.old.alias, work.span.addr) && entries != Entries::Apart;
+            if !moved_whole && leg.from.0.tables != preferred {
+                leg.from.note_tables(old, None);
+            }
+            if entries == Entries::Apart {
+                leg.from.reclaim_from(old, lent);
+            }
+        }
+        // Perhaps a hole, where another thread's next mapping could land: fill it at once.
+        OldAlias::Torn => leg.from.mend_hole(old),
+    }
+}
