@@ -2,8 +2,12 @@
 
 use std::ops::Range;
 
+use super::HUGE;
 use crate::placement::Layout;
-use crate::units::NodeId;
+use crate::units::{BASE_PAGE, NodeId};
+
+/// Base pages of a transparent huge page.
+pub(super) const HUGE_PAGES: u64 = (HUGE / BASE_PAGE) as u64;
 
 /// A stretch of a mapping.
 #[derive(Debug)]

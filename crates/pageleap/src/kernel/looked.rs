@@ -1,18 +1,29 @@
 //! Where pages of a leg lie, and whether they are to move.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pageleap_sys::Errno;
 
 use super::call::UNWRITTEN;
-use super::leg::Leg;
-use super::mover::{Entry, HUGE_PAGES, KernelMover, Worker};
+use super::leg::{HUGE_PAGES, Leg};
+use super::target::Process;
 use crate::engine::effort::Counters;
 use crate::job::area::{Reason, Verdict};
 use crate::units::{BASE_PAGE, Call, NodeId};
 
+/// A page of the list of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) page: u64,
+    /// Base pages that move with it, if it is what it looks like.
+    pub(super) span: u64,
+    pub(super) node: NodeId,
+}
+
 /// Where pages of a leg lie and where they are to lie.
 pub(super) struct Looked<'a> {
+    process: &'a Process,
     leg: &'a Leg,
     pub(super) pages: Range<u64>,
     /// By unit: the node, or a negated error number.
@@ -25,12 +36,11 @@ pub(super) struct Looked<'a> {
 
 impl<'a> Looked<'a> {
     pub(super) fn at(
-        mover: &KernelMover,
+        process: &'a Process,
         leg: &'a Leg,
         pages: Range<u64>,
         counters: &mut Counters,
     ) -> Result<Looked<'a>, (Call, Errno)> {
-        let process = &mover.processes[leg.process];
         let units = pages.clone().step_by(leg.unit as usize);
         let addresses: Vec<usize> = units.clone().map(|page| page as usize * BASE_PAGE).collect();
         let mut status = vec![UNWRITTEN; addresses.len()];
@@ -42,7 +52,7 @@ impl<'a> Looked<'a> {
             true => units.map(|page| process.why_absent(page, 1)[0]).collect(),
         };
         let parts = leg.parts(pages.clone());
-        Ok(Looked { leg, pages, status, parts, absent })
+        Ok(Looked { process, leg, pages, status, parts, absent })
     }
 
     /// Whether no page is present, and none is swapped out.
@@ -62,12 +72,21 @@ impl<'a> Looked<'a> {
         &self.parts[at]
     }
 
+    /// Whether a page is present, and is none that stands for others.
+    fn lies_somewhere(&self, page: u64) -> bool {
+        let mut status = [UNWRITTEN];
+        let asked = self.process.calls.query(&[page as usize * BASE_PAGE], &mut status);
+        asked.is_ok() && status[0] >= 0
+    }
+
     /// The page as an entry of a list, or why it need not move.
-    /// `first`: no page of the area has been tried before.
+    ///
+    /// `from`: the nodes from which pages move; `None`: from all. `is_apart`: whether the block of
+    /// a page did not move as one page. `first`: no page of the area has been tried before.
     pub(super) fn entry(
         &self,
-        mover: &KernelMover,
-        worker: &Worker,
+        from: Option<&BTreeSet<NodeId>>,
+        is_apart: impl Fn(u64) -> bool,
         page: u64,
         first: bool,
     ) -> Result<Entry, Verdict> {
@@ -76,9 +95,7 @@ impl<'a> Looked<'a> {
         let Ok(on) = u32::try_from(self.status[unit]) else {
             return Err(match self.absent[unit] {
                 // It came between the two questions.
-                Reason::ZeroPage if mover.lies_somewhere(self.leg, page) => {
-                    Verdict::Later(Reason::InUse)
-                }
+                Reason::ZeroPage if self.lies_somewhere(page) => Verdict::Later(Reason::InUse),
                 // Before Linux 6.12, the kernel does not find pages that nobody may access.
                 Reason::ZeroPage if self.leg.has_no_access => {
                     Verdict::Left(Some(Reason::Unmovable))
@@ -88,7 +105,7 @@ impl<'a> Looked<'a> {
                 why => Verdict::Left(Some(why)),
             });
         };
-        let is_elsewhere = mover.manner.from.as_ref().is_some_and(|all| !all.contains(&NodeId(on)));
+        let is_elsewhere = from.is_some_and(|all| !all.contains(&NodeId(on)));
         if NodeId(on) == *node {
             return Err(Verdict::Left(None));
         }
@@ -100,7 +117,7 @@ impl<'a> Looked<'a> {
             && page.is_multiple_of(HUGE_PAGES)
             && whole.end <= self.pages.end
             && whole.end <= part.end
-            && !worker.is_apart(self.leg, page);
+            && !is_apart(page);
         let status = || &self.status[unit..unit + HUGE_PAGES as usize];
         let span = match is_block && status().iter().all(|other| *other == self.status[unit]) {
             true => HUGE_PAGES,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use pageleap_sys::Errno;
 
+use super::AREA_PAGES;
 use super::batch::Batch;
-use super::call::{Fate, UNWRITTEN, move_once};
-use super::leg::Leg;
-use super::looked::Looked;
+use super::call::{Fate, move_once};
+use super::leg::{HUGE_PAGES, Leg};
+use super::looked::{Entry, Looked};
 use super::room::Rooms;
 use super::target::Process;
-use super::{AREA_PAGES, HUGE};
 use crate::engine::Engine;
 use crate::engine::choice::{AreaEngine, Why};
 use crate::engine::effort::Counters;
@@ -25,8 +25,6 @@ use crate::priority::Raised;
 use crate::sync::{Instant, thread};
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
 
-/// Base pages of a transparent huge page.
-pub(super) const HUGE_PAGES: u64 = (HUGE / BASE_PAGE) as u64;
 /// Pages of one query. The kernel copies the lists, and this size keeps the copies small.
 pub(super) const QUERY: u64 = 1024;
 /// The pauses before a page is tried again: the first one, and the longest.
@@ -85,15 +83,6 @@ pub(crate) struct Worker {
     tried: Vec<Range<u64>>,
 }
 
-/// A page of the list of a call.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) page: u64,
-    /// Base pages that move with it, if it is what it looks like.
-    pub(super) span: u64,
-    pub(super) node: NodeId,
-}
-
 /// Findings of an attempt.
 #[derive(Default)]
 struct Found {
@@ -133,14 +122,6 @@ impl KernelMover {
     pub(crate) fn parts(&self, leg: usize) -> Vec<(Range<u64>, NodeId)> {
         let leg = &self.legs[leg];
         leg.parts(leg.pages.clone())
-    }
-
-    /// Whether a page is present, and is none that stands for others.
-    pub(super) fn lies_somewhere(&self, leg: &Leg, page: u64) -> bool {
-        let mut status = [UNWRITTEN];
-        let asked =
-            self.processes[leg.process].calls.query(&[page as usize * BASE_PAGE], &mut status);
-        asked.is_ok() && status[0] >= 0
     }
 
     /// Finds pages for one call among `tried`, the parts of an area that are to be tried. Returns
@@ -183,21 +164,23 @@ impl KernelMover {
         found: &mut Found,
     ) -> Result<(), (Call, Errno)> {
         let leg = &self.legs[area.leg];
+        let process = &self.processes[leg.process];
+        let from = self.manner.from.as_ref();
+        let is_apart = |page| worker.is_apart(leg, page);
         let mut at = part.start;
         while at < part.end && *wanted < most {
             let step = QUERY * leg.unit;
             let chunk = at..((at / step + 1) * step).min(part.end);
-            let looked = Looked::at(self, leg, chunk, &mut found.counters)?;
+            let looked = Looked::at(process, leg, chunk, &mut found.counters)?;
             if leg.unit == 1 && looked.is_empty() {
                 // Processes reserve addresses by terabytes.
-                let process = &self.processes[leg.process];
                 let end = process.skip_absent(looked.pages.end, part.end);
                 found.say(at..end, Verdict::Left(Some(Reason::Absent)));
                 at = end;
                 continue;
             }
             while at < looked.pages.end && *wanted < most {
-                let entry = looked.entry(self, worker, at, area.refused == 0);
+                let entry = looked.entry(from, is_apart, at, area.refused == 0);
                 match entry {
                     Ok(entry) => {
                         *wanted += entry.span;
@@ -211,7 +194,7 @@ impl KernelMover {
                 }
                 // A huge page that did not move is tried as a whole, page by page.
                 let within = leg.maybe_huge && !at.is_multiple_of(HUGE_PAGES);
-                if *wanted >= most && within && worker.is_apart(leg, at) && at < looked.pages.end {
+                if *wanted >= most && within && is_apart(at) && at < looked.pages.end {
                     *wanted = most - 1;
                 }
             }
@@ -359,7 +342,7 @@ impl KernelMover {
         let mut span = entry.span;
         if leg.unit == 1 && span > 1 {
             let all = entry.page..entry.page + span;
-            let looked = Looked::at(self, leg, all, &mut found.counters)?;
+            let looked = Looked::at(&self.processes[leg.process], leg, all, &mut found.counters)?;
             if looked.status.iter().any(|status| *status != entry.node.0 as i32) {
                 // It was no huge page.
                 worker.apart.insert((leg.process, entry.page / HUGE_PAGES));
@@ -378,7 +361,7 @@ impl KernelMover {
         if pages.is_empty() {
             return Ok(0);
         }
-        let now = Looked::at(self, leg, pages.clone(), &mut found.counters)?;
+        let now = Looked::at(&self.processes[leg.process], leg, pages.clone(), &mut found.counters)?;
         let mut came = 0;
         for ((page, before), status) in pages.zip(before).zip(&now.status) {
             let is_there = u32::try_from(*status).is_ok_and(|on| NodeId(on) == now.part(page).1);
@@ -518,7 +501,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn is_apart(&self, leg: &Leg, page: u64) -> bool {
+    fn is_apart(&self, leg: &Leg, page: u64) -> bool {
         self.apart.contains(&(leg.process, page / HUGE_PAGES))
     }
 

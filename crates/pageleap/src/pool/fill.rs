@@ -6,15 +6,16 @@
 //! has confirmed where they are. hugetlb pages are populated by a call that reports an error
 //! instead of raising a signal.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::frames::Run;
-use super::room::{Announced, IN_FLIGHT, MOST_ANNOUNCED, Room};
-use super::share::{Plan, Share};
+use super::room::{Announced, IN_FLIGHT, MOST_ANNOUNCED, Room, check_node};
+use super::share::{Fill, Plan, Share};
 use super::unseen::Unseen;
 use crate::affinity;
-use crate::backend::{Call, Errno, Policy};
+use crate::backend::{Backend, Call, Errno, Policy};
 use crate::error::Error;
 use crate::observe::{self, MappedPages};
 use crate::placement::NodeCounts;
@@ -34,8 +35,28 @@ const VERIFIED_AT_ONCE: u64 = 8192;
 /// limit.
 const MAX_THREADS: usize = 8;
 
+impl Share {
+    /// Takes the memory, faults it in, and verifies its node and page size. On an error all memory
+    /// goes back.
+    pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
+        let Plan { node, page, frames, .. } = *plan;
+        check_node(&*backend, node, page, frames * page.bytes() as u64)?;
+        let share = Share::unfilled(backend, plan)?;
+        let inner = &*share.0;
+        inner.map_alias(Run { first: 0, frames }, Fill::New).map_err(|(call, errno)| {
+            inner.refused(call, inner.alias_of(0), share.bytes() as usize, errno)
+        })?;
+        fill(&share, plan)?;
+        // Huge pages of the hugetlb pool are never swapped out.
+        if plan.locked && !page.is_hugetlb() {
+            inner.lock_resident()?;
+        }
+        Ok(share)
+    }
+}
+
 /// Faults a whole share in, and verifies on which node its pages lie and how large they are.
-pub(super) fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
+fn fill(share: &Share, plan: &Plan) -> Result<(), Error> {
     let inner = &*share.0;
     let backend = &*inner.backend;
     let (start, len) = (inner.alias_of(0), share.bytes() as usize);

@@ -17,7 +17,6 @@ use std::sync::{Arc, PoisonError};
 
 use super::alias::{AliasState, Aliases};
 use super::frames::{FrameAllocator, FrameSet, Run};
-use super::{fill, room};
 use crate::address_ranges::{ALIASES, Listed, reserve_aligned};
 use crate::backend::{Advice, Backend, Call, Errno, Mapping, MemoryFile, Policy, Prot};
 use crate::error::Error;
@@ -97,12 +96,10 @@ pub(super) struct Plan<'a> {
 }
 
 impl Share {
-    /// Takes the memory, faults it in, and verifies its node and page size. On an error all memory
-    /// goes back.
-    pub(super) fn build(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
+    /// A share with a memory file and addresses for its alias. Nothing is mapped there yet.
+    pub(super) fn unfilled(backend: Arc<dyn Backend>, plan: &Plan) -> Result<Share, Error> {
         let Plan { node, tables, page, frames, .. } = *plan;
         let bytes = frames as usize * page.bytes();
-        room::check_node(&*backend, node, page, bytes as u64)?;
         if backend.is_host_memory() {
             forks::watch().map_err(|errno| Error::call(Call::Advise, 0, bytes, errno))?;
         }
@@ -128,7 +125,7 @@ impl Share {
         };
         let listed = Listed::new(&ALIASES, &*backend, alias, bytes);
         // From here on, dropping the share gives everything back.
-        let share = Share(Arc::new(ShareInner {
+        Ok(Share(Arc::new(ShareInner {
             backend,
             file,
             node,
@@ -143,18 +140,7 @@ impl Share {
             looks_again_ns: AtomicU64::new(0),
             returned: Condvar::new(),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-        }));
-        let all = Run { first: 0, frames };
-        share
-            .0
-            .map_alias(all, Fill::New)
-            .map_err(|(call, errno)| share.0.refused(call, alias, bytes, errno))?;
-        fill::fill(&share, plan)?;
-        // Huge pages of the hugetlb pool are never swapped out.
-        if plan.locked && !page.is_hugetlb() {
-            share.0.lock_resident()?;
-        }
-        Ok(share)
+        })))
     }
 
     pub(crate) fn node(&self) -> NodeId {
@@ -375,7 +361,7 @@ impl ShareInner {
 
     /// Locks the frames into memory, by a mapping that never changes. A lock on the alias would be
     /// lost or multiplied when its page tables move.
-    fn lock_resident(&self) -> Result<(), Error> {
+    pub(super) fn lock_resident(&self) -> Result<(), Error> {
         let bytes = self.frames as usize * self.page.bytes();
         let addr = reserve_aligned(&*self.backend, bytes)?;
         *lock(&self.anchor) = Some(addr); // released when the share is dropped

@@ -73,6 +73,8 @@ impl Capabilities {
             findings.extend(placement::findings(&around, &allowed));
             let (ways, more) = userfaultfd::findings(&around);
             findings.extend(more);
+            findings.extend(tracking::findings(&around, &ways));
+            findings.extend(hold::findings(&ways));
             findings.push(in_place::finding(&ways, &findings));
             userfaultfd = ways;
         } else {

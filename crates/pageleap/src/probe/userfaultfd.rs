@@ -12,7 +12,6 @@ use super::around::{Around, Killed, drop_in, is_plain};
 use super::features::{FEATURES, Feature};
 use super::finding::{Finding, Remedy, Topic, Who};
 use super::scratch::Failed;
-use super::{hold, tracking};
 use crate::backend::uffd::{DEVICE, EXCHANGE, MOVE_IN_PLACE, TRACKING, open_device};
 
 const SYSCTL: &str = "proc/sys/vm/unprivileged_userfaultfd";
@@ -166,10 +165,7 @@ fn try_way(around: &Around, way: Way) -> WayFound {
 pub(super) fn findings(around: &Around) -> (Vec<WayFound>, Vec<Finding>) {
     let ways: Vec<WayFound> = Way::ALL.into_iter().map(|way| try_way(around, way)).collect();
     let device = Device::look(around);
-    let mut findings: Vec<Finding> =
-        ways.iter().map(|found| judge_way(around, &ways, found, &device)).collect();
-    findings.extend(tracking::findings(around, &ways));
-    findings.extend(hold::findings(&ways));
+    let findings = ways.iter().map(|found| judge_way(around, &ways, found, &device)).collect();
     (ways, findings)
 }
 

@@ -8,9 +8,9 @@ use pageleap_sys::MAX_NODES;
 
 use super::SysFiles;
 use super::files::{Bounded, MAX_ENTRIES};
-use super::formats::{MountLine, parse_list, parse_map, status_value, unescaped};
-use super::read::MAX_CPUS;
-use super::reading::node_ids;
+use super::formats::{
+    MAX_CPUS, MountLine, node_ids, parse_list, parse_map, status_value, unescaped,
+};
 use crate::error::Error;
 use crate::units::NodeId;
 

@@ -27,7 +27,7 @@ use pageleap_sys::{Entries, Errno, open_beneath};
 
 use super::effort::Effort;
 use super::shown::{escaped, shortened};
-use super::walk::walk;
+use super::walk::{file_type, walk};
 use crate::error::Error;
 
 /// Most bytes of a file. Files of sysfs have at most one page, lists of CPUs a few pages (Linux
@@ -373,12 +373,6 @@ enum Refusal {
     Path(Errno),
     /// The path leads to something of another kind.
     Kind(FileType),
-}
-
-pub(super) fn file_type(file: &File) -> Result<FileType, Errno> {
-    let metadata =
-        file.metadata().map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
-    Ok(metadata.file_type())
 }
 
 #[cfg(all(test, not(miri)))]

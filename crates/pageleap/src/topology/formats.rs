@@ -2,6 +2,10 @@
 //! or refuses any text, in time and memory that the length of the text and the largest id limit.
 
 use super::shown::shortened;
+use crate::units::NodeId;
+
+/// Every CPU number is below this limit (`NR_CPUS` is at most 8192, `CONFIG_MAXSMP` on x86).
+pub(super) const MAX_CPUS: usize = 8192;
 
 /// Parses the kernel's list format, such as `0,2-3` (Documentation/admin-guide/cputopology.rst). An
 /// empty text is an empty list.
@@ -102,6 +106,11 @@ pub(super) fn parse_id(text: &str, end: usize) -> Result<usize, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let id = digits.then(|| text.parse().ok()).flatten().filter(|id| *id < end);
     id.ok_or_else(|| format!("`{}` is not an id below {end}", shortened(text)))
+}
+
+/// Ids as those of nodes.
+pub(super) fn node_ids(ids: Vec<usize>) -> Vec<NodeId> {
+    ids.into_iter().map(|id| NodeId(id as u32)).collect()
 }
 
 /// Writes ids in the kernel's list format, such as `0,2-3`. Consecutive ids become a range if `ids`

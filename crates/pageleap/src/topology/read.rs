@@ -3,7 +3,7 @@
 use pageleap_sys::MAX_NODES;
 
 use super::files::{Bounded, MAX_ENTRIES};
-use super::formats::{id_list, meminfo, numbered, parse_list, parse_map};
+use super::formats::{MAX_CPUS, id_list, meminfo, numbered, parse_list, parse_map};
 use super::reading::{Reading, huge_pages};
 use super::{HUGE_PAGES, NODES, Node, SysFiles, Topology};
 use crate::error::Error;
@@ -11,8 +11,6 @@ use crate::units::NodeId;
 
 const CPUS: &str = "sys/devices/system/cpu";
 const CPUS_ONLINE: &str = "sys/devices/system/cpu/online";
-/// Every CPU number is below this limit (`NR_CPUS` is at most 8192, `CONFIG_MAXSMP` on x86).
-pub(super) const MAX_CPUS: usize = 8192;
 
 /// Reads the whole machine.
 pub(super) fn topology(files: &SysFiles) -> Result<Topology, Error> {

@@ -4,7 +4,7 @@ use pageleap_sys::MAX_NODES;
 
 use super::cpuset::{self, Allowed};
 use super::files::Bounded;
-use super::formats::{distances, huge_page_bytes, numbered, parse_list};
+use super::formats::{distances, huge_page_bytes, node_ids, numbered, parse_list};
 use super::shown::shortened;
 use super::{Access, HugePages, NODES, Node, SideCache};
 use crate::error::Error;
@@ -216,8 +216,4 @@ pub(super) fn huge_pages(
     let mut sizes: Vec<_> = sizes.map(of_size).collect();
     sizes.sort_by_key(|size| size.as_ref().map_or(0, |pages| pages.page_bytes));
     Ok(sizes)
-}
-
-pub(super) fn node_ids(ids: Vec<usize>) -> Vec<NodeId> {
-    ids.into_iter().map(|id| NodeId(id as u32)).collect()
 }

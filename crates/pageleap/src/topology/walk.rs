@@ -5,13 +5,12 @@
 //! itself, and climbs only to descriptors that it came through.
 
 use std::ffi::{CStr, CString};
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use pageleap_sys::{Errno, link_target, open_entry};
 
 use super::effort::Effort;
-use super::files::file_type;
 
 /// Most symbolic links on one path, as many as the kernel follows (`MAXSYMLINKS`).
 const MAX_LINKS: usize = 40;
@@ -77,4 +76,10 @@ pub(super) fn walk(
         }
     }
     open_entry(directories.last().map_or(root, OwnedFd::as_fd), c".", flags)
+}
+
+pub(super) fn file_type(file: &File) -> Result<FileType, Errno> {
+    let metadata =
+        file.metadata().map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(metadata.file_type())
 }
