@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::errno::{Errno, check, check_descriptor};
 use crate::process::{Resource, resource_limit};
+use crate::wait::wait_readable;
 
 /// Which file a descriptor stands for: device, inode, type and seals.
 ///
@@ -217,6 +218,34 @@ impl Drop for KeptFd {
     fn drop(&mut self) {
         // SAFETY: nothing borrows it any more.
         unsafe { self.0.close() };
+    }
+}
+
+/// A process, which no other one can take the place of while the value exists (`pidfd_open(2)`,
+/// Linux 5.3).
+#[derive(Debug)]
+pub struct PidFd(KeptFd);
+
+impl PidFd {
+    /// Opens the process with this number.
+    ///
+    /// # Errors
+    /// ESRCH: there is no such process. EINVAL: the number is that of a thread. ENOSYS or EPERM: a
+    /// seccomp filter refuses the call. EMFILE, ENFILE: too many open files.
+    pub fn open(pid: i32) -> Result<PidFd, Errno> {
+        // SAFETY: the call takes no pointers.
+        let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+        // SAFETY: the kernel has just made the descriptor, and nobody else has it.
+        KeptFd::new(unsafe { OwnedFd::from_raw_fd(fd as i32) }).map(PidFd)
+    }
+
+    /// Whether all threads of the process have ended, as far as the descriptor tells: other code of
+    /// this process may have closed it.
+    pub fn has_ended(&self) -> bool {
+        if !self.0.is_ours() {
+            return false;
+        }
+        wait_readable([self.0.as_raw_fd()], 0) == [true]
     }
 }
 

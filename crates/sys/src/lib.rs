@@ -27,7 +27,7 @@ mod wait;
 
 pub use apart::{Trial, call_apart};
 pub use copy::{CopyLoop, CopyMethod, copy_racing, memcpy_is_watched, zero};
-pub use descriptor::{FileIdentity, Kept, KeptFd, out_of_the_way};
+pub use descriptor::{FileIdentity, Kept, KeptFd, PidFd, out_of_the_way};
 pub use errno::Errno;
 pub use files::{Entries, link_target, open_beneath, open_entry};
 pub use futex::{futex_wait, futex_wake_all};
@@ -44,7 +44,7 @@ pub use mempolicy::{
 pub use own::{open_own, read_own};
 pub use pagemap::{PageQuery, PageRegion, mapping_at, page_is, pagemap_scan, scan_flag};
 pub use process::{
-    PidFd, Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
+    Resource, ResourceLimit, Scheduling, capability, cpu_time_ns, effective_capabilities,
     has_seccomp_filter, is_node_allowed, kernel_release, own_cpu_clock, policy_mode, reschedule,
     resource_limit, run_shortly, scheduling, static_memory, thp_disabled, thread_cpu_time_ns,
 };

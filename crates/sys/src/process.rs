@@ -2,13 +2,10 @@
 //! limits, memory policy and scheduling.
 
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::slice;
 
-use crate::descriptor::KeptFd;
 use crate::errno::{Errno, check};
 use crate::mempolicy::MAX_NODES;
-use crate::wait::wait_readable;
 
 /// Numbers of the capabilities that matter here (`include/uapi/linux/capability.h`). They are bit
 /// numbers of the mask that [`effective_capabilities`] returns.
@@ -69,34 +66,6 @@ pub fn has_seccomp_filter() -> Result<bool, Errno> {
 pub fn thp_disabled() -> Result<bool, Errno> {
     // SAFETY: the call takes no pointers.
     check(unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) }.into()).map(|mode| mode != 0)
-}
-
-/// A process, which no other one can take the place of while the value exists (`pidfd_open(2)`,
-/// Linux 5.3).
-#[derive(Debug)]
-pub struct PidFd(KeptFd);
-
-impl PidFd {
-    /// Opens the process with this number.
-    ///
-    /// # Errors
-    /// ESRCH: there is no such process. EINVAL: the number is that of a thread. ENOSYS or EPERM: a
-    /// seccomp filter refuses the call. EMFILE, ENFILE: too many open files.
-    pub fn open(pid: i32) -> Result<PidFd, Errno> {
-        // SAFETY: the call takes no pointers.
-        let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-        // SAFETY: the kernel has just made the descriptor, and nobody else has it.
-        KeptFd::new(unsafe { OwnedFd::from_raw_fd(fd as i32) }).map(PidFd)
-    }
-
-    /// Whether all threads of the process have ended, as far as the descriptor tells: other code of
-    /// this process may have closed it.
-    pub fn has_ended(&self) -> bool {
-        if !self.0.is_ours() {
-            return false;
-        }
-        wait_readable([self.0.as_raw_fd()], 0) == [true]
-    }
 }
 
 /// A kind of resource limit.

@@ -4,6 +4,7 @@
 //! A [`Shadow`] knows what the words of the region must contain after all loads so far.
 
 mod bystander;
+mod demand;
 mod gaps;
 mod kernel;
 mod random;
@@ -15,11 +16,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+pub use demand::{Rate, Rows};
 use kernel::{KernelLog, WORDS_PER_PAGE};
 use spells::Spells;
 pub use spells::{MEAN_SPELL, Pattern};
+pub use writer::Tally;
 use writer::WriteLog;
-pub use writer::{Rate, Rows, Tally};
 
 use crate::Error;
 use crate::phase::{PHASES, Phase, Stage, StopOnDrop, Times};

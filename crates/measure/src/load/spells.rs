@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
+use super::demand::{Rate, Rows};
 use super::random::SplitMix64;
-use super::{Rate, Rows};
 
 /// Mean length of the spells of a changing load: some spells for each leap of a gigabyte.
 pub const MEAN_SPELL: Duration = Duration::from_millis(30);
