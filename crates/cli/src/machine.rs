@@ -1,13 +1,11 @@
 //! What the commands that leap need to know of the machine: nodes, their free memory, the kernel's
 //! release.
 
-use std::fmt;
-
 use anyhow::Context;
 use pageleap::PageSize;
 use pageleap::topology::Topology;
 
-use crate::stop::Stop;
+use crate::stop::{Refusal, Stop};
 
 /// The memory of a node.
 #[derive(Clone, Copy, Debug)]
@@ -21,25 +19,6 @@ pub struct NodeMemory {
     /// Free huge pages of the size that the pools use.
     pub free_huge_pages: u64,
 }
-
-/// Why a command refuses to start.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Refusal(String);
-
-impl Refusal {
-    /// A refusal for this reason.
-    pub fn new(reason: String) -> Refusal {
-        Refusal(reason)
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Chooses the node to start from and the node to move to.
 pub fn choose_nodes(
@@ -57,7 +36,7 @@ pub fn choose_nodes(
         let what =
             if nodes.iter().any(|node| node.id == id) { "has no memory" } else { "does not exist" };
         let known: Vec<String> = with_memory.iter().map(u32::to_string).collect();
-        return Err(Refusal(format!(
+        return Err(Refusal::new(format!(
             "{flag} {id}: node {id} {what}; nodes with memory: {}",
             if known.is_empty() { "none".to_owned() } else { known.join(", ") }
         )));
@@ -65,7 +44,7 @@ pub fn choose_nodes(
     let other_than = |id: u32| with_memory.iter().copied().find(|other| *other != id).unwrap_or(id);
     let first = *with_memory
         .first()
-        .ok_or_else(|| Refusal("the kernel reports no node with memory".to_owned()))?;
+        .ok_or_else(|| Refusal::new("the kernel reports no node with memory".to_owned()))?;
     Ok(match (from, to) {
         (Some(from), Some(to)) => (from, to),
         (Some(from), None) => (from, other_than(from)),

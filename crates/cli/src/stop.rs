@@ -1,6 +1,6 @@
 //! Why a command ends without success.
 
-use crate::machine::Refusal;
+use std::fmt;
 
 /// Why a command ended without success.
 #[derive(Debug)]
@@ -32,6 +32,25 @@ impl From<pageleap_measure::Error> for Stop {
         }
     }
 }
+
+/// Why a command refuses to start.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal(String);
+
+impl Refusal {
+    /// A refusal for this reason.
+    pub fn new(reason: String) -> Refusal {
+        Refusal(reason)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 impl From<Refusal> for Stop {
     fn from(refusal: Refusal) -> Stop {

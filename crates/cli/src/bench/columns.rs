@@ -9,7 +9,6 @@ use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::median;
 
 use super::args::Starter;
-use super::gaps;
 use super::rows::{Case, Line, OneCopy, Row, Run};
 
 /// What belongs to a case.
@@ -241,7 +240,7 @@ fn load_result_columns<'a>() -> Vec<Column<Row<'a>>> {
             "longest gap of a leap, less the longest beside memcpys of the same run (median of \
              the runs)",
             |row: &Row| {
-                let beyond = gaps::beyond_ns(row, Noticing::Writers);
+                let beyond = row.beyond_memcpy_ns(Noticing::Writers);
                 beyond.map_or(Value::Unknown, Value::SignedNs)
             },
         ),

@@ -4,7 +4,6 @@
 use pageleap_measure::document::{Body, Column, Section, Table, Value, column};
 use pageleap_measure::load::{Log, Noticing, Work};
 use pageleap_measure::phase::{Phase, Spread, Times};
-use pageleap_measure::statistics::median_if_all_known;
 
 use super::columns::{OfCase, asked_and_used, load_columns};
 use super::rows::{Case, Row, Run};
@@ -110,7 +109,7 @@ fn beside_memcpys<'a>(row: &Row<'a>, threads: Noticing) -> GapRow<'a> {
 fn beside_leaps<'a>(row: &'a Row<'a>, threads: Noticing) -> GapRow<'a> {
     let logs = row.samples.iter().map(|sample| &sample.load);
     let gaps = all(logs, threads).spread(Phase::During);
-    let beyond_ns = beyond_ns(row, threads);
+    let beyond_ns = row.beyond_memcpy_ns(threads);
     GapRow { case: row.case, row: Some(row), run: None, threads, gaps, beyond_ns }
 }
 
@@ -118,14 +117,6 @@ fn all<'a>(logs: impl Iterator<Item = &'a Log>, threads: Noticing) -> Times {
     let mut sum = Times::new();
     logs.filter_map(|log| log.gaps_of(threads)).for_each(|gaps| sum.join(gaps));
     sum
-}
-
-/// The longest gap of a leap, less the longest beside memcpys of the same run: the median of the
-/// runs, if it is known of all.
-pub fn beyond_ns(row: &Row, threads: Noticing) -> Option<i64> {
-    let of_runs: Vec<Option<f64>> =
-        row.runs().map(|run| run.beyond_memcpy_ns(threads).map(|ns| ns as f64)).collect();
-    median_if_all_known(&of_runs).map(|ns| ns.round() as i64)
 }
 
 fn columns<'a>() -> Vec<Column<GapRow<'a>>> {

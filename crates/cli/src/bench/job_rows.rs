@@ -9,7 +9,7 @@ use pageleap_measure::statistics::Summary;
 
 use super::args::LoadKind;
 use super::columns::engine_name;
-use super::jobs::JobGroup;
+use super::rows::JobGroup;
 
 /// Legends of columns that both tables have.
 const RATIO: &str = "job / copy directly before it (median of all runs)";

@@ -5,50 +5,16 @@
 
 use anyhow::anyhow;
 use pageleap::{EngineChoice, Migration, NodeId, PageSize};
-use pageleap_measure::figures::human_bytes;
-use pageleap_measure::jobs::{JobSample, KernelSample, KernelScene, Scene, Shape, Way};
+use pageleap_measure::jobs::{JobSample, KernelScene, Scene, Way};
 
 use super::Bench;
 use super::args::{EnginesArgs, Kind, LoadKind};
 use super::job_rows::in_short;
 use super::place::Pools;
+use super::rows::JobGroup;
 use crate::interrupt;
 use crate::progress::Steps;
 use crate::stop::Stop;
-
-/// All engines with jobs of one shape.
-#[derive(Debug)]
-pub struct JobGroup {
-    /// `small` or `scattered`.
-    pub load: LoadKind,
-    /// Their shape.
-    pub shape: Shape,
-    /// The engines.
-    pub choices: Vec<EngineChoice>,
-    /// For each engine, its jobs: two of each run.
-    pub samples: Vec<Vec<JobSample>>,
-    /// How long `move_pages(2)` took in each run. The error says why it was not measured.
-    pub kernel: Result<Vec<KernelSample>, String>,
-}
-
-impl JobGroup {
-    /// Words that did not contain what they should.
-    pub fn lost(&self) -> u64 {
-        let by_kernel = self.kernel.iter().flatten().map(|sample| sample.lost);
-        self.samples.iter().flatten().map(|sample| sample.lost).chain(by_kernel).sum()
-    }
-
-    /// Load and shape, in words.
-    pub fn heading(&self) -> String {
-        let Shape { ranges, range_pages } = self.shape;
-        let bytes = human_bytes(self.shape.bytes() as f64);
-        match (ranges, range_pages) {
-            (1, _) => format!("{}, {bytes}", self.load),
-            (_, 1) => format!("{}, {ranges} ranges of a page ({bytes})", self.load),
-            _ => format!("{}, {ranges} ranges of {range_pages} pages ({bytes})", self.load),
-        }
-    }
-}
 
 /// Measures all short jobs that are asked for.
 pub fn measure_all(args: &EnginesArgs, bench: &mut Bench) -> Result<(), Stop> {

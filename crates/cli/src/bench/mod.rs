@@ -1,12 +1,13 @@
 //! `pageleap bench engines`: what each engine costs, compared with a memcpy of the same bytes.
 //!
 //! For each page size ([`args`]) two pools and a region are made, or private memory ([`place`]).
-//! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows,
-//! and the rows a document ([`rows`], [`columns`], [`gaps`]). Short jobs have regions and tables of
-//! their own ([`jobs`], [`job_rows`]).
+//! For each load, memcpys and the leaps of all engines take turns ([`run`]). The runs become rows
+//! ([`rows`]), and the rows a document ([`document`], [`columns`], [`gaps`]). Short jobs have regions
+//! and tables of their own ([`jobs`], [`job_rows`]).
 
 mod args;
 mod columns;
+mod document;
 mod gaps;
 mod job_rows;
 mod jobs;
@@ -24,9 +25,9 @@ use args::{BenchCommand, EngineRow, EnginesArgs, Kind, NamedLoad};
 use place::Place;
 use rows::{Bench, Case, Group, Setting};
 
-use crate::machine::{self, Refusal};
+use crate::machine;
 use crate::progress::Steps;
-use crate::stop::Stop;
+use crate::stop::{Refusal, Stop};
 use crate::{interrupt, output};
 
 /// Runs what was asked for.

@@ -19,8 +19,8 @@ use pageleap_measure::private::PrivateMemory;
 
 use super::args::{EngineRow, EnginesArgs, Kind};
 use crate::interrupt;
-use crate::machine::{NodeMemory, Refusal};
-use crate::stop::Stop;
+use crate::machine::NodeMemory;
+use crate::stop::{Refusal, Stop};
 
 /// Largest share of the free memory that is taken; the rest is for page tables and other programs.
 const USABLE_SHARE: f64 = 0.95;

@@ -1,22 +1,18 @@
-//! The result as a document: machine and setting, base line, rows, and the figures of each run.
+//! What was measured: rows, what all of them share, and the figures of each row and each run.
 
 use std::time::Duration;
 
-use pageleap::{CopyMethod, Waits};
-use pageleap_measure::document::{Body, Document, Section, Table, Value, fact};
-use pageleap_measure::figures::{human_bytes, percent, short, three_digits};
-use pageleap_measure::jobs::KernelSample;
+use pageleap::{CopyMethod, EngineChoice, Waits};
+use pageleap_measure::document::Value;
+use pageleap_measure::figures::{human_bytes, short, three_digits};
+use pageleap_measure::jobs::{JobSample, KernelSample, Shape};
 use pageleap_measure::load::{Noticing, Pattern, Rate, Tally, Work, Writing};
 use pageleap_measure::memcpy::{BaseLine, Copies, Copy, METHODS};
 use pageleap_measure::phase::{Phase, Times};
 use pageleap_measure::sample::Sample;
 use pageleap_measure::statistics::{extremes, median, median_if_all_known};
 
-use super::args::{EngineRow, Kind, NamedLoad};
-use super::columns::{copy_columns, line_columns, row_columns, run_columns};
-use super::gaps;
-use super::job_rows;
-use super::jobs::JobGroup;
+use super::args::{EngineRow, Kind, LoadKind, NamedLoad};
 use super::run::{BesideMemcpy, Runs};
 
 /// What tells a row from others.
@@ -37,6 +33,21 @@ pub struct Group {
     pub cases: Vec<Case>,
     /// Their runs.
     pub runs: Runs,
+}
+
+/// All engines with jobs of one shape.
+#[derive(Debug)]
+pub struct JobGroup {
+    /// `small` or `scattered`.
+    pub load: LoadKind,
+    /// Their shape.
+    pub shape: Shape,
+    /// The engines.
+    pub choices: Vec<EngineChoice>,
+    /// For each engine, its jobs: two of each run.
+    pub samples: Vec<Vec<JobSample>>,
+    /// How long `move_pages(2)` took in each run. The error says why it was not measured.
+    pub kernel: Result<Vec<KernelSample>, String>,
 }
 
 /// What all rows share.
@@ -148,106 +159,9 @@ impl Bench {
         let of_jobs = self.jobs.iter().map(JobGroup::lost);
         samples.map(|sample| sample.lost).chain(of_jobs).sum()
     }
-
-    /// The result.
-    pub fn document(&self) -> Document {
-        let groups: Vec<(&Group, BaseLine)> = self
-            .groups
-            .iter()
-            .filter_map(|group| Some((group, BaseLine::of(&group.runs.copies)?)))
-            .collect();
-        let mut rows: Vec<Row> =
-            groups.iter().flat_map(|(group, line)| group.rows(*line)).collect();
-        rows.iter_mut().zip(0..).for_each(|(row, number)| row.number = number);
-        let runs: Vec<Run> = rows.iter().flat_map(Row::runs).collect();
-        let lines: Vec<Line> =
-            groups.iter().filter_map(|(group, line)| group.line(*line)).collect();
-        let copies: Vec<OneCopy> = lines.iter().flat_map(Line::each).collect();
-
-        let no_group = |_: &Line| String::new();
-        let titled = |title: String| if rows.is_empty() { String::new() } else { title };
-        let mut sections = vec![
-            self.setting.section(),
-            Section::new(
-                "",
-                titled(
-                    "Copy of the same bytes by one thread: memcpy by the size of its steps, and \
-                     the library's loop (medians)"
-                        .to_owned(),
-                ),
-                Body::Table(Table::of(&line_columns(), &lines, no_group)),
-            ),
-            Section::new(
-                "rows",
-                titled(format!(
-                    "Leaps, compared with the fastest copy (medians of {})",
-                    self.runs_text()
-                )),
-                Body::Table(Table::of(&row_columns(), &rows, |row| row.case.heading())),
-            ),
-        ];
-        sections.push(gaps::section(&rows));
-        sections.extend(first_windows(&rows));
-        sections.push(Section::data(
-            "samples",
-            Body::Table(Table::of(&run_columns(), &runs, |_| String::new())),
-        ));
-        sections.push(Section::data(
-            "memcpy_samples",
-            Body::Table(Table::of(&copy_columns(), &copies, |_| String::new())),
-        ));
-        sections.push(gaps::samples(&rows));
-        sections.extend(job_rows::sections(&self.jobs, &plural(self.setting.job_runs, "run")));
-        let title = if self.skipped.is_empty() { "" } else { "Skipped" };
-        sections.push(Section::new("skipped", title, Body::Notes(self.skipped.clone())));
-        Document { sections }
-    }
-
-    fn runs_text(&self) -> String {
-        plural(self.setting.runs, "run")
-    }
 }
 
 impl Setting {
-    fn section(&self) -> Section {
-        let same_node = self.from == self.to;
-        let mut facts = vec![
-            fact("kernel", "Linux", self.kernel.as_str()),
-            fact("cpus", "CPUs", Value::count(self.cpus)).remark(self.sharing()),
-            fact("nodes", "nodes with memory", Value::count(self.nodes)),
-            fact("from", "from node", Value::count(self.from)),
-            fact("to", "to node", Value::count(self.to)).remark(if same_node {
-                "between two pools of one node: new frames, same node; no NUMA speed-up"
-            } else {
-                ""
-            }),
-            fact(
-                "bytes",
-                if self.size.is_some() { "bytes that leap" } else { "" },
-                Value::bytes(self.size),
-            ),
-            fact("copy_threads", "threads that copy", Value::count(self.threads)),
-            fact(
-                "wait_budget_ns",
-                "wait budget",
-                Value::ns(self.wait_budget.and_then(|budget| budget.as_nanos().try_into().ok())),
-            )
-            .remark(if self.wait_budget.is_none() {
-                "the library's default"
-            } else {
-                ""
-            }),
-        ];
-        facts.extend([
-            fact("load_threads", "", Value::count(self.load_threads)),
-            fact("runs", "", Value::count(self.runs)),
-            fact("job_runs", "", Value::count(self.job_runs)),
-            fact("seed", "", Value::count(self.seed)),
-            fact("uid", "", Value::count(self.uid)),
-        ]);
-        Section::new("setting", "Machine and leap", Body::Facts(facts))
-    }
-
     /// The kernel's times of short jobs: none yet, or the reason why there will be none.
     pub fn kernel_of_jobs(&self) -> Result<Vec<KernelSample>, String> {
         match (self.nodes, self.from == self.to) {
@@ -259,19 +173,6 @@ impl Setting {
             _ => Ok(Vec::new()),
         }
     }
-
-    fn sharing(&self) -> String {
-        let busy = self.threads + self.load_threads;
-        if self.cpus >= busy {
-            return String::new();
-        }
-        let cpus = plural(self.cpus, "CPU");
-        format!("{busy} threads share {cpus}: times and gaps include waiting for a CPU")
-    }
-}
-
-fn plural(number: usize, thing: &str) -> String {
-    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 impl Case {
@@ -317,7 +218,8 @@ impl Case {
 }
 
 impl Group {
-    fn rows(&self, base_line: BaseLine) -> impl Iterator<Item = Row<'_>> {
+    /// Its rows, without their numbers.
+    pub fn rows(&self, base_line: BaseLine) -> impl Iterator<Item = Row<'_>> {
         let cases = self.cases.iter().zip(&self.runs.samples);
         cases.filter(|(_, samples)| !samples.is_empty()).map(move |(case, samples)| Row {
             number: 0,
@@ -329,13 +231,34 @@ impl Group {
         })
     }
 
-    fn line(&self, base_line: BaseLine) -> Option<Line<'_>> {
+    /// Its memcpys; `None` without rows.
+    pub fn line(&self, base_line: BaseLine) -> Option<Line<'_>> {
         Some(Line { case: self.cases.first()?, base_line, copies: &self.runs.copies })
     }
 }
 
+impl JobGroup {
+    /// Words that did not contain what they should.
+    pub fn lost(&self) -> u64 {
+        let by_kernel = self.kernel.iter().flatten().map(|sample| sample.lost);
+        self.samples.iter().flatten().map(|sample| sample.lost).chain(by_kernel).sum()
+    }
+
+    /// Load and shape, in words.
+    pub fn heading(&self) -> String {
+        let Shape { ranges, range_pages } = self.shape;
+        let bytes = human_bytes(self.shape.bytes() as f64);
+        match (ranges, range_pages) {
+            (1, _) => format!("{}, {bytes}", self.load),
+            (_, 1) => format!("{}, {ranges} ranges of a page ({bytes})", self.load),
+            _ => format!("{}, {ranges} ranges of {range_pages} pages ({bytes})", self.load),
+        }
+    }
+}
+
 impl<'a> Line<'a> {
-    fn each(&'a self) -> impl Iterator<Item = OneCopy<'a>> {
+    /// Its memcpys, one by one.
+    pub fn each(&'a self) -> impl Iterator<Item = OneCopy<'a>> {
         self.copies.iter().enumerate().flat_map(move |(run, copies)| {
             let each = METHODS.into_iter().zip(*copies);
             each.map(move |(method, copy)| OneCopy { case: self.case, run, method, copy })
@@ -408,6 +331,14 @@ impl<'a> Row<'a> {
         };
         let [during, beside] = [sum(|run| run.full_speed()), sum(|run| run.full_speed_beside())];
         quotient(during.per_s(), beside.per_s())
+    }
+
+    /// The longest gap of a leap, less the longest beside memcpys of the same run: the median of the
+    /// runs, if it is known of all.
+    pub fn beyond_memcpy_ns(&self, threads: Noticing) -> Option<i64> {
+        let of_runs: Vec<Option<f64>> =
+            self.runs().map(|run| run.beyond_memcpy_ns(threads).map(|ns| ns as f64)).collect();
+        median_if_all_known(&of_runs).map(|ns| ns.round() as i64)
     }
 
     fn windows(&self) -> Waits {
@@ -496,158 +427,5 @@ pub fn in_short(case: &Case, at: usize, runs: &Runs) -> String {
             format!("{name} took {middle} times a memcpy ({low} to {high})")
         }
         _ => name,
-    }
-}
-
-/// How many windows the closing thread entered before other threads, by engine.
-fn first_windows(rows: &[Row]) -> Option<Section> {
-    let mut lowest: Vec<(String, f64)> = Vec::new();
-    for row in rows {
-        let engine = row.samples[0].leap.report.engine.to_string();
-        let Some(share) = row.windows_first() else { continue };
-        match lowest.iter_mut().find(|(known, _)| *known == engine) {
-            Some((_, least)) => *least = least.min(share),
-            None => lowest.push((engine, share)),
-        }
-    }
-    if lowest.is_empty() {
-        return None;
-    }
-    let shares: Vec<String> =
-        lowest.iter().map(|(engine, share)| format!("{engine} {}", percent(*share))).collect();
-    let title = "Windows in which the copying thread had priority (SCHED_FIFO), at least";
-    Some(Section::new("", title, Body::Notes(vec![shares.join(", ")])))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-    use pageleap::{CopyLoop, PageSize};
-    use pageleap_measure::export::Format;
-    use pageleap_measure::figures::human_ns;
-    use serde_json::Value as Json;
-
-    use super::super::args::EnginesArgs;
-    use super::super::place::Place;
-    use super::super::run;
-    use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: EnginesArgs,
-    }
-
-    /// A small benchmark, done for real.
-    fn bench(from: u32, to: u32) -> Bench {
-        let flags = "engines --size 1m --engine auto,mprotect --runs 2 --page-size 4k";
-        let args = Line::parse_from(flags.split(' ')).args;
-        let kind = Kind::from(PageSize::Base);
-        let mut place = Place::build(args.size, kind, 0, 0).ok().unwrap();
-        let engines = args.rows();
-        let groups = args.loads(args.size).into_iter().map(|load| {
-            let runs = run::measure(&args, &mut place, load.work, &engines, &mut |_, _| ());
-            let case = |engine: &EngineRow| Case { engine: *engine, kind, load };
-            Group { cases: engines.iter().map(case).collect(), runs: runs.ok().unwrap() }
-        });
-        Bench {
-            groups: groups.collect(),
-            setting: Setting {
-                kernel: "6.12.117+deb12-cloud-amd64".to_owned(),
-                cpus: 2,
-                nodes: 1,
-                uid: 1000,
-                from,
-                to,
-                size: Some(args.size),
-                threads: 1,
-                wait_budget: Some(Duration::from_millis(1)),
-                load_threads: 1,
-                runs: 2,
-                job_runs: 2,
-                seed: 1,
-            },
-            jobs: Vec::new(),
-            skipped: vec!["--page-size 2m: none free".to_owned()],
-        }
-    }
-
-    #[test]
-    fn text_and_json_have_the_same_figures() {
-        let document = bench(0, 0).document();
-        let json: Json = serde_json::from_str(&Format::Json.write(&document)).unwrap();
-        let text = Format::WIDE.write(&document);
-        let rows = json["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 6);
-        // The lines of the table begin with the name of the engine that was asked for.
-        let table = text.split("Leaps, compared").nth(1).unwrap();
-        let (table, gaps) = table.split_once("Gaps: ").unwrap();
-        let lines: Vec<&str> = table
-            .lines()
-            .filter(|line| line.starts_with("  auto ") || line.starts_with("  mp"))
-            .collect();
-        assert_eq!(lines.len(), rows.len(), "{text}");
-        for (row, line) in rows.iter().zip(lines) {
-            let time = human_ns(row["migrate_ns"].as_u64().unwrap()).replace(' ', "");
-            let ratios = ["ratio_to_memcpy", "cpu_to_memcpy_ratio"]
-                .map(|key| three_digits(row[key].as_f64().unwrap()));
-            for shown in [time, ratios[0].clone(), ratios[1].clone()] {
-                assert!(line.split_whitespace().any(|cell| cell == shown), "{shown}: {line}");
-            }
-        }
-        // Two loads, two kinds of threads, and the memcpy beside two engines.
-        let spreads = json["gaps"].as_array().unwrap();
-        let lines: Vec<&str> = gaps.lines().filter(|line| line.contains(" writers ")).collect();
-        let of_writers = spreads.iter().filter(|spread| spread["threads"] == "writers");
-        assert_eq!((spreads.len(), lines.len()), (12, 6), "{gaps}");
-        for (spread, line) in of_writers.zip(lines) {
-            for key in ["p50_ns", "p99_ns", "p999_ns", "max_ns"] {
-                let shown = spread[key].as_u64().map_or("-".to_owned(), human_ns).replace(' ', "");
-                assert!(line.split_whitespace().any(|cell| cell == shown), "{key}: {line}");
-            }
-        }
-        assert_eq!(json["samples"].as_array().unwrap().len(), 2 * rows.len());
-        assert_eq!(json["skipped"][0], "--page-size 2m: none free");
-    }
-
-    #[test]
-    fn text_fits_explains_its_heads_and_says_what_one_node_means() {
-        let text = Format::WIDE.write(&bench(0, 0).document());
-        for line in text.lines() {
-            assert!(line.chars().count() <= 160, "{}: {line}", line.chars().count());
-        }
-        let explained =
-            ["leap", "ratio", "CPU", "kept", "gap", "beyond", "window", "touch", "memory", "lost"];
-        for head in explained {
-            assert!(text.contains(&format!("\n  {head:10}")), "{head}: {text}");
-        }
-        assert!(text.contains("no NUMA speed-up") && text.contains("none free"), "{text}");
-        let mut two = bench(0, 1);
-        assert!(!Format::WIDE.write(&two.document()).contains("NUMA"));
-        assert_eq!((two.rows(), two.lost()), (6, 0));
-        two.groups.clear();
-        assert_eq!(two.rows(), 0);
-    }
-
-    #[test]
-    fn text_says_when_threads_must_share_cpus() {
-        let mut setting = bench(0, 0).setting;
-        assert_eq!(setting.sharing(), "");
-        setting.threads = 2;
-        assert!(setting.sharing().contains("3 threads share 2 CPUs"));
-        setting.load_threads = 0;
-        assert_eq!(setting.sharing(), "");
-    }
-
-    #[test]
-    fn the_heads_of_the_copies_are_their_steps_and_loops() {
-        let head = |method: &CopyMethod| match method.by {
-            CopyLoop::Memcpy => human_bytes(method.step_bytes as f64).replace(' ', ""),
-            other => other.to_string(),
-        };
-        let heads: Vec<String> = METHODS.iter().map(head).collect();
-        let columns = line_columns();
-        let shown: Vec<&str> = columns[1..=METHODS.len()].iter().map(|of| of.head).collect();
-        assert_eq!(shown, heads);
     }
 }

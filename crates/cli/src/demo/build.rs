@@ -8,16 +8,12 @@ use std::thread::available_parallelism;
 use pageleap::Plain;
 
 use super::args::DemoArgs;
-use super::home::{self, Home};
+use super::home::{self, Home, MOST_THREADS};
 use super::lineitem::{self, Array, Generator, Layout};
 use super::queries::Columns;
 use super::setup::Demand;
 use crate::stop::Stop;
 use crate::{interrupt, machine, progress};
-
-/// Most threads that generate the table. More threads gain no speed, because they exhaust the
-/// memory bandwidth.
-pub const MOST_THREADS: usize = 16;
 
 /// The table in its memory.
 pub struct Built {

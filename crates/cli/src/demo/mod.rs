@@ -23,8 +23,9 @@ use pageleap::BASE_PAGE;
 
 pub use args::DemoArgs;
 use build::Built;
+use home::NodePages;
 use measure::Measured;
-use summary::{NodePages, Summary};
+use summary::Summary;
 
 use crate::stop::Stop;
 use crate::{interrupt, output, progress};

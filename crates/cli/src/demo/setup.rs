@@ -6,7 +6,8 @@ use pageleap_measure::figures::human_bytes;
 
 use super::args::Memory;
 use super::lineitem::{MIN_SCALE_FACTOR, ROWS_AT_SF1, TEXT_POOL_BYTES, estimate_bytes};
-use crate::machine::{NodeMemory, Refusal};
+use crate::machine::NodeMemory;
+use crate::stop::Refusal;
 
 /// Largest share of the free memory that the demo takes. The rest is for page tables and other
 /// processes.

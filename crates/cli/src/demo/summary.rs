@@ -2,7 +2,6 @@
 //!
 //! Field names carry the units: `_ns` is nanoseconds, `_per_s` is per second. Sizes are bytes.
 
-use std::collections::BTreeMap;
 use std::thread::available_parallelism;
 
 use pageleap::{BASE_PAGE, CopyMethod, CopyUse, Ended, PageCounts, PageOutcome, Report};
@@ -15,7 +14,7 @@ use pageleap_measure::statistics::{self, median, median_if_all_known};
 use super::Observed;
 use super::args::{DemoArgs, Memory};
 use super::build::Built;
-use super::home::Way;
+use super::home::{NodePages, Way};
 use super::measure::{self, Measured};
 use super::queries::{self, Decimal, Series};
 use super::verify::{self, Frames};
@@ -199,9 +198,6 @@ pub struct Query {
     /// Whether all answers were the same.
     pub equal: bool,
 }
-
-/// Pages by node.
-pub type NodePages = BTreeMap<u32, u64>;
 
 /// Where the pages are.
 #[derive(Clone, Debug)]

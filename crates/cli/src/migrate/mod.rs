@@ -275,7 +275,7 @@ fn refuse_several(args: &MoveArgs) -> Result<(), Stop> {
     }
     let line = |pid: &u32| {
         let resident = ProcessMemory::read(*pid).map(|memory| memory.resident_bytes());
-        let resident = resident.map_or_else(|_| "not readable".to_owned(), summary::human);
+        let resident = resident.map_or_else(|_| "not readable".to_owned(), plan::human);
         format!("  {pid}  {resident}")
     };
     let lines: Vec<String> = named.iter().map(line).collect();

@@ -6,11 +6,16 @@ use std::ops::Range;
 use anyhow::Context;
 use pageleap::process::{MappingKind, MappingMemory, Movable, ProcessMemory};
 use pageleap::{NodeId, Placement, Spread};
+use pageleap_measure::figures::human_bytes;
 use serde::Serialize;
 
 use super::MoveArgs;
-use super::summary::human;
 use crate::output;
+
+/// A number of bytes in words.
+pub(super) fn human(bytes: u64) -> String {
+    human_bytes(bytes as f64)
+}
 
 /// A process, and the ranges of it that are selected.
 pub(super) struct Plan<'a> {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::Context;
 use pageleap::{BASE_PAGE, Ended, PageOutcome, PageRun, Placement, Reason, Report};
-use pageleap_measure::figures::{grouped, human_bytes, human_ns};
+use pageleap_measure::figures::{grouped, human_ns};
 use serde::Serialize;
 
 use super::MoveArgs;
-use super::plan::{self, Plan};
+use super::plan::{self, Plan, human};
 use crate::output;
 
 /// The most ranges of staying pages that the text lists.
@@ -16,10 +16,6 @@ const MOST_SHOWN: usize = 8;
 /// The note of each summary.
 const POLICY: &str =
     "memory that is touched for the first time later follows the process' own policy";
-
-pub(super) fn human(bytes: u64) -> String {
-    human_bytes(bytes as f64)
-}
 
 /// A number of pages in words.
 pub(super) fn pages(count: u64) -> String {

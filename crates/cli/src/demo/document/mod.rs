@@ -8,7 +8,8 @@ use pageleap_measure::document::{Body, Document, Fact, Section, Value, fact};
 use pageleap_measure::figures::{grouped, human_bytes};
 
 use super::args::Memory;
-use super::summary::{NodePages, Summary, Table};
+use super::home::NodePages;
+use super::summary::{Summary, Table};
 use leaps::memcpy_samples;
 
 impl Summary {

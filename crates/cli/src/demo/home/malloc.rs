@@ -15,11 +15,9 @@ use pageleap_measure::memcpy::Target;
 use pageleap_measure::private::PrivateMemory;
 
 use super::super::args::DemoArgs;
-use super::super::summary::NodePages;
-use super::{Home, Way, Wishes};
-use crate::machine::Refusal;
+use super::{Home, NodePages, Way, Wishes};
 use crate::progress;
-use crate::stop::Stop;
+use crate::stop::{Refusal, Stop};
 
 /// Pages about which the kernel is asked at a time.
 const BATCH: usize = 8192;

@@ -3,6 +3,7 @@
 mod malloc;
 mod pools;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
@@ -11,11 +12,17 @@ use pageleap::{Job, PageRun};
 use pageleap_measure::memcpy::Target;
 
 use super::args::{DemoArgs, Memory};
-use super::summary::NodePages;
 use crate::stop::Stop;
 
 pub use malloc::Block;
 pub use pools::Pools;
+
+/// Most threads that fill the memory or generate the table. More threads gain no speed, because
+/// they exhaust the memory bandwidth.
+pub const MOST_THREADS: usize = 16;
+
+/// Pages by node.
+pub type NodePages = BTreeMap<u32, u64>;
 
 /// Which way a leap goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,9 +9,7 @@ use pageleap::{Job, Migration, NodeId, PageRun, Pool, Region};
 use pageleap_measure::memcpy::Target;
 
 use super::super::args::DemoArgs;
-use super::super::build::MOST_THREADS;
-use super::super::summary::NodePages;
-use super::{Home, Way, Wishes};
+use super::{Home, MOST_THREADS, NodePages, Way, Wishes};
 use crate::huge_pages::Reserved;
 use crate::progress;
 use crate::stop::Stop;
