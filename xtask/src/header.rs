@@ -12,8 +12,9 @@ use crate::files::{read, write};
 
 /// The modules in the order in which a reader needs them, each with the title of its part of the
 /// header.
-const PARTS: [(&str, &str); 14] = [
+const PARTS: [(&str, &str); 15] = [
     ("status", "Errors"),
+    ("last_error", "The last error of a thread"),
     ("page_size", "Page sizes"),
     ("topology", "The machine"),
     ("probe", "What machine, user and container allow"),

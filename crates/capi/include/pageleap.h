@@ -174,12 +174,23 @@ typedef enum pageleap_status {
     PAGELEAP_NO_THREAD = 18,
 } pageleap_status;
 
+/* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
+const char *pageleap_status_name(uint32_t status);
+
+/* The version of the library, such as "0.1.0". Constant. */
+const char *pageleap_version(void);
+
+/* The version of the library as one number, which PAGELEAP_MAKE_VERSION makes of its parts. */
+uint32_t pageleap_version_number(void);
+
+/* ---- The last error of a thread -------------------------------------------------------------- */
+
 /* An error in parts. */
 typedef struct pageleap_error {
     /* sizeof(pageleap_error). */
     size_t size;
     /* The kind; PAGELEAP_OK if no call of this thread has failed yet. */
-    enum pageleap_status status;
+    pageleap_status status;
     /* errno of the system call that failed, or 0. */
     int error_number;
     /* The name of that system call, or NULL. Constant. */
@@ -203,16 +214,7 @@ const char *pageleap_last_error(void);
 
 /* Fills in `error` with the last error of this thread. The status returned is that of this
  * call: PAGELEAP_OK if `error` was filled in, whatever the last error was. */
-enum pageleap_status pageleap_last_error_detail(pageleap_error *error);
-
-/* The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant. */
-const char *pageleap_status_name(uint32_t status);
-
-/* The version of the library, such as "0.1.0". Constant. */
-const char *pageleap_version(void);
-
-/* The version of the library as one number, which PAGELEAP_MAKE_VERSION makes of its parts. */
-uint32_t pageleap_version_number(void);
+pageleap_status pageleap_last_error_detail(pageleap_error *error);
 
 /* ---- Page sizes ------------------------------------------------------------------------------ */
 

@@ -409,7 +409,7 @@ mod tests {
         std::panic::set_hook(quiet);
         assert_eq!(status, pageleap_status::PAGELEAP_DEFECT);
         // SAFETY: our own text.
-        let text = unsafe { CStr::from_ptr(crate::status::pageleap_last_error()) };
+        let text = unsafe { CStr::from_ptr(crate::last_error::pageleap_last_error()) };
         assert!(text.to_str().unwrap().contains("of purpose"), "{text:?}");
     }
 }

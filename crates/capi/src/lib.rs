@@ -17,6 +17,7 @@ mod boundary;
 pub mod context;
 pub mod guard;
 pub mod job;
+pub mod last_error;
 pub mod memory;
 pub mod migration;
 pub mod move_pages;

@@ -1,4 +1,4 @@
-//! Error numbers, and the text of the last error of each thread.
+//! Error numbers, and what is kept of the last error of each thread.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -6,8 +6,6 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
 
 use pageleap::Error;
-
-use crate::boundary::write;
 
 /// The kind of an error. The text, pageleap_last_error(), says the rest.
 ///
@@ -64,39 +62,14 @@ pub enum pageleap_status {
 
 use pageleap_status::*;
 
-/// An error in parts.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct pageleap_error {
-    /// sizeof(pageleap_error).
-    pub size: usize,
-    /// The kind; PAGELEAP_OK if no call of this thread has failed yet.
-    pub status: pageleap_status,
-    /// errno of the system call that failed, or 0.
-    pub error_number: c_int,
-    /// The name of that system call, or NULL. Constant.
-    pub call: *const c_char,
-    /// The first byte that the error is about. With PAGELEAP_BAD_RANGE and PAGELEAP_RANGE_BUSY
-    /// it is an offset in the region, else an address. 0 if the error is about no bytes.
-    pub start: usize,
-    /// How many bytes the error is about.
-    pub length: usize,
-    /// The whole text, in English: what was tried, on which range, what went wrong and why, and
-    /// after a semicolon what to do. Valid until the next call of this thread fails, or the
-    /// thread ends.
-    pub message: *const c_char,
-}
-
-grows!(pageleap_error, 48, message);
-
-/// The last error of a thread.
-struct Last {
-    status: pageleap_status,
-    call: Option<&'static CStr>,
-    error_number: c_int,
-    start: usize,
-    length: usize,
-    message: CString,
+/// The last error of a thread. [`last_error`](crate::last_error) tells C what its fields mean.
+pub(crate) struct Last {
+    pub(crate) status: pageleap_status,
+    pub(crate) call: Option<&'static CStr>,
+    pub(crate) error_number: c_int,
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    pub(crate) message: CString,
 }
 
 thread_local! {
@@ -128,6 +101,12 @@ pub(crate) fn note(error: &Error) -> pageleap_status {
 /// is gone.
 fn keep(last: Last) {
     let _ = LAST.try_with(|slot| *slot.borrow_mut() = Some(last));
+}
+
+/// What `look` sees of the last error of the calling thread. `None` if no call has failed yet, or
+/// the thread is ending.
+pub(crate) fn last<T>(look: impl FnOnce(&Last) -> T) -> Option<T> {
+    LAST.try_with(|slot| slot.borrow().as_ref().map(look)).ok().flatten()
 }
 
 /// A name at an address that never changes. Each of the few names is kept once.
@@ -175,47 +154,6 @@ pub(crate) fn text(text: impl Into<String>) -> CString {
     let mut bytes = text.into().into_bytes();
     bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
     CString::new(bytes).unwrap_or_default()
-}
-
-/// The text of the last error of this thread, in English: what was tried, on which range, what
-/// went wrong and why, and what to do. Empty if no call of this thread has failed yet; never
-/// NULL. Calls that succeed leave the text as it is. Valid until the next call of this thread
-/// fails, or the thread ends.
-#[unsafe(no_mangle)]
-pub extern "C" fn pageleap_last_error() -> *const c_char {
-    let message =
-        |slot: &RefCell<Option<Last>>| slot.borrow().as_ref().map(|last| last.message.as_ptr());
-    LAST.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
-}
-
-/// Fills in `error` with the last error of this thread. The status returned is that of this
-/// call: PAGELEAP_OK if `error` was filled in, whatever the last error was.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pageleap_last_error_detail(error: *mut pageleap_error) -> pageleap_status {
-    boundary!({
-        let nothing = pageleap_error {
-            size: 0,
-            status: PAGELEAP_OK,
-            error_number: 0,
-            call: std::ptr::null(),
-            start: 0,
-            length: 0,
-            message: c"".as_ptr(),
-        };
-        let of = |last: &Last| pageleap_error {
-            size: 0,
-            status: last.status,
-            error_number: last.error_number,
-            call: last.call.map_or(std::ptr::null(), CStr::as_ptr),
-            start: last.start,
-            length: last.length,
-            message: last.message.as_ptr(),
-        };
-        let detail =
-            LAST.try_with(|slot| slot.borrow().as_ref().map(of)).ok().flatten().unwrap_or(nothing);
-        // SAFETY: forwarded to the caller.
-        unsafe { write(error, detail) }
-    })
 }
 
 /// The name of a status, such as "PAGELEAP_RANGE_BUSY"; "unknown" for other numbers. Constant.
