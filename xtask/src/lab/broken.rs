@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::build::TestId;
 use super::kernels::Kernel;
 use super::machine::{Job, Lab};
 use super::topology::Topology;
-use super::transcript::{Judged, Outcome, Row};
+use super::transcript::{Judged, Outcome, Row, TestId};
 use crate::built::Programs;
 
 /// Name of the group of these guests in the results.

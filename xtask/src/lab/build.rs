@@ -12,7 +12,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::machine::Files;
+use super::initramfs::Files;
+use super::transcript::TestId;
 use crate::built::{self, Executable, Kind, Programs};
 use crate::capi;
 use crate::commands::Workspace;
@@ -92,21 +93,6 @@ const POSTGRESQL: [&str; 2] = ["/usr/lib/postgresql/15/bin", "/usr/share/postgre
 const DATABASE: &str = "/lab/database";
 /// The user and group `nobody`, whose database it is.
 const NOBODY: u32 = 65_534;
-
-/// A test of a test binary.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TestId {
-    /// Name of the test binary.
-    pub binary: String,
-    /// Name of the test in the binary.
-    pub name: String,
-}
-
-impl std::fmt::Display for TestId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}::{}", self.binary, self.name)
-    }
-}
 
 /// The test binaries, and the command that some of them start.
 #[derive(Debug)]

@@ -2,7 +2,9 @@
 //! uncompressed. One file may hold several archives in a row
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 /// Names and contents are padded to a multiple of this number of bytes.
 const ALIGN: usize = 4;
@@ -11,6 +13,9 @@ const ALIGN: usize = 4;
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const DEVICE: u32 = 0o020_000;
+
+/// Files by their places, with their contents; an empty directory has none.
+pub type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// An archive that is being written.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! One guest: its files, its boot, and its results.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::os::fd::AsRawFd;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::build;
-use super::initramfs::Archive;
+use super::initramfs::{Archive, Files};
 use super::kernels::Kernel;
 use super::topology::Topology;
-use super::transcript::{Event, Expected, Judged, Transcript};
+use super::transcript::{Event, Expected, Judged, TestId, Transcript};
 use crate::built::Programs;
 use crate::process::{self, Limits};
 
@@ -42,9 +42,6 @@ pub struct Lab {
     pub accel: String,
 }
 
-/// Files by their places, with their contents; an empty directory has none.
-pub type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
-
 /// What one guest has to do.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -61,7 +58,7 @@ pub struct Job<'a> {
     /// Lines of the plan without the nonce. `xtask/guest/src/plan.rs` parses them.
     pub plan: Vec<String>,
     /// The tests that the plan names, in order.
-    pub tests: Vec<super::build::TestId>,
+    pub tests: Vec<TestId>,
     /// Time after which the guest is killed.
     pub limit: Duration,
     /// Time without a line after which the guest is killed.

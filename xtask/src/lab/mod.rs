@@ -33,12 +33,12 @@ use clap::{Args, Subcommand};
 use crate::commands::{STRESS_SECONDS_VAR, Workspace};
 use crate::soak;
 use crate::table::Table;
-use build::{TestId, Tests};
+use build::Tests;
 use kernels::{Kernel, SERIES};
 use machine::{Job, Lab};
 use report::Group;
 use topology::Topology;
-use transcript::{Event, Outcome, Row};
+use transcript::{Event, Outcome, Row, TestId};
 
 pub use report::Summary;
 pub use setup::Missing;

@@ -5,8 +5,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-use super::build::TestId;
-use super::transcript::{DONE, Expected, Judged, Outcome, Transcript};
+use super::transcript::{DONE, Expected, Judged, Outcome, TestId, Transcript};
 use crate::process::Ending;
 
 /// A guest with one test.

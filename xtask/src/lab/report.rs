@@ -241,7 +241,7 @@ pub fn text(groups: &[Group], deny_skip: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::TestId;
+    use super::super::transcript::TestId;
     use super::*;
 
     fn row(name: &str, outcome: Outcome) -> Row {

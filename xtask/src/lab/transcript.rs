@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use super::build::TestId;
 use crate::process::Ending;
 use crate::tally::Skip;
 
@@ -31,6 +30,21 @@ const COMPLAINTS: [&str; 8] = [
     "blocked for more than",
     "WARNING: CPU",
 ];
+
+/// A test of a test binary.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TestId {
+    /// Name of the test binary.
+    pub binary: String,
+    /// Name of the test in the binary.
+    pub name: String,
+}
+
+impl std::fmt::Display for TestId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}::{}", self.binary, self.name)
+    }
+}
 
 /// What a guest has to report about itself, and its tests.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use super::passed::{self, Tested};
-use super::report::{Report, Verdict};
+use super::report::{Done, Report, Verdict};
 use super::{Place, Plan, Step, summary};
 use crate::commands::{STRESS_SECONDS_VAR, Workspace};
 use crate::hugepages;
@@ -28,19 +28,6 @@ const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 
 /// How long a step may take to end what it has started, after an interrupt.
 const END_LIMIT: Duration = Duration::from_secs(10);
-
-/// A step that has ended.
-#[derive(Debug)]
-pub struct Done {
-    /// Which.
-    pub step: Step,
-    /// How.
-    pub report: Report,
-    /// Wall time.
-    pub elapsed: Duration,
-    /// The file with its output.
-    pub log: PathBuf,
-}
 
 /// Runs the plan, prints the summary, and returns whether all went well.
 pub fn run(workspace: &Workspace, plan: &Plan) -> bool {

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::Step;
 use crate::tally::{Counts, Outcome, Skip};
 
 /// The result of a step.
@@ -123,6 +125,19 @@ impl Report {
         let text = serde_json::to_string(self).context("a report is plain data")?;
         fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
     }
+}
+
+/// A step that has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// Which.
+    pub step: Step,
+    /// How.
+    pub report: Report,
+    /// Wall time.
+    pub elapsed: Duration,
+    /// The file with its output.
+    pub log: PathBuf,
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::lanes::Done;
-use super::report::Verdict;
+use super::report::{Done, Verdict};
 use super::{Plan, Step};
 use crate::table::{Table, seconds};
 use crate::tally::Counts;
