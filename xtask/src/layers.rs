@@ -1,13 +1,18 @@
-//! The step `layers`: no crate of the workspace and no module of the library imports upward.
+//! The step `layers`: no crate of the workspace and no module of the library imports upward, and
+//! no modules of one folder import each other in a circle.
 //!
 //! `crates/layers.toml` has the order. A crate may depend on crates of lower rows. A module of the
 //! library may import from modules that stand before it, so that no two modules import each other,
 //! not even around a corner. A crate or a module that the file does not list is refused, and so is
 //! an entry of the file that nothing stands for.
 //!
-//! Modules under `#[cfg(test)]`, folders of tests, `dev-dependencies` and `lib.rs`, which stands on
-//! top, may import anything. `imports` finds the imports.
+//! Below the library's top level, and in all of the other crates, modules stand in no listed order.
+//! There `circles` refuses siblings that import each other, directly or around a corner.
+//!
+//! Modules under `#[cfg(test)]`, folders of tests, `dev-dependencies`, and `lib.rs` or `main.rs`,
+//! which stands on top, may import anything. `imports` finds the imports.
 
+mod circles;
 mod imports;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +23,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use toml::Spanned;
+
+use imports::{Import, Sources};
 
 /// The order, from the workspace root.
 const ORDER: &str = "crates/layers.toml";
@@ -62,6 +69,9 @@ impl fmt::Display for Refusal {
 pub struct Found {
     /// Imports between different modules of the library.
     pub imports: usize,
+    /// Imports between children of the same module, or between their descendants, wherever such
+    /// children have no listed order.
+    pub siblings: usize,
     /// Dependencies between crates of the workspace.
     pub dependencies: usize,
     /// Sorted by place.
@@ -72,8 +82,21 @@ pub struct Found {
 pub fn check(root: &Path) -> Result<Found> {
     let order: Order = parse(root, Path::new(ORDER))?;
     let mut found = Found::default();
-    check_crates(root, &order.crates, &mut found)?;
-    check_modules(root, &order, &mut found)?;
+    let workspace = parse::<Manifest>(root, Path::new("Cargo.toml"))?;
+    let workspace = workspace.workspace.context("Cargo.toml has no workspace")?;
+    check_crates(root, &workspace, &order.crates, &mut found)?;
+    for member in &workspace.members {
+        let tops = [Path::new(member).join("src/lib.rs"), Path::new(member).join("src/main.rs")];
+        let tops: Vec<&PathBuf> = tops.iter().filter(|top| root.join(top).is_file()).collect();
+        ensure!(!tops.is_empty(), "{member} has neither lib.rs nor main.rs");
+        for top in tops {
+            let sources = imports::read(root, top)?;
+            if member == LIBRARY {
+                check_modules(root, &order, &sources, &mut found)?;
+            }
+            circles::check(top, &sources, member == LIBRARY, &mut found);
+        }
+    }
     found.refusals.sort();
     ensure!(found.imports > 0, "no import found in {LIBRARY}: the check looks at nothing");
     Ok(found)
@@ -105,46 +128,59 @@ fn places(order: &Order) -> Result<BTreeMap<String, Place>> {
     Ok(places)
 }
 
-fn check_modules(root: &Path, order: &Order, found: &mut Found) -> Result<()> {
+fn check_modules(root: &Path, order: &Order, library: &Sources, found: &mut Found) -> Result<()> {
     let places = places(order)?;
-    let library = imports::read(root, &Path::new(LIBRARY).join("src/lib.rs"))?;
-    for (name, (file, line)) in &library.modules {
+    let mut existing = BTreeSet::new();
+    for (path, module) in &library.modules {
+        let [name] = path.as_slice() else { continue };
+        existing.insert(name);
         if !places.contains_key(name) {
             let what = format!(
                 "the module {name} has no layer: list it in {ORDER}, behind all that it imports"
             );
-            found.refusals.push(Refusal { file: file.clone(), line: *line, what });
+            found.refusals.push(Refusal { file: module.file.clone(), line: module.line, what });
         }
     }
-    for name in places.keys().filter(|name| !library.modules.contains_key(*name)) {
+    for name in places.keys().filter(|name| !existing.contains(name)) {
         let what = format!("the library has no module {name}: take it out of the list");
         let line = line_with(&read(root, Path::new(ORDER))?, &format!("\"{name}\""));
         found.refusals.push(Refusal { file: ORDER.into(), line, what });
     }
     for import in &library.imports {
-        let refuse = |what| Refusal { file: import.file.clone(), line: import.line, what };
-        let target = match &import.target {
-            Ok(target) => target,
-            Err(why) => {
-                found.refusals.push(refuse(format!("`{}`: {why}", import.path)));
-                continue;
-            }
+        let refuse = |what: String| {
+            let what = format!("`{}`: {what}", import.path);
+            Refusal { file: import.file.clone(), line: import.line, what }
         };
-        if *target == import.from {
+        let from = &import.from[0];
+        let Some(target) = import.target.first() else {
+            found.refusals.push(refuse(why_not_the_root(import)));
+            continue;
+        };
+        if target == from {
             continue;
         }
         found.imports += 1;
-        let (Some(from), Some(to)) = (places.get(&import.from), places.get(target)) else {
+        let (Some(low), Some(high)) = (places.get(from), places.get(target)) else {
             continue; // refused above
         };
-        if to.number > from.number {
+        if high.number > low.number {
             found.refusals.push(refuse(format!(
-                "`{}`: {} ({}, place {}) imports {target} ({}, place {}), which stands above it",
-                import.path, import.from, from.layer, from.number, to.layer, to.number
+                "{from} ({}, place {}) imports {target} ({}, place {}), which stands above it",
+                low.layer, low.number, high.layer, high.number
             )));
         }
     }
     Ok(())
+}
+
+/// What is wrong with an import from `lib.rs`, which stands on top.
+fn why_not_the_root(import: &Import) -> String {
+    match import.item.as_deref() {
+        None | Some("*") => "takes in all of the library: name what is meant".to_owned(),
+        Some(name) => {
+            format!("{name} is neither a module nor handed on by lib.rs: name its module")
+        }
+    }
 }
 
 /// The number of the first line of a text that contains `what`, or 1.
@@ -198,10 +234,13 @@ impl Manifest {
     }
 }
 
-fn check_crates(root: &Path, rows: &[Vec<String>], found: &mut Found) -> Result<()> {
+fn check_crates(
+    root: &Path,
+    workspace: &Workspace,
+    rows: &[Vec<String>],
+    found: &mut Found,
+) -> Result<()> {
     let row_of = |name: &str| rows.iter().position(|row| row.iter().any(|member| member == name));
-    let workspace = parse::<Manifest>(root, Path::new("Cargo.toml"))?;
-    let workspace = workspace.workspace.context("Cargo.toml has no workspace")?;
     let mut members = BTreeMap::new();
     for member in &workspace.members {
         let file = Path::new(member).join("Cargo.toml");

@@ -103,7 +103,7 @@ const ROWS: [Row; 24] = {
     use Step::*;
     [
         row(Fmt, "fmt", Second, "cargo fmt --all --check"),
-        row(Layers, "layers", Second, "no module and no crate imports upward: crates/layers.toml"),
+        row(Layers, "layers", Second, "nothing imports upward (crates/layers.toml) or in a circle"),
         row(MutantList, "mutant-list", Second, "each mutant fits its file once, and protocol.md has the list"),
         row(Clippy, "clippy", Second, "cargo clippy --workspace --all-targets -- -D warnings"),
         row(Docs, "docs", Second, "cargo doc --workspace --no-deps without warnings; links between documents"),

@@ -1,6 +1,6 @@
 //! What the checks of sources ask of a parsed file.
 
-use syn::{Attribute, Item, UseTree};
+use syn::{Attribute, Ident, Item, UseTree};
 
 /// One name that a `use` brings into a module.
 #[derive(Debug)]
@@ -45,6 +45,23 @@ pub fn imports(tree: &UseTree) -> Vec<Import> {
         }
     }
     found
+}
+
+/// The name that an item has in its module.
+pub fn name(item: &Item) -> Option<&Ident> {
+    match item {
+        Item::Const(item) => Some(&item.ident),
+        Item::Enum(item) => Some(&item.ident),
+        Item::Fn(item) => Some(&item.sig.ident),
+        Item::Macro(item) => item.ident.as_ref(),
+        Item::Mod(item) => Some(&item.ident),
+        Item::Static(item) => Some(&item.ident),
+        Item::Struct(item) => Some(&item.ident),
+        Item::Trait(item) => Some(&item.ident),
+        Item::Type(item) => Some(&item.ident),
+        Item::Union(item) => Some(&item.ident),
+        _ => None,
+    }
 }
 
 /// The attributes of an item.

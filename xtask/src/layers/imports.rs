@@ -1,13 +1,14 @@
-//! Finds what the modules of a library import from each other.
+//! Finds what the modules of a crate import from each other.
 //!
-//! The search follows `mod` declarations from `lib.rs`, and looks at all paths that begin with
-//! `crate`, `self` or `super`: in `use`, in types and expressions, and among the tokens of macros.
-//! Comments and docs are no paths. What `#[cfg]` keeps for tests is left out.
+//! The search follows `mod` declarations from `lib.rs` or `main.rs`. It looks at paths in `use`, in
+//! types and expressions, and among the tokens of macros. Comments and docs are no paths. What
+//! `#[cfg]` keeps for tests is left out.
 //!
-//! Every other path begins with a crate, with a child of its module, or with a name that a `use`
-//! has brought in: none of these leads up.
+//! A path that begins with `crate`, `self` or `super` is an import. Of the others, only those count
+//! that begin with an ancestor's name, as `leap::Pages` does behind `use crate::leap`. The rest
+//! begin with another crate, with a child of their module, or with a name whose `use` is counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -20,66 +21,77 @@ use syn::{Attribute, Item, Meta, Token, UseTree};
 
 use crate::syntax::{self, attributes};
 
-/// What a library consists of.
+/// How often a name may be handed on: a name that is brought in under itself ends there.
+const MOST_HANDS: usize = 16;
+
+/// What a crate consists of.
 #[derive(Debug, Default)]
-pub struct Library {
-    /// Its top-level modules, and where `lib.rs` declares them.
-    pub modules: BTreeMap<String, (PathBuf, usize)>,
-    /// Imports of modules below `lib.rs`, in the order of the files.
+pub struct Sources {
+    /// Its modules by their paths, also those for tests. The crate's root has the empty path.
+    pub modules: BTreeMap<Vec<String>, Module>,
+    /// Imports of modules below the root, in the order of the files.
     pub imports: Vec<Import>,
 }
 
-/// A path from one module to an item of the same library.
+/// What is known of a module.
+#[derive(Debug, Default)]
+pub struct Module {
+    /// The file that declares it, and the line.
+    pub file: PathBuf,
+    pub line: usize,
+    /// The names of its own items.
+    items: BTreeSet<String>,
+    /// The paths behind the names that its `use` declarations bring in. Under `#[cfg]`, a name may
+    /// have several.
+    uses: BTreeMap<String, Vec<Vec<String>>>,
+    /// The paths of which it takes in everything (`*`).
+    globs: Vec<Vec<String>>,
+}
+
+/// A path from one module to an item of the same crate.
 #[derive(Debug, Clone)]
 pub struct Import {
     pub file: PathBuf,
     pub line: usize,
     /// As it is written, a nested `use` being one path for each of its leaves.
     pub path: String,
-    /// The top-level module that the path stands in.
-    pub from: String,
-    /// The top-level module that it leads to, or why that cannot be told.
-    pub target: Result<String, String>,
+    /// The module that the path stands in, from the root.
+    pub from: Vec<String>,
+    /// The module that it leads to, from the root. If an ancestor of `from` only hands the name on,
+    /// the module from which the ancestor has it. If that may be one of several, there is an import
+    /// for each.
+    pub target: Vec<String>,
+    /// What is taken from there: an item, `*`, or the module itself.
+    pub item: Option<String>,
 }
 
-/// Reads a library from its `lib.rs`, a path from `root`.
-pub fn read(root: &Path, lib: &Path) -> Result<Library> {
-    let mut reader = Reader { root, library: Library::default(), paths: Vec::new() };
-    let parsed = reader.parse(lib)?;
-    // What `lib.rs` hands on under its own name: `crate::Pool` leads to `pool`.
-    let mut handed_on = BTreeMap::new();
-    for item in parsed.items.iter().filter(|item| !is_for_tests(attributes(item))) {
-        match item {
-            Item::Mod(module) => {
-                let at = (lib.to_owned(), module.ident.span().start().line);
-                reader.library.modules.insert(module.ident.to_string(), at);
-            }
-            Item::Use(item) => {
-                let named = |one: syntax::Import| Some((one.name?, one.path));
-                handed_on.extend(syntax::imports(&item.tree).into_iter().filter_map(named));
-            }
-            _ => {}
-        }
+impl Import {
+    /// Whether it takes in everything of a module that `from` lies in, so that it cannot be told
+    /// where the names come from.
+    pub fn takes_all_of_ancestor(&self) -> bool {
+        self.item.as_deref() == Some("*") && self.from.starts_with(&self.target)
     }
-    // A module for tests is a module: it has a layer, although it may import anything.
-    for item in &parsed.items {
-        if let Item::Mod(module) = item {
-            let at = (lib.to_owned(), module.ident.span().start().line);
-            reader.library.modules.entry(module.ident.to_string()).or_insert(at);
-        }
-    }
-    reader.items(&parsed.items, lib, &[])?;
-    let Reader { mut library, paths, .. } = reader;
-    for found in paths {
-        let Some(from) = found.module.first().cloned() else { continue };
-        let target = target(&found, &library.modules, &handed_on);
-        let path = found.path.join("::");
-        library.imports.push(Import { file: found.file, line: found.line, path, from, target });
-    }
-    Ok(library)
 }
 
-/// A path that begins with `crate`, `self` or `super`.
+/// Reads a crate from its `lib.rs` or `main.rs`, a path from `root`.
+pub fn read(root: &Path, top: &Path) -> Result<Sources> {
+    let mut reader = Reader { root, modules: BTreeMap::new(), paths: Vec::new() };
+    let parsed = reader.parse(top)?;
+    reader.modules.insert(Vec::new(), Module { file: top.to_owned(), ..Module::default() });
+    reader.items(&parsed.items, top, &[])?;
+    let Reader { modules, paths, .. } = reader;
+    let mut sources = Sources { modules, imports: Vec::new() };
+    for found in paths.iter().filter(|found| !found.module.is_empty()) {
+        for Place { module: target, item } in sources.targets(found) {
+            let (file, from) = (found.file.clone(), found.module.clone());
+            let path = found.path.join("::");
+            sources.imports.push(Import { file, line: found.line, path, from, target, item });
+        }
+    }
+    Ok(sources)
+}
+
+/// A path of the source.
 #[derive(Debug)]
 struct Found {
     file: PathBuf,
@@ -89,41 +101,85 @@ struct Found {
     path: Vec<String>,
 }
 
-/// The top-level module that a path leads to.
-fn target(
-    found: &Found,
-    modules: &BTreeMap<String, (PathBuf, usize)>,
-    handed_on: &BTreeMap<String, Vec<String>>,
-) -> Result<String, String> {
-    let mut at = found.module.clone();
-    let mut rest = found.path.iter().map(String::as_str).peekable();
-    if rest.next_if_eq(&"crate").is_some() {
-        at.clear();
-    }
-    while let Some(step) = rest.next_if(|step| matches!(*step, "self" | "super")) {
-        if step == "super" && at.pop().is_none() {
-            return Err("leads out of the library".to_owned());
+/// Where a path leads.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    module: Vec<String>,
+    /// What follows the module in the path.
+    item: Option<String>,
+}
+
+impl Sources {
+    /// What a path imports: nothing if its first name is counted elsewhere, and mostly one place.
+    fn targets(&self, found: &Found) -> Vec<Place> {
+        let from = &found.module;
+        let is_ancestor = |place: &Place| place.item.is_none() && from.starts_with(&place.module);
+        let first = || self.follow(from, from, &found.path[..1], MOST_HANDS);
+        if is_root(&found.path[0]) || first().iter().any(is_ancestor) {
+            self.follow(from, from, &found.path, MOST_HANDS)
+        } else {
+            Vec::new()
         }
     }
-    if let Some(top) = at.first() {
-        return Ok(top.clone());
-    }
-    match rest.next() {
-        None | Some("*") => Err("takes in all of the library: name what is meant".to_owned()),
-        Some(name) if modules.contains_key(name) => Ok(name.to_owned()),
-        Some(name) => {
-            let path = handed_on.get(name).map(Vec::as_slice).unwrap_or_default();
-            let first = path.iter().find(|step| !matches!(step.as_str(), "crate" | "self"));
-            first.filter(|first| modules.contains_key(*first)).cloned().ok_or_else(|| {
-                format!("{name} is neither a module nor handed on by lib.rs: name its module")
-            })
+
+    /// Follows a path that stands in the module `at`, until it leaves the ancestors of `from`. Finds
+    /// nothing if it leads out of the crate.
+    fn follow(&self, from: &[String], at: &[String], path: &[String], hands: usize) -> Vec<Place> {
+        let mut at = at.to_vec();
+        let mut rest = path;
+        while let Some((step, behind)) = rest.split_first().filter(|(step, _)| is_root(step)) {
+            match step.as_str() {
+                "crate" => at.clear(),
+                "super" => drop(at.pop()),
+                _ => {}
+            }
+            rest = behind;
         }
+        while let Some((step, behind)) = rest.split_first() {
+            let child = [at.as_slice(), std::slice::from_ref(step)].concat();
+            if self.modules.contains_key(&child) {
+                (at, rest) = (child, behind);
+                continue;
+            }
+            // Of another module's names, it is enough to know the module.
+            let is_ancestor = from.starts_with(&at);
+            let elsewhere =
+                if is_ancestor { self.handed_on(from, &at, rest, hands) } else { Vec::new() };
+            // A first name that is none of the crate's is that of another crate.
+            let is_here = elsewhere.is_empty() && rest.len() < path.len();
+            let here = is_here.then(|| Place { module: at, item: Some(step.clone()) });
+            return elsewhere.into_iter().chain(here).collect();
+        }
+        vec![Place { module: at, item: None }]
     }
+
+    /// Where a path leads whose first name the module `at` has from elsewhere.
+    fn handed_on(
+        &self,
+        from: &[String],
+        at: &[String],
+        path: &[String],
+        hands: usize,
+    ) -> Vec<Place> {
+        let Some(hands) = hands.checked_sub(1) else { return Vec::new() };
+        let (module, name) = (&self.modules[at], &path[0]);
+        let paths: Vec<Vec<String>> = match module.uses.get(name) {
+            Some(known) => known.iter().map(|known| [known, &path[1..]].concat()).collect(),
+            None if module.items.contains(name) => Vec::new(),
+            None => module.globs.iter().map(|known| [known, path].concat()).collect(),
+        };
+        paths.iter().flat_map(|path| self.follow(from, at, path, hands)).collect()
+    }
+}
+
+/// Whether a path that begins so is one of this crate.
+fn is_root(step: &str) -> bool {
+    matches!(step, "crate" | "self" | "super")
 }
 
 struct Reader<'a> {
     root: &'a Path,
-    library: Library,
+    modules: BTreeMap<Vec<String>, Module>,
     paths: Vec<Found>,
 }
 
@@ -140,26 +196,49 @@ impl Reader<'_> {
     /// Looks at items of a module, and follows the modules among them.
     fn items(&mut self, items: &[Item], file: &Path, module: &[String]) -> Result<()> {
         for item in items {
-            match item {
-                Item::Mod(declared) if is_for_tests(&declared.attrs) => {}
-                Item::Mod(declared) => {
-                    let inner = [module, &[declared.ident.to_string()]].concat();
-                    match &declared.content {
-                        Some((_, items)) => self.items(items, file, &inner)?,
-                        None => {
-                            let file = self.file_of(declared, file, module.len())?;
-                            let parsed = self.parse(&file)?;
-                            self.items(&parsed.items, &file, &inner)?;
-                        }
-                    }
-                }
-                other => {
-                    let mut finder = Finder { file, module, found: &mut self.paths };
-                    finder.visit_item(other);
-                }
+            if let Item::Mod(declared) = item {
+                self.module(declared, file, module)?;
+                continue;
             }
+            self.note_names(item, module);
+            Finder { file, module, found: &mut self.paths }.visit_item(item);
         }
         Ok(())
+    }
+
+    /// Notes the names that an item adds to its module.
+    fn note_names(&mut self, item: &Item, module: &[String]) {
+        let noted = self.modules.entry(module.to_vec()).or_default();
+        match item {
+            item if is_for_tests(attributes(item)) => {}
+            Item::Use(item) => {
+                for import in syntax::imports(&item.tree) {
+                    match import.name {
+                        Some(name) => noted.uses.entry(name).or_default().push(import.path),
+                        None => noted.globs.push(import.path),
+                    }
+                }
+            }
+            item => noted.items.extend(syntax::name(item).map(Ident::to_string)),
+        }
+    }
+
+    /// Notes a module, and looks at its items. A module for tests is a module: it has a layer,
+    /// although it may import anything.
+    fn module(&mut self, declared: &syn::ItemMod, file: &Path, parent: &[String]) -> Result<()> {
+        let path = [parent, &[declared.ident.to_string()]].concat();
+        let line = declared.ident.span().start().line;
+        let noted = Module { file: file.to_owned(), line, ..Module::default() };
+        self.modules.entry(path.clone()).or_insert(noted);
+        if is_for_tests(&declared.attrs) {
+            return Ok(());
+        }
+        if let Some((_, items)) = &declared.content {
+            return self.items(items, file, &path);
+        }
+        let file = self.file_of(declared, file, parent.len())?;
+        let parsed = self.parse(&file)?;
+        self.items(&parsed.items, &file, &path)
     }
 
     /// The file of `mod name;`, declared in `file` at that depth.
@@ -207,10 +286,8 @@ impl Finder<'_> {
 
     /// A path that brings in what it names, also in one step: `use crate as all`.
     fn note_import(&mut self, line: usize, path: Vec<String>) {
-        if matches!(path[0].as_str(), "crate" | "self" | "super") {
-            let (file, module) = (self.file.to_owned(), self.module.to_vec());
-            self.found.push(Found { file, line, module, path });
-        }
+        let (file, module) = (self.file.to_owned(), self.module.to_vec());
+        self.found.push(Found { file, line, module, path });
     }
 
     fn note_use(&mut self, tree: &UseTree) {
@@ -232,11 +309,7 @@ impl Finder<'_> {
                     self.note_tokens(group.stream());
                     1
                 }
-                TokenTree::Ident(first)
-                    if *first == "crate" || *first == "self" || *first == "super" =>
-                {
-                    self.note_path(first, &tokens[at..])
-                }
+                TokenTree::Ident(first) => self.note_path(first, &tokens[at..]),
                 _ => 1,
             };
         }

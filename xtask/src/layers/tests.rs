@@ -26,6 +26,8 @@ fn check_with(changed: &[(&str, &str)]) -> Found {
         ("crates/sys/Cargo.toml", sys),
         ("crates/pageleap/Cargo.toml", library),
         ("crates/cli/Cargo.toml", cli),
+        ("crates/sys/src/lib.rs", ""),
+        ("crates/cli/src/main.rs", ""),
         ("crates/pageleap/src/lib.rs", LIB),
         ("crates/pageleap/src/low.rs", "pub struct Thing;\n"),
         ("crates/pageleap/src/middle.rs", "use crate::low::Thing;\n"),
@@ -63,7 +65,7 @@ fn passes_in_low(text: &str) {
 fn a_workspace_in_order_passes_and_has_been_looked_at() {
     let found = check_with(&[]);
     assert_eq!(found.refusals, []);
-    assert_eq!((found.imports, found.dependencies), (3, 2));
+    assert_eq!((found.imports, found.siblings, found.dependencies), (4, 0, 2));
 }
 
 #[test]
@@ -71,7 +73,7 @@ fn this_workspace_is_in_order() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let found = check(root).unwrap();
     assert_eq!(found.refusals, []);
-    assert!(found.imports > 200 && found.dependencies > 3, "{found:?}");
+    assert!(found.imports > 200 && found.siblings > 200 && found.dependencies > 3, "{found:?}");
 }
 
 #[test]
@@ -222,4 +224,162 @@ fn a_crate_without_a_layer_is_refused() {
     assert!(
         refused[1].starts_with("crates/layers.toml:2: the workspace has no crate pageleap-gone")
     );
+}
+
+/// What is refused of the folder `top`, which has these files instead of its own.
+fn in_top(files: &[(&str, &str)]) -> Vec<String> {
+    let files: Vec<(String, &str)> = files
+        .iter()
+        .map(|(file, text)| (format!("crates/pageleap/src/top/{file}"), *text))
+        .collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(file, text)| (&**file, *text)).collect();
+    refusals(&files)
+}
+
+/// What is refused of `top` with two modules: `b` imports `a`, and `a` has this text.
+fn with_two(parent: &str, a: &str) -> Vec<String> {
+    let parent = format!("mod a;\nmod b;\n{parent}");
+    in_top(&[("mod.rs", &parent), ("a.rs", a), ("b.rs", "\nuse super::a::X;\n")])
+}
+
+#[test]
+fn two_modules_of_a_folder_that_import_each_other_are_refused() {
+    let expected = "crates/pageleap/src/top/a.rs:1: top: a -> b -> a \
+                    (crates/pageleap/src/top/a.rs:1, crates/pageleap/src/top/b.rs:2)";
+    for import in [
+        "use super::b::Y;\n",
+        "use super::{b, b::Y as Z};\n",
+        "use crate::top::b::Y;\n",
+        "fn f() { super::b::y() }\n",
+        "struct S(crate::top::b::Y);\n",
+        "fn f() { println!(\"{}\", super::b::Y); }\n",
+        "mod inner { use super::super::b::Y; }\n",
+    ] {
+        assert_eq!(with_two("", import), [expected], "{import}");
+    }
+    assert_eq!(with_two("", "use crate::low::Thing;\n"), [""; 0]);
+}
+
+#[test]
+fn a_circle_around_a_corner_is_refused_with_each_import() {
+    let files = [
+        ("mod.rs", "mod a;\nmod b;\nmod c;\nmod d;\n"),
+        ("a.rs", "use super::c::X;\n"),
+        ("b.rs", "\nuse super::a::X;\n"),
+        ("c.rs", "\n\nuse super::b::X;\n"),
+        ("d.rs", "use super::{a::X, b::Y};\n"),
+    ];
+    let file = "crates/pageleap/src/top";
+    let expected = format!(
+        "{file}/a.rs:1: top: a -> c -> b -> a ({file}/a.rs:1, {file}/c.rs:3, {file}/b.rs:2)"
+    );
+    assert_eq!(in_top(&files), [expected]);
+}
+
+#[test]
+fn circles_that_share_modules_are_one_refusal_that_names_all_of_them() {
+    let refused = in_top(&[
+        ("mod.rs", "mod a;\nmod b;\nmod c;\nmod d;\nmod e;\n"),
+        ("a.rs", "use super::b::X;\n"),
+        ("b.rs", "use super::{a::X, c::Y};\n"),
+        ("c.rs", "use super::b::X;\n"),
+        ("d.rs", "use super::e::X;\n"),
+        ("e.rs", "use super::d::X;\n"),
+    ]);
+    let [first, second] = &refused[..] else { panic!("{refused:?}") };
+    assert!(first.contains("top: a -> b -> a ("), "{first}");
+    assert!(first.ends_with("); in circles with these: c"), "{first}");
+    assert!(second.contains("top: d -> e -> d (") && second.ends_with(')'), "{second}");
+}
+
+#[test]
+fn a_name_that_the_parent_hands_on_leads_to_the_child_that_has_it() {
+    for (parent, import) in [
+        ("pub use b::Y;\n", "use super::Y;\n"),
+        ("use b::Y;\n", "use crate::top::Y;\n"),
+        ("pub(crate) use self::b::Y as Z;\n", "fn f() -> super::Z { super::Z::new() }\n"),
+        ("use crate::top::b::{self, Y};\n", "use super::{Thing, Y};\n"),
+        ("pub use b::*;\n", "use super::Y;\n"),
+        ("#[cfg(loom)]\nuse crate::low::Y;\n#[cfg(not(loom))]\nuse b::Y;\n", "use super::Y;\n"),
+        ("", "use crate::top;\nfn f() { top::b::y() }\n"),
+        ("", "use super as up;\nfn f() { g!(up::b::Y) }\n"),
+        ("", "use super::super::top::{self as up};\nstruct S(up::b::Y);\n"),
+    ] {
+        let parent = format!("use crate::low::Thing;\n{parent}");
+        let refused = with_two(&parent, import);
+        assert_eq!(refused.len(), 1, "{parent}{import}: {refused:?}");
+        assert!(refused[0].contains("top: a -> b -> a ("), "{refused:?}");
+    }
+    // What the parent has from elsewhere leads there, and what it brings in under itself ends.
+    assert_eq!(with_two("use crate::low::Thing;\n", "use super::Thing;\n"), [""; 0]);
+    assert_eq!(with_two("use std::fmt;\nuse libc;\n", "use super::{fmt, libc};\n"), [""; 0]);
+    assert_eq!(with_two("macro_rules! m {}\nuse m;\n", "use super::m;\n"), [""; 0]);
+}
+
+#[test]
+fn circles_of_nested_folders_belong_to_the_folder_where_they_close() {
+    let nested = [
+        ("mod.rs", "mod a;\nmod inner;\n"),
+        ("inner/mod.rs", "mod x;\nmod y;\n"),
+        ("inner/x.rs", "use super::y::X;\n"),
+    ];
+    let within = [("a.rs", ""), ("inner/y.rs", "use crate::top::inner::x::X;\n")];
+    let refused = in_top(&[nested.as_slice(), &within].concat());
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].contains(": top::inner: x -> y -> x ("), "{refused:?}");
+
+    let between = [("a.rs", "use super::inner::x::X;\n"), ("inner/y.rs", "use super::super::a;\n")];
+    let refused = in_top(&[nested.as_slice(), &between].concat());
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].contains(": top: a -> inner -> a ("), "{refused:?}");
+}
+
+#[test]
+fn a_parent_may_import_its_children_and_they_its_items() {
+    let parent = "use a::X;\npub use b::X as Y;\npub struct Own;\nfn f() { a::f(); b::f() }\n";
+    for import in [
+        "use super::Own;\n",
+        "use crate::top::{self, Own};\nfn f(own: top::Own) {}\n",
+        "mod inner { use super::super::Own; }\n",
+        "use super::X;\n",
+    ] {
+        let parent = &format!("{parent}pub use b::*;\n");
+        assert_eq!(with_two(parent, import), [""; 0], "{import}");
+    }
+}
+
+#[test]
+fn all_of_a_parent_is_refused() {
+    for import in ["use super::*;\n", "use crate::top::*;\n"] {
+        let refused = with_two("", import);
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert!(refused[0].contains("::*`: takes in all of a parent"), "{refused:?}");
+    }
+}
+
+#[test]
+fn tests_close_no_circle() {
+    for import in [
+        "#[cfg(test)]\nmod tests {\n    use super::super::b::Y;\n    use super::*;\n}\n",
+        "#[cfg(all(test, not(miri)))]\nuse super::b::Y;\n",
+        "/// [`super::b::Y`]\nstruct S;\n",
+    ] {
+        assert_eq!(with_two("", import), [""; 0], "{import}");
+    }
+    let parent = "mod a;\n#[cfg(test)]\nmod b;\n";
+    let files = [("a.rs", "use super::b::Y;\n"), ("b.rs", "use super::a::X;\n")];
+    assert_eq!(in_top(&[&[("mod.rs", parent)], &files[..]].concat()), [""; 0]);
+}
+
+#[test]
+fn circles_of_other_crates_are_refused_from_the_top_level_on() {
+    let cli = |file: &str| format!("crates/cli/src/{file}");
+    let (main, one, other) = (cli("main.rs"), cli("one.rs"), cli("other.rs"));
+    let refused = refusals(&[
+        (&main, "mod one;\nmod other;\nuse one::X;\nstruct Args;\n"),
+        (&one, "use crate::{Args, other::Y};\n"),
+        (&other, "use crate::X;\n"),
+    ]);
+    let expected = format!("{one}:1: {main}: one -> other -> one ({one}:1, {other}:1)");
+    assert_eq!(refused, [expected]);
 }

@@ -18,7 +18,7 @@ use crate::commands::{Effort, STRESS_SECONDS_VAR, Workspace, or_default, output}
 use crate::crates;
 use crate::dist::clean_root;
 use crate::lab;
-use crate::layers;
+use crate::layers::{self, Found};
 use crate::links;
 use crate::mutants::{Checker, TABLE};
 use crate::mutation;
@@ -92,11 +92,12 @@ fn perform(workspace: &Workspace, step: Step) -> Result<Report> {
     }
 }
 
-/// Refuses what imports upward, each with its line.
+/// Refuses what imports upward or in a circle, each with its line.
 fn layers(workspace: &Workspace) -> Result<Report> {
     let found = layers::check(&workspace.root)?;
     found.refusals.iter().for_each(|refusal| println!("{refusal}"));
-    println!("{} imports, {} dependencies", found.imports, found.dependencies);
+    let Found { imports, siblings, dependencies, .. } = &found;
+    println!("{imports} imports, {siblings} between siblings, {dependencies} dependencies");
     Ok(Report::new(match found.refusals.len() {
         0 => Verdict::Passed,
         count => Verdict::Failed(format!("{count} refused")),
