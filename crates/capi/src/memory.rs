@@ -8,7 +8,7 @@ use pageleap::{MemoryMigration, NodeId, Reserve};
 
 use crate::boundary::{array, bad, each, flag, free, give, handle, nothing_yet, read, value};
 use crate::job::pageleap_job;
-use crate::migration::{engine, unless_0};
+use crate::migration::{memory_engine, unless_0};
 use crate::placement::{pageleap_placement, placement};
 use crate::status::pageleap_status;
 
@@ -167,7 +167,7 @@ unsafe fn with_options(
     migration: MemoryMigration,
     options: &pageleap_memory_options,
 ) -> Result<MemoryMigration, pageleap::Error> {
-    let mut migration = migration.engine(engine(options.engine)?).renew(options.renew != 0);
+    let mut migration = migration.engine(memory_engine(options.engine)?).renew(options.renew != 0);
     // SAFETY: forwarded to the caller.
     for reserve in unsafe { array(options.reserves, options.reserve_count, "reserves") }? {
         // SAFETY: forwarded to the caller.

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use pageleap::{Engine, EngineChoice, Error, Migration};
+use pageleap::{Engine, EngineChoice, EngineName, Error, MemoryEngine, Migration};
 
 use crate::boundary::bad;
 use crate::context::pageleap_migration_context;
@@ -64,31 +64,65 @@ impl pageleap_engine {
     ];
 
     /// The number of an engine that has moved pages.
-    pub(crate) fn of(engine: Engine) -> pageleap_engine {
+    pub(crate) fn of(engine: EngineName) -> pageleap_engine {
         Self::ALL[engine.number() as usize]
     }
 }
 
-/// What has a number in C.
-fn choice(number: u32) -> Option<EngineChoice> {
-    match number {
-        0 => Some(EngineChoice::Auto),
-        more => Engine::by_number(more).map(EngineChoice::Only),
+/// The engine of regions that a program has passed.
+pub(crate) fn engine(number: u32) -> Result<EngineChoice, Error> {
+    match (number, Engine::by_number(number)) {
+        (0, _) => Ok(EngineChoice::Auto),
+        (_, Some(engine)) => Ok(engine.into()),
+        _ => Err(no_engine(
+            MemoryEngine::by_number(number).map(EngineName::from),
+            number,
+            "pages of a region lie in frames of its pools, and stay there",
+            "take another engine; pageleap_leap_memory() moves memory that no pool owns",
+        )),
     }
 }
 
-/// The engine that a program has passed.
-pub(crate) fn engine(number: u32) -> Result<EngineChoice, Error> {
-    let unknown =
-        || bad("engine", format!("{number} is not an engine"), "use one of pageleap_engine");
-    choice(number).ok_or_else(unknown)
+/// The engine of memory that no pool owns that a program has passed; `None`: the library chooses.
+pub(crate) fn memory_engine(number: u32) -> Result<Option<MemoryEngine>, Error> {
+    match (number, MemoryEngine::by_number(number)) {
+        (0, _) => Ok(None),
+        (_, Some(engine)) => Ok(Some(engine)),
+        _ => Err(no_engine(
+            Engine::by_number(number).map(EngineName::from),
+            number,
+            "it moves pages of regions only",
+            "take PAGELEAP_ENGINE_UFFD_MOVE or PAGELEAP_ENGINE_KERNEL, or 0: the library chooses",
+        )),
+    }
+}
+
+/// The error for the number of an engine of other memory, or of none.
+fn no_engine(other: Option<EngineName>, number: u32, reason: &str, remedy: &str) -> Error {
+    match other {
+        Some(engine) => Error::EngineRefused {
+            engine: engine.name(),
+            reason: reason.into(),
+            remedy: remedy.into(),
+        },
+        None => bad("engine", format!("{number} is not an engine"), "use one of pageleap_engine"),
+    }
+}
+
+/// The name behind a number.
+fn name(number: u32) -> String {
+    match (Engine::by_number(number), MemoryEngine::by_number(number)) {
+        (Some(engine), _) => engine.to_string(),
+        (_, Some(engine)) => engine.to_string(),
+        _ if number == 0 => EngineChoice::Auto.to_string(),
+        _ => String::new(),
+    }
 }
 
 /// The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn pageleap_engine_name(engine: u32) -> *const c_char {
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
-    let name = |number| choice(number).map_or_else(String::new, |choice| choice.to_string());
     let names =
         || (0..pageleap_engine::ALL.len() as u32).map(|number| text(name(number))).collect();
     let names = NAMES.get_or_init(names);
@@ -280,14 +314,30 @@ mod tests {
             assert_eq!(number as usize, at);
             // SAFETY: a constant text.
             let name = unsafe { CStr::from_ptr(pageleap_engine_name(at as u32)) };
-            assert_eq!(name.to_str().unwrap(), choice(at as u32).unwrap().to_string());
+            assert_eq!(name.to_str().unwrap(), super::name(at as u32));
             // PAGELEAP_ENGINE_WP_SYNC is "wp-sync".
             let spelt = format!("{number:?}").replace("PAGELEAP_ENGINE_", "").replace('_', "-");
             assert_eq!(spelt.to_lowercase(), name.to_str().unwrap());
         }
         for engine in Engine::ALL {
-            assert_eq!(pageleap_engine::of(engine) as u32, engine.number());
+            assert_eq!(pageleap_engine::of(engine.into()) as u32, engine.number());
         }
-        assert!(engine(pageleap_engine::ALL.len() as u32).is_err());
+        for engine in MemoryEngine::ALL {
+            assert_eq!(pageleap_engine::of(engine.into()) as u32, engine.number());
+        }
+    }
+
+    #[test]
+    fn an_engine_moves_memory_of_one_kind() {
+        for number in 1..pageleap_engine::ALL.len() as u32 {
+            let refused = match (engine(number), memory_engine(number)) {
+                (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused,
+                both => panic!("{number}: {both:?}"),
+            };
+            assert!(matches!(refused, Error::EngineRefused { .. }), "{refused}");
+        }
+        assert_eq!((engine(0).unwrap(), memory_engine(0).unwrap()), (EngineChoice::Auto, None));
+        let more = pageleap_engine::ALL.len() as u32;
+        assert!(engine(more).is_err() && memory_engine(more).is_err());
     }
 }

@@ -8,6 +8,7 @@ mod bench;
 mod bytes;
 mod demo;
 mod doctor;
+mod engine;
 mod generate;
 mod huge_pages;
 mod interrupt;

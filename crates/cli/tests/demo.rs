@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{interrupted, interrupted_when};
 use library::{nodes, skip};
-use pageleap::{Engine, NodeId};
+use pageleap::{MemoryEngine, NodeId};
 use serde_json::Value;
 
 fn demo(flags: &[&str]) -> Output {
@@ -160,8 +160,8 @@ fn check_malloc(result: &Value) {
     check(result);
     assert_eq!(result["memory"], "malloc");
     assert_eq!(result["counted_page_size"], 4096);
-    let moved_by = |engine: Engine| result["moved_by"][engine.name()].as_u64().unwrap_or(0);
-    let [in_place, by_kernel] = [Engine::UffdMove, Engine::Kernel].map(moved_by);
+    let moved_by = |engine: MemoryEngine| result["moved_by"][engine.name()].as_u64().unwrap_or(0);
+    let [in_place, by_kernel] = MemoryEngine::ALL.map(moved_by);
     assert_eq!(in_place + by_kernel, result["bytes"].as_u64().unwrap());
     // What was populated beforehand is said, and only the kernel's engine needs nothing.
     let is_reserved = result["quiet"]["engine"].as_str().unwrap().contains("uffd-move");
@@ -184,7 +184,7 @@ fn memory_of_malloc_leaps_in_place_while_it_is_written() {
     check_malloc(&default);
     // Where the better engine works, it is taken.
     if can_move_in_place() {
-        let moved = &default["moved_by"][Engine::UffdMove.name()];
+        let moved = &default["moved_by"][MemoryEngine::UffdMove.name()];
         assert!(moved.as_u64().unwrap() > 0, "{default}");
     }
 }

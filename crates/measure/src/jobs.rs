@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use pageleap::{
-    BASE_PAGE, Engine, Migration, MigrationContext, NodeId, PageSize, Pool, Region, Report,
+    BASE_PAGE, EngineName, Migration, MigrationContext, NodeId, PageSize, Pool, Region, Report,
     move_pages,
 };
 
@@ -99,9 +99,9 @@ pub struct JobSample {
     /// The copies.
     pub copies: Copies,
     /// The job's engine.
-    pub engine: Engine,
+    pub engine: EngineName,
     /// Pages by the engine that has moved them.
-    pub moved_by: Vec<(Engine, u64)>,
+    pub moved_by: Vec<(EngineName, u64)>,
     /// Words that were not as before, after the job or after the way back.
     pub lost: u64,
 }
@@ -323,6 +323,7 @@ pub struct KernelSample {
 
 #[cfg(test)]
 mod tests {
+    use pageleap::Engine;
     use pageleap::topology::Topology;
 
     use super::*;
@@ -385,8 +386,8 @@ mod tests {
         for (run, way) in [Way::Start, Way::Run, Way::Start].into_iter().enumerate() {
             let sample = scene.sample(run, way, &|job| job.engine(Engine::Mprotect), &|| false);
             let sample = sample.unwrap().unwrap();
-            assert_eq!((sample.way, sample.lost, sample.engine), (way, 0, Engine::Mprotect));
-            assert_eq!(sample.moved_by, [(Engine::Mprotect, shape.pages() as u64)]);
+            assert_eq!((sample.way, sample.lost, sample.engine), (way, 0, Engine::Mprotect.into()));
+            assert_eq!(sample.moved_by, [(Engine::Mprotect.into(), shape.pages() as u64)]);
             assert_eq!(sample.start_ns.is_some(), way == Way::Start);
             assert!(sample.start_ns.unwrap_or(1) <= sample.whole_ns && sample.whole_ns > 0);
             let line = BaseLine::of(&[sample.copies]).unwrap();

@@ -72,14 +72,14 @@ mod tracer;
 mod units;
 
 pub use error::Error;
-pub use units::{AddressRange, BASE_PAGE, NodeId, PageSize, RegionId};
+pub use units::{AddressRange, BASE_PAGE, EngineName, NodeId, PageSize, RegionId};
 #[cfg(not(loom))]
 pub use {
-    anonymous::{MemoryMigration, Reserve, leap_memory},
+    anonymous::{MemoryEngine, MemoryMigration, Reserve, leap_memory},
     audit::audit,
     backend::{CopyLoop, CopyMethod},
     engine::fault::{MAX_THREADS, install as install_fault_handler},
-    engine::{Engine, EngineChoice, waits::Waits},
+    engine::{Engine, EngineChoice, effort::JobCounts, waits::Waits},
     job::{
         area::Reason,
         handle::{Job, Phase, Progress},

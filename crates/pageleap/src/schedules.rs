@@ -260,8 +260,8 @@ impl Scene {
             Ended::CpusetChanged | Ended::Failed(_) => panic!("{report}"),
         };
         count.fetch_add(1, Relaxed);
-        self.seen.disturbed.fetch_add(report.disturbed_copies, Relaxed);
-        self.seen.held.fetch_add(report.holds, Relaxed);
+        self.seen.disturbed.fetch_add(report.counts.disturbed_copies, Relaxed);
+        self.seen.held.fetch_add(report.counts.holds, Relaxed);
         let followed = report.engine.follows();
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;

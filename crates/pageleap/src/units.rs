@@ -24,6 +24,40 @@ impl fmt::Display for NodeId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId(pub u64);
 
+/// The name of the method by which pages were moved, as reports give it: of an
+/// [`Engine`](crate::Engine) for memory of regions, of a [`MemoryEngine`](crate::MemoryEngine) for
+/// other memory. Compare it with either.
+///
+/// A job knows its mover's methods by their names only, so a new kind of memory brings names of its
+/// own (`docs/adr/0029`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EngineName {
+    name: &'static str,
+    number: u32,
+}
+
+impl EngineName {
+    pub(crate) const fn new(name: &'static str, number: u32) -> EngineName {
+        EngineName { name, number }
+    }
+
+    /// In options and reports, such as `wp-sync`.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Its number in the C interface; 0 there means that the library chooses.
+    pub const fn number(self) -> u32 {
+        self.number
+    }
+}
+
+impl fmt::Display for EngineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
 /// The size of the pages of a pool and of the regions over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageSize {

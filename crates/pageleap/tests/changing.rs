@@ -195,8 +195,9 @@ fn a_mapping_that_splits_before_its_page_tables_move_is_moved_in_parts() {
         assert_eq!(splits.load(SeqCst), 0, "{engine}: nothing was split");
         assert!(report.ended.is_completed(), "{engine}: {report}");
         assert_eq!(report.pages.migrated, PAGES as u64, "{report}");
-        let signals = |part: &pageleap::EngineUse| part.engine.signals();
-        let may = report.engine.signals();
+        let signals =
+            |part: &pageleap::EngineUse| part.engine.engine().is_some_and(Engine::signals);
+        let may = report.engine.engine().is_some_and(Engine::signals);
         assert!(may || !report.engines.iter().any(signals), "system calls may fail: {report}");
         assert!(surprises(&report).is_empty(), "{report}");
         // From Linux 6.17 on the kernel moves the page tables of several mappings at once, unless a
@@ -399,11 +400,10 @@ fn programs_that_change_mappings_beside_leaps_lose_nothing() {
                 let report = job.engine(engine).start().unwrap().wait();
                 assert!(report.ended.is_completed(), "{engine}: {report}");
                 assert_eq!(report.pages.migrated, PAGES as u64, "{report}");
-                let whole = report.engine.signals()
-                    || report
-                        .engines
-                        .iter()
-                        .all(|part| !part.engine.signals() || is_read_only(part));
+                let whole = report.engine.engine().is_some_and(Engine::signals)
+                    || report.engines.iter().all(|part| {
+                        !part.engine.engine().is_some_and(Engine::signals) || is_read_only(part)
+                    });
                 assert!(whole, "{engine}: system calls may have failed: {report}");
                 audit(&[&pools[0], &pools[1]], &[region]).unwrap();
             }

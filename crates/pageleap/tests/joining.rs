@@ -269,7 +269,7 @@ fn check_joining(region: &Region, range: Range<usize>, pools: &[Pool; 2]) {
             EngineChoice::Only(Engine::StopCopy) => 3..=pages + 2,
             _ => 0..=0,
         };
-        assert!(first.contains(&report.windows_first), "{report}");
+        assert!(first.contains(&report.counts.windows_first), "{report}");
         check_stamp(region, range.clone(), 1);
         let mappings = pool_mappings();
         assert_eq!(mappings.len(), 4, "two of the region and two aliases: {mappings:#?}");
@@ -307,8 +307,8 @@ fn the_report_says_which_engine_moved_what_and_why() {
     assert!(report.ended.is_completed(), "{report}");
     let engines: Vec<_> = report.engines.iter().map(|part| (part.engine, part.pages)).collect();
     // Nobody uses the region, so areas are closed first.
-    let wanted = [(Engine::StopCopy, PAGES as u64 - 8), (Engine::Mprotect, 4)];
-    assert_eq!((report.engine, &engines[..]), (Engine::Precopy, &wanted[..]), "{report}");
+    let wanted = [(Engine::StopCopy.into(), PAGES as u64 - 8), (Engine::Mprotect.into(), 4)];
+    assert_eq!((report.engine, &engines[..]), (Engine::Precopy.into(), &wanted[..]), "{report}");
     for part in &report.engines {
         assert_eq!(part.source.region(), Some(region.id()));
         assert_eq!(part.range, range);
@@ -318,12 +318,12 @@ fn the_report_says_which_engine_moved_what_and_why() {
     let asked = Migration::new().range(&region, 8 * 4096..12 * 4096, &pools[0]);
     let asked = asked.engine(Engine::Precopy).start().unwrap().wait();
     let [all] = &asked.engines[..] else { panic!("{asked}") };
-    assert_eq!((all.engine, all.pages, &*all.why), (Engine::Precopy, 4, "asked for"));
+    assert_eq!((all.engine, all.pages, &*all.why), (Engine::Precopy.into(), 4, "asked for"));
 
     let held = Migration::new().range(&region, 12 * 4096..PAGES * 4096, &pools[0]);
     let held = held.engine(Engine::Mprotect).max_disturbed_copies(0).start().unwrap().wait();
     let [all] = &held.engines[..] else { panic!("{held}") };
-    assert_eq!((all.engine, all.pages), (Engine::Mprotect, PAGES as u64 - 12));
+    assert_eq!((all.engine, all.pages), (Engine::Mprotect.into(), PAGES as u64 - 12));
     assert!(all.why.contains("held back"), "{held}");
 }
 

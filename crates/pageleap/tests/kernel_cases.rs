@@ -108,7 +108,7 @@ fn calls_that_take_longer_than_asked_are_counted() {
         all_migrated(&report, 16 * PAGES);
         let calls = report.calls["move_pages"];
         assert!(calls > 0 && report.windows.count == calls, "{report}");
-        assert_eq!(report.windows_over_budget, if is_over { calls } else { 0 }, "{report}");
+        assert_eq!(report.counts.windows_over_budget, if is_over { calls } else { 0 }, "{report}");
     }
     child.check();
 }

@@ -128,10 +128,14 @@ fn a_report_says_how_many_mappings_pages_have_added_that_left_their_neighbours()
         }
         let report = job.start().unwrap().wait();
         assert!(report.ended.is_completed(), "{report}");
-        assert_eq!(report.mappings_added, region_mappings(&region) as i64 - before, "{report}");
+        assert_eq!(
+            report.counts.mappings_added,
+            region_mappings(&region) as i64 - before,
+            "{report}"
+        );
         let named = report.to_string().contains("more mapping(s)");
-        assert_eq!(named, report.mappings_added > 0, "{report}");
-        report.mappings_added
+        assert_eq!(named, report.counts.mappings_added > 0, "{report}");
+        report.counts.mappings_added
     };
     let isolated: Vec<_> = (0..20).map(|at| 3 * at + 1..3 * at + 2).collect();
     assert_eq!(leap(&isolated, 1), 40);

@@ -443,7 +443,7 @@ fn without_mappings_many_pieces() {
         drop(hog);
         assert!(report.ended.is_completed(), "{engine}: {report}");
         assert_eq!(
-            (report.pages.migrated, report.repairs),
+            (report.pages.migrated, report.counts.repairs),
             (PAGES as u64, 0),
             "{engine}: {report}"
         );

@@ -24,8 +24,8 @@ use io_uring::{IoUring, opcode, types::Fd};
 use mapping::Mapping;
 use nodes::several;
 use pageleap::{
-    BASE_PAGE, Ended, Engine, Error, MemoryMigration, NodeId, PageOutcome, PageSize, Placement,
-    Reason, Reserve, leap_memory,
+    BASE_PAGE, Ended, Error, MemoryEngine, MemoryMigration, NodeId, PageOutcome, PageSize,
+    Placement, Reason, Reserve, leap_memory,
 };
 
 /// The frames of pages, if this user may see them.
@@ -275,7 +275,7 @@ fn pages_get_other_frames_and_all_else_stays() {
         let half = mapping.len / BASE_PAGE / 2;
         for round in 0..3 {
             let report = leap(&mapping, common::nodes()[0]).unwrap().wait();
-            assert!(report.ended.is_completed() && report.engine == Engine::UffdMove);
+            assert!(report.ended.is_completed() && report.engine == MemoryEngine::UffdMove);
             assert_eq!(report.pages.failed + report.pages.busy, 0, "{report}");
             assert!(moved(&report) >= 2 * (quarter / WORDS) as u64, "{report}");
             assert_eq!(seen(), before, "{page}, leap {round}");
@@ -486,7 +486,7 @@ fn memory_that_cannot_leap_is_refused() {
     let refused = |address: *mut u8, len: usize| {
         // SAFETY: nothing is started.
         let alone = unsafe { MemoryMigration::new().range(address, len, NodeId(0)) };
-        let error = alone.engine(Engine::UffdMove.into()).start().unwrap_err();
+        let error = alone.engine(MemoryEngine::UffdMove).start().unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
@@ -558,7 +558,7 @@ fn moves_between(a: NodeId, b: NodeId) {
             let job = unsafe { leap_memory(mapping.start as *mut u8, mapping.len, to) };
             let report = job.unwrap().wait();
             assert_eq!(report.pages.failed, 0, "{report}");
-            if report.by_engine().iter().all(|share| share.engine == Engine::UffdMove) {
+            if report.by_engine().iter().all(|share| share.engine == MemoryEngine::UffdMove) {
                 // Who sees frames need not ask for nodes.
                 let asked = report.calls.contains_key("move_pages(query)");
                 assert_eq!(asked, !sees_frames, "{report}");

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex};
 
 use common::{address, check_stamp, is_root, nodes, skip, soon, stamp, turn, works};
 use pageleap::backend::{Call, Linux};
-use pageleap::{BASE_PAGE, Engine, Error, Job, Migration, PageSize, Pool, Region, Report};
+use pageleap::{
+    BASE_PAGE, Engine, Error, Job, MemoryEngine, Migration, PageSize, Pool, Region, Report,
+};
 use refusing::{Refusing, Request};
 
 /// Two areas: what is true at the beginning of the second one has come after a window.
@@ -146,7 +148,7 @@ fn seen(engine: Engine, starter: Scheduling, may_raise: bool, hold: bool) -> See
         starts.join().unwrap()
     });
     assert!(report.ended.is_completed(), "{report}");
-    assert_eq!((report.engine, report.pages.migrated), (engine, 8), "{report}");
+    assert_eq!((report.engine, report.pages.migrated), (engine.into(), 8), "{report}");
     start.store(0, SeqCst);
     check_stamp(&region, 0..BYTES, 1);
     let all = [beside, copies, windows].map(|all| std::mem::take(&mut *all.lock().unwrap()));
@@ -204,7 +206,7 @@ fn windows_run_first_whoever_starts_the_job() {
         };
         assert!(copies.iter().all(as_copy), "{case}");
         let few = if copies_in_window { 1 } else { first };
-        assert!((few..=first).contains(&report.windows_first), "{report}");
+        assert!((few..=first).contains(&report.counts.windows_first), "{report}");
         assert_eq!(report.windows.count, 2, "{report}");
         assert!(!report.warnings.iter().any(|warning| warning.contains("priority")), "{report}");
     });
@@ -225,7 +227,7 @@ fn copies_for_which_writers_wait_run_first_too() {
         assert_eq!((copies[0], windows[0]), (first, first), "{case}");
         let as_copies = |seen: &Scheduling| *seen == first || *seen == ORDINARY;
         assert!([copies, windows].concat().iter().all(as_copies), "{case}");
-        assert!((1..=2).contains(&report.windows_first), "{report}");
+        assert!((1..=2).contains(&report.counts.windows_first), "{report}");
     }
 }
 
@@ -244,7 +246,7 @@ fn windows_are_ordinary_where_only_that_is_allowed() {
         assert!([beside, windows].concat().iter().all(|seen| *seen == ORDINARY), "{case}");
         let copying = if engine == Engine::StopCopy { ORDINARY } else { starter };
         assert!(copies.iter().all(|seen| *seen == copying), "{case}");
-        assert_eq!(report.windows_first, 0, "{case}");
+        assert_eq!(report.counts.windows_first, 0, "{case}");
         assert!(!report.warnings.iter().any(|warning| warning.contains("priority")), "{report}");
     });
 }
@@ -300,7 +302,7 @@ fn threads_of_a_job_in_place_are_ordinary() {
         let job = std::thread::scope(|scope| {
             let starts = scope.spawn(|| {
                 become_a(starter);
-                job.engine(Engine::UffdMove.into()).start().unwrap()
+                job.engine(MemoryEngine::UffdMove).start().unwrap()
             });
             starts.join().unwrap()
         });

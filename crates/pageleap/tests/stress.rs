@@ -26,7 +26,9 @@ use common::{
     skip, skip_page_size, soon, stress_seconds, surprises, turn, works,
 };
 use load::{bystander, word_of};
-use pageleap::{Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, Report, audit};
+use pageleap::{
+    Ended, Engine, EngineChoice, EngineName, Migration, PageSize, Pool, Region, Report, audit,
+};
 
 /// Threads that write. One more thread lets the kernel write.
 const WRITERS: usize = 3;
@@ -241,12 +243,12 @@ fn leap_back_and_forth(
     pools: &[Pool; 2],
     mappings: usize,
     total: &mut Total,
-) -> Engine {
+) -> EngineName {
     let total_free = pools[0].free_bytes() + pools[1].free_bytes();
     let mut random = Random::new(4711);
     let deadline = Instant::now() + Duration::from_secs(stress_seconds());
     let mut frames = places(region);
-    let (mut at, mut engine) = (0, Engine::Mprotect);
+    let (mut at, mut engine) = (0, Engine::Mprotect.into());
     while Instant::now() < deadline || total.leaps < LEAPS {
         let report = random_job(region, case, &pools[1 - at], &mut random);
         assert_eq!(report.pages.total(), (case.bytes / case.page.bytes()) as u64);
@@ -265,8 +267,8 @@ fn leap_back_and_forth(
             at = 1 - at;
         }
         total.leaps += 1;
-        total.disturbed += report.disturbed_copies;
-        total.holds += report.holds;
+        total.disturbed += report.counts.disturbed_copies;
+        total.holds += report.counts.holds;
         total.longest_wait_ns = total.longest_wait_ns.max(report.waits.max_ns);
         total.bytes_recopied += report.bytes_recopied;
         engine = report.engine;
@@ -307,7 +309,7 @@ fn check_writes(
     case: &Case,
     shadows: &[Vec<u64>],
     kernel: &KernelWrites,
-    engine: Engine,
+    engine: EngineName,
     total: &Total,
 ) {
     let words = region.atomics_u64(0..case.bytes).unwrap();
@@ -330,7 +332,7 @@ fn check_writes(
         bytes_recopied >> 10,
         longest_wait_ns / 1000
     );
-    if !engine.signals() {
+    if !engine.engine().is_some_and(Engine::signals) {
         assert_eq!(efaults, 0, "a system call failed because of a leap");
     }
     assert_eq!(lost, 0, "LOST {lost} of {writes} writes");

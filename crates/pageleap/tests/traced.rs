@@ -19,7 +19,8 @@ use common::{
 };
 use pageleap::backend::Errno;
 use pageleap::{
-    BASE_PAGE, Engine, EngineChoice, Migration, PageSize, Reason, Region, Report, audit,
+    BASE_PAGE, Engine, EngineChoice, MemoryEngine, Migration, PageSize, Reason, Region, Report,
+    audit,
 };
 use tracing::{LOOK, Program, Tracer, check_stayed, moved_for_tracer, ready, warns_of};
 
@@ -93,13 +94,15 @@ fn check(engine: EngineChoice, page: PageSize, report: &Report) {
         Some(forced) if forced.readers_wait() => {
             check_stayed(report, "let the engine be chosen (auto)");
         }
-        None if report.engine.readers_wait() && !works(Engine::WpSync.into()) => {
+        None if report.engine.engine().is_some_and(Engine::readers_wait)
+            && !works(Engine::WpSync.into()) =>
+        {
             check_stayed(report, "end the tracer");
         }
         _ => {
             assert!(report.ended.is_completed(), "{report}");
             assert_eq!(report.pages.migrated, report.pages.total(), "{report}");
-            let waits = report.engine.readers_wait() || takes_along;
+            let waits = report.engine.engine().is_some_and(Engine::readers_wait) || takes_along;
             let other = if waits { report.pages.total() } else { 0 };
             assert_eq!(moved_for_tracer(report, Engine::WpSync), other, "{report}");
             assert_eq!(warns_of(report, "moved by the engine wp-sync"), other > 0, "{report}");
@@ -235,7 +238,12 @@ fn leap_behind_guards() {
     let report = job.wait();
     assert!(report.ended.is_completed(), "{report}");
     assert_eq!(moved_for_tracer(&report, Engine::WpSync), 1, "{report}");
-    let own: u64 = report.engines.iter().filter(|e| e.engine.readers_wait()).map(|e| e.pages).sum();
+    let own: u64 = report
+        .engines
+        .iter()
+        .filter(|e| e.engine.engine().is_some_and(Engine::readers_wait))
+        .map(|e| e.pages)
+        .sum();
     assert_eq!(own, 2, "{report}");
     assert!(words(&region, 3).all(|(word, value)| word.load(SeqCst) == value), "LOST");
 }
@@ -256,16 +264,16 @@ fn leap_memory() {
         }
     });
     ready(&[memory.start, BASE_PAGE, written, empty]);
-    for (engine, renew) in [(EngineChoice::Auto, false), (Engine::UffdMove.into(), true)] {
+    for (engine, renew) in [(None, false), (Some(MemoryEngine::UffdMove), true)] {
         for to in [far, near] {
             let job = in_place::migration(&memory, to).renew(renew).engine(engine).start();
             let report = job.unwrap().wait();
             let traced = in_place::pages_of(&report, |_, why| why == Some(Reason::Traced));
             let moved = in_place::moved(&report);
-            if engine == EngineChoice::Auto {
+            if engine.is_none() {
                 assert!(report.ended.is_completed(), "{report}");
                 assert_eq!(traced, 0, "{report}");
-                assert_eq!(moved_for_tracer(&report, Engine::Kernel), moved, "{report}");
+                assert_eq!(moved_for_tracer(&report, MemoryEngine::Kernel), moved, "{report}");
                 assert_eq!(moved, if near == far { 0 } else { written as u64 }, "{report}");
                 assert_eq!(warns_of(&report, "by the engine kernel"), moved > 0, "{report}");
             } else {

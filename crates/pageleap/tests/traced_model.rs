@@ -155,7 +155,12 @@ fn the_own_engine_goes_on_when_the_tracer_has_gone() {
     let report = scene.leap(EngineChoice::Auto, 1);
     assert!(report.ended.is_completed(), "{report}");
     assert_eq!(moved_for_tracer(&report, Engine::WpSync), 2, "{report}");
-    let own: u64 = report.engines.iter().filter(|e| e.engine.readers_wait()).map(|e| e.pages).sum();
+    let own: u64 = report
+        .engines
+        .iter()
+        .filter(|e| e.engine.engine().is_some_and(Engine::readers_wait))
+        .map(|e| e.pages)
+        .sum();
     assert_eq!(own, PAGES as u64 - 2, "{report}");
     assert!(warns_of(&report, "2 pages were moved by the engine wp-sync"), "{report}");
 }

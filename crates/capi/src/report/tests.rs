@@ -15,7 +15,8 @@ fn warnings_calls_and_times_are_told_with_their_numbers() {
     let mut report = Migration::new().range(&region, 0..4096, &to).start().unwrap().wait();
     let (call, errno) = (Some(Call::Map.name()), Some(Errno(libc::ENOMEM)));
     report.warnings = vec![Warning { text: "one".into(), call, errno }];
-    (report.windows_first, report.migrate_cpu_ns, report.recycle_cpu_ns) = (3, Some(5), None);
+    (report.counts.windows_first, report.migrate_cpu_ns, report.recycle_cpu_ns) =
+        (3, Some(5), None);
     report.calls = [("mmap", 7)].into();
     let report = pageleap_report::new(report);
     // SAFETY: the structures have their sizes, and all zero is a value of them. Texts live as long

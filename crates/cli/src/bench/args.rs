@@ -5,11 +5,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pageleap::{BASE_PAGE, Engine, EngineChoice, PageSize};
+use pageleap::{BASE_PAGE, EngineChoice, MemoryEngine, PageSize};
 use pageleap_measure::jobs::{SCATTERED, SMALL, Shape};
 use pageleap_measure::load::{Pattern, Rate, Rows, Work, Writing};
 
 use crate::bytes;
+use crate::engine::Asked;
 use crate::times::wait_budget;
 
 /// Measure what a leap costs on this machine.
@@ -293,7 +294,7 @@ pub struct NamedLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRow {
     /// Which engine.
-    pub choice: EngineChoice,
+    pub choice: Asked,
     /// Size of areas; `None` for the library's default.
     pub area: Option<usize>,
     /// What thread starts the job.
@@ -383,8 +384,13 @@ impl EnginesArgs {
             if self.all && choice.forced().is_some_and(|engine| !engine.areas_grow()) {
                 areas.extend(MORE_AREAS.map(Some));
             }
-            let of_area =
-                |area| self.starters().map(move |starter| EngineRow { choice, area, starter });
+            let of_area = |area| {
+                self.starters().map(move |starter| EngineRow {
+                    choice: choice.into(),
+                    area,
+                    starter,
+                })
+            };
             rows.extend(areas.into_iter().flat_map(of_area));
         }
         rows
@@ -476,12 +482,12 @@ impl EnginesArgs {
 
     /// The rows of each table of this kind of memory.
     pub fn rows_of(&self, kind: Kind) -> Vec<EngineRow> {
-        let rows = |engine: Engine| {
-            let (choice, area) = (engine.into(), None);
+        let rows = |engine: MemoryEngine| {
+            let (choice, area) = (Asked::Memory(engine), None);
             self.starters().map(move |starter| EngineRow { choice, area, starter })
         };
         match kind.private {
-            true => [Engine::UffdMove, Engine::Kernel].into_iter().flat_map(rows).collect(),
+            true => MemoryEngine::ALL.into_iter().flat_map(rows).collect(),
             false => self.rows(),
         }
     }
@@ -498,8 +504,8 @@ fn engine_help() -> String {
     format!(
         "Engines that move regions, by comma: {known} [default: all]; private memory moves by {} \
          and {}",
-        Engine::UffdMove,
-        Engine::Kernel
+        MemoryEngine::UffdMove,
+        MemoryEngine::Kernel
     )
 }
 
@@ -567,14 +573,15 @@ mod tests {
         assert_eq!((args.writers, args.readers), (1, 0));
         let kinds: Vec<String> = args.kinds().iter().map(Kind::to_string).collect();
         assert_eq!(kinds, ["4k", "thp", "anon-4k", "anon-thp"]);
-        let engines = [Engine::UffdMove, Engine::Kernel].map(EngineChoice::from);
+        let engines = MemoryEngine::ALL.map(Asked::Memory);
         let of_private = args.rows_of(args.kinds()[3]);
         assert_eq!(of_private.iter().map(|row| row.choice).collect::<Vec<_>>(), engines);
         let changing = written(LoadKind::Changing, Pattern::Changing);
         assert_eq!(args.loads(1 << 30), [QUIET, writes(LoadKind::Uniform, SLOW), changing]);
         let rows = args.rows();
         assert!(rows.iter().all(|row| row.area.is_none()));
-        assert_eq!(rows.iter().map(|row| row.choice).collect::<Vec<_>>(), EngineChoice::ALL);
+        let of_region: Vec<_> = Asked::of_region().collect();
+        assert_eq!(rows.iter().map(|row| row.choice).collect::<Vec<_>>(), of_region);
     }
 
     #[test]
@@ -593,7 +600,7 @@ mod tests {
         assert_eq!((args.runs(), args.loads(1 << 30)), (1, vec![QUIET]));
         assert_eq!(
             args.rows(),
-            [EngineRow { choice: EngineChoice::Auto, area: None, starter: Starter::Ordinary }]
+            [EngineRow { choice: Asked::Auto, area: None, starter: Starter::Ordinary }]
         );
     }
 
@@ -607,7 +614,7 @@ mod tests {
         let last = EngineChoice::ALL[EngineChoice::ALL.len() - 1];
         let args = parse(&["--engine", &format!("{last},auto,{last}")]).unwrap();
         let choices: Vec<_> = args.rows().iter().map(|row| row.choice).collect();
-        assert_eq!(choices, [last, EngineChoice::Auto]);
+        assert_eq!(choices, [last, EngineChoice::Auto].map(Asked::from));
     }
 
     #[test]

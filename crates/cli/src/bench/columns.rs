@@ -1,6 +1,8 @@
 //! The columns of the tables: which figure of a row, a run or a memcpy has which name.
 
-use pageleap::{COPY_METHODS, CopyUse, Engine, EngineChoice, EngineShare, Report};
+use std::collections::BTreeMap;
+
+use pageleap::{COPY_METHODS, CopyUse, EngineName, EngineShare, Report};
 use pageleap_measure::document::{Column, Value, column};
 use pageleap_measure::figures::three_digits;
 use pageleap_measure::load::Noticing;
@@ -10,6 +12,7 @@ use pageleap_measure::statistics::median;
 
 use super::args::Starter;
 use super::rows::{Case, Line, OneCopy, Row, Run};
+use crate::engine::Asked;
 
 /// What belongs to a case.
 pub trait OfCase {
@@ -88,19 +91,21 @@ pub fn line_columns<'a>() -> Vec<Column<Line<'a>>> {
 /// The engine that was asked for, and the one by which `auto` has moved most in all runs together.
 /// `moved` has the pages of each engine.
 pub fn engine_name(
-    asked: EngineChoice,
-    moved: impl Iterator<Item = (Engine, u64)> + Clone,
+    asked: impl Into<Asked>,
+    moved: impl Iterator<Item = (EngineName, u64)>,
 ) -> String {
-    if asked != EngineChoice::Auto {
+    let asked = asked.into();
+    if asked != Asked::Auto {
         return asked.to_string();
     }
-    let pages = |by: Engine| -> u64 {
-        moved.clone().filter(|(engine, _)| *engine == by).map(|(_, pages)| pages).sum()
+    let mut pages: BTreeMap<EngineName, u64> = BTreeMap::new();
+    moved.for_each(|(engine, moved)| *pages.entry(engine).or_default() += moved);
+    let all: u64 = pages.values().sum();
+    let most = pages.into_iter().max_by_key(|(_, pages)| *pages);
+    let Some((used, of_it)) = most.filter(|(_, pages)| *pages > 0) else {
+        return asked.to_string();
     };
-    let used = Engine::ALL.into_iter().max_by_key(|engine| pages(*engine));
-    let used = used.expect("there are engines");
-    let (of_it, all) = (pages(used), Engine::ALL.into_iter().map(pages).sum::<u64>());
-    match of_it * 100 / all.max(1) {
+    match of_it * 100 / all {
         100 => format!("{asked} ({used})"),
         percent => format!("{asked} ({used} {percent}%)"),
     }
@@ -379,10 +384,10 @@ fn run_load_columns<'a>() -> Vec<Column<Run<'a>>> {
         column("window_p99_ns", "", "", |run: &Run| Value::ns(run.sample.window_ns(0.99))),
         column("window_max_ns", "", "", |run: &Run| Value::ns(run.sample.window_ns(1.0))),
         column("windows_first", "", "", |run: &Run| {
-            Value::Count(run.sample.leap.report.windows_first)
+            Value::Count(run.sample.leap.report.counts.windows_first)
         }),
         column("windows_over_budget", "", "", |run: &Run| {
-            Value::Count(run.sample.leap.report.windows_over_budget)
+            Value::Count(run.sample.leap.report.counts.windows_over_budget)
         }),
         column("efault_count", "", "", |run: &Run| {
             run.sample.load.efaults.map_or(Value::Unknown, Value::Count)

@@ -1,6 +1,6 @@
 //! The tables of short jobs: which figure has which name.
 
-use pageleap::Engine;
+use pageleap::MemoryEngine;
 use pageleap_measure::document::{Body, Column, Section, Table, Value, column};
 use pageleap_measure::figures::three_digits;
 use pageleap_measure::jobs::{JobSample, Way};
@@ -166,7 +166,7 @@ impl JobGroup {
             group: self,
             run,
             way: "kernel",
-            engine: Engine::Kernel.to_string(),
+            engine: MemoryEngine::Kernel.to_string(),
             requested: Value::Unknown,
             start_ns: None,
             whole_ns: sample.ns,
@@ -374,7 +374,7 @@ fn run_columns<'a>() -> Vec<Column<JobRun<'a>>> {
 
 #[cfg(test)]
 mod tests {
-    use pageleap::EngineChoice;
+    use pageleap::{Engine, EngineChoice};
     use pageleap_measure::document::Document;
     use pageleap_measure::export::Format;
     use pageleap_measure::jobs::{KernelSample, Shape};
@@ -388,7 +388,7 @@ mod tests {
         let mut copies = [Copy { ns: 2 * copy_ns, cpu_ns: None }; METHODS.len()];
         copies[1].ns = copy_ns;
         let start_ns = (way == Way::Start).then_some(whole_ns / 4);
-        let (engine, moved_by) = (Engine::Mprotect, vec![(Engine::Mprotect, 8)]);
+        let (engine, moved_by) = (Engine::Mprotect.into(), vec![(Engine::Mprotect.into(), 8)]);
         JobSample { way, start_ns, whole_ns, copies, engine, moved_by, lost: 0 }
     }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use pageleap::pool::reserve_command;
 use pageleap::{
-    BASE_PAGE, Engine, EngineChoice, Job, MemoryMigration, Migration, NodeId, PageSize, Pool,
+    BASE_PAGE, EngineChoice, Job, MemoryEngine, MemoryMigration, Migration, NodeId, PageSize, Pool,
     Region, Reserve,
 };
 
@@ -21,6 +21,9 @@ use super::args::{EngineRow, EnginesArgs, Kind};
 use crate::interrupt;
 use crate::machine::NodeMemory;
 use crate::stop::{Refusal, Stop};
+
+/// Rows of regions come from `EnginesArgs::rows`.
+const OF_REGION: &str = "rows of regions name engines of regions";
 
 /// Largest share of the free memory that is taken; the rest is for page tables and other programs.
 const USABLE_SHARE: f64 = 0.95;
@@ -113,7 +116,7 @@ impl Private {
         size_of_val(self.memory.words())
     }
 
-    fn migration(&self, bytes: usize, to: NodeId, engine: EngineChoice) -> MemoryMigration {
+    fn migration(&self, bytes: usize, to: NodeId, engine: Option<MemoryEngine>) -> MemoryMigration {
         // SAFETY: nobody unmaps, remaps or protects the memory. Each job is waited for, or dropped,
         // before the memory goes.
         let migration = unsafe { MemoryMigration::new().range(self.memory.as_ptr(), bytes, to) };
@@ -160,7 +163,8 @@ impl Memory {
         match self {
             Memory::Region(pools) => {
                 let migration = pools.migration(&pools.destination);
-                let migration = migration.engine(engine.choice).threads(args.threads);
+                let choice = engine.choice.for_region().expect(OF_REGION);
+                let migration = migration.engine(choice).threads(args.threads);
                 let migration =
                     args.wait_budget.into_iter().fold(migration, Migration::wait_budget);
                 let migration = engine.area.into_iter().fold(migration, Migration::area_bytes);
@@ -168,13 +172,14 @@ impl Memory {
                 Ok(Leap { start: Box::new(start), populate_ns: None })
             }
             Memory::Private(private) => {
-                let migration = private.migration(private.bytes(), private.to, engine.choice);
+                let migration =
+                    private.migration(private.bytes(), private.to, engine.choice.memory_engine());
                 let migration =
                     args.wait_budget.into_iter().fold(migration, MemoryMigration::wait_budget);
                 let began = Instant::now();
-                let reserve = match engine.choice.forced() {
+                let reserve = match engine.choice.memory_engine() {
                     // It takes fresh memory itself.
-                    Some(Engine::Kernel) => None,
+                    Some(MemoryEngine::Kernel) => None,
                     _ => Some(Reserve::new(private.to, private.bytes(), private.page)?),
                 };
                 let populate_ns = reserve.is_some().then(|| began.elapsed().as_nanos() as u64);
@@ -192,8 +197,7 @@ impl Memory {
         match self {
             Memory::Region(pools) => pools.migration(&pools.source).start(),
             Memory::Private(private) => {
-                let migration =
-                    private.migration(private.bytes(), private.from, EngineChoice::Auto);
+                let migration = private.migration(private.bytes(), private.from, None);
                 // On one node all is where it was.
                 migration.renew(false).start()
             }
@@ -203,15 +207,15 @@ impl Memory {
     /// Why an engine cannot be measured here: a page leaps by it, and back.
     pub fn unfit(&self, engine: &EngineRow) -> Result<Option<String>, Stop> {
         match self {
-            Memory::Region(pools) => pools.unfit(engine.choice),
+            Memory::Region(pools) => pools.unfit(engine.choice.for_region().expect(OF_REGION)),
             Memory::Private(Private { from, to, .. })
-                if from == to && engine.choice.forced() == Some(Engine::Kernel) =>
+                if from == to && engine.choice.memory_engine() == Some(MemoryEngine::Kernel) =>
             {
                 Ok(Some("it moves pages to other nodes only".into()))
             }
             Memory::Private(private) => {
                 let page = private.page.bytes();
-                let leap = private.migration(page, private.to, engine.choice);
+                let leap = private.migration(page, private.to, engine.choice.memory_engine());
                 refused(leap.start(), || self.back())
             }
         }

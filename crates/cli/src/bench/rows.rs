@@ -355,7 +355,8 @@ impl<'a> Row<'a> {
 
     pub fn windows_first(&self) -> Option<f64> {
         let windows = self.windows().count;
-        let first: u64 = self.samples.iter().map(|sample| sample.leap.report.windows_first).sum();
+        let first: u64 =
+            self.samples.iter().map(|sample| sample.leap.report.counts.windows_first).sum();
         (windows > 0).then(|| first as f64 / windows as f64)
     }
 

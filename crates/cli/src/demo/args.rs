@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use pageleap::{Engine, EngineChoice, PageSize};
+use pageleap::PageSize;
 use pageleap_measure::load::{Load, Pattern, Rate, Rows, Work, Writing};
 
 use super::lineitem::MIN_SCALE_FACTOR;
 use crate::bytes;
+use crate::engine::{Asked, names};
 use crate::times::timeout;
 
 /// Largest scale factor. Its table has 0.84 EB; above it the figures in messages stop making sense.
@@ -65,8 +66,8 @@ pub struct DemoArgs {
     pub area: Option<usize>,
 
     /// The engine that moves the pages
-    #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help(), value_parser = engine)]
-    pub engine: EngineChoice,
+    #[arg(long, value_name = "ENGINE", default_value = "auto", help = engine_help(), value_parser = Asked::named)]
+    pub engine: Asked,
 
     /// Threads that copy during the migration of a region; memory of malloc has one, and so has the
     /// memcpy in the comparison
@@ -118,14 +119,14 @@ impl Memory {
         }
     }
 
-    /// Whether it moves by this engine.
-    fn moves_by(self, engine: Engine) -> bool {
-        Engine::ALL.contains(&engine) == (self == Memory::Pool)
+    /// What can be asked to move it.
+    fn engines(self) -> Vec<Asked> {
+        match self {
+            Memory::Pool => Asked::of_region().collect(),
+            Memory::Malloc => Asked::of_memory().collect(),
+        }
     }
 }
-
-/// The engines of memory that no pool owns.
-const ENGINES_OF_MALLOC: [Engine; 2] = [Engine::UffdMove, Engine::Kernel];
 
 impl DemoArgs {
     /// Checks flags against each other. The parser of each flag has checked its value already.
@@ -152,16 +153,16 @@ impl DemoArgs {
     /// Checks what depends on the kind of memory.
     fn check_memory(&self) -> Result<(), String> {
         let memory = self.memory.name();
-        if let Some(engine) = self.engine.forced()
-            && !self.memory.moves_by(engine)
-        {
-            let (what, other, fits) = match self.memory {
-                Memory::Pool => ("does not move regions", "malloc", names(EngineChoice::ALL)),
-                Memory::Malloc => ("moves regions only", "pool", names(of_malloc())),
+        let fits = self.memory.engines();
+        if !fits.contains(&self.engine) {
+            let (what, other) = match self.memory {
+                Memory::Pool => ("does not move regions", "malloc"),
+                Memory::Malloc => ("moves regions only", "pool"),
             };
             return Err(format!(
-                "--engine {engine} {what}; use one of {fits} with --memory {memory}, or --memory \
-                 {other}"
+                "--engine {} {what}; use one of {} with --memory {memory}, or --memory {other}",
+                self.engine,
+                names(fits)
             ));
         }
         if self.memory == Memory::Pool {
@@ -197,28 +198,13 @@ impl DemoArgs {
     }
 }
 
-/// The choices of engines for memory of malloc.
-fn of_malloc() -> impl Iterator<Item = EngineChoice> {
-    [EngineChoice::Auto].into_iter().chain(ENGINES_OF_MALLOC.map(EngineChoice::from))
-}
-
-fn names(choices: impl IntoIterator<Item = EngineChoice>) -> String {
-    choices.into_iter().map(|choice| choice.to_string()).collect::<Vec<_>>().join(", ")
-}
-
 /// The help text of `--engine`, which lists the engines of the library.
 fn engine_help() -> String {
     format!(
         "The engine that moves the pages: {}; of malloc: {}",
-        names(EngineChoice::ALL),
-        names(of_malloc())
+        names(Asked::of_region()),
+        names(Asked::of_memory())
     )
-}
-
-fn engine(text: &str) -> Result<EngineChoice, String> {
-    of_malloc()
-        .find(|choice| choice.to_string() == text)
-        .map_or_else(|| text.parse().map_err(|error: pageleap::Error| error.to_string()), Ok)
 }
 
 impl DemoArgs {
@@ -349,18 +335,16 @@ mod tests {
 
     #[test]
     fn each_engine_fits_one_kind_of_memory() {
-        let all = EngineChoice::ALL.into_iter().chain(of_malloc());
-        for engine in all.filter_map(EngineChoice::forced) {
-            let of = |memory| parse(&["--memory", memory, "--engine", engine.name()]);
+        for asked in Asked::of_region().chain(Asked::of_memory()).filter(|one| *one != Asked::Auto)
+        {
+            let name = asked.to_string();
+            let of = |memory| parse(&["--memory", memory, "--engine", &name]);
             let fits = [Memory::Pool, Memory::Malloc].map(|memory| of(memory.name()).is_ok());
-            assert_eq!(
-                fits,
-                [!ENGINES_OF_MALLOC.contains(&engine), !Engine::ALL.contains(&engine)]
-            );
-            assert!(engine_help().contains(engine.name()));
+            assert_eq!(fits, [asked.for_region().is_some(), asked.memory_engine().is_some()]);
+            assert!(engine_help().contains(&name));
         }
         for memory in ["pool", "malloc"] {
-            assert_eq!(parse(&["--memory", memory]).unwrap().engine, EngineChoice::Auto);
+            assert_eq!(parse(&["--memory", memory]).unwrap().engine, Asked::Auto);
         }
         let refused = parse(&["--engine", "uffd-move"]).unwrap_err();
         assert!(refused.contains("or --memory malloc"), "{refused}");

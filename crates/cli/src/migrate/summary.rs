@@ -183,7 +183,7 @@ fn text(report: &Report, plans: &[Plan<'_>]) -> String {
             "  {} calls, the longest took {}; {} took longer than --max-call\n",
             grouped(calls),
             human_ns(report.windows.max_ns),
-            report.windows_over_budget
+            report.counts.windows_over_budget
         );
     }
     for note in warnings(report, plans).into_iter().chain([POLICY.to_owned()]) {
@@ -249,7 +249,7 @@ fn json<'a>(report: &'a Report, plans: &'a [Plan<'_>], to: &Placement) -> JsonSu
         left: report.runs.iter().filter(|r| is_staying(r)).map(run).collect(),
         calls: report.calls.clone(),
         longest_call_ns: report.windows.max_ns,
-        calls_over_limit: report.windows_over_budget,
+        calls_over_limit: report.counts.windows_over_budget,
         warnings: warnings(report, plans),
     }
 }

@@ -21,6 +21,7 @@
 //! if another process traces these threads ([`tracer`](crate::tracer)), the job ends the
 //! registration, and leaves the rest to the kernel.
 
+mod engine;
 mod frames;
 pub(crate) mod mapped;
 #[cfg(all(test, shuttle))]
@@ -44,7 +45,6 @@ use std::time::Duration;
 use pageleap_sys::Errno;
 
 use crate::backend::{CopyMethod, uffd};
-use crate::engine::{Engine, EngineChoice};
 use crate::error::{Error, closed_pagemap};
 use crate::forks;
 use crate::job::area::Area;
@@ -59,6 +59,7 @@ use crate::sync::{Instant, Mutex};
 use crate::topology::Topology;
 use crate::tracer::{self, Watch};
 use crate::units::{BASE_PAGE, Call, PageSize};
+pub use engine::MemoryEngine;
 use frames::FrameNodes;
 use mover::{Leg, MemoryMover};
 use pages::Pagemap;
@@ -79,8 +80,8 @@ const MOST: usize = 4 << 20;
 /// ranges form one job.
 ///
 /// Private anonymous memory, as `malloc` and `mmap` give it, moves in place by
-/// [`Engine::UffdMove`], where that works. Everything else in the ranges, and all of them where it
-/// does not work, moves by [`Engine::Kernel`]: files, shared memory, hugetlb pages, memory that
+/// [`MemoryEngine::UffdMove`], where that works. Everything else in the ranges, and all of them where it
+/// does not work, moves by [`MemoryEngine::Kernel`]: files, shared memory, hugetlb pages, memory that
 /// cannot be written.
 ///
 /// # The contract
@@ -106,7 +107,8 @@ pub struct MemoryMigration {
     ranges: Vec<(Range<usize>, Placement)>,
     reserves: Vec<Arc<Reserve>>,
     renews: bool,
-    engine: EngineChoice,
+    /// `None`: the library chooses.
+    engine: Option<MemoryEngine>,
     #[cfg(test)]
     refuse: Option<tests::Plan>,
     /// Who traces the worker.
@@ -146,7 +148,7 @@ impl MemoryMigration {
             ranges: Vec::new(),
             reserves: Vec::new(),
             renews: false,
-            engine: EngineChoice::Auto,
+            engine: None,
             #[cfg(test)]
             refuse: None,
             tracer: tracer::of_this_thread,
@@ -185,12 +187,12 @@ impl MemoryMigration {
         self
     }
 
-    /// Sets the engine. [`Engine::UffdMove`]: this one alone; memory that it cannot move is refused
-    /// by [`start`](Self::start), and pages that it leaves stay. [`Engine::Kernel`]: the kernel
-    /// moves all of it. Default: [`EngineChoice::Auto`]: the first one where it works, and the
-    /// kernel for the rest.
-    pub fn engine(mut self, choice: EngineChoice) -> Self {
-        self.engine = choice;
+    /// Sets the engine. [`MemoryEngine::UffdMove`]: this one alone; memory that it cannot move is
+    /// refused by [`start`](Self::start), and pages that it leaves stay. [`MemoryEngine::Kernel`]:
+    /// the kernel moves all of it. Default: `None`: the first one where it works, and the kernel
+    /// for the rest.
+    pub fn engine(mut self, engine: impl Into<Option<MemoryEngine>>) -> Self {
+        self.engine = engine.into();
         self
     }
 
@@ -226,7 +228,7 @@ impl MemoryMigration {
     /// a stack or memory that the allocator hands out to the library, belongs to a region, overlaps
     /// another range, cannot move by the engine that was asked for, or a setting is zero.
     /// [`Error::UnknownNode`]: there is no such node. [`Error::EngineRefused`]: the engine that was
-    /// asked for does not work here, or moves pages of regions only. [`Error::Call`]: a range is
+    /// asked for does not work here. [`Error::Call`]: a range is
     /// registered already, by another job or by the program itself (EBUSY), or a limit of the
     /// process is in the way.
     pub fn start(self) -> Result<Job, Error> {
@@ -240,10 +242,10 @@ impl MemoryMigration {
         }
         let ranges: Vec<Range<usize>> =
             self.ranges.iter().map(|(range, _)| range.clone()).collect();
-        let forced = self.engine.forced();
-        let mut memory = RangeMemory::read(&ranges, forced == Some(Engine::UffdMove))?;
+        let forced = self.engine;
+        let mut memory = RangeMemory::read(&ranges, forced == Some(MemoryEngine::UffdMove))?;
         let kernel = match forced {
-            Some(Engine::Kernel) => Err("asked for".into()),
+            Some(MemoryEngine::Kernel) => Err("asked for".into()),
             _ if memory.in_place.is_empty() => {
                 Err("the ranges have no private anonymous memory that can be written".into())
             }
@@ -325,7 +327,7 @@ impl MemoryMigration {
             cpus: self.cpus(topology),
             method: CopyMethod::DEFAULT,
             renews: self.renews,
-            may_leave: self.engine == EngineChoice::Auto && !self.renews,
+            may_leave: self.engine.is_none() && !self.renews,
             in_place: AtomicBool::new(in_place),
             tracer: self.tracer,
             watch: Mutex::new(Watch::default()),
@@ -353,6 +355,7 @@ impl MemoryMigration {
         Settings {
             // The mover decides itself.
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
+            most_held_early: 0,
             pace: Pace::by_copies(pages(first), pages(least), pages(MOST), unit, self.wait_budget),
             closing_pace: None,
             rate_limit: self.rate_limit,
@@ -360,9 +363,8 @@ impl MemoryMigration {
             most_pieces: usize::MAX,
             page_bytes: BASE_PAGE,
             threads: 1,
-            together: false,
             deadline: self.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
-            engine: Engine::UffdMove,
+            engine: MemoryEngine::UffdMove.into(),
             engine_reason: "no pool owns the memory, and its mapping stays".into(),
         }
     }
@@ -371,14 +373,6 @@ impl MemoryMigration {
         let bad = |what, reason: String, remedy: &str| {
             Err(Error::BadArgument { what, reason, remedy: remedy.into() })
         };
-        let forced = self.engine.forced();
-        if let Some(other) = forced.filter(|e| ![Engine::UffdMove, Engine::Kernel].contains(e)) {
-            return Err(Error::EngineRefused {
-                engine: other.name(),
-                reason: "it moves pages of regions only".into(),
-                remedy: "take `uffd-move` or `kernel`, or let the engine be chosen (auto)".into(),
-            });
-        }
         if self.ranges.is_empty() {
             return bad("migration", "it has no range".into(), "name at least one");
         }
@@ -429,7 +423,7 @@ impl MemoryMigration {
 /// a pagemap.
 fn open() -> Result<(OwnedFd, Pagemap), Error> {
     let refused = |reason, remedy: &str| Error::EngineRefused {
-        engine: Engine::UffdMove.name(),
+        engine: MemoryEngine::UffdMove.name(),
         reason,
         remedy: remedy.into(),
     };

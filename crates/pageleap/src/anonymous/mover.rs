@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use pageleap_sys::{self as sys, Advice, CopyMethod, Errno, PageRegion, page_is};
 
+use super::engine::MemoryEngine;
 use super::frames::FrameNodes;
 use super::pages::Entry;
 use super::stage::{NoPlace, Stage};
@@ -15,11 +16,10 @@ use super::window::{Fate, MOST_RUNS, Run, Told};
 use super::yard::Yard;
 use super::{HUGE, MOST};
 use crate::affinity;
-use crate::engine::Engine;
-use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
+use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
@@ -30,6 +30,11 @@ use crate::priority;
 use crate::sync::{Mutex, lock, monotonic_ns, thread};
 use crate::tracer::Watch;
 use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
+
+/// Why the kernel moves parts of a range.
+const OTHER_MEMORY: Why = Why::Because("it is not private, anonymous and writable memory");
+/// Why the kernel moves pages that another engine has tried.
+const REMAINDER: Why = Why::Because("the job's engine could not move it");
 
 /// How often a page is tried that the kernel keeps where it is.
 const TRIES: u32 = 4;
@@ -110,10 +115,10 @@ impl MemoryMover {
     /// moves in place.
     fn kernels(&self, area: &Area) -> Option<(Area, Why)> {
         if area.leg < self.kernel_legs {
-            return Some((area.clone(), Why::OtherMemory));
+            return Some((area.clone(), OTHER_MEMORY));
         }
         let (refused, why) = match self.in_place.load(Relaxed) {
-            true => (area.refused.checked_sub(TRIES), Why::Remainder),
+            true => (area.refused.checked_sub(TRIES), REMAINDER),
             // The kernel has not tried what was tried in place before.
             false => (Some(area.refused.saturating_sub(TRIES)), Why::Traced),
         };
@@ -393,9 +398,9 @@ impl Mover for MemoryMover {
     fn attempt(&self, worker: &mut Worker, area: &Area, terms: &Terms<'_>) -> Outcome {
         if let Some((theirs, why)) = self.kernels(area) {
             let outcome = self.kernel.attempt(&mut worker.kernel, &theirs, terms);
-            return Outcome { by: AreaEngine { why, ..outcome.by }, ..outcome };
+            return Outcome { by: By { why, ..outcome.by }, ..outcome };
         }
-        let by = AreaEngine { engine: Engine::UffdMove, why: Why::AsChosen };
+        let by = By { engine: MemoryEngine::UffdMove.into(), why: Why::AsChosen };
         if !self.in_place.load(Relaxed) {
             debug_assert_eq!(self.yard.registered(), 0, "who touches a page needs this job");
             return Outcome::given_up(by, area, Reason::Traced);

@@ -71,7 +71,7 @@ mod on_the_kernel {
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, Instant};
 
-    use crate::engine::Engine;
+    use crate::anonymous::MemoryEngine;
     use crate::error::Error;
     use crate::job::area::Reason;
     use crate::job::outcomes::PageOutcome;
@@ -152,7 +152,7 @@ mod on_the_kernel {
         let at = memory.start() as *mut u8;
         // SAFETY: nobody else knows the memory.
         let migration = unsafe { MemoryMigration::new().range(at, BYTES, node) }.renew(true);
-        let migration = migration.engine(Engine::UffdMove.into());
+        let migration = migration.engine(MemoryEngine::UffdMove);
         // At this rate the first area is paid for in far more than the time to the next look.
         let mut migration = migration.rate_limit(BYTES as u64);
         migration.tracer = || (LOOKS.fetch_add(1, Relaxed) > 0).then_some(7);
@@ -190,7 +190,7 @@ mod on_the_kernel {
         };
         // SAFETY: nobody else knows the memory.
         let migration = unsafe { MemoryMigration::new().range(start as *mut u8, BYTES, node) };
-        let migration = migration.renew(true).engine(Engine::UffdMove.into());
+        let migration = migration.renew(true).engine(MemoryEngine::UffdMove);
         // The pauses take an hour.
         let mut migration = migration.rate_limit((BYTES / 3600) as u64);
         migration.tracer = || TRACED.load(Relaxed).then_some(7);

@@ -597,7 +597,7 @@ impl Ground<'_> {
             // program itself has registered with it. The page is the program's.
             return (BASE_PAGE, Some(Fate::Gone));
         }
-        counters.repairs += 1;
+        counters.counts.repairs += 1;
         counters.count(Call::BringPages);
         // SAFETY: forwarded to the caller.
         let (back, refused) = unsafe { self.relocate_in(at, run.parked + skip, len) };

@@ -98,15 +98,6 @@ pub(crate) fn for_job<T>(
     mut open: impl FnMut(Ability) -> Result<T, (Call, Errno)>,
 ) -> Result<Chosen<T>, Error> {
     let forced = choice.forced();
-    if let Some(engine @ (Engine::Kernel | Engine::UffdMove)) = forced {
-        return Err(Error::EngineRefused {
-            engine: engine.name(),
-            reason: "pages of a region lie in frames of its pools, and stay there".into(),
-            remedy: "take another engine; KernelMigration and MemoryMigration move memory that no \
-                     pool owns"
-                .into(),
-        });
-    }
     let mut why_not = Vec::new();
     let mut short = None;
     for (engine, is_again) in to_try(forced, page) {
@@ -267,22 +258,27 @@ pub(crate) struct AreaEngine {
 pub(crate) enum Why {
     /// It is the job's.
     AsChosen,
-    /// Writers are held back from the start.
-    Held,
-    /// Nobody may write to the area.
-    ReadOnly,
     /// The job's engine was refused.
     NotFollowed,
     /// Few threads come to wait, so the area is closed before it is copied.
     FewWait,
     /// Too many threads would wait if the area was closed before it is copied.
     ManyWait,
-    /// The job's engine moves no such memory.
-    OtherMemory,
-    /// The job's engine has tried, and could not.
-    Remainder,
     /// A tracer follows the job's threads, and readers would wait with the job's engine.
     Traced,
+    /// For this reason, in words, from which the job concludes nothing.
+    Because(&'static str),
+}
+
+impl Why {
+    /// Writers are held back from the start.
+    pub(crate) const HELD: Why = Why::Because(
+        "writers were held back: as asked for, or because copies beside them had to be made again \
+         too often",
+    );
+    /// Nobody may write to the area.
+    pub(crate) const READ_ONLY: Why =
+        Why::Because("nobody may write there, so there is nothing to follow");
 }
 
 /// The engine for areas that the job's engine cannot move. An engine that lets no system call fail
@@ -304,7 +300,7 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
     let given_up = profile.needs_exchange && exchange_unsupported || refused >= MOST_REFUSALS;
     let last_resort = |why| AreaEngine { engine: Engine::LAST_RESORT, why };
     if !writable {
-        return last_resort(Why::ReadOnly);
+        return last_resort(Why::READ_ONLY);
     }
     if profile.tracker.is_some() && (!has_tracker || may_fall_back && given_up) {
         return instead(situation);
@@ -316,8 +312,8 @@ pub(crate) fn for_area(situation: &Situation) -> AreaEngine {
         return AreaEngine { engine: if few_wait { other } else { engine }, why };
     }
     match profile.hold {
-        Hold::Areas | Hold::Pages if hold => AreaEngine { engine, why: Why::Held },
-        Hold::HugetlbByLastResort if hold && page.is_hugetlb() => last_resort(Why::Held),
+        Hold::Areas | Hold::Pages if hold => AreaEngine { engine, why: Why::HELD },
+        Hold::HugetlbByLastResort if hold && page.is_hugetlb() => last_resort(Why::HELD),
         _ => AreaEngine { engine, why: Why::AsChosen },
     }
 }
@@ -360,7 +356,6 @@ mod tests {
             assert!(!other.readers_wait() && !other.signals(), "{other}");
             assert!([PageSize::Base, PageSize::Thp].into_iter().all(|page| other.moves(page)));
         }
-        assert!(Engine::UffdMove.readers_wait() && !Engine::Kernel.readers_wait());
     }
 
     /// All engines that need something.
@@ -385,8 +380,7 @@ mod tests {
         }
         for engine in Engine::ALL.into_iter().filter(|engine| engine.moves(PageSize::Base)) {
             let asked = for_job(engine.into(), PageSize::Base, &taken, |_| Ok(()));
-            let regions = !matches!(engine, Engine::Kernel | Engine::UffdMove);
-            assert_eq!(asked.is_ok(), regions && !engine.signals(), "{engine}");
+            assert_eq!(asked.is_ok(), !engine.signals(), "{engine}");
         }
     }
 
@@ -427,7 +421,7 @@ mod tests {
             assert_eq!(at(calm), AreaEngine { engine, why: Why::AsChosen });
             assert_eq!(
                 at(Situation { writable: false, hold: true, ..calm }),
-                AreaEngine { engine: Engine::LAST_RESORT, why: Why::ReadOnly }
+                AreaEngine { engine: Engine::LAST_RESORT, why: Why::READ_ONLY }
             );
             let once = at(Situation { refused: MOST_REFUSALS - 1, ..calm });
             assert_eq!(once.why, Why::AsChosen);
@@ -572,7 +566,7 @@ mod tests {
             assert_eq!(at(many), AreaEngine { engine, why: Why::ManyWait });
             // An area that was refused once is tried as it always was.
             assert_eq!(at(Situation { refused: 1, ..few }).why, Why::AsChosen);
-            assert_eq!(at(Situation { writable: false, ..few }).why, Why::ReadOnly);
+            assert_eq!(at(Situation { writable: false, ..few }).why, Why::READ_ONLY);
             let apart = at(Situation { exchange_unsupported: true, ..few });
             assert_eq!(apart.why == Why::FewWait, !other.profile().needs_exchange);
         }
@@ -617,8 +611,8 @@ mod tests {
         {
             let found = for_area(&Situation { engine, page, hold: true, ..CALM });
             let (wanted, why) = match engine.profile().hold {
-                Hold::Areas | Hold::Pages => (engine, Why::Held),
-                Hold::HugetlbByLastResort if page.is_hugetlb() => (Engine::LAST_RESORT, Why::Held),
+                Hold::Areas | Hold::Pages => (engine, Why::HELD),
+                Hold::HugetlbByLastResort if page.is_hugetlb() => (Engine::LAST_RESORT, Why::HELD),
                 Hold::No | Hold::HugetlbByLastResort => (engine, Why::AsChosen),
             };
             assert_eq!(found, AreaEngine { engine: wanted, why });

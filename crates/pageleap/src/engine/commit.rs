@@ -330,7 +330,7 @@ pub(super) fn persist<T>(effort: &mut Effort, mut call: impl FnMut(u64) -> Optio
             return end;
         }
         refusals += 1;
-        effort.counters.repairs += 1;
+        effort.counters.counts.repairs += 1;
         thread::sleep(pause);
         pause = (pause * 2).min(LONGEST);
     }

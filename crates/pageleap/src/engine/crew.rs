@@ -19,6 +19,8 @@
 //! the commit.
 
 use crate::backend::{Backend, CopyMethod, Haste};
+#[cfg(not(loom))]
+use crate::priority;
 use crate::sync::{AtomicUsize, Ordering, WaitWord, const_unless_loom};
 
 /// Bytes that a thread takes at a time. Their copy takes some 10 us.
@@ -62,6 +64,33 @@ impl Piece {
     pub(super) unsafe fn copy(self, backend: &dyn Backend) {
         // SAFETY: forwarded to the caller.
         unsafe { backend.copy(self.dst, self.src, self.len, self.method) };
+    }
+}
+
+/// A crew, for the job that starts its helpers.
+#[cfg(not(loom))]
+#[derive(Clone, Copy)]
+pub(crate) struct Team<'a> {
+    pub(crate) crew: &'static Crew,
+    /// The leader's.
+    pub(crate) backend: &'a dyn Backend,
+}
+
+#[cfg(not(loom))]
+impl Team<'_> {
+    /// The life of the calling thread as a helper, until [`Crew::end`]. In urgent copies it runs
+    /// before others, if it may.
+    ///
+    /// A function of its own: nothing may be read from the heap meanwhile, where captured variables
+    /// and the job lie, because the heap may be what is frozen.
+    #[inline(never)]
+    pub(crate) fn help(self, number: usize) {
+        let haste = self.backend.is_host_memory().then(|| {
+            priority::run_shortly();
+            priority::first()
+        });
+        // SAFETY: the backend of the job.
+        unsafe { self.crew.help(self.backend, number, haste.flatten()) };
     }
 }
 

@@ -5,14 +5,72 @@
 
 use crate::backend::{Backend, Call, Haste};
 
+/// Events that a job counts. A report has them ([`Report::counts`](crate::Report::counts)), and so
+/// has its JSON in C, where each count has the name of its field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobCounts {
+    /// Copies that a writer disturbed ([`Engine::Mprotect`](crate::Engine::Mprotect)).
+    pub disturbed_copies: u64,
+    /// Areas that were split because a writer disturbed their copy.
+    pub splits: u64,
+    /// Areas whose writers were held back although much was left to copy: "every page, always" won
+    /// over short waits. Areas that were closed first because few threads come to wait are not
+    /// among them.
+    pub holds: u64,
+    /// Calls that were repeated because giving up would have left part of a region inaccessible.
+    pub repairs: u64,
+    /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
+    /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
+    /// A process has 65,530 by default (`vm.max_map_count`). For many isolated pages, the engine
+    /// `kernel` may serve better (`docs/memory.md`, "Small and scattered ranges"). 0 for memory that
+    /// is no region.
+    pub mappings_added: i64,
+    /// Windows that were longer than the wait budget.
+    pub windows_over_budget: u64,
+    /// Windows in which the thread that kept the area closed went before others (SCHED_FIFO;
+    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO). That is not done for a short window of `mprotect`, or
+    /// one that is one call for one page, unless a thread of low priority has started the job. In
+    /// windows that contain the copy of an area it is done for at most about half of the time. The
+    /// others may last until such a thread has got a CPU again.
+    pub windows_first: u64,
+}
+
+impl JobCounts {
+    /// All counts with their names, in the order of the fields.
+    pub fn named(&self) -> [(&'static str, i64); 7] {
+        let JobCounts { disturbed_copies, splits, holds, repairs, mappings_added, .. } = *self;
+        let JobCounts { windows_over_budget, windows_first, .. } = *self;
+        [
+            ("disturbed_copies", disturbed_copies as i64),
+            ("splits", splits as i64),
+            ("holds", holds as i64),
+            ("repairs", repairs as i64),
+            ("mappings_added", mappings_added),
+            ("windows_over_budget", windows_over_budget as i64),
+            ("windows_first", windows_first as i64),
+        ]
+    }
+
+    /// Adds what an attempt has counted.
+    #[cfg(not(loom))]
+    pub(crate) fn add(&mut self, other: &JobCounts) {
+        self.disturbed_copies += other.disturbed_copies;
+        self.splits += other.splits;
+        self.holds += other.holds;
+        self.repairs += other.repairs;
+        self.mappings_added += other.mappings_added;
+        self.windows_over_budget += other.windows_over_budget;
+        self.windows_first += other.windows_first;
+    }
+}
+
 /// Counts and durations of an attempt, or of another window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     /// Bytes copied, including worthless copies.
     pub(crate) copied: u64,
-    /// Calls that had to be repeated until they succeeded, because giving up would have left the
-    /// span inaccessible.
-    pub(crate) repairs: u64,
+    /// Events that go into the report as they are.
+    pub(crate) counts: JobCounts,
     /// Writers were held back in this attempt: by plan, because a call that lets a writer in failed,
     /// or because writers were faster than the copies.
     pub(crate) held: bool,
@@ -29,8 +87,6 @@ pub(crate) struct Counters {
     pub(crate) copy_ns: u64,
     /// Threads that came to wait while the area was closed, if they can be counted.
     pub(crate) waiters: u64,
-    /// How many more extents the region has, or fewer if negative.
-    pub(crate) extents: i64,
     /// Calls made, by the number of their kind.
     pub(crate) calls: [u32; Call::ALL.len()],
 }

@@ -41,14 +41,15 @@ use crate::backend::{Ability, Backend, CopyMethod, Haste, MemoryFile, Tracker};
 #[cfg(not(loom))]
 use crate::backend::{Call, Errno};
 use crate::sync::AtomicU64;
-use crate::units::{BASE_PAGE, PageSize};
+use crate::units::{BASE_PAGE, EngineName, PageSize};
 pub use choice::EngineChoice;
 use commit::Step;
 use crew::Piece;
 use effort::{AfterState, Counters, Effort, Parked};
 use slot::{Slot, Span};
 
-/// The method by which pages were moved.
+/// A method by which pages of regions are moved. Memory that no pool owns has methods of its own
+/// ([`MemoryEngine`](crate::MemoryEngine)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
     /// Pages are copied while they are written to, and the written ones again; then the page tables
@@ -73,13 +74,6 @@ pub enum Engine {
     PrecopyProtect,
     /// Read-only areas and a fault handler: the method of page_leap, made correct.
     Mprotect,
-    /// The kernel's `move_pages`, for memory that no pool owns
-    /// ([`KernelMigration`](crate::KernelMigration)). It moves no memory of regions.
-    Kernel,
-    /// UFFDIO_MOVE, for private anonymous memory that no pool owns
-    /// ([`MemoryMigration`](crate::MemoryMigration)): pages leave their range, are copied, and the
-    /// copies come. It moves no memory of regions. Needs Linux 6.8.
-    UffdMove,
 }
 
 /// What the rest of the library has to know of an engine.
@@ -188,8 +182,8 @@ enum Hold {
     HugetlbByLastResort,
 }
 
-/// All engines, those of [`Engine::ALL`] first.
-const ENGINES: [Profile; Engine::COUNT] = [
+/// In the order of [`Engine::ALL`].
+const ENGINES: [Profile; Engine::ALL.len()] = [
     Profile {
         engine: Engine::Precopy,
         name: "precopy",
@@ -283,36 +277,6 @@ const ENGINES: [Profile; Engine::COUNT] = [
         hold: Hold::Areas,
         while_few_wait: FewWait::NONE,
     },
-    Profile {
-        engine: Engine::Kernel,
-        name: "kernel",
-        number: 6,
-        tracker: None,
-        follows: false,
-        hugetlb: Hugetlb::All,
-        signals: false,
-        readers_wait: false,
-        needs_exchange: false,
-        areas: Areas::Fixed,
-        most_pages: None,
-        hold: Hold::No,
-        while_few_wait: FewWait::NONE,
-    },
-    Profile {
-        engine: Engine::UffdMove,
-        name: "uffd-move",
-        number: 7,
-        tracker: None,
-        follows: false,
-        hugetlb: Hugetlb::None,
-        signals: false,
-        readers_wait: true,
-        needs_exchange: false,
-        areas: Areas::Budgeted,
-        most_pages: None,
-        hold: Hold::No,
-        while_few_wait: FewWait::NONE,
-    },
 ];
 
 // A row is found by its engine's number in the enumeration.
@@ -320,7 +284,7 @@ const _: () = {
     let mut at = 0;
     while at < ENGINES.len() {
         assert!(ENGINES[at].engine as usize == at);
-        assert!(at >= Engine::ALL.len() || Engine::ALL[at] as usize == at);
+        assert!(Engine::ALL[at] as usize == at);
         at += 1;
     }
 };
@@ -336,14 +300,11 @@ impl Engine {
         Engine::Mprotect,
     ];
 
-    /// How many engines there are, with those for memory that no pool owns.
-    const COUNT: usize = Engine::ALL.len() + 2;
-
     /// The engine that needs nothing: it works on every kernel, for all pages.
     pub(crate) const LAST_RESORT: Engine = Engine::ALL[Engine::ALL.len() - 1];
 
     pub(crate) const fn profile(self) -> &'static Profile {
-        const TABLE: &[Profile; Engine::COUNT] = &ENGINES;
+        const TABLE: &[Profile; Engine::ALL.len()] = &ENGINES;
         &TABLE[self as usize]
     }
 
@@ -445,10 +406,29 @@ impl Engine {
         self.needs() == Some(Ability::Hold)
     }
 
-    /// Whether writers may be held back from an area of this many pages because of what other areas
-    /// have met, and not only because of its own disturbed copies.
-    pub(crate) fn holds_early(self, pages: u64) -> bool {
-        self.profile().hold != Hold::Pages || pages == 1
+    /// The most pages of an area whose writers may be held back because of what other areas have
+    /// met, and not only because of its own disturbed copies.
+    pub(crate) fn most_held_early(self) -> u64 {
+        if self.profile().hold == Hold::Pages { 1 } else { u64::MAX }
+    }
+}
+
+impl From<Engine> for EngineName {
+    fn from(engine: Engine) -> EngineName {
+        EngineName::new(engine.name(), engine.number())
+    }
+}
+
+impl EngineName {
+    /// The engine of regions that has this name, if it is one.
+    pub fn engine(self) -> Option<Engine> {
+        Engine::by_number(self.number())
+    }
+}
+
+impl PartialEq<Engine> for EngineName {
+    fn eq(&self, other: &Engine) -> bool {
+        *self == EngineName::from(*other)
     }
 }
 
@@ -604,9 +584,6 @@ pub(crate) unsafe fn attempt(engine: Engine, tools: &Tools<'_>, work: &Work) -> 
             Engine::StopCopy => stop_copy::attempt(tools, work, &mut effort),
             Engine::PrecopyProtect => precopy_protect::attempt(tools, work, &mut effort),
             Engine::Mprotect => mprotect::attempt(tools, work, &mut effort),
-            Engine::Kernel | Engine::UffdMove => {
-                unreachable!("no job of a region gets this engine")
-            }
         }
     };
     Ended::of(engine, work, step, effort)

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use super::pace::Seen;
 use crate::backend::{Call, Errno};
-use crate::engine::choice::AreaEngine;
+use crate::engine::choice::{AreaEngine, Why};
 use crate::engine::effort::Counters;
+use crate::units::EngineName;
 
 /// Consecutive pages that are moved in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -233,13 +234,26 @@ pub(crate) fn joined(mut verdicts: Runs) -> Runs {
     runs
 }
 
+/// Which method has moved pages, or has tried to, and why that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct By {
+    pub(crate) engine: EngineName,
+    pub(crate) why: Why,
+}
+
+impl From<AreaEngine> for By {
+    fn from(AreaEngine { engine, why }: AreaEngine) -> By {
+        By { engine: engine.into(), why }
+    }
+}
+
 /// What came of an attempt.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// What was done with the pages of the area. Pages of which no run speaks were not tried.
     pub(crate) runs: Runs,
-    /// The engine that made the attempt.
-    pub(crate) by: AreaEngine,
+    /// What made the attempt.
+    pub(crate) by: By,
     /// What the attempt took.
     pub(crate) counters: Counters,
     /// What it says of the size of the next area.
@@ -250,20 +264,20 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     /// An attempt that has not been made, and will not be.
-    pub(crate) fn given_up(by: AreaEngine, area: &Area, why: Reason) -> Outcome {
+    pub(crate) fn given_up(by: impl Into<By>, area: &Area, why: Reason) -> Outcome {
         Outcome::not_made(by, area.pages.clone(), Verdict::GivenUp(why))
     }
 
     /// An attempt that has not been made, because something keeps pages of the area where they are.
     /// The others can be tried at once.
-    pub(crate) fn kept(by: AreaEngine, pages: Range<u64>, why: Reason) -> Outcome {
+    pub(crate) fn kept(by: impl Into<By>, pages: Range<u64>, why: Reason) -> Outcome {
         Outcome::not_made(by, pages, Verdict::Kept(why))
     }
 
     /// An attempt that has not been made, with what is to be done with these pages.
-    pub(crate) fn not_made(by: AreaEngine, pages: Range<u64>, verdict: Verdict) -> Outcome {
+    pub(crate) fn not_made(by: impl Into<By>, pages: Range<u64>, verdict: Verdict) -> Outcome {
         let runs = vec![(pages, verdict)];
-        Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
+        Outcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::area::Reason;
+use super::area::{By, Reason};
 use super::handle::JobShared;
 use super::outcomes::{PageOutcome, State as Became};
 use super::report::{CopyUse, Warning};
 use super::state::{State, is_late};
 use crate::backend::Call;
-use crate::engine::choice::AreaEngine;
 use crate::engine::effort::Counters;
 use crate::engine::waits::Waits;
 use crate::error::Error;
@@ -53,20 +52,14 @@ impl Books<'_> {
     }
 
     /// Some pages of an item, none of which had moved, have arrived in the end.
-    pub(crate) fn arrived(self, item: usize, run: &Range<u64>, by: AreaEngine) {
+    pub(crate) fn arrived(self, item: usize, run: &Range<u64>, by: By) {
         let state = &mut *lock(self.state);
         state.outcomes[item].set(run, PageOutcome::Migrated, None);
         *state.tally.moved.entry((item, by)).or_default() += run.end - run.start;
     }
 
     /// Some pages of an item, which had arrived or lay where they should, lie elsewhere in the end.
-    pub(crate) fn moved_on(
-        self,
-        item: usize,
-        run: &Range<u64>,
-        before: PageOutcome,
-        by: AreaEngine,
-    ) {
+    pub(crate) fn moved_on(self, item: usize, run: &Range<u64>, before: PageOutcome, by: By) {
         let state = &mut *lock(self.state);
         state.outcomes[item].set(run, PageOutcome::Failed, Some(Reason::MovedOn));
         if before == PageOutcome::Migrated {

@@ -10,18 +10,9 @@ use super::report::{Ended, EngineUse, Report};
 use super::run::{Running, Settings};
 use super::tally::Tally;
 use crate::backend::Call;
-use crate::engine::Engine;
 use crate::engine::choice::Why;
 use crate::sync::{Instant, lock};
-
-/// Why writers are held back from the start.
-const HELD: &str = "writers were held back: as asked for, or because copies beside them had to be made again too often";
-/// Why pages that nobody may write are moved by the last resort.
-const READ_ONLY: &str = "nobody may write there, so there is nothing to follow";
-/// Why the kernel moves parts of a range.
-const OTHER_MEMORY: &str = "it is not private, anonymous and writable memory";
-/// Why the kernel moves pages that another engine has tried.
-const REMAINDER: &str = "the job's engine could not move it";
+use crate::units::EngineName;
 
 /// Why areas are moved by an engine whose readers go on.
 const TRACED: &str = "another process traced the job's threads (strace, a debugger), and would have waited for ever for a page that the job's engine had taken away";
@@ -92,18 +83,15 @@ fn words<'a>(why: Why, settings: &'a Settings, tally: &'a Tally) -> &'a str {
         Why::AsChosen => &settings.engine_reason,
         Why::ManyWait => MANY_WAIT,
         Why::FewWait => FEW_WAIT,
-        Why::Held => HELD,
-        Why::ReadOnly => READ_ONLY,
-        Why::OtherMemory => OTHER_MEMORY,
-        Why::Remainder => REMAINDER,
         Why::Traced => TRACED,
         Why::NotFollowed => tally.not_followed_why.as_deref().unwrap_or_default(),
+        Why::Because(words) => words,
     }
 }
 
 /// Warns if pages were moved by another engine because of a tracer.
 fn warn_of_tracer(tally: &mut Tally) {
-    let mut by_engine: BTreeMap<Engine, u64> = BTreeMap::new();
+    let mut by_engine: BTreeMap<EngineName, u64> = BTreeMap::new();
     for ((_, by), pages) in tally.moved.iter().filter(|((_, by), _)| by.why == Why::Traced) {
         *by_engine.entry(by.engine).or_default() += pages;
     }
@@ -151,15 +139,9 @@ impl Figures {
             bytes: pages.total() * page_bytes,
             bytes_copied,
             bytes_recopied: bytes_copied.saturating_sub(migrated_bytes),
-            disturbed_copies: tally.disturbed_copies,
-            splits: tally.splits,
-            holds: tally.holds,
-            repairs: tally.repairs,
-            mappings_added: tally.extents,
+            counts: tally.counts,
             waits: tally.waits,
-            windows: tally.windows.times,
-            windows_over_budget: tally.windows.over_budget,
-            windows_first: tally.windows.first,
+            windows: tally.windows,
             migrate_ns: times.migrate_ns,
             recycle_ns: times.recycle_ns,
             migrate_cpu_ns: times

@@ -38,6 +38,7 @@ use area::{Area, Outcome, Reason};
 use books::Books;
 use handle::Stop;
 
+use crate::engine::crew::Team;
 use crate::error::Error;
 
 /// Whether the calling thread is one of this library's: of a job, or of a pool that is being filled.
@@ -103,20 +104,11 @@ pub(crate) trait Mover: Send + Sync + Sized + 'static {
     /// after that counts as recycling.
     fn finish(self, books: Books<'_>, moved: &mut dyn FnMut());
 
-    // For movers whose threads copy one area together
-    // ---------------------------------------------------------------------------------------------
-
-    /// Says that helpers will come, and how many are to take part.
-    fn gather_helpers(&self, _helpers: usize) {}
-
-    /// A helper's life, until [`Mover::dismiss_helpers`].
-    fn help(&self, _helper: usize) {}
-
-    /// Makes this many helpers take part from the next copy on.
-    fn set_helpers(&self, _helpers: usize) {}
-
-    /// Ends all helpers.
-    fn dismiss_helpers(&self) {}
+    /// The worker's helpers, if all threads copy one area after the other together. `None`: each
+    /// thread is a worker with areas of its own.
+    fn team(&self) -> Option<Team<'_>> {
+        None
+    }
 }
 
 /// On which terms an attempt is made.

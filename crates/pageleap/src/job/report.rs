@@ -7,10 +7,10 @@ use std::ops::Range;
 use super::outcomes::{PageCounts, PageOutcome, PageRun};
 use super::source::Source;
 use crate::backend::{Call, CopyMethod, Errno};
-use crate::engine::Engine;
+use crate::engine::effort::JobCounts;
 use crate::engine::waits::Waits;
 use crate::error::Error;
-use crate::units::NodeId;
+use crate::units::{EngineName, NodeId};
 
 /// The warning of a job while another SIGSEGV handler stands before the library's.
 pub(crate) const WITHOUT_HANDLER: &str =
@@ -31,7 +31,7 @@ pub struct EngineUse {
     /// The range as it was given, in bytes of the source.
     pub range: Range<usize>,
     /// By which engine.
-    pub engine: Engine,
+    pub engine: EngineName,
     /// How many of its pages.
     pub pages: u64,
     /// Why by that one.
@@ -42,7 +42,7 @@ pub struct EngineUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineShare<'a> {
     /// Which engine.
-    pub engine: Engine,
+    pub engine: EngineName,
     /// How many pages.
     pub pages: u64,
     /// Why by that one.
@@ -165,7 +165,7 @@ pub struct Report {
     /// The job's engine: the one that was asked for, or with which
     /// [`EngineChoice::Auto`](crate::EngineChoice::Auto) moves areas that threads use all the time.
     /// [`Report::engines`] says what has moved by which engine.
-    pub engine: Engine,
+    pub engine: EngineName,
     /// Why that one.
     pub engine_reason: String,
     /// Pages that have moved, by range and engine: within a job
@@ -192,37 +192,15 @@ pub struct Report {
     pub bytes_copied: u64,
     /// Bytes copied in vain: `bytes_copied` less what has been migrated.
     pub bytes_recopied: u64,
-    /// Copies that a writer disturbed ([`Engine::Mprotect`]).
-    pub disturbed_copies: u64,
-    /// Areas that were split because of that.
-    pub splits: u64,
-    /// Areas whose writers were held back although much was left to copy: "every page, always" won
-    /// over short waits. Areas that were closed first because few threads come to wait are not
-    /// among them.
-    pub holds: u64,
-    /// Calls that were repeated because giving up would have left part of a region inaccessible.
-    pub repairs: u64,
-    /// How many more mappings the regions consist of than before, or fewer if negative. Pages over
-    /// consecutive frames of a pool count as one. A page that leaves its neighbours behind adds two.
-    /// A process has 65,530 by default (`vm.max_map_count`). For many isolated pages, the engine
-    /// `kernel` may serve better (`docs/memory.md`, "Small and scattered ranges"). 0 for memory that
-    /// is no region.
-    pub mappings_added: i64,
-    /// How long threads were held up in the fault handler ([`Engine::Mprotect`]); who waits inside
+    /// Events that the job has counted.
+    pub counts: JobCounts,
+    /// How long threads were held up in the fault handler ([`Engine::Mprotect`](crate::Engine::Mprotect)); who waits inside
     /// the kernel is not seen.
     pub waits: Waits,
-    /// For how long areas were closed: to writers with [`Engine::Mprotect`], to readers too with
-    /// [`Engine::Precopy`]. Nobody waited longer for one; the time in which writers wait to be let
-    /// in ([`Engine::WpSync`]) is not in it.
+    /// For how long areas were closed: to writers with [`Engine::Mprotect`](crate::Engine::Mprotect), to readers too with
+    /// [`Engine::Precopy`](crate::Engine::Precopy). Nobody waited longer for one; the time in which writers wait to be let
+    /// in ([`Engine::WpSync`](crate::Engine::WpSync)) is not in it.
     pub windows: Waits,
-    /// How many of them were longer than the wait budget.
-    pub windows_over_budget: u64,
-    /// In how many of them the thread that kept the area closed went before others (SCHED_FIFO;
-    /// takes CAP_SYS_NICE or RLIMIT_RTPRIO). That is not done for a short window of `mprotect`, or
-    /// one that is one call for one page, unless a thread of low priority has started the job. In
-    /// windows that contain the copy of an area it is done for at most about half of the time. The
-    /// others may last until such a thread has got a CPU again.
-    pub windows_first: u64,
     /// From the start of the job until the last page had moved, in nanoseconds.
     pub migrate_ns: u64,
     /// CPU time of the job's threads until then, in nanoseconds. It leaves out the thread that
@@ -309,18 +287,17 @@ impl fmt::Display for Report {
             "pages: {} migrated, {} unchanged, {} busy, {} failed, {} not attempted",
             p.migrated, p.unchanged, p.busy, p.failed, p.not_attempted
         )?;
-        writeln!(
-            f,
-            "copied {} bytes, {} of them in vain; {} disturbed copies, {} splits, {} holds, {} repairs",
-            self.bytes_copied,
-            self.bytes_recopied,
-            self.disturbed_copies,
-            self.splits,
-            self.holds,
-            self.repairs
-        )?;
-        if self.mappings_added > 0 {
-            let added = self.mappings_added;
+        write!(f, "copied {} bytes, {} of them in vain", self.bytes_copied, self.bytes_recopied)?;
+        let worded = ["mappings_added", "windows_over_budget", "windows_first"];
+        for (at, (name, count)) in
+            self.counts.named().into_iter().filter(|(name, _)| !worded.contains(name)).enumerate()
+        {
+            let (mark, words) = (if at == 0 { ';' } else { ',' }, name.replace('_', " "));
+            write!(f, "{mark} {count} {words}")?;
+        }
+        writeln!(f)?;
+        if self.counts.mappings_added > 0 {
+            let added = self.counts.mappings_added;
             writeln!(f, "{added} more mapping(s): pages have left neighbours that stayed")?;
         }
         writeln!(
@@ -328,8 +305,8 @@ impl fmt::Display for Report {
             "waits: {}; windows: {}, {} of them over budget, {} before other threads",
             times(&self.waits),
             times(&self.windows),
-            self.windows_over_budget,
-            self.windows_first
+            self.counts.windows_over_budget,
+            self.counts.windows_first
         )?;
         for run in
             self.runs.iter().filter(|run| run.outcome == PageOutcome::Failed).take(MOST_SHOWN)

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::area::{Area, Outcome, Reason, Runs, Verdict};
+use super::area::{Area, By, Outcome, Reason, Runs, Verdict};
 use super::books::Books;
 use super::contention::Closing;
 use super::handle::{Job, JobShared, Stop};
@@ -19,15 +19,18 @@ use super::state::{State, is_late};
 use super::tally::Tally;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
-use crate::engine::Engine;
-use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::choice::Why;
 use crate::error::Error;
 use crate::priority::no_thread;
 use crate::sync::{Condvar, Instant, Mutex, MutexGuard, lock, thread};
+use crate::units::EngineName;
 
 /// What was asked of a job, checked and completed.
 pub(crate) struct Settings {
     pub(crate) policy: RetryPolicy,
+    /// The most pages of an area whose writers may be held back because of what other areas have
+    /// met, and not only because of its own disturbed copies.
+    pub(crate) most_held_early: u64,
     pub(crate) pace: Pace,
     /// The sizes of areas that are closed before they are copied, if the mover can do that where
     /// few threads come to wait.
@@ -40,10 +43,8 @@ pub(crate) struct Settings {
     pub(crate) most_pieces: usize,
     pub(crate) page_bytes: usize,
     pub(crate) threads: usize,
-    /// Whether the threads copy one area after the other together, and not each its own.
-    pub(crate) together: bool,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) engine: Engine,
+    pub(crate) engine: EngineName,
     pub(crate) engine_reason: String,
 }
 
@@ -149,9 +150,9 @@ impl<M: Mover> Running<M> {
 
     /// Lets all threads copy, this one being one of them, and waits for them.
     fn work_together(&self) {
-        let together = self.settings.together;
-        if together {
-            self.mover.gather_helpers(self.settings.threads - 1);
+        let team = self.mover.team();
+        if let Some(team) = team {
+            team.crew.begin(self.settings.threads - 1);
         }
         thread::scope(|scope| {
             for worker in 1..self.settings.threads {
@@ -161,18 +162,21 @@ impl<M: Mover> Running<M> {
                 }
             }
             self.work(0);
-            if together {
-                self.mover.dismiss_helpers();
+            if let Some(team) = team {
+                team.crew.end();
             }
         });
     }
 
     /// What a thread does that the job has started besides its own.
     fn work_beside(&self, worker: usize) {
-        if self.settings.together {
-            self.mover.help(worker - 1);
-        } else {
-            self.work(worker);
+        match self.mover.team() {
+            None => self.work(worker),
+            Some(team) => {
+                let bomb = AbortOnUnwind;
+                team.help(worker - 1);
+                std::mem::forget(bomb);
+            }
         }
         self.books().count_cpu_time();
     }
@@ -324,7 +328,7 @@ impl<M: Mover> Running<M> {
     // ---------------------------------------------------------------------------------------------
 
     fn terms(&self, area: &Area, few_wait: bool) -> Terms<'_> {
-        let early = area.is_new() && self.settings.engine.holds_early(area.len());
+        let early = area.is_new() && area.len() <= self.settings.most_held_early;
         let mut state = lock(&self.state);
         let hold = self.settings.policy.holds(area) || early && state.pressure.holds_next();
         Terms { hold, few_wait, freeze_at: state.pace.freeze_at(), books: self.books() }
@@ -409,16 +413,15 @@ impl<M: Mover> Running<M> {
         if state.rate.is_some() || !state.threads.observe(self.began.elapsed(), moved) {
             return;
         }
-        if self.settings.together {
-            self.mover.set_helpers(state.threads.active() - 1);
-        } else {
-            self.more.notify_all();
+        match self.mover.team() {
+            None => self.more.notify_all(),
+            Some(team) => team.crew.set_helpers(state.threads.active() - 1),
         }
     }
 
     /// Notes the outcome of some pages, and queues them again if they are to be tried again.
     /// Returns whether that should wait a moment.
-    fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: AreaEngine) -> bool {
+    fn follow_up(&self, state: &mut State, area: &Area, verdict: Verdict, by: By) -> bool {
         let State { queue, outcomes, tally, closing, .. } = &mut *state;
         let mut note = |outcome, why| outcomes[area.item].set(&area.pages, outcome, why);
         match verdict {
@@ -428,8 +431,8 @@ impl<M: Mover> Running<M> {
             }
             Verdict::Disturbed => {
                 let parts = self.settings.policy.after_disturbance(area);
-                tally.disturbed_copies += 1;
-                tally.splits += u64::from(parts.len() > 1);
+                tally.counts.disturbed_copies += 1;
+                tally.counts.splits += u64::from(parts.len() > 1);
                 note(PageOutcome::Busy, Some(Reason::Written));
                 parts.into_iter().for_each(|part| queue.push_last(part));
             }
@@ -439,10 +442,6 @@ impl<M: Mover> Running<M> {
             }
             Verdict::Refused(why) => {
                 if let Some(again) = self.settings.policy.after_refusal(area, why) {
-                    // Also if another engine than the job's was refused: it may be the same call.
-                    if by.engine != Engine::LAST_RESORT {
-                        tally.not_followed_why.get_or_insert(why.to_string());
-                    }
                     if let Some(closing) = closing.as_mut().filter(|_| by.why == Why::FewWait) {
                         closing.give_way(area.item);
                     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::area::{Area, Outcome, Reason, Verdict};
+use super::area::{Area, By, Outcome, Reason, Verdict};
 use super::books::Books;
 use super::outcomes::Item;
 use super::pace::{Pace, Unit};
@@ -14,7 +14,7 @@ use super::source::Source;
 use super::threads::ThreadCount;
 use super::{Mover, Terms};
 use crate::engine::Engine;
-use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::schedules::bounded::each_schedule;
@@ -34,7 +34,7 @@ impl Mover for AtOnce {
 
     fn attempt(&self, _worker: &mut (), area: &Area, _terms: &Terms<'_>) -> Outcome {
         let runs = vec![(area.pages.clone(), Verdict::Moved)];
-        let by = AreaEngine { engine: Engine::ALL[0], why: Why::AsChosen };
+        let by = By { engine: Engine::ALL[0].into(), why: Why::AsChosen };
         Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
     }
 
@@ -61,9 +61,9 @@ fn one_page() -> Running<AtOnce> {
         most_pieces: usize::MAX,
         page_bytes: PAGE_BYTES,
         threads: WORKERS,
-        together: false,
+        most_held_early: 0,
         deadline: None,
-        engine: Engine::ALL[0],
+        engine: Engine::ALL[0].into(),
         engine_reason: "asked for".into(),
     };
     let areas = vec![Area::new(0, 0, 0..1)];

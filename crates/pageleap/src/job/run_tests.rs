@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::area::{Area, Outcome, Reason, Verdict};
+use super::area::{Area, By, Outcome, Reason, Verdict};
 use super::books::Books;
 use super::handle::Stop;
 use super::outcomes::{Item, PageOutcome};
@@ -18,7 +18,7 @@ use super::source::Source;
 use super::{Mover, Terms};
 use crate::backend::{Call, Errno};
 use crate::engine::Engine;
-use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::sync::Instant;
@@ -141,7 +141,7 @@ impl Mover for PageMover {
         // Each area by an engine of its own.
         let engine = Engine::ALL[(area.pages.start / BUDGET_PAGES) as usize % Engine::ALL.len()];
         let why = if terms.few_wait { Why::FewWait } else { self.why };
-        let by = AreaEngine { engine, why };
+        let by = By { engine: engine.into(), why };
         if let Some(page) = area.pages.clone().find(|page| self.is_page_kept(*page)) {
             return Outcome::kept(by, page..page + 1, Reason::Guarded);
         }
@@ -232,9 +232,9 @@ fn run_mover(
         most_pieces: usize::MAX,
         page_bytes: PAGE_BYTES,
         threads,
-        together: false,
+        most_held_early: 0,
         deadline: None,
-        engine: Engine::ALL[0],
+        engine: Engine::ALL[0].into(),
         engine_reason: "asked for".into(),
     };
     let areas = vec![Area::new(0, 0, 0..PAGES)];
@@ -288,7 +288,7 @@ fn areas_are_paced_by_how_long_a_call_takes() {
     assert_eq!(sizes[0], 64);
     assert_eq!(sizes[1], 32);
     assert!(sizes[2..].iter().all(|pages| *pages == BUDGET_PAGES), "{sizes:?}");
-    assert_eq!((report.windows_over_budget, report.windows.count), (2, sizes.len() as u64));
+    assert_eq!((report.counts.windows_over_budget, report.windows.count), (2, sizes.len() as u64));
     assert_eq!(report.calls.values().sum::<u64>(), sizes.len() as u64);
 }
 

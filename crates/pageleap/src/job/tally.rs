@@ -2,21 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::area::By;
 use super::report::{CopyUse, Warning};
 use crate::backend::Call;
-use crate::engine::choice::AreaEngine;
-use crate::engine::effort::Counters;
+use crate::engine::effort::{Counters, JobCounts};
 use crate::engine::waits::Waits;
 use crate::error::Error;
-
-/// How long areas were closed.
-#[derive(Default)]
-pub(crate) struct Windows {
-    pub(crate) times: Waits,
-    pub(crate) over_budget: u64,
-    /// In how many of them the worker ran before other threads.
-    pub(crate) first: u64,
-}
 
 /// CPU time of the threads that have ended.
 #[derive(Default)]
@@ -29,16 +20,13 @@ pub(crate) struct CpuTime {
 /// Sums for the report.
 #[derive(Default)]
 pub(crate) struct Tally {
-    pub(crate) disturbed_copies: u64,
-    pub(crate) splits: u64,
-    pub(crate) holds: u64,
-    pub(crate) repairs: u64,
-    pub(crate) extents: i64,
-    pub(crate) windows: Windows,
+    pub(crate) counts: JobCounts,
+    /// How long areas were closed.
+    pub(crate) windows: Waits,
     /// How long threads were held up in the fault handler.
     pub(crate) waits: Waits,
     /// Pages that have moved, by item and by engine.
-    pub(crate) moved: BTreeMap<(usize, AreaEngine), u64>,
+    pub(crate) moved: BTreeMap<(usize, By), u64>,
     /// Why writes could not be followed, the first time.
     pub(crate) not_followed_why: Option<String>,
     /// How pages are copied, by pair of nodes.
@@ -53,15 +41,14 @@ pub(crate) struct Tally {
 impl Tally {
     /// Takes into account what an attempt, or a window of another kind, took.
     pub(super) fn add(&mut self, counters: &Counters, budget_ns: u64) {
-        let Counters { window_ns, hurried, repairs, held, extents, calls, .. } = *counters;
+        let Counters { window_ns, hurried, held, counts, calls, .. } = *counters;
+        self.counts.add(&counts);
+        self.counts.holds += u64::from(held);
         if window_ns > 0 {
-            self.windows.first += u64::from(hurried);
-            self.windows.times.record(window_ns);
-            self.windows.over_budget += u64::from(window_ns > budget_ns);
+            self.counts.windows_first += u64::from(hurried);
+            self.counts.windows_over_budget += u64::from(window_ns > budget_ns);
+            self.windows.record(window_ns);
         }
-        self.repairs += repairs;
-        self.extents += extents;
-        self.holds += u64::from(held);
         self.calls.iter_mut().zip(calls).for_each(|(sum, calls)| *sum += u64::from(calls));
     }
 }

@@ -39,7 +39,6 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::engine::Engine;
 use crate::error::Error;
 use crate::job::area::{Area, Reason};
 use crate::job::handle::Job;
@@ -58,7 +57,7 @@ use crate::units::{BASE_PAGE, NodeId, PageSize};
 use batch::Batch;
 use leg::Leg;
 use mover::Persistence;
-pub(crate) use mover::{KernelMover, Worker};
+pub(crate) use mover::{ENGINE, KernelMover, Worker};
 use room::Rooms;
 use target::Process;
 
@@ -381,6 +380,7 @@ impl<'a> KernelMigration<'a> {
         Settings {
             // The mover decides itself.
             policy: RetryPolicy { reduction_factor: 1, max_disturbed: u32::MAX, max_refused: 1 },
+            most_held_early: 0,
             pace: Pace::fixed(AREA_PAGES, self.max_call),
             closing_pace: None,
             rate_limit: self.rate_limit,
@@ -388,9 +388,8 @@ impl<'a> KernelMigration<'a> {
             most_pieces: usize::MAX,
             page_bytes: BASE_PAGE,
             threads: 1,
-            together: false,
             deadline: self.timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
-            engine: Engine::Kernel,
+            engine: ENGINE,
             engine_reason: self.why.clone(),
         }
     }
@@ -611,7 +610,7 @@ fn check_privilege() -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::EngineRefused {
-        engine: Engine::Kernel.name(),
+        engine: ENGINE.name(),
         reason: "moving pages that are mapped more than once needs CAP_SYS_NICE".into(),
         remedy: "run as root of the machine, and not of a user namespace (in a container: docker \
                  run --cap-add SYS_NICE), or leave such pages where they are"

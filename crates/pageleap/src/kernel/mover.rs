@@ -14,16 +14,15 @@ use super::leg::{HUGE_PAGES, Leg};
 use super::looked::{Entry, Looked};
 use super::room::Rooms;
 use super::target::Process;
-use crate::engine::Engine;
-use crate::engine::choice::{AreaEngine, Why};
+use crate::engine::choice::Why;
 use crate::engine::effort::Counters;
 use crate::error::Error;
-use crate::job::area::{self, Area, Outcome, Reason, Runs, Verdict};
+use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::{Mover, Terms};
 use crate::priority::Raised;
 use crate::sync::{Instant, thread};
-use crate::units::{AddressRange, BASE_PAGE, Call, NodeId};
+use crate::units::{AddressRange, BASE_PAGE, Call, EngineName, NodeId};
 
 /// Pages of one query. The kernel copies the lists, and this size keeps the copies small.
 pub(super) const QUERY: u64 = 1024;
@@ -33,8 +32,11 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(6
 /// How often a page is tried at least that is to be tried for some time.
 const LEAST_TRIES: u32 = 4;
 
-/// Which engine has moved pages.
-pub(super) const BY: AreaEngine = AreaEngine { engine: Engine::Kernel, why: Why::AsChosen };
+/// The name of what moves pages here, in options and reports.
+pub(crate) const ENGINE: EngineName = EngineName::new("kernel", 6);
+
+/// What has moved pages.
+pub(super) const BY: By = By { engine: ENGINE, why: Why::AsChosen };
 
 /// How often a page is tried.
 #[derive(Clone, Copy, Debug)]
@@ -361,7 +363,8 @@ impl KernelMover {
         if pages.is_empty() {
             return Ok(0);
         }
-        let now = Looked::at(&self.processes[leg.process], leg, pages.clone(), &mut found.counters)?;
+        let now =
+            Looked::at(&self.processes[leg.process], leg, pages.clone(), &mut found.counters)?;
         let mut came = 0;
         for ((page, before), status) in pages.zip(before).zip(&now.status) {
             let is_there = u32::try_from(*status).is_ok_and(|on| NodeId(on) == now.part(page).1);

@@ -339,6 +339,7 @@ impl<'a> Migration<'a> {
         let (items, legs, areas) = items_and_legs(&mut claimed);
         let settings = Settings {
             policy: self.retry_policy(),
+            most_held_early: engine.most_held_early(),
             pace: self.pace(engine, page, &legs),
             closing_pace: chosen.while_few_wait.as_ref().map(|_| self.closing_pace(page, &legs)),
             rate_limit: self.rate_limit,
@@ -346,10 +347,9 @@ impl<'a> Migration<'a> {
             most_pieces: headroom.most_pieces,
             page_bytes: page.bytes(),
             threads,
-            together,
             // A deadline that the clock cannot represent means no deadline.
             deadline: self.timeout.and_then(|t| Instant::now().checked_add(t)),
-            engine,
+            engine: engine.into(),
             engine_reason: chosen.reason.clone(),
         };
         let may_run_here = waits && may_run_here(&claimed, threads, backend.is_host_memory());
@@ -366,6 +366,7 @@ impl<'a> Migration<'a> {
             threads: Threads::new(runs_on, cpus),
             trackers,
             slots,
+            copies_together: together,
             nodes,
             start_look,
             most_vacated: self.most_vacated.unwrap_or(headroom.most_vacated),

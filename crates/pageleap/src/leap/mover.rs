@@ -39,6 +39,7 @@ use super::under_way::{Descriptors, withdrawn};
 use crate::backend::{Backend, Call, CopyMethod, Errno};
 use crate::engine::choice::{AreaEngine, Why};
 use crate::engine::commit::Step;
+use crate::engine::crew::Team;
 use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
 use crate::engine::{self, Ended, Engine, Entries, Following, OldAlias, Work, followed_page_bytes};
@@ -62,6 +63,8 @@ pub(super) struct Prepared {
     pub(super) trackers: Trackers,
     /// One for each worker.
     pub(super) slots: Vec<ClaimedSlot>,
+    /// Whether all threads copy one area after the other together, as helpers of one worker.
+    pub(super) copies_together: bool,
     /// The nodes of the destinations.
     pub(super) nodes: BTreeSet<NodeId>,
     /// The look at the attributes of all legs.
@@ -84,6 +87,7 @@ pub(super) struct FrameMover {
     threads: Threads,
     trackers: Trackers,
     slots: Vec<ClaimedSlot>,
+    copies_together: bool,
     nodes: BTreeSet<NodeId>,
     looks: Looks,
     joiner: Joiner,
@@ -115,7 +119,8 @@ pub(super) struct Worker {
 
 impl FrameMover {
     pub(super) fn new(prepared: Prepared) -> FrameMover {
-        let Prepared { site, claimed, threads, trackers, slots, nodes, .. } = prepared;
+        let Prepared { site, claimed, threads, trackers, slots, nodes, copies_together, .. } =
+            prepared;
         let Prepared { start_look, most_vacated, max_rounds, may_try, began, .. } = prepared;
         FrameMover {
             owners: claimed.iter().map(|claimed| claimed.claim.owner()).collect(),
@@ -133,6 +138,7 @@ impl FrameMover {
             threads,
             trackers,
             slots,
+            copies_together,
             nodes,
             max_rounds,
             may_try,
@@ -217,7 +223,7 @@ impl FrameMover {
             return Err(self.trackers.why_none());
         }
         aliases::prepare(place, work, tables.preferred())?;
-        let signals = by.engine.signals() && by.why != Why::ReadOnly;
+        let signals = by.engine.signals() && by.why != Why::READ_ONLY;
         if signals && !self.signals.may_be_raised(self.backend()) {
             return Err((Call::Protect, Errno(libc::EDEADLK)));
         }
@@ -398,12 +404,18 @@ impl Mover for FrameMover {
         let usable = aliases::settle(&place, &work, attributes, &ended, preferred, self.backend());
         self.restore(worker.slot, (&place, &work), attributes, &mut ended, terms.books);
         let verdict = self.verdict(&ended, &work, &present, usable);
+        if let Verdict::Refused(why) = verdict
+            && by.engine != Engine::LAST_RESORT
+        {
+            // Also if another engine than the job's was refused: it may be the same call.
+            terms.books.not_followed(why.to_string());
+        }
         // What the kernel refuses of another mapping says nothing of ours.
         if ended.after.exchange_unsupported && !matches!(verdict, Verdict::Changed(_)) {
             self.exchange_unsupported.store(1, Ordering::Relaxed);
         }
         if verdict == Verdict::Moved {
-            ended.counters.extents += self.note_moved(&place, area, ended.old_alias);
+            ended.counters.counts.mappings_added += self.note_moved(&place, area, ended.old_alias);
             self.joiner.dealt_with(area.item, &area.pages, true);
         }
         outcome(area, verdict, by, &work, ended)
@@ -445,20 +457,9 @@ impl Mover for FrameMover {
         Remains { site, claimed, vacated, slots, trackers }.give_back(books, moved);
     }
 
-    fn gather_helpers(&self, helpers: usize) {
-        self.slots[0].slot().crew.begin(helpers);
-    }
-
-    fn help(&self, helper: usize) {
-        self.threads.help(self.backend(), &self.slots[0].slot().crew, helper);
-    }
-
-    fn set_helpers(&self, helpers: usize) {
-        self.slots[0].slot().crew.set_helpers(helpers);
-    }
-
-    fn dismiss_helpers(&self) {
-        self.slots[0].slot().crew.end();
+    fn team(&self) -> Option<Team<'_>> {
+        let crew = &self.slots[0].slot().crew;
+        self.copies_together.then(|| Team { crew, backend: self.backend() })
     }
 }
 
@@ -476,7 +477,8 @@ fn outcome(area: &Area, verdict: Verdict, by: AreaEngine, work: &Work, ended: En
     // Writers were held back by choice, and not because they were too fast.
     counters.held &= by.why != Why::FewWait;
     let seen = telling.then(|| seen(&counters, work.page));
-    Outcome { runs: vec![(area.pages.clone(), verdict)], by, counters, seen, disturbed }
+    let runs = vec![(area.pages.clone(), verdict)];
+    Outcome { runs, by: by.into(), counters, seen, disturbed }
 }
 
 /// What an attempt tells of the next areas.

@@ -8,9 +8,7 @@ use pageleap_sys::ThreadPolicy;
 use super::legs::{Claimed, Leg};
 use crate::affinity::{self, Affinity};
 use crate::backend::{Backend, Haste};
-use crate::engine::crew::Crew;
 use crate::job::books::Books;
-use crate::job::run::AbortOnUnwind;
 use crate::priority::{self, FirstShare, Raised};
 use crate::sync::{monotonic_ns, thread};
 use crate::tracer::Watch;
@@ -94,21 +92,6 @@ impl Threads {
             RunsOn::Kept | RunsOn::Caller => Watch::of_lasting_thread(monotonic_ns()),
         }
     }
-
-    /// Helps the worker of this crew to copy, until all helpers are dismissed.
-    pub(super) fn help(&self, backend: &dyn Backend, crew: &'static Crew, helper: usize) {
-        help(backend, crew, helper, self.first(backend));
-    }
-}
-
-/// Helps a worker to copy. A function of its own: nothing may be read from the heap meanwhile, where
-/// captured variables and the job lie, because the heap may be what is frozen.
-#[inline(never)]
-fn help(backend: &dyn Backend, crew: &'static Crew, number: usize, haste: Option<Haste>) {
-    let bomb = AbortOnUnwind;
-    // SAFETY: the backend of the job.
-    unsafe { crew.help(backend, number, haste) };
-    std::mem::forget(bomb);
 }
 
 /// What a thread gets back that outlives the job.

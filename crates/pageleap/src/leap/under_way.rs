@@ -23,7 +23,7 @@ pub(super) fn withdrawn(by: AreaEngine, gone: Gone) -> Outcome {
     let mut runs: Vec<_> = withdrawn.into_iter().map(left).collect();
     runs.extend(waited_for.into_iter().map(kept));
     runs.sort_by_key(|(pages, _): &(Range<u64>, _)| pages.start);
-    Outcome { runs, by, counters: Counters::default(), seen: None, disturbed: None }
+    Outcome { runs, by: by.into(), counters: Counters::default(), seen: None, disturbed: None }
 }
 
 /// The descriptors that a job uses, as far as other code has closed them.

@@ -249,8 +249,8 @@ pub enum Need {
     /// The engines that follow writes instead of forbidding them: all but
     /// [`Engine::Mprotect`](crate::Engine::Mprotect).
     Following,
-    /// The engine [`Engine::UffdMove`](crate::Engine::UffdMove), for memory that no pool owns.
-    /// [`Engine::Kernel`](crate::Engine::Kernel) moves such memory everywhere.
+    /// The engine [`MemoryEngine::UffdMove`](crate::MemoryEngine::UffdMove), for memory that no pool
+    /// owns. [`MemoryEngine::Kernel`](crate::MemoryEngine::Kernel) moves such memory everywhere.
     InPlace,
     /// Nothing.
     Nothing,

@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 use std::time::Duration;
 
 use pageleap::{
-    BASE_PAGE, Engine, Error, Job, MemoryMigration, NodeId, PageOutcome, PageRun, PageSize,
+    BASE_PAGE, Error, Job, MemoryEngine, MemoryMigration, NodeId, PageOutcome, PageRun, PageSize,
     Placement, Reason, Report,
 };
 
@@ -22,7 +22,7 @@ pub const KINDS: [PageSize; 2] = [PageSize::Base, PageSize::Thp];
 /// Why memory cannot move in place here, if it cannot.
 pub fn why_not() -> Option<Error> {
     let one = Mapping::own(BASE_PAGE);
-    match migration(&one, NodeId(0)).engine(Engine::UffdMove.into()).start() {
+    match migration(&one, NodeId(0)).engine(MemoryEngine::UffdMove).start() {
         Err(error @ Error::EngineRefused { .. }) => Some(error),
         other => {
             other.unwrap().wait();

@@ -97,7 +97,7 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 /// some system calls fail: whether such an engine is used depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&Warning> {
     let expected = "system calls that write into a moving area may fail with EFAULT (";
-    let fails = report.engine.signals();
+    let fails = report.engine.engine().is_some_and(Engine::signals);
     let told = |warning: &str| fails && warning.starts_with(expected);
     report.warnings.iter().filter(|warning| !told(warning)).collect()
 }
@@ -173,7 +173,7 @@ pub fn check_engine(
     ladder: &[Engine],
 ) {
     let opening = struck == Some(Call::OpenTracker);
-    let first = ladder.first() == Some(&report.engine);
+    let first = ladder.first().is_some_and(|first| report.engine == *first);
     if opening && engine.forced().is_none() && first {
         assert!(report.engine_reason.contains("failed with"), "{report}");
         assert!(!report.engines.iter().any(|part| part.why.contains("few threads")), "{report}");

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pageleap::{BASE_PAGE, Ended, Engine, EngineUse, Error, PageRun, Reason, Report};
+use pageleap::{BASE_PAGE, Ended, EngineName, EngineUse, Error, PageRun, Reason, Report};
 
 use crate::common::{rest, soon};
 
@@ -22,7 +22,8 @@ use crate::common::{rest, soon};
 pub const LOOK: Duration = Duration::from_millis(100);
 
 /// How many pages have moved by an engine because of a tracer.
-pub fn moved_for_tracer(report: &Report, engine: Engine) -> u64 {
+pub fn moved_for_tracer(report: &Report, engine: impl Into<EngineName>) -> u64 {
+    let engine = engine.into();
     let because = |part: &&EngineUse| part.why.contains("traced");
     let parts = report.engines.iter().filter(|part| part.engine == engine);
     parts.filter(because).map(|part| part.pages).sum()

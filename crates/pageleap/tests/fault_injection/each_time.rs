@@ -173,7 +173,7 @@ fn without_exchanges_files_are_mapped() {
             // The engines `precopy` and `stop-copy` freeze an area by an exchange. Without one
             // they cannot hold threads up, and `wp-sync` moves the area.
             let by_another = report.engines.iter().filter(|part| part.engine == Engine::WpSync);
-            let needed = matches!(report.engine, Engine::Precopy | Engine::StopCopy);
+            let needed = matches!(report.engine.engine(), Some(Engine::Precopy | Engine::StopCopy));
             let moved: u64 = by_another.map(|part| part.pages).sum();
             assert_eq!(moved, if needed { PAGES as u64 } else { 0 }, "{report}");
             assert!(surprises(&report).is_empty(), "{report}");
@@ -242,8 +242,8 @@ fn writers_that_cannot_be_let_in_are_held() {
             refused.store(0, Relaxed);
             let report = start_forced(Engine::Mprotect, &region, to).unwrap().wait();
             check_report(&report, PAGES, "held");
-            assert_eq!((refused.load(Relaxed), report.holds), (AREAS, AREAS), "{report}");
-            assert_eq!(report.disturbed_copies, 0, "{report}");
+            assert_eq!((refused.load(Relaxed), report.counts.holds), (AREAS, AREAS), "{report}");
+            assert_eq!(report.counts.disturbed_copies, 0, "{report}");
         }
     });
     check_all(&region, 1, "held");

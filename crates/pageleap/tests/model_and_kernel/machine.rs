@@ -483,9 +483,9 @@ impl Machine {
                 .collect(),
             bytes: report.bytes,
             bytes_copied: report.bytes_copied,
-            disturbed_copies: report.disturbed_copies,
-            holds: report.holds,
-            repairs: report.repairs,
+            disturbed_copies: report.counts.disturbed_copies,
+            holds: report.counts.holds,
+            repairs: report.counts.repairs,
             // Each worker that gets an area makes this call once. How many workers do is chance.
             calls: report.calls.into_iter().filter(|(name, _)| *name != "set_mempolicy").collect(),
             warnings,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use pageleap::observe::{self, MappedPages};
 use pageleap::process::{nodes_of_pages, own_pid};
 use pageleap::{
-    BASE_PAGE, Engine, Error, Job, MemoryMigration, NodeId, PageRun, PageSize, Reserve,
+    BASE_PAGE, Error, Job, MemoryEngine, MemoryMigration, NodeId, PageRun, PageSize, Reserve,
 };
 use pageleap_measure::memcpy::Target;
 use pageleap_measure::private::PrivateMemory;
@@ -158,7 +158,7 @@ impl Home for Block {
         // and threads have their stacks elsewhere.
         let migration =
             unsafe { MemoryMigration::new().range(self.memory.as_ptr(), self.len(), node) };
-        let migration = migration.engine(args.engine).renew(self.from == self.to);
+        let migration = migration.engine(args.engine.memory_engine()).renew(self.from == self.to);
         let timeout = args.timeout.filter(|_| wishes.may_time_out);
         let migration = timeout.into_iter().fold(migration, MemoryMigration::timeout);
         self.reserves().get(&node).into_iter().fold(migration, MemoryMigration::reserve).start()
@@ -170,11 +170,11 @@ impl Home for Block {
 /// # Errors
 /// If the pages would not move at all: the kernel moves pages to other nodes only.
 pub fn moves_in_place(args: &DemoArgs, [from, to]: [u32; 2]) -> Result<bool, Stop> {
-    let forced = args.engine.forced();
+    let forced = args.engine.memory_engine();
     let why = match forced {
-        Some(Engine::Kernel) if from != to => return Ok(false),
-        Some(Engine::Kernel) => {
-            format!("--engine {}: it moves pages to other nodes only", Engine::Kernel)
+        Some(MemoryEngine::Kernel) if from != to => return Ok(false),
+        Some(MemoryEngine::Kernel) => {
+            format!("--engine {}: it moves pages to other nodes only", MemoryEngine::Kernel)
         }
         _ => match why_not_in_place(NodeId(from))? {
             None => return Ok(true),
@@ -194,7 +194,7 @@ fn why_not_in_place(node: NodeId) -> Result<Option<Error>, Stop> {
     let page = PrivateMemory::new(BASE_PAGE, PageSize::Base, node)?;
     // SAFETY: nobody else knows the page, and it goes after the job has ended.
     let migration = unsafe { MemoryMigration::new().range(page.as_ptr(), BASE_PAGE, node) };
-    match migration.engine(Engine::UffdMove.into()).renew(true).start() {
+    match migration.engine(MemoryEngine::UffdMove).renew(true).start() {
         Ok(job) => {
             job.wait();
             Ok(None)

@@ -122,7 +122,7 @@ impl Home for Pools {
         };
         let migration = Migration::new()
             .range(&self.region, 0..self.region.len(), pool)
-            .engine(args.engine)
+            .engine(args.engine.for_region().expect("the flags were checked"))
             .threads(args.threads);
         let migration = args.area.into_iter().fold(migration, Migration::area_bytes);
         let timeout = args.timeout.filter(|_| wishes.may_time_out);

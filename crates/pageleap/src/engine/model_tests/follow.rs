@@ -61,7 +61,7 @@ impl By {
             while_few_wait: None,
             few_wait: false,
         };
-        choice::for_area(&situation).why == choice::Why::Held
+        choice::for_area(&situation).why == choice::Why::HELD
     }
 
     /// Whether a thread has to serve the tracker.
@@ -350,9 +350,9 @@ mod plain_tests {
             f.model.store(f.page(1) + 8, 42).unwrap();
             let Ended { step, counters, after, old_alias, .. } = f.attempt(&*f.model, 0, 1);
             assert_eq!(step, Step::Migrated);
-            let Counters { copied, repairs, written, held, .. } = counters;
+            let Counters { copied, counts, written, held, .. } = counters;
             let huge = by.page.is_hugetlb();
-            assert_eq!((copied, after.is_exchanged(), repairs), (LEN as u64, !huge, 0));
+            assert_eq!((copied, after.is_exchanged(), counts.repairs), (LEN as u64, !huge, 0));
             // If writers were held back, no engine knows which pages they would have written: all
             // pages count.
             assert_eq!(written, if by.hold { PAGES as u64 } else { 0 });

@@ -324,7 +324,7 @@ mod plain_tests {
             let (step, ended) = f.attempt(&*f.model, false);
             assert_eq!(step, Step::Migrated);
             assert_eq!(
-                (ended.counters.copied, ended.after.is_exchanged(), ended.counters.repairs),
+                (ended.counters.copied, ended.after.is_exchanged(), ended.counters.counts.repairs),
                 (LEN as u64, exchange, 0)
             );
             assert_eq!(f.load(f.view + 8), 42);
