@@ -10,7 +10,7 @@ use anyhow::Result;
 use crate::mutation::list_files;
 
 /// Lines of a document outside of code fences, with their numbers.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
         let fence = line.trim_start().starts_with("```");

@@ -8,8 +8,10 @@
 //! To add a row, append to one of the two parts of [`TABLE`] and type `cargo xtask mutants
 //! --write`, which writes the table of `docs/protocol.md`. `find` must occur exactly once in the
 //! file, so take enough of the line, or several lines. A row whose text is gone fails the run: a
-//! stale list must not pass.
+//! stale list must not pass. Nor must a numbered claim pass that no row names, unless the document
+//! says why ([`claims`]).
 
+mod claims;
 mod foreign;
 mod regions;
 
@@ -127,9 +129,15 @@ pub struct Mutant {
     pub replace: &'static str,
     /// What the change takes away, in one sentence.
     pub why: &'static str,
+    /// The numbered claims of [`DOCUMENT`] that the change breaks, such as "P3". None if the rule
+    /// that it breaks has no number.
+    pub claims: &'static [&'static str],
     /// Who must notice.
     pub caught_by: Catch,
 }
+
+/// Where the parts of the list are, from the workspace root.
+const PARTS: [&str; 2] = ["xtask/src/mutants/regions.rs", "xtask/src/mutants/foreign.rs"];
 
 /// The list.
 pub const TABLE: &[Mutant] =
@@ -151,11 +159,12 @@ const fn joined<const N: usize>(parts: [&[Mutant]; 2]) -> [Mutant; N] {
 fn markdown(table: &[Mutant]) -> String {
     let cell =
         |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
-    let mut text =
-        String::from("| mutant | file | what is changed | caught by |\n|---|---|---|---|\n");
+    let head = "| mutant | file | what is changed | breaks | caught by |\n|---|---|---|---|---|\n";
+    let mut text = String::from(head);
     for mutant in table {
         let (name, file, checker) = (mutant.name, mutant.file, mutant.caught_by.checker.name());
-        writeln!(text, "| `{name}` | `{file}` | {} | {checker} |", cell(mutant.why))
+        let (why, claims) = (cell(mutant.why), mutant.claims.join(", "));
+        writeln!(text, "| `{name}` | `{file}` | {why} | {claims} | {checker} |")
             .expect("a String grows");
     }
     text
@@ -191,7 +200,18 @@ pub fn problems(
         }
         Ok(_) => {}
     }
+    problems.extend(claims::problems(table, document, |mutant| place(mutant, &read)));
     problems
+}
+
+/// Where a row stands: file and line.
+fn place(mutant: &Mutant, read: impl Fn(&str) -> std::io::Result<String>) -> String {
+    let head = format!("name: \"{}\",", mutant.name);
+    let found = PARTS.iter().find_map(|part| {
+        let at = read(part).ok()?.lines().position(|line| line.trim() == head)?;
+        Some(format!("{part}:{}", at + 1))
+    });
+    found.unwrap_or_else(|| PARTS.join(" or "))
 }
 
 /// The text of the mutated file, or why the row does not fit the file.
@@ -217,6 +237,7 @@ mod tests {
         find: "Ordering::AcqRel",
         replace: "Ordering::Relaxed",
         why: "the freeze is not ordered\n before the copy | at all",
+        claims: &[],
         caught_by: Checker::Loom.fails(),
     };
 
@@ -243,12 +264,24 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_is_not_there_is_named_with_the_line_of_its_row() {
+        let row = Mutant { claims: &["S1"], find: "a(", replace: "b(", ..ROW };
+        let rows = "    Mutant {\n        name: \"weak-cas\",\n        find: \"a(\",\n";
+        let document = format!("{}\n<!-- end -->\n", marked::begin(COMMAND));
+        let document = with_table(&document, &[row]).unwrap();
+        let last = PARTS[1];
+        let read = |file: &str| Ok(if file == PARTS[0] { "a(" } else { rows }.to_owned());
+        let place = format!("{last}:2: weak-cas: {DOCUMENT} has no claim S1");
+        assert_eq!(problems(&[row], &document, read), [place]);
+    }
+
+    #[test]
     fn markdown_keeps_one_row_per_line() {
-        let text = markdown(&[ROW]);
+        let text = markdown(&[Mutant { claims: &["S1", "P3"], ..ROW }]);
         let row = text.lines().nth(2).unwrap();
         assert_eq!(
             row,
-            "| `weak-cas` | `src/state.rs` | the freeze is not ordered before the copy \\| at all | loom |"
+            "| `weak-cas` | `src/state.rs` | the freeze is not ordered before the copy \\| at all | S1, P3 | loom |"
         );
         assert_eq!(text.lines().count(), 3);
     }

@@ -412,6 +412,7 @@ mod tests {
         find: "assert!(ready);",
         replace: "",
         why: "the check is gone",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     };
     const TEXT: &str = "fn f() {\n    assert!(ready);\n}\n";

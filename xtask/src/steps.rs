@@ -104,7 +104,7 @@ const ROWS: [Row; 24] = {
     [
         row(Fmt, "fmt", Second, "cargo fmt --all --check"),
         row(Layers, "layers", Second, "nothing imports upward (crates/layers.toml) or in a circle"),
-        row(MutantList, "mutant-list", Second, "each mutant fits its file once, and protocol.md has the list"),
+        row(MutantList, "mutant-list", Second, "each mutant fits its file once, protocol.md has the list, and each claim a mutant or a reason"),
         row(Clippy, "clippy", Second, "cargo clippy --workspace --all-targets -- -D warnings"),
         row(Docs, "docs", Second, "cargo doc --workspace --no-deps without warnings; links between documents"),
         row(Tests, "tests", First, "all tests of the workspace, with huge pages if they can be reserved"),

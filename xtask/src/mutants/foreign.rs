@@ -18,6 +18,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Some(last) if status[..last].contains(&UNWRITTEN) => last + 1,",
         replace: "Some(last) if status[..last].contains(&UNWRITTEN) => nodes.len(),",
         why: "pages that the kernel has dropped behind a batch that failed are taken for pages in use",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -26,6 +27,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Persistence::Tries(tries) => area.refused + 1 < tries,",
         replace: "Persistence::Tries(tries) => tries == 0,",
         why: "a page that is in use for a moment is not tried again",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -34,6 +36,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                span = 1;\n",
         replace: "",
         why: "a block of small pages counts as moved when its first page has moved",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -42,6 +45,7 @@ pub const ROWS: &[Mutant] = &[
         find: "zones.insert(name, (zone.high + zone.protection).min(zone.managed));",
         replace: "zones.insert(name, zone.managed.min(0));",
         why: "a node is filled until the kernel reclaims memory of others",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -50,6 +54,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(*outcome != PageOutcome::Migrated).then_some((*start..*end, *outcome))",
         replace: "(*end > 0).then_some((*start..*end, *outcome))",
         why: "a page that has moved counts as unchanged when its neighbours are tried again",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -58,6 +63,7 @@ pub const ROWS: &[Mutant] = &[
         find: "more => at += more,",
         replace: "_ => break,",
         why: "a page that UFFDIO_MOVE has moved and not counted is neither parked nor in its place",
+        claims: &["U4"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -66,6 +72,7 @@ pub const ROWS: &[Mutant] = &[
         find: "state.places[left.place] = Content::UnderWay;",
         replace: "state.places[left.place] = Content::Nothing;",
         why: "the watcher gives back what the next window has parked",
+        claims: &["U12"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -74,6 +81,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Some(_) if len > BASE_PAGE",
         replace: "Some(_) if len == 0",
         why: "pages of a mapping that was split in the window count as pages without a mapping",
+        claims: &["U10"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -82,6 +90,7 @@ pub const ROWS: &[Mutant] = &[
         find: "UffdMessage::Remove(from, to) => self.note_discarded(from, to),",
         replace: "UffdMessage::Remove(..) => {}",
         why: "pages that the program has discarded in a window come back, and memory of others is taken",
+        claims: &["U8", "U9"],
         caught_by: Checker::Directed.says("a window brings back what was discarded"),
     },
     Mutant {
@@ -90,6 +99,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if open.contains(&page) {",
         replace: "if open.contains(&page) && page == 0 {",
         why: "a thread finds zeros where a page is away, and the copy finds its place taken",
+        claims: &["U5"],
         caught_by: Checker::Directed.says("a page is seen empty in a window"),
     },
     Mutant {
@@ -98,6 +108,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let open = self.shared.lock();",
         replace: "let open = self.shared.lock().clone();",
         why: "what a message says is noted after the worker has gone on",
+        claims: &["U8", "U9"],
         caught_by: Checker::Directed.says("a window has taken a page of another mapping"),
     },
     Mutant {
@@ -106,6 +117,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let _ = sys::uffd_wake(self.uffd, area.start, area.len());",
         replace: "",
         why: "threads that have touched pages in a window wait for ever",
+        claims: &["U6"],
         caught_by: Checker::Directed.says("a thread waits for a page whose window has ended"),
     },
     Mutant {
@@ -114,6 +126,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let (alike, is_discarded) = self.alike(at, run.at + run.len);",
         replace: "let (alike, is_discarded) = (self.alike(at, run.at + run.len).0, false);",
         why: "pages of a mapping that has replaced the range are taken",
+        claims: &["U9"],
         caught_by: Checker::Directed.says("a window has taken a page of another mapping"),
     },
     Mutant {
@@ -122,6 +135,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let (len, is_discarded) = self.alike(at, end);",
         replace: "let (len, is_discarded) = (self.alike(at, end).0, false);",
         why: "pages that were discarded while they were copied come back",
+        claims: &["U8"],
         caught_by: Checker::Directed.says("a window brings back what was discarded"),
     },
     Mutant {
@@ -130,6 +144,7 @@ pub const ROWS: &[Mutant] = &[
         find: "from.max(last.end)",
         replace: "from.min(last.end)",
         why: "a mapping that has grown while mappings were read overlaps another one of other access",
+        claims: &["U10"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -138,6 +153,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if !books.is_to_stop() {",
         replace: "if pages > 0 {",
         why: "Ctrl-C does not end a job before it has asked about all its pages",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -146,6 +162,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(PageOutcome::Unchanged, None) => !has_one_target,",
         replace: "(PageOutcome::Unchanged, None) => false,",
         why: "a page that lay right is taken along by its folio, and the report does not notice",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -154,6 +171,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.bytes_migrated.store(migrated, Ordering::Relaxed);",
         replace: "let _ = migrated;",
         why: "progress counts pages that have moved on, and not those that came along",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -162,6 +180,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            self.in_place.store(false, Relaxed);",
         replace: "            self.in_place.store(true, Relaxed);",
         why: "memory in place moves by windows while a tracer has stopped the threads that end them",
+        claims: &["U6"],
         caught_by: Checker::Unit.fails(),
     },
 ];

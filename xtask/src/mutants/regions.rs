@@ -6,6 +6,7 @@ const SLOT: &str = "crates/pageleap/src/engine/slot.rs";
 const REPAIR: &str = "crates/pageleap/src/pool/repair.rs";
 const RUN: &str = "crates/pageleap/src/job/run.rs";
 const MPROTECT: &str = "crates/pageleap/src/engine/mprotect.rs";
+const CONTENTION: &str = "crates/pageleap/src/job/contention.rs";
 const COMMIT: &str = "crates/pageleap/src/engine/commit.rs";
 const FOLLOW: &str = "crates/pageleap/src/engine/follow.rs";
 const PRECOPY: &str = "crates/pageleap/src/engine/precopy.rs";
@@ -31,6 +32,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if self.word.exchange(tracking.0, closed.0) {",
         replace: "if self.word.load() == tracking.0 {",
         why: "the migrator only checks that nobody wrote, as the paper does, instead of closing the area in the same step",
+        claims: &["S1", "M2", "M3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -39,6 +41,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if self.word.exchange(tracking.0, closed.0) {",
         replace: "if self.word.load() == tracking.0 {",
         why: "the same on the real kernel: the unguarded variant loses writes",
+        claims: &["S1", "M2", "M3"],
         caught_by: Checker::Windows.says("mprotect: a store in the window is lost"),
     },
     Mutant {
@@ -47,6 +50,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if !self.word.exchange(seen.0, opening.0) {\n            return; // somebody else was faster; look again\n        }",
         replace: "self.change(opening);",
         why: "a writer enters without checking that the attempt it saw is still tracking",
+        claims: &["S1", "S2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -55,6 +59,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let opening = seen.with(SlotPhase::Opening);",
         replace: "let opening = seen.with(SlotPhase::Open);",
         why: "no handshake: the migrator may start the next attempt before the writer's mprotect has run",
+        claims: &["S2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -63,6 +68,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        if trackable {\n            effort.count(Call::Protect);",
         replace: "        if trackable {\n            if !hold {\n                slot.track();\n            }\n            effort.count(Call::Protect);",
         why: "writers may enter before the area is read-only, and are shut out again with nobody to let them in",
+        claims: &["S3", "M1"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -71,6 +77,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Closed }",
         replace: "if opened.is_ok() { SlotPhase::Open } else { SlotPhase::Open }",
         why: "a failed mprotect in the handler counts as done: the area stays read-only and writers fault for ever",
+        claims: &["M6"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -79,6 +86,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                    hold = true;\n                    continue;",
         replace: "                    hold = true;",
         why: "a copy is committed although the writer's failed call may have made the area writable",
+        claims: &["S6", "M3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -87,6 +95,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        // SAFETY: the area is closed and the copy is complete.\n",
         replace: "        slot.retire();\n        // SAFETY: the area is closed and the copy is complete.\n",
         why: "writers are let go before the new frames are in place",
+        claims: &["S5"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -95,6 +104,7 @@ pub const ROWS: &[Mutant] = &[
         find: "epoch.fetch_add(1, Ordering::Release);",
         replace: "let _ = epoch;",
         why: "a fault that an attempt has caused can be taken for somebody else's, which ends the process",
+        claims: &["S5"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -103,6 +113,7 @@ pub const ROWS: &[Mutant] = &[
         find: "epoch.fetch_add(1, Ordering::Release);",
         replace: "epoch.fetch_add(1, Ordering::Relaxed);",
         why: "the new epoch can be seen before the slot's new word",
+        claims: &["S5"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -111,6 +122,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let epoch = self.epoch.load(Ordering::Acquire);",
         replace: "let epoch = self.epoch.load(Ordering::Relaxed);",
         why: "the slots can be looked at as they were before the epoch",
+        claims: &["S5"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -119,6 +131,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.word.load(Ordering::Acquire)",
         replace: "self.word.load(Ordering::Relaxed)",
         why: "a writer that sees the word need not see the span and the backend that it speaks of",
+        claims: &[],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -127,6 +140,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.word.swap(to, Ordering::SeqCst);",
         replace: "self.word.swap(to, Ordering::Relaxed);",
         why: "the same from the other side",
+        claims: &[],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -135,6 +149,7 @@ pub const ROWS: &[Mutant] = &[
         find: "compare_exchange(from, to, Ordering::Release, Ordering::Relaxed)",
         replace: "compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed)",
         why: "the migrator may begin the next attempt while the opener still reads what belongs to this one",
+        claims: &["S2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -143,6 +158,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.sleepers() > 0 {",
         replace: "self.sleepers() > u32::MAX - 1 {",
         why: "threads that wait for an area sleep for ever",
+        claims: &["S4", "M6", "PP6"],
         caught_by: Checker::Directed.says("a thread sleeps on a word that has changed"),
     },
     Mutant {
@@ -151,6 +167,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        self.word.swap(to, Ordering::SeqCst);\n        self.wake();",
         replace: "        let sleepers = self.sleepers();\n        self.word.swap(to, Ordering::SeqCst);\n        self.changes.fetch_add(1, Ordering::SeqCst);\n        if cfg!(loom) || sleepers > 0 {\n            self.kernel.wake_all(&self.changes);\n        }",
         why: "a thread that goes to sleep between the look for sleepers and the change of the word is overlooked",
+        claims: &["S4"],
         caught_by: Checker::Directed.says("a thread sleeps on a word that has changed"),
     },
     Mutant {
@@ -160,6 +177,7 @@ pub const ROWS: &[Mutant] = &[
         replace: "        let event = end.event.take_if(|_| phase == Phase::Finished);\n\
                   \x20       drop(end);\n        let end = ();",
         why: "whoever waits for a job can miss its end and sleep for ever",
+        claims: &[],
         caught_by: Checker::Directed.says("a thread waits for a phase that has begun"),
     },
     Mutant {
@@ -168,6 +186,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if word & INSIDE_MASK == 0 {",
         replace: "            if word & OPEN == 0 {",
         why: "a helper still copies while the new frames are brought into place",
+        claims: &["S8"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -176,6 +195,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if self.word.exchange(word, word + INSIDE) {",
         replace: "            if self.word.exchange(self.word.load(), self.word.load() + INSIDE) {",
         why: "a helper that was not running for a while copies what belongs to nobody any more",
+        claims: &["S8"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -184,6 +204,7 @@ pub const ROWS: &[Mutant] = &[
         find: "said.wrapping_add(HELPERS_MASK + 1) | helpers as u64",
         replace: "said | helpers as u64",
         why: "a helper that takes no part misses that all are to end, and the job does not",
+        claims: &[],
         caught_by: Checker::Directed.says("a helper sleeps although its crew has ended"),
     },
     Mutant {
@@ -192,6 +213,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        lock(&self.state).over = true;",
         replace: "",
         why: "workers that were parked because more did not help sleep for ever, and the job does not end",
+        claims: &[],
         caught_by: Checker::Directed.says("a parked worker sleeps although its job is over"),
     },
     Mutant {
@@ -200,6 +222,7 @@ pub const ROWS: &[Mutant] = &[
         find: "may be what others wait for.\n            self.changed.notify_all();",
         replace: "may be what others wait for.\n            if lock(&self.state).queue.has_any() {\n                self.changed.notify_all();\n            }",
         why: "workers that wait for what the last area may leave behind sleep for ever, and the job does not end",
+        claims: &[],
         caught_by: Checker::Directed.says("a worker waits for an area that is done"),
     },
     Mutant {
@@ -208,6 +231,7 @@ pub const ROWS: &[Mutant] = &[
         find: "wrapping_add(1 << PHASE_BITS)",
         replace: "wrapping_add(0)",
         why: "a thread held up by one attempt cannot tell it from the next, and waits for that one too",
+        claims: &["S1", "S2"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -216,6 +240,7 @@ pub const ROWS: &[Mutant] = &[
         find: "closing.closed(area.item, seen, waiters)",
         replace: "closing.closed(area.item, seen, waiters * 0)",
         why: "areas that threads use all the time are closed for as long as their copies take",
+        claims: &["A1"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -224,6 +249,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.count_waiting(following.tracker)",
         replace: "0",
         why: "the kernel's messages of threads that wait are not counted",
+        claims: &["A1"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -232,6 +258,7 @@ pub const ROWS: &[Mutant] = &[
         find: "effort.counters.waiters = slot.waits.take_waiters();",
         replace: "",
         why: "threads that wait in the fault handler are not counted",
+        claims: &["A1"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -240,6 +267,7 @@ pub const ROWS: &[Mutant] = &[
         find: "unsafe {\n                    give_access_back(backend, &work.span, (!protected).then_some(errno), effort)\n                };\n                slot.retire();",
         replace: "slot.retire();",
         why: "a protection change that failed after its effect leaves the area read-only",
+        claims: &["S5"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -248,6 +276,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        Err(_) => None,\n    });\n    if arrived == ",
         replace: "        Err(_) => Some(Ok(Source::File)),\n    });\n    if arrived == ",
         why: "a commit that failed half-way leaves a hole",
+        claims: &["S7"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -256,6 +285,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        way.mark(at, effort)?;\n        let all = at.work.piece(source, 0..len);\n        at.work.copy_beside(backend, || slot.crew.copy(backend, all, false));",
         replace: "        let _ = slot;\n        at.work.piece(source, 0..len).copy(backend);\n        way.mark(at, effort)?;",
         why: "a store that lands between the copy and the mark is not noticed",
+        claims: &["P3", "PP3", "W3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -264,6 +294,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(old.alias, len, false,",
         replace: "at.unproven(old.alias, 0, false,",
         why: "stores between the last look and the freeze are not copied",
+        claims: &["P3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -272,6 +303,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(old.alias, len, false,",
         replace: "at.unproven(old.alias, 0, false,",
         why: "the same on the real kernel loses writes",
+        claims: &["P3"],
         caught_by: Checker::Windows.says("a store just before the window is lost"),
     },
     Mutant {
@@ -280,6 +312,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.track(tracker, addr, len, true)",
         replace: "backend.track(tracker, addr, len, false)",
         why: "who touches the frozen area gets the old frames again, and stores to them are lost",
+        claims: &["P2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -288,6 +321,7 @@ pub const ROWS: &[Mutant] = &[
         find: "backend.track(tracker, addr, len, true)",
         replace: "backend.track(tracker, addr, len, false)",
         why: "the same on the real kernel loses writes",
+        claims: &["P2"],
         caught_by: Checker::Windows.says("precopy: a store in the window is lost"),
     },
     Mutant {
@@ -296,6 +330,7 @@ pub const ROWS: &[Mutant] = &[
         find: "run.categories & (page_is::SWAPPED | page_is::WRITTEN) == page_is::SWAPPED",
         replace: "run.categories & page_is::WRITTEN == 0",
         why: "a page that was written and then lost its page table entry is not copied again",
+        claims: &["P4", "PP4"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -304,6 +339,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let read = backend.read_file(old.file, offset, dst, pages.len());",
         replace: "let _ = offset; backend.copy(dst, old.alias + pages.start, pages.len(), at.work.method); let read: Result<(), crate::backend::Errno> = Ok(());",
         why: "the migrator waits for itself",
+        claims: &["P6"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -312,6 +348,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.unproven(addr, len, false,",
         replace: "at.unproven(addr, 0, false,",
         why: "stores between the last look and the protection are not copied",
+        claims: &["PP3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -320,6 +357,7 @@ pub const ROWS: &[Mutant] = &[
         find: "unsafe { self.look(at, runs <= FEW, effort, &mut copy) }?;",
         replace: "let _ = (&mut copy, runs <= FEW);",
         why: "stores of those who were let in last are not copied, and others may follow",
+        claims: &["W2", "W3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -328,6 +366,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if word & PHASE_MASK == LETTING {",
         replace: "if false {",
         why: "a page becomes writable after the last look",
+        claims: &["W2", "W3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -336,6 +375,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        let_in(start + page * page_bytes, page_bytes);\n        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n",
         replace: "        self.written[page / 64].fetch_or(1 << (page % 64), Ordering::Release);\n        let_in(start + page * page_bytes, page_bytes);\n",
         why: "a page is forgotten, protected and copied, and then let go unnoticed",
+        claims: &["W1", "W3"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -344,6 +384,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            at.wake(effort);\n            Step::Migrated",
         replace: "            Step::Migrated",
         why: "threads that touched the area while it was frozen sleep for ever",
+        claims: &["P6", "W6", "C6"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -352,6 +393,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            // SAFETY: the span maps its old frames, with or without page tables.\n            unsafe { at.let_go(effort) };",
         replace: "",
         why: "after a refused call the area keeps its frames and everybody waits for it",
+        claims: &["P7", "PP7", "W7", "C7"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -360,6 +402,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            return Err(first);",
         replace: "            let _ = first;",
         why: "pages move although a device has their frames",
+        claims: &["G1"],
         caught_by: Checker::Unit.says("guarded pages move"),
     },
     Mutant {
@@ -368,6 +411,7 @@ pub const ROWS: &[Mutant] = &[
         find: "while state.moving.iter().any(|moving| overlap(moving, pages)) {",
         replace: "while false {",
         why: "a guard is given while an attempt moves its pages",
+        claims: &["G1"],
         caught_by: Checker::Directed.says("a guard is given while an attempt moves its pages"),
     },
     Mutant {
@@ -376,6 +420,7 @@ pub const ROWS: &[Mutant] = &[
         find: "match region.pins.start_moving(&area.pages) {",
         replace: "match region.pins.start_moving(&area.pages).map(drop) {",
         why: "guards do not wait for the attempt that moves their pages",
+        claims: &["G1", "G2"],
         caught_by: Checker::Directed.says("a page got another frame under a guard"),
     },
     Mutant {
@@ -384,6 +429,7 @@ pub const ROWS: &[Mutant] = &[
         find: "|| self.0.pins.start_moving(&pages).map_err(|_| pinned());",
         replace: "|| self.0.pins.start_moving(&pages).map(drop).map_err(|_| pinned());",
         why: "a guard is given on pages whose frames are given back",
+        claims: &["G2"],
         caught_by: Checker::Directed.says("the frame of a guarded page was given back"),
     },
     Mutant {
@@ -392,6 +438,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            && !self.under_way.iter().any(|other| overlap(range, other))\n",
         replace: "",
         why: "a call discards pages while an attempt moves them",
+        claims: &[],
         caught_by: Checker::Unit.says("a call takes what is under way"),
     },
     Mutant {
@@ -400,6 +447,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        if gone.is_empty() {",
         replace: "        if gone.len() < 9 {",
         why: "an attempt moves pages that a call has taken away",
+        claims: &[],
         caught_by: Checker::Unit.says("a job moves what a call has taken"),
     },
     Mutant {
@@ -408,6 +456,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(entry >> 32 == thread.into() && now_ns - seen_ns < EVERY_NS)",
         replace: "(entry > 0 && now_ns - seen_ns < EVERY_NS)",
         why: "a traced thread closes an area because another one was not traced",
+        claims: &["A4"],
         caught_by: Checker::Unit.says("a thread goes by another one's look"),
     },
     Mutant {
@@ -416,6 +465,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));\n        claimed.iter_mut().for_each(Claimed::give_back_unused);\n        drop(claimed);",
         replace: "        drop(claimed);\n        vacated.iter().for_each(|vacated| vacated.share.announce(vacated.run));",
         why: "whoever may move the pages again finds no frames for them",
+        claims: &[],
         caught_by: Checker::Directed.says("the range is free and its old frame is not"),
     },
     Mutant {
@@ -424,6 +474,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        lock(&self.0.state).announced -= run.frames;",
         replace: "        if result.is_ok() {\n            lock(&self.0.state).announced -= run.frames;\n        }",
         why: "whoever needs frames waits for ever for some that are out of circulation",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -432,6 +483,7 @@ pub const ROWS: &[Mutant] = &[
         find: "area.disturbed >= self.max_disturbed",
         replace: "area.disturbed >= self.max_disturbed && area.disturbed == 0",
         why: "areas under constant writes are retried without end",
+        claims: &["M7"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -440,6 +492,7 @@ pub const ROWS: &[Mutant] = &[
         find: "Some(&began).filter(may_count).filter(|_| self.start.counts_at_start(now_ns))",
         replace: "Some(&began).filter(|_| now_ns > 0)",
         why: "pages get the attributes that they had when their job began, and not those that the program has set since",
+        claims: &[],
         caught_by: Checker::Unit.says("attributes of before"),
     },
     Mutant {
@@ -448,6 +501,7 @@ pub const ROWS: &[Mutant] = &[
         find: "parts.all(|part| part.attributes == ALIAS_ATTRIBUTES)",
         replace: "parts.all(|part| part.end > part.start)",
         why: "a region gets advice on huge pages that the program has given to another one",
+        claims: &["C8"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -456,6 +510,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(MAPPING.load(Ordering::SeqCst) == 0).then_some(())",
         replace: "Some(())",
         why: "a child that is made while an alias is mapped anew inherits it, and keeps the frames",
+        claims: &[],
         caught_by: Checker::Unit.says("a child got what was being mapped"),
     },
     Mutant {
@@ -464,6 +519,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            Err(error) => return Some(Err(error)),\n        };",
         replace: "            Err(error) => {\n                let open: Vec<_> = self.overlapping(range).collect();\n                open.iter().for_each(|(start, _)| _ = self.parts.remove(start));\n                return Some(Err(error));\n            }\n        };",
         why: "a job loses the pages of a call that was refused",
+        claims: &[],
         caught_by: Checker::Unit.says("a call that took nothing has taken pages from a job"),
     },
     Mutant {
@@ -472,6 +528,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if moved == Err(SPLIT) {",
         replace: "if moved == Err(SPLIT) && work.span.len == 0 {",
         why: "what the program sets on a part of an area while it is copied is lost, although the kernel has said so",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -480,6 +537,7 @@ pub const ROWS: &[Mutant] = &[
         find: "    let whole = |one: &Engine| !one.signals() && !one.profile().needs_exchange;",
         replace: "    let whole = |one: &Engine| *one == Engine::LAST_RESORT;",
         why: "areas that an engine cannot move which lets no system call fail are moved by one that does",
+        claims: &["A3"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -488,6 +546,7 @@ pub const ROWS: &[Mutant] = &[
         find: "matches!(errno.0, libc::EMFILE | libc::ENFILE | libc::ENOMEM)",
         replace: "errno.0 == 0",
         why: "a privileged job that finds no free descriptor lets system calls fail",
+        claims: &["A3"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -496,6 +555,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let (refused, cause) = (area.refused + 1, area.cause.or(Some(why)));",
         replace: "let (refused, cause) = (area.refused + 1, Some(why));",
         why: "the report names what came of the first refused call, and not that call",
+        claims: &[],
         caught_by: Checker::Unit.says("what came of the first refusal is no cause"),
     },
     Mutant {
@@ -504,6 +564,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if changed >= if is_refused { MOST_CHANGES } else { MOST_LOOKS } {",
         replace: "if changed >= if is_refused { MOST_CHANGES } else { u32::MAX } {",
         why: "pages that the program has unmapped are tried without end",
+        claims: &[],
         caught_by: Checker::Unit.says("pages without a mapping are tried without end"),
     },
     Mutant {
@@ -512,6 +573,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if inner.backend.has_file(inner.file) {",
         replace: "if true {",
         why: "a job and a region use the number of a memory file that other code has closed, and which may stand for another file by then",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -520,6 +582,7 @@ pub const ROWS: &[Mutant] = &[
         find: "lock(&self.0.state).strayed.set(part, !wanted);",
         replace: "lock(&self.0.state).strayed.set(part, false);",
         why: "page tables that were sent to another node are later handed out as if they lay where the share wants them",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -528,6 +591,7 @@ pub const ROWS: &[Mutant] = &[
         find: "self.strayed.set(run, true);",
         replace: "",
         why: "page tables that some thread's call has allocated anew count as being where the share wants them",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -536,6 +600,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            if filled.is_ok() {\n                state.strayed.set(part, true);\n            }\n",
         replace: "",
         why: "page tables that some thread's call has allocated for an alias that lost its own count as being where the share wants them",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -544,6 +609,7 @@ pub const ROWS: &[Mutant] = &[
         find: "                Err(Stop::CpusetChanged)",
         replace: "                Ok(())",
         why: "a job goes on moving pages to a node that the cpuset no longer allows",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -552,6 +618,7 @@ pub const ROWS: &[Mutant] = &[
         find: "match traced.by.filter(|_| by.engine.readers_wait()) {",
         replace: "match traced.by.filter(|_| by.engine.signals()) {",
         why: "areas of a traced job are closed to its tracer, which has stopped the thread that would open them",
+        claims: &["A4"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -560,6 +627,7 @@ pub const ROWS: &[Mutant] = &[
         find: "if is_old || self.tracer.is_some() {",
         replace: "if self.seen_ns.is_none() || self.tracer.is_some() {",
         why: "a tracer that comes while a job runs is not noticed",
+        claims: &["A4"],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -568,6 +636,7 @@ pub const ROWS: &[Mutant] = &[
         find: "before.is_none_or(|b| b.end() <= run.first)",
         replace: "before.is_none_or(|b| b.end() <= run.end())",
         why: "a frame can get a second owner unnoticed",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -576,6 +645,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        for advice in [Advice::NoHugePage, Advice::DropTables] {",
         replace: "        for advice in [Advice::DropTables] {",
         why: "a store brings huge entries back while they are split, and writer and worker begin again and again",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -584,6 +654,7 @@ pub const ROWS: &[Mutant] = &[
         find: "            _ if after.split => {\n                let (at, what) = ((&self.site, slot), (place, work));\n                self.looks.map_huge_again(at, attributes, what, &mut ended.counters, books)\n            }\n",
         replace: "",
         why: "huge pages that stay are mapped by base pages, with advice that their user has not given",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -592,6 +663,7 @@ pub const ROWS: &[Mutant] = &[
         find: "        for advice in [Advice::NoHugePage, Advice::DropTables] {",
         replace: "        for advice in [Advice::NoHugePage] {",
         why: "each huge entry that is split interrupts the CPUs of the program",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -600,6 +672,7 @@ pub const ROWS: &[Mutant] = &[
         find: "let split = work.maybe_split || followed",
         replace: "let split = followed",
         why: "advice against huge pages goes to the alias of frames that are free, and on to the next region",
+        claims: &[],
         caught_by: Checker::Unit.fails(),
     },
     Mutant {
@@ -608,6 +681,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.freeze(effort)",
         replace: "Ok(())",
         why: "an area is copied and replaced although its page tables have not been taken away",
+        claims: &["C1", "C2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -616,6 +690,7 @@ pub const ROWS: &[Mutant] = &[
         find: "faults => (faults, [holds | uffd_mode::WP; 2]),",
         replace: "faults => (faults, [uffd_mode::MISSING | uffd_mode::WP; 2]),",
         why: "in the window of stop-copy a store finds the old frame in the file, and does not wait",
+        claims: &["C2"],
         caught_by: Checker::Windows
             .says("stop-copy: a store in the window is lost, of pages of 4k"),
     },
@@ -625,6 +700,7 @@ pub const ROWS: &[Mutant] = &[
         find: "at.drop_tables(effort)",
         replace: "Ok(())",
         why: "hugetlb pages are copied and replaced although everybody can store to them",
+        claims: &["C1", "C2"],
         caught_by: Checker::Loom.fails(),
     },
     Mutant {
@@ -633,6 +709,7 @@ pub const ROWS: &[Mutant] = &[
         find: "(drops.and_then(|()| privileged(HOLD_HUGETLB)), [holds; 2])",
         replace: "(drops.and_then(|()| privileged(HOLD_HUGETLB)), [uffd_mode::MISSING; 2])",
         why: "the same of hugetlb pages",
+        claims: &["C2"],
         caught_by: Checker::Windows
             .says("stop-copy: a store in the window is lost, of pages of 2m"),
     },
@@ -642,6 +719,61 @@ pub const ROWS: &[Mutant] = &[
         find: "all.swap(follows, closes);",
         replace: "let _ = (follows, closes);",
         why: "jobs over hugetlb pages close areas for their copy although many threads wait",
+        claims: &["A1"],
         caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "half-of-a-stopped-area",
+        file: STOP_COPY,
+        find: "at.work.piece(old.alias, 0..len)",
+        replace: "at.work.piece(old.alias, 0..len / 2)",
+        why: "only the first half of an area is copied before the new frames are mapped",
+        claims: &["C3"],
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "writable-in-the-window",
+        file: PRECOPY_PROTECT,
+        find: "backend.protect(addr, len, prot.without_write())",
+        replace: "backend.protect(addr, len, prot)",
+        why: "threads go on storing to the old frames after the last look",
+        claims: &["PP2"],
+        caught_by: Checker::Loom.fails(),
+    },
+    Mutant {
+        name: "many-waiters-close-on",
+        file: CONTENTION,
+        find: "if self.closes_first && self.waiters > Self::MANY {",
+        replace: "if self.closes_first && self.waiters > Self::MOST {",
+        why: "areas are closed first although threads come to wait for most of them",
+        claims: &["A1"],
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "long-waits-count-once",
+        file: CONTENTION,
+        find: "self.change(item, |contention| contention.closed(waiters, areas));",
+        replace: "self.change(item, |contention| contention.closed(waiters, areas.min(1.0)));",
+        why: "a thread that waits for a window of many times the planned length counts like any other",
+        claims: &["A1"],
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "trials-that-fail-are-repeated",
+        file: CONTENTION,
+        find: "(self.patience * 2.0)",
+        replace: "(self.patience * 1.0)",
+        why: "readers wait for areas that are closed on trial again and again, at a constant rate",
+        claims: &["A2"],
+        caught_by: Checker::Unit.fails(),
+    },
+    Mutant {
+        name: "parked-behind-the-barrier",
+        file: WP_SYNC,
+        find: "unsafe { arrive(at.tools.backend, at.work, effort) }.map_err(|errno| (Call::Map, errno))",
+        replace: "unsafe { let _ = arrive; super::commit::change_places(at.tools.backend, at.work, true, effort) }",
+        why: "a writer who finds no page tables makes some of the old frames, without protection",
+        claims: &["W5"],
+        caught_by: Checker::Loom.fails(),
     },
 ];
