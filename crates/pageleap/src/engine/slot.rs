@@ -5,29 +5,10 @@
 //! addresses and phase. A thread whose access faults looks up the address in the [`SlotTable`] and
 //! does what the phase asks for.
 //!
-//! ```text
-//!            publish                track                     close
-//!   Idle ──────────────► Closed ───────────────► Tracking ───────────────► Closed ──► (commit) ──┐
-//!    ▲  (start, len,       │    page tables are     │   CAS, migrator          ▲                 │
-//!    │   generation + 1)   │    read-only by now    │                          │ protect failed  │
-//!    │                     │                        │ CAS, writer              │                 │
-//!    │                     │ held: no tracking,     ▼                          │                 │
-//!    │                     │ copy, commit        Opening ──────────────────────┘                 │
-//!    │                     │                        │ writer has made the area writable          │
-//!    │                     │                        ▼                                            │
-//!    └─────────────────────┴────── retire ◄───── Open ◄──────────────────────────────────────────┘
-//! ```
-//!
-//! * **Closed**: only the migrator changes mappings of the area. A faulting thread sleeps until the
-//!   phase changes.
-//! * **Tracking**: the area is read-only and is being copied. A faulting writer takes it to
-//!   *Opening*. Apart from such a writer only the migrator leaves this phase, by [`Slot::close`].
-//!   Exactly one of the two compare-and-swaps succeeds. Protocols without this rule are wrong: a
-//!   writer that is let in between the dirty check and the remap loses its write.
-//! * **Opening**: only that writer changes mappings of the area. The migrator waits for the writer,
-//!   so a late `mprotect` cannot hit a later attempt.
-//! * **Open**: writable again; the copy is worthless. The migrator retires the slot and plans a
-//!   retry.
+//! `docs/protocol.md`, section 2.1, draws the phases, says who may leave each of them, and has the
+//! claims S1 to S3 about these steps. The rule that other protocols lack: of a writer that opens the
+//! area and the migrator that closes it, exactly one compare-and-swap succeeds. A writer that is let
+//! in between a mere check and the remap would lose its write.
 //!
 //! The word carries a generation, which each publish raises. So a thread that slept through several
 //! attempts neither acts on a later attempt nor waits for it.
@@ -49,10 +30,15 @@ const PHASE_MASK: u64 = (1 << PHASE_BITS) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum SlotPhase {
+    /// No attempt.
     Idle = 0,
+    /// Only the migrator changes mappings of the area. Who faults sleeps until the phase changes.
     Closed = 1,
+    /// The area is read-only, and is being copied.
     Tracking = 2,
+    /// The writer that has opened the area makes it writable.
     Opening = 3,
+    /// The area is writable again; the copy is worthless.
     Open = 4,
 }
 
