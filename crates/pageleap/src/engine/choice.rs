@@ -15,10 +15,12 @@ const MOST_REFUSALS: u32 = 2;
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// The best that works here. For each area anew: while few threads come to wait, an engine that
-    /// closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`] with
-    /// writers held back); otherwise one that follows writes. While another process traces the
-    /// job's threads, one whose [readers never wait](Engine::readers_wait).
+    /// The best that works here, chosen for each area anew. While few threads come to wait, it is an
+    /// engine that closes areas before it copies them ([`Engine::StopCopy`], or [`Engine::Mprotect`]
+    /// with writers held back); otherwise it is one that follows writes. Where an engine may be used
+    /// that lets no system call fail, none is taken that does. While another process traces the
+    /// job's threads, it is one whose [readers never wait](Engine::readers_wait). The rules and their
+    /// reasons: `docs/protocol.md`, section 3.6.
     #[default]
     Auto,
     /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
