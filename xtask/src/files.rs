@@ -1,9 +1,12 @@
-//! Folders and files that commands make, with errors that name them.
+//! Folders and files that commands make or read, with errors that name them.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// Makes a folder, and those above it.
 pub fn make_folder(folder: &Path) -> Result<()> {
@@ -38,4 +41,31 @@ pub fn with_extension(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut paths = entries(folder)?;
     paths.retain(|path| path.extension().is_some_and(|found| found == extension));
     Ok(paths)
+}
+
+/// The tracked, and the untracked and not ignored files of `root`.
+pub fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
+    // safe.directory: a checkout that is mounted into a container often belongs to another user.
+    let output = Command::new("git")
+        .args([
+            "-c",
+            "safe.directory=*",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(root)
+        .output()
+        .context("cannot start `git`, which lists the files")?;
+    if !output.status.success() {
+        bail!(
+            "git ls-files in {}: {}",
+            root.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
+    Ok(names.map(|name| OsString::from_vec(name.to_vec()).into()).collect())
 }

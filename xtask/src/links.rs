@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::mutation::list_files;
+use crate::files::list_files;
 
 /// Lines of a document outside of code fences, with their numbers.
 pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {

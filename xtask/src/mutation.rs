@@ -10,18 +10,16 @@
 //! The working tree itself is never written.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::commands::{Effort, Workspace};
+use crate::files::list_files;
 use crate::mutants::{self, Catch, Checker, Mutant, mutate, problems};
 use crate::process::{self, Ending};
 use crate::table::{Table, seconds};
@@ -323,33 +321,6 @@ fn sync(root: &Path, tree: &Path) -> Result<usize> {
     }
     remove_others(tree, &wanted).with_context(|| format!("cannot clean {}", tree.display()))?;
     Ok(written)
-}
-
-/// The tracked, and the untracked and not ignored files of `root`.
-pub fn list_files(root: &Path) -> Result<Vec<PathBuf>> {
-    // safe.directory: a checkout that is mounted into a container often belongs to another user.
-    let output = Command::new("git")
-        .args([
-            "-c",
-            "safe.directory=*",
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
-        .current_dir(root)
-        .output()
-        .context("cannot start `git`, which lists the files to copy")?;
-    if !output.status.success() {
-        bail!(
-            "git ls-files in {}: {}",
-            root.display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
-    Ok(names.map(|name| OsString::from_vec(name.to_vec()).into()).collect())
 }
 
 /// Copies one file unless the copy is equal already. Returns whether it wrote the copy.
