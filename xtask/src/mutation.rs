@@ -373,6 +373,10 @@ fn remove_others(directory: &Path, wanted: &BTreeSet<PathBuf>) -> io::Result<()>
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use anyhow::bail;
+
     use super::*;
     use crate::marked;
     use crate::scratch::Scratch;
