@@ -12,7 +12,7 @@ use crate::files::{read, write};
 
 /// The modules in the order in which a reader needs them, each with the title of its part of the
 /// header.
-const PARTS: [(&str, &str); 15] = [
+const PARTS: [(&str, &str); 16] = [
     ("status", "Errors"),
     ("last_error", "The last error of a thread"),
     ("page_size", "Page sizes"),
@@ -24,6 +24,7 @@ const PARTS: [(&str, &str); 15] = [
     ("guard", "Guards"),
     ("context", "Migration contexts"),
     ("migration", "What is to move, and how"),
+    ("warning", "Warnings of reports"),
     ("report", "Reports"),
     ("job", "Jobs"),
     ("memory", "Memory that no pool owns"),

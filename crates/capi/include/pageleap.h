@@ -872,8 +872,7 @@ typedef struct pageleap_job_options {
      * time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait. */
     int64_t pin_patience_ns;
     /* How many copies of an area may be spoilt by writes before its writers must wait until the
-     * area has moved. 0: 3 with the engine mprotect, 4 with the others. -1: writers wait from
-     * the start; writers of hugetlb pages always do, but with the engine mprotect. */
+     * area has moved (engines mprotect and wp-sync). 0: 3. -1: writers wait from the start. */
     int32_t max_disturbed_copies;
     /* Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
      * parts; 1: areas are not split. */
@@ -882,6 +881,11 @@ typedef struct pageleap_job_options {
      * job makes its own. It may be freed once the job has started: the job keeps what it uses until
      * it ends. */
     const pageleap_migration_context *context;
+    /* In how many rounds an engine that follows writes copies again what was written since the
+     * first copy, before it closes the area and copies the rest. 0: 4. -1: none. */
+    int32_t max_rounds;
+    /* Set to 0. */
+    uint32_t reserved;
 } pageleap_job_options;
 
 /* The name of an engine, such as "wp-sync"; "unknown" for other numbers. Constant. */
@@ -899,6 +903,62 @@ const char *pageleap_engine_name(uint32_t engine);
  * provided your handler has SA_SIGINFO and not SA_RESETHAND. While your handler runs, no other
  * signal handler may store into a region: if one might, let yours block all signals (sa_mask). */
 pageleap_status pageleap_install_fault_handler(void);
+
+/* ---- Warnings of reports --------------------------------------------------------------------- */
+
+/* The subject of a warning. */
+typedef enum pageleap_warning_kind {
+    /* None of those below. */
+    PAGELEAP_WARNING_OTHER = 0,
+    /* The engine keeps writers away by signals: system calls that write into a moving area may
+     * fail with EFAULT. */
+    PAGELEAP_WARNING_SYSTEM_CALLS_MAY_FAIL = 1,
+    /* Another SIGSEGV handler stands before the library's: areas that only the engine mprotect could
+     * move stay. */
+    PAGELEAP_WARNING_NO_FAULT_HANDLER = 2,
+    /* The workers do not run on the CPUs of the destination's node. */
+    PAGELEAP_WARNING_AFFINITY = 3,
+    /* The job's threads keep a low priority. */
+    PAGELEAP_WARNING_PRIORITY = 4,
+    /* Fewer threads copy than asked for. */
+    PAGELEAP_WARNING_THREADS = 5,
+    /* Page tables do not lie where they were asked to lie. */
+    PAGELEAP_WARNING_PAGE_TABLES = 6,
+    /* The cpuset no longer allows a node of the destination. */
+    PAGELEAP_WARNING_CPUSET = 7,
+    /* A process traces the job's threads: pages have stayed, or another engine has moved them. */
+    PAGELEAP_WARNING_TRACER = 8,
+    /* There are more guards than mappings to spare: pages between guards have stayed too. */
+    PAGELEAP_WARNING_GUARDS = 9,
+    /* Mappings of hugetlb pages stay apart that could be one. */
+    PAGELEAP_WARNING_MAPPINGS = 10,
+    /* An attribute of a range (advice, lock) is lost, or was not given by its user. */
+    PAGELEAP_WARNING_ATTRIBUTES = 11,
+    /* Core dumps may contain the data twice. */
+    PAGELEAP_WARNING_CORE_DUMPS = 12,
+    /* Frames that pages have left are out of circulation until the pool's next attempt. */
+    PAGELEAP_WARNING_RECYCLING = 13,
+    /* Pages were tried again for one reason, and stay for another one. */
+    PAGELEAP_WARNING_LATER_REASON = 14,
+    /* Pages may lie elsewhere than the report says. */
+    PAGELEAP_WARNING_PLACES = 15,
+    /* A range ends within a huge page, which moves as a whole. */
+    PAGELEAP_WARNING_EDGES = 16,
+} pageleap_warning_kind;
+
+/* Something that went less well than asked. */
+typedef struct pageleap_warning {
+    /* sizeof(pageleap_warning). */
+    size_t size;
+    /* In words. Valid until the report is freed, and never NULL. */
+    const char *text;
+    /* The name of the call that failed, or NULL if the warning is about none. Constant. */
+    const char *call;
+    /* The error number of that call, or 0. */
+    int error_number;
+    /* What it is about. */
+    enum pageleap_warning_kind kind;
+} pageleap_warning;
 
 /* ---- Reports --------------------------------------------------------------------------------- */
 
@@ -1164,20 +1224,6 @@ typedef struct pageleap_call_use {
      * recycles frames is left out. */
     uint64_t count;
 } pageleap_call_use;
-
-/* Something that went less well than asked. */
-typedef struct pageleap_warning {
-    /* sizeof(pageleap_warning). */
-    size_t size;
-    /* In words. Valid until the report is freed, and never NULL. */
-    const char *text;
-    /* The name of the call that failed, or NULL if the warning is about none. Constant. */
-    const char *call;
-    /* The error number of that call, or 0. */
-    int error_number;
-    /* Set to 0. */
-    uint32_t reserved;
-} pageleap_warning;
 
 /* Frees a report; NULL is allowed. Texts that it has given out are gone then. */
 void pageleap_report_free(pageleap_report *report);

@@ -29,6 +29,7 @@ pub mod region;
 pub mod report;
 pub mod status;
 pub mod topology;
+pub mod warning;
 
 /// All functions may be called from any thread, several at a time, also on the same handle.
 const _: () = {

@@ -179,8 +179,7 @@ pub struct pageleap_job_options {
     /// time starts anew whenever a guard is dropped. 0: one second; -1: the job does not wait.
     pub pin_patience_ns: i64,
     /// How many copies of an area may be spoilt by writes before its writers must wait until the
-    /// area has moved. 0: 3 with the engine mprotect, 4 with the others. -1: writers wait from
-    /// the start; writers of hugetlb pages always do, but with the engine mprotect.
+    /// area has moved (engines mprotect and wp-sync). 0: 3. -1: writers wait from the start.
     pub max_disturbed_copies: i32,
     /// Into how many parts an area is split when its copy was spoilt (engine mprotect); 0: 2
     /// parts; 1: areas are not split.
@@ -189,8 +188,13 @@ pub struct pageleap_job_options {
     /// job makes its own. It may be freed once the job has started: the job keeps what it uses until
     /// it ends.
     pub context: *const pageleap_migration_context,
+    /// In how many rounds an engine that follows writes copies again what was written since the
+    /// first copy, before it closes the area and copies the rest. 0: 4. -1: none.
+    pub max_rounds: i32,
+    /// Set to 0.
+    pub reserved: u32,
 }
-grows!(pageleap_job_options, 64, context);
+grows!(pageleap_job_options, 64, reserved);
 
 /// `None` for 0, which asks for the library's default.
 pub(crate) fn unless_0(number: u64) -> Option<u64> {
@@ -237,6 +241,9 @@ pub(crate) unsafe fn with_options<'a>(
         unless_0_or_none(options.max_disturbed_copies.into(), "max_disturbed_copies")?
     {
         migration = migration.max_disturbed_copies(copies as u32);
+    }
+    if let Some(rounds) = unless_0_or_none(options.max_rounds.into(), "max_rounds")? {
+        migration = migration.max_rounds(rounds as u32);
     }
     if options.reduction_factor > 0 {
         migration = migration.reduction_factor(u64::from(options.reduction_factor));
@@ -297,6 +304,8 @@ mod tests {
             (with(|o| o.pin_patience_ns = -1), new().pin_patience(ns(0))),
             (with(|o| o.max_disturbed_copies = 9), new().max_disturbed_copies(9)),
             (with(|o| o.max_disturbed_copies = -1), new().max_disturbed_copies(0)),
+            (with(|o| o.max_rounds = 9), new().max_rounds(9)),
+            (with(|o| o.max_rounds = -1), new().max_rounds(0)),
             (with(|o| o.reduction_factor = 4), new().reduction_factor(4)),
             (with(|o| o.context = &context), new().context(&context.0)),
         ] {

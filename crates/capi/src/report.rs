@@ -4,7 +4,7 @@ mod json;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
 use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source};
@@ -12,6 +12,7 @@ use pageleap::{CopyLoop, Ended, PageOutcome, Reason, Report, Source};
 use crate::boundary::{bad, free, handle, value, write};
 use crate::migration::pageleap_engine;
 use crate::status::{constant, pageleap_status, text};
+use crate::warning::{pageleap_warning, pageleap_warning_kind};
 
 /// What a job did. It never changes.
 pub struct pageleap_report {
@@ -310,23 +311,6 @@ pub struct pageleap_call_use {
 }
 grows!(pageleap_call_use, 24, count);
 
-/// Something that went less well than asked.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct pageleap_warning {
-    /// sizeof(pageleap_warning).
-    pub size: usize,
-    /// In words. Valid until the report is freed, and never NULL.
-    pub text: *const c_char,
-    /// The name of the call that failed, or NULL if the warning is about none. Constant.
-    pub call: *const c_char,
-    /// The error number of that call, or 0.
-    pub error_number: c_int,
-    /// Set to 0.
-    pub reserved: u32,
-}
-grows!(pageleap_warning, 32, reserved);
-
 fn copy_loop(by: CopyLoop) -> pageleap_copy_loop {
     match by {
         CopyLoop::FourPages => pageleap_copy_loop::PAGELEAP_COPY_FOUR_PAGES,
@@ -616,7 +600,7 @@ pub unsafe extern "C" fn pageleap_report_get_warning(
             text: report.warnings[index].as_ptr(),
             call: of.call.map_or(std::ptr::null(), |name| constant(name).as_ptr()),
             error_number: of.errno.map_or(0, |errno| errno.0),
-            reserved: 0,
+            kind: pageleap_warning_kind::of(of.kind),
         };
         // SAFETY: forwarded to the caller.
         unsafe { write(warning, shown) }

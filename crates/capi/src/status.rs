@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_thread_that_was_refused_is_told_with_its_call() {
         let remedy = "end some";
-        let errno = pageleap::backend::Errno(libc::EAGAIN);
+        let errno = pageleap::Errno(libc::EAGAIN);
         assert_eq!(note(&Error::NoThread { what: "one", errno, remedy }), PAGELEAP_NO_THREAD);
         LAST.with_borrow(|last| {
             let last = last.as_ref().unwrap();

@@ -174,6 +174,7 @@ static void read_the_report(const pageleap_report *report, const pageleap_region
         OK(pageleap_report_get_warning(report, i, &warning));
         CHECK(warning.text == pageleap_report_warning(report, i));
         CHECK((warning.call != NULL) == (warning.error_number != 0));
+        CHECK(warning.kind != PAGELEAP_WARNING_OTHER);
     }
     FAILS(PAGELEAP_BAD_ARGUMENT, "warnings",
           pageleap_report_get_warning(report, figures.warning_count, &warning));

@@ -9,6 +9,19 @@ use crate::units::{AddressRange, Call, NodeId, PageSize, human_bytes};
 
 /// Why an operation failed. After any error, each page of each region is still readable and
 /// writable at its address, and nothing in it is lost.
+///
+/// Which operation can fail with which errors:
+///
+/// | operation | errors |
+/// |---|---|
+/// | [`Topology::read`](crate::topology::Topology::read) | `SystemFile`; looking up a node: `UnknownNode` |
+/// | [`PoolBuilder::build`](crate::pool::PoolBuilder::build) | `BadArgument`, `UnknownNode`, `NodeNotAllowed`, `OutOfMemory`, `NotHuge`, `Misplaced`, `Call`, `NoThread`, `SystemFile`, `Unsupported` |
+/// | [`Region::new`](crate::Region::new), growing, `back`, `discard` | `BadArgument`, `BadRange`, `PoolExhausted`, `RangeBusy`, `Pinned`, `DescriptorLost`, `Call`, `Unsupported` |
+/// | [`Region::pin`](crate::Region::pin), views of a region | `BadRange`, `BadArgument` |
+/// | [`Migration::start`](crate::Migration::start), [`run`](crate::Migration::run) | `BadArgument`, `BadRange`, `RangeBusy`, `NodeNotAllowed`, `PoolExhausted`, `OutOfMemory`, `EngineRefused`, `DescriptorLost`, `Limit`, `NoThread`, `SystemFile`, `Call`, `Unsupported` |
+/// | a job that has ended ([`Ended::Failed`](crate::Ended::Failed)) | `Pinned`, `Call`, `NotMoved`, `DescriptorLost`, `NoThread`; `Unsupported`: the program has changed a mapping; `EngineRefused`, `SystemFile`: a signal could not be used |
+/// | [`MemoryMigration::start`](crate::MemoryMigration::start), [`KernelMigration::start`](crate::KernelMigration::start) | `BadArgument`, `UnknownNode`, `EngineRefused`, `OutOfMemory`, `NoThread`, `SystemFile`, `Call`, `Unsupported` |
+/// | reading a process or its places | `BadArgument`, `SystemFile`, `Call` |
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -34,7 +34,10 @@ mod affinity;
 mod anonymous;
 #[cfg(not(loom))]
 mod audit;
+#[cfg(feature = "testing")]
 pub mod backend;
+#[cfg(not(feature = "testing"))]
+mod backend;
 #[cfg(all(test, not(loom)))]
 mod cases;
 #[cfg(not(loom))]
@@ -72,19 +75,19 @@ mod tracer;
 mod units;
 
 pub use error::Error;
-pub use units::{AddressRange, BASE_PAGE, EngineName, NodeId, PageSize, RegionId};
+pub use units::{AddressRange, BASE_PAGE, Call, EngineName, NodeId, PageSize, Prot, RegionId};
 #[cfg(not(loom))]
 pub use {
     anonymous::{MemoryEngine, MemoryMigration, Reserve, leap_memory},
     audit::audit,
-    backend::{CopyLoop, CopyMethod},
+    backend::{Ability, CopyLoop, CopyMethod, Errno},
     engine::fault::{MAX_THREADS, install as install_fault_handler},
     engine::{Engine, EngineChoice, effort::JobCounts, waits::Waits},
     job::{
         area::Reason,
         handle::{Job, Phase, Progress},
         outcomes::{PageCounts, PageOutcome, PageRun},
-        report::{CopyUse, Ended, EngineShare, EngineUse, Report, Warning},
+        report::{CopyUse, Ended, EngineShare, EngineUse, Report, Warning, WarningKind},
         source::Source,
         thread_is_ours,
     },

@@ -38,6 +38,19 @@ pub enum PageTables {
 /// placement.
 ///
 /// A [`NodeId`] converts to a placement of everything on that node.
+///
+/// ```
+/// use pageleap::{NodeId, PageTables, Placement, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// // On a machine with two nodes it would be `Placement::interleave([NodeId(0), NodeId(1)])`.
+/// let nodes = Placement::interleave([NodeId(0)]).stripe_bytes(2 << 20);
+/// let pool = Pool::builder(nodes, 4 << 20).build()?;
+/// let one = Placement::on(NodeId(0)).page_tables(PageTables::Node(NodeId(0)));
+/// let region = Region::new(pool.on(one), 1 << 20)?;
+/// assert!(region.verify()?.is_right()); // asks the kernel
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// How the pages are spread.

@@ -231,6 +231,7 @@ impl Scene {
             .area_bytes((1 + below(3)) * BASE_PAGE)
             .reduction_factor(1 + below(2) as u64)
             .max_disturbed_copies(below(3) as u32)
+            .max_rounds(below(3) as u32)
             .pin_patience(Duration::from_millis(below(30) as u64))
             .threads(1 + below(3));
         let migration = if below(2) == 0 { migration.most_vacated(below(3)) } else { migration };
@@ -262,7 +263,7 @@ impl Scene {
         count.fetch_add(1, Relaxed);
         self.seen.disturbed.fetch_add(report.counts.disturbed_copies, Relaxed);
         self.seen.held.fetch_add(report.counts.holds, Relaxed);
-        let followed = report.engine.follows();
+        let followed = report.engine.engine().is_some_and(Engine::follows);
         self.seen.followed.fetch_add(u64::from(followed), Relaxed);
         let again = followed && report.bytes_recopied > 0;
         self.seen.copied_again.fetch_add(u64::from(again), Relaxed);

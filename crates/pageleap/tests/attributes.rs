@@ -22,7 +22,8 @@ use common::{
 };
 use pageleap::backend::{Advice, Call, Errno, Linux};
 use pageleap::{
-    BASE_PAGE, Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, audit, observe,
+    BASE_PAGE, Ended, Engine, EngineChoice, Migration, PageSize, Pool, Region, WarningKind, audit,
+    observe,
 };
 use refusing::{Refusing, Request};
 
@@ -591,7 +592,10 @@ fn advice_against_huge_pages_stays_with_nobody() {
         let job = migration(&region, 0..region.len(), &far).engine(engine).start().unwrap();
         let report = job.wait();
         addresses.iter().for_each(|word| word.store(0, SeqCst));
-        assert!(report.warnings.iter().any(|words| words.contains("by base pages")), "{report}");
+        assert!(
+            report.warnings.iter().any(|words| words.kind == WarningKind::Attributes),
+            "{report}"
+        );
         check_stamp(&region, 0..region.len(), 1);
         let is_marked = |flags: &String, mark| flags.split(' ').any(|flag| flag == mark);
         if engine == EngineChoice::Auto {

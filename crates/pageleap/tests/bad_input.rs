@@ -186,13 +186,14 @@ fn extreme_but_valid_settings_work() {
             .job()
             .reduction_factor(u64::MAX)
             .max_disturbed_copies(u32::MAX)
+            .max_rounds(u32::MAX)
             .start()
             .unwrap()
             .wait(),
     );
     back(scene.job().engine(Engine::Mprotect).max_disturbed_copies(0).start().unwrap().wait());
     for copies in [0, u32::MAX] {
-        back(scene.job().max_disturbed_copies(copies).start().unwrap().wait());
+        back(scene.job().max_disturbed_copies(copies).max_rounds(copies).start().unwrap().wait());
     }
     back(scene.job().timeout(Duration::from_secs(u64::from(u32::MAX))).start().unwrap().wait());
     check_stamp(&scene.region, all, 1);

@@ -23,7 +23,7 @@ use load::{check_all, touch_all, with_load};
 use pageleap::backend::{Advice, Backend, Call, Errno, FailAt, Linux, Model, Prot};
 use pageleap::{
     Ended, Engine, EngineChoice, Error, Job, Migration, MigrationContext, PageOutcome, PageSize,
-    Pool, Reason, Region, Report, audit,
+    Pool, Reason, Region, Report, WarningKind, audit,
 };
 use refusing::{Refusing, Request};
 use sabotage::{ENOMEM, MODES, Sabotage, sweep};
@@ -143,7 +143,7 @@ fn on_the_model_any_call_may_fail() {
             scene.check(&what);
             if scene.attributes() != before {
                 assert!(
-                    report.warnings.iter().any(|w| w.contains("attribute")),
+                    report.warnings.iter().any(|w| w.kind == WarningKind::Attributes),
                     "{what}: {report}"
                 );
             }
@@ -357,7 +357,10 @@ fn run_on_the_kernel(
         check_all(&region, 1, &what);
         touch_all(&region, 2);
         if region_flags(&region) != before {
-            assert!(report.warnings.iter().any(|w| w.contains("attribute")), "{what}: {report}");
+            assert!(
+                report.warnings.iter().any(|w| w.kind == WarningKind::Attributes),
+                "{what}: {report}"
+            );
         }
         let free: u64 = pools.iter().map(Pool::free_bytes).sum();
         assert_eq!(free, (pages * page.bytes()) as u64, "{what}: frames leaked");

@@ -74,6 +74,7 @@ fn the_heap_moves_while_the_job_uses_it() {
             .range(region, 0..BYTES, &pools[(round + 1) % 2])
             .area_bytes(256 << 10)
             .max_disturbed_copies([3, 0][round / 3 % 2])
+            .max_rounds([4, 0][round / 3 % 2])
             .pin_patience(Duration::from_secs(3600))
             .threads(1 + round % 2);
         // The job cannot end before this thread has used enough of the heap.

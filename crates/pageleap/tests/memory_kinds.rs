@@ -28,7 +28,7 @@ use mapping::{Mapping, nodes_of, on_node};
 use pageleap::probe::{Capabilities, State, Topic};
 use pageleap::{
     BASE_PAGE, EngineName, Error, MemoryEngine, MemoryMigration, NodeId, PageOutcome, PageSize,
-    PageTables, Placement, Reason, Report, Source,
+    PageTables, Placement, Reason, Report, Source, WarningKind,
 };
 
 const PART: usize = 2 << 20;
@@ -202,7 +202,10 @@ fn an_engine_may_be_asked_for() {
     // What cannot be as asked for is told.
     let to = Placement::on(nodes()[0]).page_tables(PageTables::Node(nodes()[0]));
     let report = migration(&mapping, to).start().unwrap().wait();
-    assert!(report.warnings.iter().any(|warning| warning.contains("page tables")), "{report}");
+    assert!(
+        report.warnings.iter().any(|warning| warning.kind == WarningKind::PageTables),
+        "{report}"
+    );
     let source = Source::Process(pageleap::process::own_pid().unwrap());
     assert!(report.runs.iter().all(|run| run.source == source), "{report}");
 }

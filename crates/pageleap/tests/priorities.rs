@@ -16,6 +16,7 @@ use common::{address, check_stamp, is_root, nodes, skip, soon, stamp, turn, work
 use pageleap::backend::{Call, Linux};
 use pageleap::{
     BASE_PAGE, Engine, Error, Job, MemoryEngine, Migration, PageSize, Pool, Region, Report,
+    WarningKind,
 };
 use refusing::{Refusing, Request};
 
@@ -136,7 +137,7 @@ fn seen(engine: Engine, starter: Scheduling, may_raise: bool, hold: bool) -> See
     start.store(address(&region), SeqCst);
     let job = Migration::new().range(&region, 0..BYTES, &to).engine(engine);
     let job = job.area_bytes(BYTES / 2).threads(1);
-    let job = if hold { job.max_disturbed_copies(0) } else { job };
+    let job = if hold { job.max_disturbed_copies(0).max_rounds(0) } else { job };
     let report = std::thread::scope(|scope| {
         let starts = scope.spawn(|| {
             if !may_raise {
@@ -208,7 +209,10 @@ fn windows_run_first_whoever_starts_the_job() {
         let few = if copies_in_window { 1 } else { first };
         assert!((few..=first).contains(&report.counts.windows_first), "{report}");
         assert_eq!(report.windows.count, 2, "{report}");
-        assert!(!report.warnings.iter().any(|warning| warning.contains("priority")), "{report}");
+        assert!(
+            !report.warnings.iter().any(|warning| warning.kind == WarningKind::Priority),
+            "{report}"
+        );
     });
 }
 
@@ -247,7 +251,10 @@ fn windows_are_ordinary_where_only_that_is_allowed() {
         let copying = if engine == Engine::StopCopy { ORDINARY } else { starter };
         assert!(copies.iter().all(|seen| *seen == copying), "{case}");
         assert_eq!(report.counts.windows_first, 0, "{case}");
-        assert!(!report.warnings.iter().any(|warning| warning.contains("priority")), "{report}");
+        assert!(
+            !report.warnings.iter().any(|warning| warning.kind == WarningKind::Priority),
+            "{report}"
+        );
     });
 }
 
@@ -268,7 +275,8 @@ fn a_job_that_has_to_stay_low_warns() {
         assert!([beside, windows].concat().iter().all(|seen| *seen == usual), "{case}");
         let copying = if engine == Engine::StopCopy { usual } else { starter };
         assert!(copies.iter().all(|seen| *seen == copying), "{case}");
-        let warnings = report.warnings.iter().filter(|warning| warning.contains("low priority"));
+        let warnings =
+            report.warnings.iter().filter(|warning| warning.kind == WarningKind::Priority);
         assert_eq!(warnings.count(), usize::from(!is_free), "{report}");
     });
 }

@@ -390,11 +390,10 @@ fn ends_within_huge_pages_are_refused_or_told_before_anything_moves() {
     assert_eq!(memory.mappings[this].huge_bytes, 0, "{memory:?}");
     let asked = |memory: &ProcessMemory| {
         let migration = || KernelMigration::new().range(memory, page.clone(), node);
-        let texts = |job: Job| job.wait().warnings.into_iter().map(|warning| warning.text);
-        (migration().check(), migration().start().map(|job| texts(job).collect::<Vec<_>>()))
+        (migration().check(), migration().start().map(|job: Job| job.wait().warnings))
     };
     let (checked, told) = asked(&memory);
-    assert_eq!([checked.unwrap(), told.unwrap()], [const { Vec::<String>::new() }; 2]);
+    assert!(checked.unwrap().is_empty() && told.unwrap().is_empty());
     memory.mappings[this].huge_bytes = HUGE as u64;
     let (checked, told) = asked(&memory);
     let (checked, told) = (checked.unwrap(), told.unwrap());

@@ -80,6 +80,7 @@ fn random_job(random: &mut Random, parts: &[(&Region, Range<usize>)], to: &Pool)
         .engine(engines()[random.below(engines().len() as u64) as usize])
         .area_bytes(4096 << random.below(8))
         .max_disturbed_copies(random.below(4) as u32)
+        .max_rounds(random.below(4) as u32)
         .threads(1 + random.below(2) as usize);
     for (region, range) in parts {
         job = job.range(region, range.clone(), to);

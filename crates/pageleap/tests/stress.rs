@@ -288,6 +288,7 @@ fn random_job(region: &Region, case: &Case, to: &Pool, random: &mut Random) -> R
         .range(region, 0..case.bytes, to)
         .reduction_factor(1 + random.below(4))
         .max_disturbed_copies(random.below(5) as u32)
+        .max_rounds(random.below(5) as u32)
         .threads(1 + random.below(2) as usize);
     if random.below(4) > 0 {
         migration = migration.area_bytes(area.next_multiple_of(page));

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use super::*;
 use pageleap::backend::{Call, Errno, Model};
-use pageleap::{Migration, NodeId, Pool, Region, Warning};
+use pageleap::{Migration, NodeId, Pool, Region, Warning, WarningKind};
 
 #[test]
 fn warnings_calls_and_times_are_told_with_their_numbers() {
@@ -14,7 +14,8 @@ fn warnings_calls_and_times_are_told_with_their_numbers() {
     let region = Region::new(&from, 4096).unwrap();
     let mut report = Migration::new().range(&region, 0..4096, &to).start().unwrap().wait();
     let (call, errno) = (Some(Call::Map.name()), Some(Errno(libc::ENOMEM)));
-    report.warnings = vec![Warning { text: "one".into(), call, errno }];
+    let kind = WarningKind::Mappings;
+    report.warnings = vec![Warning { kind, text: "one".into(), call, errno }];
     (report.counts.windows_first, report.migrate_cpu_ns, report.recycle_cpu_ns) =
         (3, Some(5), None);
     report.calls = [("mmap", 7)].into();
@@ -33,6 +34,7 @@ fn warnings_calls_and_times_are_told_with_their_numbers() {
         assert_eq!(pageleap_report_get_warning(&report, 0, &mut warning), ok);
         assert_eq!((CStr::from_ptr(warning.text), warning.error_number), (c"one", libc::ENOMEM));
         assert_eq!(CStr::from_ptr(warning.call), c"mmap(MAP_FIXED|MAP_SHARED)");
+        assert_eq!(warning.kind, pageleap_warning_kind::PAGELEAP_WARNING_MAPPINGS);
         let mut used: pageleap_call_use = std::mem::zeroed();
         used.size = size_of::<pageleap_call_use>();
         assert_eq!(pageleap_report_get_call_use(&report, 0, &mut used), ok);

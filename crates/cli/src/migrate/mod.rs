@@ -197,7 +197,7 @@ pub fn run(args: &MoveArgs) -> Result<(), Stop> {
     }
     allow_descriptors(plans.len());
     if args.dry_run {
-        let warnings = migration.check()?;
+        let warnings = migration.check()?.into_iter().map(|warning| warning.text).collect();
         printed(output::write(&plan::show(&plans, &to, from.as_deref(), warnings, args)?))?;
         return all_read(&left_out);
     }

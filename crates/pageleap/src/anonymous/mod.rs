@@ -51,6 +51,7 @@ use crate::job::area::Area;
 use crate::job::handle::Job;
 use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
+use crate::job::report::{Warning, WarningKind};
 use crate::job::run::{Running, Settings};
 use crate::kernel::{KernelMigration, Plan};
 use crate::limits::check_memory_cgroups;
@@ -341,10 +342,10 @@ impl MemoryMigration {
     }
 
     /// What will not be as asked for.
-    fn warnings(&self) -> Vec<String> {
+    fn warnings(&self) -> Vec<Warning> {
         let asked = self.ranges.iter().any(|(_, to)| to.page_tables != PageTables::Auto);
         let warning = "page tables stay on the node where they are: only pages move in place";
-        if asked { vec![warning.into()] } else { Vec::new() }
+        if asked { vec![Warning::new(WarningKind::PageTables, warning)] } else { Vec::new() }
     }
 
     /// `has_huge`: no area is to end in a huge page.

@@ -23,6 +23,7 @@ use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
+use crate::job::report::Warning;
 use crate::job::run::AbortOnUnwind;
 use crate::job::{Mover, Terms};
 use crate::kernel::{self, KernelMover};
@@ -370,7 +371,7 @@ impl Mover for MemoryMover {
 
     fn surround(&self, books: Books<'_>, work: &(dyn Fn() + Sync)) {
         if !affinity::run_on(&self.cpus) {
-            books.warn("the workers may not run on the destination node's CPUs");
+            books.warn(Warning::not_on_cpus());
         }
         work();
         books.count(Call::Untrack, self.yard.registered() as u64);

@@ -16,10 +16,13 @@
 #[cfg(not(loom))]
 mod attribute_probe;
 pub(crate) mod attributes;
+#[cfg(feature = "testing")]
 mod fail_at;
+#[cfg(feature = "testing")]
 mod interpose;
 #[cfg(not(loom))]
 mod linux;
+#[cfg(feature = "testing")]
 mod model;
 #[cfg(not(loom))]
 mod tracker;
@@ -30,12 +33,15 @@ use std::ops::Range;
 
 #[cfg(not(loom))]
 pub(crate) use attribute_probe::MOST_DUPLICATES;
+#[cfg(feature = "testing")]
 pub use fail_at::{FailAt, FailMode};
+#[cfg(feature = "testing")]
 pub use interpose::{Interposer, Part, Request};
 #[cfg(not(loom))]
 pub use linux::Linux;
 #[cfg(not(loom))]
 pub(crate) use linux::host_memory;
+#[cfg(feature = "testing")]
 pub use model::{Model, ModelFault};
 pub(crate) use pageleap_sys::Kept;
 pub use pageleap_sys::{Advice, CopyLoop, CopyMethod, Errno, PageRegion, Policy, page_is};
@@ -56,6 +62,7 @@ impl MemoryFile {
     pub(crate) fn state(self) -> (i32, bool) {
         match self.0 {
             Descriptor::Kernel(kept) => (kept.number(), !kept.is_ours() && kept.is_open()),
+            #[cfg(feature = "testing")]
             Descriptor::Model(number) => (number, false),
         }
     }
@@ -67,6 +74,7 @@ pub(crate) enum Descriptor {
     /// A number in the process' table of descriptors, and the file for which it stood at first.
     Kernel(Kept),
     /// A number of a model.
+    #[cfg(feature = "testing")]
     Model(i32),
 }
 
@@ -75,11 +83,13 @@ impl Descriptor {
     pub(crate) fn kept(self) -> Kept {
         match self {
             Descriptor::Kernel(kept) => kept,
+            #[cfg(feature = "testing")]
             Descriptor::Model(number) => unreachable!("descriptor {number} of a model"),
         }
     }
 
     /// Of a model's.
+    #[cfg(feature = "testing")]
     pub(crate) fn modelled(self) -> i32 {
         match self {
             Descriptor::Model(number) => number,
@@ -104,7 +114,7 @@ pub enum Ability {
     /// they cannot be exchanged. Needs the same privilege, and Linux 5.18.
     HoldHugetlb,
     /// It notes nothing, and holds up threads that write to a page which is marked clean, until
-    /// [`Backend::let_write`] or [`Backend::wake`]. Needs the same privilege as `NoteAndHold`, but
+    /// `Backend::let_write` or `Backend::wake`. Needs the same privilege as `NoteAndHold`, but
     /// works on older kernels.
     HoldWriters,
 }
@@ -135,6 +145,7 @@ impl Tracker {
     pub(crate) fn has_faults(&self) -> bool {
         match self.faults {
             Descriptor::Kernel(faults) => faults.is_ours(),
+            #[cfg(feature = "testing")]
             Descriptor::Model(_) => true,
         }
     }
@@ -142,7 +153,11 @@ impl Tracker {
     /// The number of the descriptor that has been closed, or of its userfaultfd, and whether the
     /// number stands for another file now.
     pub(crate) fn state(&self) -> (i32, bool) {
-        let Descriptor::Kernel(faults) = self.faults else { return (-1, false) };
+        #[cfg(feature = "testing")]
+        if let Descriptor::Model(_) = self.faults {
+            return (-1, false);
+        }
+        let faults = self.faults.kept();
         let all = [Some(faults), self.pagemap];
         let lost = all.into_iter().flatten().find(|kept| !kept.is_ours()).unwrap_or(faults);
         (lost.number(), !lost.is_ours() && lost.is_open())

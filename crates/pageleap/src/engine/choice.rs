@@ -24,7 +24,9 @@ pub enum EngineChoice {
     #[default]
     Auto,
     /// This one, or an error. Areas that it cannot move stay where they are, *failed*, and so do
-    /// those of a job that is traced if its readers wait.
+    /// those of a job that is traced if its readers wait. One kind of area is moved by
+    /// [`Engine::Mprotect`] whatever is asked for: an area that nobody may write. There is nothing to
+    /// follow, so the engines differ in nothing but what they cost. Reports name it.
     Only(Engine),
 }
 

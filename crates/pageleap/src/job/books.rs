@@ -28,13 +28,12 @@ impl Books<'_> {
     }
 
     /// Something went less well than asked.
-    pub(crate) fn warn(self, warning: impl Into<Warning>) {
-        lock(self.state).tally.warnings.push(warning.into());
+    pub(crate) fn warn(self, warning: Warning) {
+        lock(self.state).tally.warnings.push(warning);
     }
 
     /// The same, which is said once however often it happens.
-    pub(crate) fn warn_once(self, warning: impl Into<Warning>) {
-        let warning = warning.into();
+    pub(crate) fn warn_once(self, warning: Warning) {
         let warnings = &mut lock(self.state).tally.warnings;
         if !warnings.contains(&warning) {
             warnings.push(warning);

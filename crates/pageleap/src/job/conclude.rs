@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use super::Mover;
 use super::books::Books;
 use super::outcomes::{PageCounts, PageRun, migrated_bytes};
-use super::report::{Ended, EngineUse, Report};
+use super::report::{Ended, EngineUse, Report, Warning, WarningKind};
 use super::run::{Running, Settings};
 use super::tally::Tally;
 use crate::backend::Call;
@@ -97,7 +97,7 @@ fn warn_of_tracer(tally: &mut Tally) {
     }
     for (engine, pages) in by_engine {
         let warning = format!("{pages} pages were moved by the engine {engine}: {TRACED}");
-        tally.warnings.push(warning.into());
+        tally.warnings.push(Warning::new(WarningKind::Tracer, warning));
     }
 }
 

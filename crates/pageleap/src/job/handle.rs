@@ -189,6 +189,25 @@ impl JobShared {
 
 /// A running migration. Dropping the handle cancels the job and waits until its ranges are whole. A
 /// handle that goes out of scope does the same.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pageleap::{Migration, NodeId, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// # let from = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// # let to = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// # let region = Region::new(&from, 1 << 20)?;
+/// let job = Migration::new().range(&region, 0..region.len(), &to).start()?;
+/// while !job.is_finished() {
+///     let progress = job.progress();
+///     println!("{} of {} bytes", progress.bytes_migrated, progress.bytes_total);
+///     std::thread::sleep(Duration::from_millis(10)); // `job.cancel()` would end it here
+/// }
+/// assert!(job.wait().ended.is_completed());
+/// # Ok(()) }
+/// ```
 #[must_use = "dropping a job cancels it"]
 pub struct Job {
     shared: Arc<JobShared>,

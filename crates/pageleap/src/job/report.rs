@@ -12,14 +12,6 @@ use crate::engine::waits::Waits;
 use crate::error::Error;
 use crate::units::{EngineName, NodeId};
 
-/// The warning of a job while another SIGSEGV handler stands before the library's.
-pub(crate) const WITHOUT_HANDLER: &str =
-    "areas that only the engine mprotect could move will stay where they are";
-
-/// The warning of a job whose engine gives writers a signal.
-pub(crate) const SYSTEM_CALLS_MAY_FAIL: &str =
-    "system calls that write into a moving area may fail with EFAULT";
-
 /// The most runs of failed pages that the text of a report lists.
 const MOST_SHOWN: usize = 8;
 
@@ -97,9 +89,53 @@ impl Ended {
     }
 }
 
+/// The subject of a [`Warning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum WarningKind {
+    /// The engine keeps writers away by signals, so system calls of the program that write into a
+    /// moving area may fail with EFAULT.
+    SystemCallsMayFail,
+    /// Another SIGSEGV handler stands before the library's. Areas that only the engine `mprotect`
+    /// could move stay where they are.
+    NoFaultHandler,
+    /// The workers do not run on the CPUs of the destination's node: it has none, or the process may
+    /// not use them.
+    Affinity,
+    /// The job's threads keep a low priority, so threads that wait for a page may wait until such a
+    /// thread gets a CPU.
+    Priority,
+    /// Fewer threads copy than asked for.
+    Threads,
+    /// Page tables do not lie where they were asked to lie.
+    PageTables,
+    /// The cpuset no longer allows a node of the destination.
+    Cpuset,
+    /// A process traces the job's threads. Pages have stayed, or another engine has moved them.
+    Tracer,
+    /// There are more guards than mappings to spare, so pages between guards have stayed too.
+    Guards,
+    /// Mappings of hugetlb pages stay apart that could be one.
+    Mappings,
+    /// An attribute of a range (advice, lock) is lost or was not given by its user.
+    Attributes,
+    /// Core dumps may contain the data twice.
+    CoreDumps,
+    /// Frames that pages have left are out of circulation until the pool's next attempt.
+    Recycling,
+    /// Pages were tried again for one reason, and stay for another one.
+    LaterReason,
+    /// Pages may lie elsewhere than the report says.
+    Places,
+    /// A range ends within a huge page, which moves as a whole.
+    Edges,
+}
+
 /// Something that went less well than asked. It can be used like its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
+    /// What it is about.
+    pub kind: WarningKind,
     /// In words.
     pub text: String,
     /// The name of the call that failed, if the warning is about one.
@@ -109,31 +145,36 @@ pub struct Warning {
 }
 
 impl Warning {
+    /// A warning that is about no call.
+    pub(crate) fn new(kind: WarningKind, text: impl Into<String>) -> Self {
+        Warning { kind, text: text.into(), call: None, errno: None }
+    }
+
+    /// The warning of a job whose engine keeps writers away by signals, and why that one was taken.
+    pub(crate) fn system_calls_may_fail(engine_reason: &str) -> Self {
+        let text = "system calls that write into a moving area may fail with EFAULT";
+        Warning::new(WarningKind::SystemCallsMayFail, format!("{text} ({engine_reason})"))
+    }
+
+    /// The warning of workers that run wherever the scheduler puts them.
+    pub(crate) fn not_on_cpus() -> Self {
+        let text = "the workers may not run on the destination node's CPUs";
+        Warning::new(WarningKind::Affinity, text)
+    }
+
     /// A warning about a call that failed.
-    pub(crate) fn of(text: String, call: Call, errno: Errno) -> Self {
-        Warning { text, call: Some(call.name()), errno: Some(errno) }
+    pub(crate) fn of(kind: WarningKind, text: String, call: Call, errno: Errno) -> Self {
+        Warning { kind, text, call: Some(call.name()), errno: Some(errno) }
     }
 
     /// What an error means for a job that goes on.
-    pub(crate) fn because(what: &str, error: &Error) -> Self {
+    pub(crate) fn because(kind: WarningKind, what: &str, error: &Error) -> Self {
         let (call, errno) = match error {
             Error::Call { call, errno, .. } => (Some(call.name()), Some(*errno)),
             Error::NoThread { errno, .. } => (Some("pthread_create"), Some(*errno)),
             _ => (None, None),
         };
-        Warning { text: format!("{what}: {error}"), call, errno }
-    }
-}
-
-impl From<String> for Warning {
-    fn from(text: String) -> Self {
-        Warning { text, call: None, errno: None }
-    }
-}
-
-impl From<&str> for Warning {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
+        Warning { kind, text: format!("{what}: {error}"), call, errno }
     }
 }
 
@@ -157,7 +198,33 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The outcome of a job: pages, times, waits and calls.
+/// The outcome of a job: pages, times, waits and calls. Its `Display` has it in words.
+///
+/// ```
+/// use pageleap::{Ended, Migration, NodeId, PageOutcome, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// # let from = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// # let to = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// # let region = Region::new(&from, 1 << 20)?;
+/// let report = Migration::new().range(&region, 0..region.len(), &to).run()?;
+/// match &report.ended {
+///     Ended::Completed => println!("moved by {} ({})", report.engine, report.engine_reason),
+///     other => {
+///         println!("{other:?}");
+///         let stayed = |outcome| outcome != PageOutcome::Migrated;
+///         for run in report.runs.iter().filter(|run| stayed(run.outcome)) {
+///             println!("bytes {:?} stay where they were: {:?}", run.range, run.reason);
+///         }
+///     }
+/// }
+/// println!("longest window: {} us", report.windows.max_ns / 1000);
+/// for warning in &report.warnings {
+///     println!("{:?}: {warning}", warning.kind);
+/// }
+/// # assert_eq!(report.pages.migrated, 256);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Why it ended. Pages that moved stay moved, the others stay where they were, and all are whole.
@@ -331,11 +398,12 @@ mod tests {
     #[test]
     fn a_warning_keeps_the_call_and_the_errno_of_its_error() {
         let errno = Errno(libc::ENOMEM);
-        let called = Warning::because("lost", &Error::call(Call::Advise, 0, 4096, errno));
+        let kind = WarningKind::Attributes;
+        let called = Warning::because(kind, "lost", &Error::call(Call::Advise, 0, 4096, errno));
         assert_eq!((called.call, called.errno), (Some("madvise"), Some(errno)));
         assert!(called.starts_with("lost: madvise of"), "{called}");
         let thread = Error::NoThread { what: "one", errno, remedy: "end some" };
-        assert_eq!(Warning::because("", &thread).call, Some("pthread_create"));
-        assert_eq!(Warning::from("other").errno, None);
+        assert_eq!(Warning::because(kind, "", &thread).call, Some("pthread_create"));
+        assert_eq!(Warning::new(kind, "other").errno, None);
     }
 }

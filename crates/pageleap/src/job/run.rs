@@ -14,7 +14,7 @@ use super::pace::{Pace, Seen};
 use super::plan::{Pressure, RetryPolicy};
 use super::queue::{Next, Queue};
 use super::rate::Rate;
-use super::report::{Report, Warning};
+use super::report::{Report, Warning, WarningKind};
 use super::state::{State, is_late};
 use super::tally::Tally;
 use super::threads::ThreadCount;
@@ -69,7 +69,7 @@ impl<M: Mover> Running<M> {
         items: Vec<Item>,
         areas: Vec<Area>,
         settings: Settings,
-        warnings: Vec<String>,
+        warnings: Vec<Warning>,
         began: Instant,
     ) -> Running<M> {
         let bytes = |area: &Area| area.len() * items[area.item].page_bytes as u64;
@@ -88,10 +88,7 @@ impl<M: Mover> Running<M> {
             rate: settings.rate_limit.map(Rate::new),
             threads: ThreadCount::new(settings.threads),
             over: false,
-            tally: Tally {
-                warnings: warnings.into_iter().map(Warning::from).collect(),
-                ..Tally::default()
-            },
+            tally: Tally { warnings, ..Tally::default() },
         };
         Running {
             mover,
@@ -158,7 +155,11 @@ impl<M: Mover> Running<M> {
             for worker in 1..self.settings.threads {
                 if let Err(e) = scope.start(c"pageleap", move || self.work_beside(worker)) {
                     let why = no_thread("a thread that copies", e);
-                    self.books().warn(Warning::because("fewer threads than asked for", &why));
+                    self.books().warn(Warning::because(
+                        WarningKind::Threads,
+                        "fewer threads than asked for",
+                        &why,
+                    ));
                 }
             }
             self.work(0);
@@ -276,11 +277,9 @@ impl<M: Mover> Running<M> {
             state.tally.first_failure.get_or_insert_with(error);
         }
         if !whole {
-            state.tally.warnings.push(
-                "more guards than mappings to spare (vm.max_map_count): pages between them have stayed too"
-                    .to_owned()
-                    .into(),
-            );
+            let text = "more guards than mappings to spare (vm.max_map_count): pages between them have \
+                        stayed too";
+            state.tally.warnings.push(Warning::new(WarningKind::Guards, text));
         }
     }
 
@@ -488,8 +487,8 @@ impl<M: Mover> Running<M> {
     fn stays(&self, state: &mut State, area: &Area, why: Reason) {
         let cause = area.cause_or(why);
         if cause != why {
-            let words =
-                format!("pages that stay ({cause}) were tried again, in vain: {why}").into();
+            let text = format!("pages that stay ({cause}) were tried again, in vain: {why}");
+            let words = Warning::new(WarningKind::LaterReason, text);
             if !state.tally.warnings.contains(&words) {
                 state.tally.warnings.push(words);
             }

@@ -12,7 +12,7 @@ use super::handle::Stop;
 use super::outcomes::{Item, PageOutcome};
 use super::pace::{Pace, Seen, Unit};
 use super::plan::RetryPolicy;
-use super::report::{Ended, Report};
+use super::report::{Ended, Report, Warning, WarningKind};
 use super::run::{Running, Settings};
 use super::source::Source;
 use super::{Mover, Terms};
@@ -129,7 +129,7 @@ impl Mover for PageMover {
     fn may_go_on(&self, books: Books<'_>) -> Result<(), Stop> {
         let left = self.attempts_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
         left.map(drop).map_err(|_| {
-            books.warn_once("stopped by the mover");
+            books.warn_once(Warning::new(WarningKind::Cpuset, "stopped by the mover"));
             Stop::CpusetChanged
         })
     }
@@ -180,7 +180,7 @@ impl Mover for PageMover {
     fn finish(self, books: Books<'_>, moved: &mut dyn FnMut()) {
         moved();
         self.memory.recycled.fetch_add(1, Relaxed);
-        books.warn("recycled");
+        books.warn(Warning::new(WarningKind::Recycling, "recycled"));
     }
 }
 
@@ -359,5 +359,5 @@ fn a_mover_can_stop_its_job() {
     let rest = report.runs.iter().find(|run| run.outcome == PageOutcome::NotAttempted).unwrap();
     assert_eq!(rest.reason, Some(Reason::Stopped));
     assert!(report.pages.migrated >= 64 && report.pages.not_attempted > 0, "{report}");
-    assert!(report.warnings.contains(&"stopped by the mover".into()));
+    assert!(report.warnings.iter().any(|warning| warning.kind == WarningKind::Cpuset));
 }

@@ -6,11 +6,12 @@
 //! alignment.
 
 use super::{HUGE, Part};
+use crate::job::report::{Warning, WarningKind};
 use crate::process::MappingMemory;
 use crate::units::BASE_PAGE;
 
 /// The warning of a report about ends of ranges within huge pages, if there are any.
-pub(super) fn warning(parts: &[Part<'_>]) -> Option<String> {
+pub(super) fn warning(parts: &[Part<'_>]) -> Option<Warning> {
     let mut ends = Vec::new();
     for Part { memory, addresses, .. } in parts {
         let splits = |at: &usize| {
@@ -24,10 +25,11 @@ pub(super) fn warning(parts: &[Part<'_>]) -> Option<String> {
         [end] => format!("the end {end:#x} of a range"),
         [first, ..] => format!("{} ends of ranges, such as {first:#x},", ends.len()),
     };
-    Some(format!(
+    let text = format!(
         "{which} may lie within transparent huge pages: each of them moves as a whole, so up to 2 \
          MB beyond a range move with it, which are not counted"
-    ))
+    );
+    Some(Warning::new(WarningKind::Edges, text))
 }
 
 /// Whether the pages before and behind an address may be parts of one huge page.
@@ -51,7 +53,7 @@ mod tests {
         let mut memory = ProcessMemory::modelled(mapped[0]..mapped[1]);
         memory.mappings[0].huge_bytes = huge_bytes;
         let part = Part { memory: &memory, addresses: range[0]..range[1], to: NodeId(0).into() };
-        warning(&[part])
+        warning(&[part]).map(|warning| warning.text)
     }
 
     #[test]

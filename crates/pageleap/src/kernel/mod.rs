@@ -46,6 +46,7 @@ use crate::job::outcomes::Item;
 use crate::job::pace::Pace;
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
+use crate::job::report::Warning;
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::limits::check_memory_cgroups;
@@ -164,7 +165,7 @@ pub struct KernelMigration<'a> {
     /// Bytes that stripes have at least, unless a placement says it.
     least_stripe: usize,
     why: String,
-    warnings: Vec<String>,
+    warnings: Vec<Warning>,
 }
 
 /// A range of a process, and where it is to go.
@@ -290,7 +291,7 @@ impl<'a> KernelMigration<'a> {
     }
 
     /// Says why the kernel is to move the memory, and what will not be as asked for.
-    pub(crate) fn because(mut self, why: String, warnings: Vec<String>) -> Self {
+    pub(crate) fn because(mut self, why: String, warnings: Vec<Warning>) -> Self {
         (self.why, self.warnings) = (why, warnings);
         self
     }
@@ -318,7 +319,7 @@ impl<'a> KernelMigration<'a> {
     }
 
     /// Warnings of the report.
-    fn all_warnings(&self) -> Vec<String> {
+    fn all_warnings(&self) -> Vec<Warning> {
         self.warnings.iter().cloned().chain(edges::warning(&self.parts)).collect()
     }
 
@@ -399,7 +400,7 @@ impl<'a> KernelMigration<'a> {
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
-    pub fn check(&self) -> Result<Vec<String>, Error> {
+    pub fn check(&self) -> Result<Vec<Warning>, Error> {
         self.plan()?;
         Ok(self.all_warnings())
     }
@@ -507,7 +508,7 @@ impl Plan {
     fn start(
         self,
         settings: Settings,
-        warnings: Vec<String>,
+        warnings: Vec<Warning>,
         began: Instant,
     ) -> Result<Job, Error> {
         let Plan { mover, items, areas } = self;

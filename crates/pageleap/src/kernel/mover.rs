@@ -19,6 +19,7 @@ use crate::engine::effort::Counters;
 use crate::error::Error;
 use crate::job::area::{self, Area, By, Outcome, Reason, Runs, Verdict};
 use crate::job::books::Books;
+use crate::job::report::{Warning, WarningKind};
 use crate::job::{Mover, Terms};
 use crate::priority::Raised;
 use crate::sync::{Instant, thread};
@@ -525,7 +526,7 @@ impl Mover for KernelMover {
 
     fn worker(&self, _number: usize, books: Books<'_>) -> Worker {
         // Threads that touch a page wait while a call moves it.
-        Raised::this_thread(|warning| books.warn_once(warning));
+        Raised::this_thread(|low| books.warn_once(Warning::new(WarningKind::Priority, low)));
         let batch = self.manner.batch.clone();
         Worker {
             batch,

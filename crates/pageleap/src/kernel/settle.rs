@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::job::area::Reason;
 use crate::job::books::Books;
 use crate::job::outcomes::{PageOutcome, State};
-use crate::job::report::Warning;
+use crate::job::report::{Warning, WarningKind};
 use crate::units::{BASE_PAGE, Call, NodeId};
 
 /// Pages that a job asks about at its end when it is to stop, at most: those of 4 GB, which takes
@@ -89,7 +89,7 @@ impl KernelMover {
         if let Err(errno) = asked {
             let text =
                 format!("where pages lie at the end is not known: move_pages failed with {errno}");
-            books.warn_once(Warning::of(text, Call::QueryNodes, errno));
+            books.warn_once(Warning::of(WarningKind::Places, text, Call::QueryNodes, errno));
             return false;
         }
         let found = changed(leg, pages, &status);
@@ -124,10 +124,11 @@ fn may_ask(pages: usize, left: &mut usize, books: Books<'_>) -> bool {
     let less = left.checked_sub(pages);
     match less {
         Some(less) => *left = less,
-        None => books.warn(
+        None => books.warn(Warning::new(
+            WarningKind::Places,
             "the job was to stop, so some of its pages were not asked about once more at its end: \
              their outcome is that of their last call",
-        ),
+        )),
     }
     less.is_some()
 }

@@ -16,7 +16,7 @@ use crate::engine::commit::{Source, map_again};
 use crate::engine::effort::Counters;
 use crate::engine::slot::{Slot, Span};
 use crate::job::books::Books;
-use crate::job::report::Warning;
+use crate::job::report::{Warning, WarningKind};
 use crate::observe::Attributes;
 use crate::pool::{Run, Share};
 use crate::sync::{Mutex, lock, monotonic_ns};
@@ -259,7 +259,7 @@ impl Joiner {
         }
         if let Err(errno) = joined {
             let text = format!("mappings stay apart: mmap failed with {errno}");
-            books.warn_once(Warning::of(text, Call::Map, errno));
+            books.warn_once(Warning::of(WarningKind::Mappings, text, Call::Map, errno));
         }
         tell_lost(books, restored);
         joined.is_ok()

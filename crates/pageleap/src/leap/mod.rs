@@ -40,7 +40,7 @@ use crate::job::outcomes::Item;
 use crate::job::pace::{Pace, Unit};
 use crate::job::plan::RetryPolicy;
 use crate::job::rate;
-use crate::job::report::{Report, SYSTEM_CALLS_MAY_FAIL, WITHOUT_HANDLER};
+use crate::job::report::{Report, Warning, WarningKind};
 use crate::job::run::{Running, Settings};
 use crate::job::source::Source;
 use crate::limits::{check_address_space, check_memory_cgroups};
@@ -75,13 +75,36 @@ const LARGEST_AREA_BYTES: usize = 16 << 20;
 const LEAST_AREA_BYTES: usize = 128 << 10;
 
 /// Describes a migration, then starts it. All its ranges form one job.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pageleap::{Migration, NodeId, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// let (from, to) = (Pool::builder(NodeId(0), 1 << 20), Pool::builder(NodeId(0), 1 << 20));
+/// let (from, to) = (from.build()?, to.build()?);
+/// let region = Region::new(&from, 1 << 20)?;
+///
+/// // The second quarter and the last page, in one job.
+/// let job = Migration::new()
+///     .range(&region, 256 << 10..512 << 10, &to)
+///     .range(&region, (1 << 20) - 4096..1 << 20, &to)
+///     .wait_budget(Duration::from_micros(500))
+///     .start()?;
+/// let report = job.wait();
+/// assert!(report.ended.is_completed());
+/// assert_eq!(report.pages.migrated, 65);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Migration<'a> {
     ranges: Vec<(&'a Region, Range<usize>, Destination)>,
     engine: EngineChoice,
     area_bytes: Option<usize>,
     reduction_factor: u64,
-    max_disturbed: Option<u32>,
+    max_disturbed: u32,
+    max_rounds: u32,
     threads: Option<usize>,
     timeout: Option<Duration>,
     pin_patience: Duration,
@@ -106,7 +129,8 @@ impl<'a> Migration<'a> {
             engine: EngineChoice::Auto,
             area_bytes: None,
             reduction_factor: 2,
-            max_disturbed: None,
+            max_disturbed: 3,
+            max_rounds: 4,
             threads: None,
             timeout: None,
             pin_patience: Duration::from_secs(1),
@@ -156,12 +180,20 @@ impl<'a> Migration<'a> {
     }
 
     /// Sets the number of disturbed copies after which the writers of an area are held back until
-    /// it has moved. Default: 3. With 0, writers are held back from the start.
-    ///
-    /// [`Engine::Precopy`] reads it as the most further rounds that copy what was written
-    /// meanwhile. Default: 4. After these rounds the engine holds up everybody and copies the rest.
+    /// it has moved. Default: 3. With 0, writers are held back from the start. For engines that can
+    /// hold writers back from a whole area or from a page ([`Engine::Mprotect`], [`Engine::WpSync`],
+    /// and for hugetlb pages [`Engine::PrecopyProtect`]).
     pub fn max_disturbed_copies(mut self, copies: u32) -> Self {
-        self.max_disturbed = Some(copies);
+        self.max_disturbed = copies;
+        self
+    }
+
+    /// Sets the most rounds in which an engine that follows writes ([`Engine::follows`]) copies again
+    /// what was written since the first copy of an area. Default: 4. After these rounds the engine
+    /// closes the area and copies the rest, however much that is, so an area moves however fast
+    /// threads write. With 0, it closes the area after the first copy.
+    pub fn max_rounds(mut self, rounds: u32) -> Self {
+        self.max_rounds = rounds;
         self
     }
 
@@ -204,7 +236,7 @@ impl<'a> Migration<'a> {
     /// at 5 GB/s. Where page tables may stay (on a machine with one node, say) it is some 0.15 ms.
     ///
     /// The budget is no promise: every page is moved, always, and threads may have to wait for a
-    /// CPU. [`Report::windows_over_budget`](crate::Report::windows_over_budget) counts the windows
+    /// CPU. [`JobCounts::windows_over_budget`](crate::JobCounts::windows_over_budget) counts the windows
     /// that exceeded it.
     pub fn wait_budget(mut self, budget: Duration) -> Self {
         self.wait_budget = budget;
@@ -328,10 +360,11 @@ impl<'a> Migration<'a> {
         let chosen = choice::for_job(self.engine, page, &handler, open)?;
         let engine = chosen.engine;
         if let (Err(error), true) = (handler, self.engine == EngineChoice::Auto) {
-            warnings.push(format!("{WITHOUT_HANDLER}: {error}"));
+            let text = "areas that only the engine mprotect could move will stay where they are";
+            warnings.push(Warning::because(WarningKind::NoFaultHandler, text, &error));
         }
         if engine.signals() && self.engine == EngineChoice::Auto && writable {
-            warnings.push(format!("{SYSTEM_CALLS_MAY_FAIL} ({})", chosen.reason));
+            warnings.push(Warning::system_calls_may_fail(&chosen.reason));
         }
         // The writers of a hugetlb page wait for as long as its copy takes.
         let together = threads > 1 && page.is_hugetlb();
@@ -370,7 +403,7 @@ impl<'a> Migration<'a> {
             nodes,
             start_look,
             most_vacated: self.most_vacated.unwrap_or(headroom.most_vacated),
-            max_rounds: self.max_disturbed.unwrap_or(4),
+            max_rounds: self.max_rounds,
             // A trial would copy without a pause.
             may_try: self.rate_limit.is_none(),
             began,
@@ -390,7 +423,7 @@ impl<'a> Migration<'a> {
     fn retry_policy(&self) -> RetryPolicy {
         RetryPolicy {
             reduction_factor: self.reduction_factor,
-            max_disturbed: self.max_disturbed.unwrap_or(3),
+            max_disturbed: self.max_disturbed,
             max_refused: 4,
         }
     }
@@ -461,7 +494,7 @@ fn usual_threads(cpus: usize, bytes: usize) -> usize {
 fn cpus_of(
     backend: &dyn Backend,
     nodes: &BTreeSet<NodeId>,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<Warning>,
 ) -> Result<Vec<usize>, Error> {
     let mut cpus = Vec::new();
     if !backend.is_host_memory() {
@@ -476,8 +509,8 @@ fn cpus_of(
     if cpus.is_empty() {
         let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
         let names = names.join(", ");
-        warnings
-            .push(format!("{names} has no CPUs: the workers run where the scheduler puts them"));
+        let text = format!("{names} has no CPUs: the workers run where the scheduler puts them");
+        warnings.push(Warning::new(WarningKind::Affinity, text));
     }
     Ok(cpus)
 }

@@ -48,6 +48,7 @@ use crate::job::area::{Area, Outcome, Reason, Verdict};
 use crate::job::books::Books;
 use crate::job::handle::Stop;
 use crate::job::pace::Seen;
+use crate::job::report::{Warning, WarningKind};
 use crate::job::{Mover, Terms};
 use crate::limits::is_over_address_space_limit;
 use crate::observe::Attributes;
@@ -341,7 +342,8 @@ impl Mover for FrameMover {
         match nodes.find(|node| !self.backend().allows_node(node.0)) {
             None => Ok(()),
             Some(node) => {
-                books.warn(Error::NodeNotAllowed { node: *node }.to_string());
+                let text = Error::NodeNotAllowed { node: *node }.to_string();
+                books.warn(Warning::new(WarningKind::Cpuset, text));
                 Err(Stop::CpusetChanged)
             }
         }

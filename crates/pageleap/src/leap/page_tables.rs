@@ -4,7 +4,7 @@
 use super::legs::Leg;
 use crate::backend::{Backend, Call};
 use crate::job::books::Books;
-use crate::job::report::Warning;
+use crate::job::report::{Warning, WarningKind};
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{BASE_PAGE, NodeId};
 
@@ -43,7 +43,7 @@ impl TablePolicy {
                 if has_warned.swap(1, Ordering::Relaxed) == 0 {
                     let text =
                         format!("page tables go where the workers run: {call} failed with {errno}");
-                    books.warn(Warning::of(text, call, errno));
+                    books.warn(Warning::of(WarningKind::PageTables, text, call, errno));
                 }
             }
         }

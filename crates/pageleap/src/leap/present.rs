@@ -24,7 +24,7 @@ use crate::engine::{Frames, Work};
 use crate::error::Error;
 use crate::job::area::{Area, Reason, Verdict};
 use crate::job::books::Books;
-use crate::job::report::Warning;
+use crate::job::report::{Warning, WarningKind};
 use crate::observe::{AttributeRun, Attributes};
 use crate::region::RegionInner;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, monotonic_ns};
@@ -340,7 +340,7 @@ impl Looks {
                 "huge pages stay mapped by base pages, perhaps with another attribute (advice on \
                  huge pages): mmap failed with {errno}"
             );
-            books.warn_once(Warning::of(text, Call::Map, errno));
+            books.warn_once(Warning::of(WarningKind::Attributes, text, Call::Map, errno));
         }
         restored
     }
@@ -407,7 +407,11 @@ pub(super) fn restore_attributes(
 /// Tells of attributes that could not be set again.
 pub(super) fn tell_lost(books: Books<'_>, restored: Result<(), Error>) {
     if let Err(error) = restored {
-        books.warn(Warning::because("an attribute of the range is lost", &error));
+        books.warn(Warning::because(
+            WarningKind::Attributes,
+            "an attribute of the range is lost",
+            &error,
+        ));
     }
 }
 

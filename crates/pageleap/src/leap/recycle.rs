@@ -12,7 +12,7 @@ use crate::backend::{Backend, Call, Tracker};
 use crate::engine::slot::Slot;
 use crate::engine::waits::Waits;
 use crate::job::books::Books;
-use crate::job::report::Warning;
+use crate::job::report::{Warning, WarningKind};
 use crate::pool::{self, Share};
 use crate::sync::{Instant, Mutex, lock, thread};
 
@@ -144,7 +144,7 @@ fn give_aliases_back(site: &Site, claimed: &[Claimed], books: Books<'_>) {
         if let Err(errno) = share.0.advise_alias(run) {
             let text =
                 format!("core dumps may contain the data twice: madvise failed with {errno}");
-            books.warn(Warning::of(text, Call::Advise, errno));
+            books.warn(Warning::of(WarningKind::CoreDumps, text, Call::Advise, errno));
         }
     }
 }
@@ -184,7 +184,7 @@ impl Recycler<'_> {
         for piece in batch {
             if let Err(error) = share.give_back_announced(piece.run) {
                 let what = "vacated frames are out of circulation for now";
-                self.books.warn(Warning::because(what, &error));
+                self.books.warn(Warning::because(WarningKind::Recycling, what, &error));
             }
         }
     }

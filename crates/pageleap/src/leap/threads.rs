@@ -9,6 +9,7 @@ use super::legs::{Claimed, Leg};
 use crate::affinity::{self, Affinity};
 use crate::backend::{Backend, Haste};
 use crate::job::books::Books;
+use crate::job::report::{Warning, WarningKind};
 use crate::priority::{self, FirstShare, Raised};
 use crate::sync::{monotonic_ns, thread};
 use crate::tracer::Watch;
@@ -50,9 +51,11 @@ impl Threads {
         let lent = self.lend(backend, legs);
         if backend.is_host_memory() && self.runs_on != RunsOn::Caller {
             if !affinity::run_on(&self.cpus) {
-                books.warn("the workers may not run on the destination node's CPUs");
+                books.warn(Warning::not_on_cpus());
             }
-            self.raised.get_or_init(|| Raised::this_thread(|warning| books.warn(warning)));
+            self.raised.get_or_init(|| {
+                Raised::this_thread(|low| books.warn(Warning::new(WarningKind::Priority, low)))
+            });
         }
         work();
         lent.give_back(self.raised.get());

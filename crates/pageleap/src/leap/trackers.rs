@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::job::Terms;
 use crate::job::area::{Area, Reason};
 use crate::job::books::Books;
+use crate::job::report::{Warning, WarningKind};
 use crate::priority::no_thread;
 use crate::sync::{Mutex, lock, monotonic_ns};
 use crate::tracer::Watch;
@@ -210,10 +211,11 @@ impl Trackers {
         }
         let tracker = self.of_stand_in(engine).map_err(|(call, errno)| {
             let warn = || {
-                books.warn(format!(
+                let text = format!(
                     "pages stay while process {tracer} traces the job: the engine {engine} needs \
                      a tracker, and {call} failed with {errno}"
-                ));
+                );
+                books.warn(Warning::of(WarningKind::Tracer, text, call, errno));
             };
             self.warned_of_tracer.get_or_init(warn);
             Reason::Traced

@@ -30,6 +30,18 @@ use crate::units::{NodeId, PageSize, human_bytes};
 
 /// Pre-faulted memory of one or several nodes. Clones are the same pool. The memory goes back to
 /// the system when the last clone and the last region with frames of the pool are dropped.
+///
+/// ```
+/// use pageleap::{NodeId, PageSize, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// let pool = Pool::builder(NodeId(0), 4 << 20).page_size(PageSize::Base).build()?;
+/// let region = Region::new(&pool, 1 << 20)?; // its frames come from the pool
+/// assert_eq!(pool.free_bytes(), 3 << 20);
+/// drop(region);
+/// assert_eq!(pool.free_bytes(), 4 << 20);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Pool(Arc<PoolInner>);
 
@@ -81,7 +93,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Uses a backend other than the kernel, for tests.
+    /// Uses a backend other than the kernel, for tests (feature `testing`).
+    #[cfg(feature = "testing")]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = backend;
         self

@@ -73,6 +73,24 @@ use crate::units::{AddressRange, PageSize, RegionId};
 ///
 /// Dropping the region cancels the jobs that work on it, waits for them, and unmaps it. Pointers
 /// into the region dangle then.
+///
+/// ```
+/// use std::sync::atomic::Ordering::Relaxed;
+///
+/// use pageleap::{Migration, NodeId, Pool, Region};
+///
+/// # fn main() -> Result<(), pageleap::Error> {
+/// let here = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// let there = Pool::builder(NodeId(0), 1 << 20).build()?;
+/// let region = Region::new(&here, 1 << 20)?; // zeroed
+/// let words = region.atomics_u64(0..region.len())?;
+///
+/// let job = Migration::new().range(&region, 0..region.len(), &there).start()?;
+/// words[7].store(42, Relaxed); // while it moves, from any thread
+/// assert!(job.wait().ended.is_completed());
+/// assert_eq!(words[7].load(Relaxed), 42); // at the same address, in a frame of `there`
+/// # Ok(()) }
+/// ```
 pub struct Region(Arc<RegionInner>);
 
 pub(crate) struct RegionInner {
@@ -109,7 +127,7 @@ impl Region {
     pub fn new(place: impl Into<Destination>, bytes: usize) -> Result<Region, Error> {
         let place = place.into();
         let region =
-            Region::reserve_with(place.pool().backend().clone(), bytes, place.pool().page_size())?;
+            Region::reserve_over(place.pool().backend().clone(), bytes, place.pool().page_size())?;
         region.grow(bytes, place)?;
         Ok(region)
     }
@@ -117,11 +135,20 @@ impl Region {
     /// An empty region that can grow to `capacity` bytes at the same address. Read [the
     /// contract](Region).
     pub fn reserve(capacity: usize, page: PageSize) -> Result<Region, Error> {
-        Region::reserve_with(host_memory(), capacity, page)
+        Region::reserve_over(host_memory(), capacity, page)
     }
 
-    /// The same with a backend other than the kernel, for tests.
+    /// The same over a backend other than the kernel, for tests (feature `testing`).
+    #[cfg(feature = "testing")]
     pub fn reserve_with(
+        backend: Arc<dyn Backend>,
+        capacity: usize,
+        page: PageSize,
+    ) -> Result<Region, Error> {
+        Region::reserve_over(backend, capacity, page)
+    }
+
+    fn reserve_over(
         backend: Arc<dyn Backend>,
         capacity: usize,
         page: PageSize,

@@ -19,7 +19,7 @@ use pageleap::backend::{Ability, Call, Errno};
 use pageleap::probe::{Capabilities, Topic};
 use pageleap::{
     Engine, EngineChoice, Error, Migration, NodeId, PageSize, Pool, Region, Report, Warning,
-    topology::Topology,
+    WarningKind, topology::Topology,
 };
 
 pub use cases::{End, case, no_core_dump, run_case};
@@ -96,9 +96,8 @@ pub fn skip_page_size(test: &str, page: PageSize, error: Error) {
 /// The warnings of a job that a test does not expect. Expected is the warning that the engine lets
 /// some system calls fail: whether such an engine is used depends on the machine and the pages.
 pub fn surprises(report: &Report) -> Vec<&Warning> {
-    let expected = "system calls that write into a moving area may fail with EFAULT (";
     let fails = report.engine.engine().is_some_and(Engine::signals);
-    let told = |warning: &str| fails && warning.starts_with(expected);
+    let told = |warning: &Warning| fails && warning.kind == WarningKind::SystemCallsMayFail;
     report.warnings.iter().filter(|warning| !told(warning)).collect()
 }
 

@@ -421,7 +421,7 @@ impl Machine {
         };
         let mut migration = Migration::new().area_bytes(area_bytes).threads(threads).engine(engine);
         if hold {
-            migration = migration.max_disturbed_copies(0);
+            migration = migration.max_disturbed_copies(0).max_rounds(0);
         }
         for m in moves {
             if let Some(region) = &self.regions[m.region] {

@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use pageleap::{BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report};
+use pageleap::{
+    BASE_PAGE, Ended, EngineChoice, Error, Job, Migration, Pool, Region, Report, WarningKind,
+};
 
 use crate::actors::Part;
 use crate::common::{Place, check_stamp, is_zero, places_in, rest, stamp, surprises};
@@ -111,6 +113,7 @@ fn a_migration<'a>(
         .engine(engine)
         .reduction_factor(1 + random.below(4))
         .max_disturbed_copies(random.below(5) as u32)
+        .max_rounds(random.below(5) as u32)
         .threads(1 + random.below(2) as usize)
         .pin_patience(Duration::from_millis([0, 2, 50][random.below(3) as usize]));
     for (field, range) in ranges {
@@ -156,7 +159,7 @@ fn conclude(scene: &Scene, under: Under) {
     count(Count::Megabytes, report.bytes_copied >> 20);
     assert!(engine.forced().is_none_or(|forced| report.engine == forced), "{report}");
     let faults = scene.injected.is_some();
-    if report.warnings.iter().any(|warning| warning.contains("attribute")) {
+    if report.warnings.iter().any(|warning| warning.kind == WarningKind::Attributes) {
         assert!(faults, "{report}");
         scene.attributes_lost.store(true, Relaxed);
     }
